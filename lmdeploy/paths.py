@@ -1,17 +1,15 @@
 """Where models are: the default one, a local directory, a `lmdeploy convert` workspace, a Hugging Face repository."""
 
 import os
-import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmdeploy.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from lmdeploy.hub.names import HubName
+
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# What a checkpoint consists of here: no weights in other formats, no code.
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
-# Fetched where there are no safetensors files.
-_PICKLED_PATTERNS = ["pytorch_model*.bin", "consolidated.*.pth"]
 
 
 def cache_root() -> Path:
@@ -25,14 +23,20 @@ def default_model_dir() -> Path:
     return cache_root() / "models" / DEFAULT_MODEL_NAME
 
 
+def pulled_records() -> Path:
+    """Return the folder that says which models of a hub are whole (`lmdeploy.hub.pulled`)."""
+    return cache_root() / "hub"
+
+
 def locate_model(model_path: str, revision: str | None = None, download_dir: str | None = None) -> Path:
     """Return the absolute local directory of a model.
 
     Parameters
     ----------
     model_path
-        A directory, a GGUF file or the folder it lies in, or the name of a Hugging Face repository (``owner/name``), or
-        ``""`` for the default model. A GGUF file's directory is made, in the cache, when it is first asked for.
+        A directory, a GGUF file or the folder it lies in, or the name of a Hugging Face repository (``owner/name``, or
+        ``owner/name:Q4_K_M`` for one of its GGUF files), or ``""`` for the default model. A GGUF file's directory is
+        made, in the cache, when it is first asked for. A repository that was pulled is taken as it is.
     revision, download_dir
         Version and cache folder, for a Hugging Face repository only.
 
@@ -44,6 +48,17 @@ def locate_model(model_path: str, revision: str | None = None, download_dir: str
         If a GGUF file is of an architecture that is not read.
     """
     directory = Path(model_path).expanduser() if model_path else default_model_dir()
+    if directory.exists() or not model_path:
+        return _local(directory, is_default=not model_path)
+    from lmdeploy.hub.names import hub_name
+
+    name = hub_name(model_path)
+    if name is None:
+        raise CheckpointError(directory if directory.is_absolute() else model_path, ["no such directory"])
+    return _local(_downloaded(name, revision, download_dir))
+
+
+def _local(directory: Path, *, is_default: bool = False) -> Path:
     gguf = _gguf_file(directory)
     if gguf is not None:
         from lmdeploy.turbomind.gguf.unpacked import unpacked
@@ -51,13 +66,9 @@ def locate_model(model_path: str, revision: str | None = None, download_dir: str
         return unpacked(gguf, cache_root() / "gguf")
     if directory.is_dir():
         return directory.resolve()
-    if not model_path:
+    if is_default:
         raise CheckpointError(directory, ["the default model is not there: run `python tools/default_model.py`"])
-    if directory.exists():
-        raise CheckpointError(directory, ["is a file; a model is a directory or a GGUF file"])
-    if not _HUB_NAME.fullmatch(model_path) or model_path.startswith("."):
-        raise CheckpointError(model_path, ["no such directory"])
-    return _download(model_path, revision, download_dir)
+    raise CheckpointError(directory, ["is a file; a model is a directory or a GGUF file"])
 
 
 def _gguf_file(path: Path) -> Path | None:
@@ -90,20 +101,24 @@ def tokenizer_dir(directory: Path) -> Path:
     return next((folder for folder in candidates if folder.is_dir()), directory)
 
 
-def _download(name: str, revision: str | None, download_dir: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+def _downloaded(name: "HubName", revision: str | None, download_dir: str | None) -> Path:
+    """Return where the files of a repository are, which are downloaded unless they were."""
+    from lmdeploy.hub.errors import HubError, HubUnreachableError
+    from lmdeploy.hub.pull import pull
+    from lmdeploy.hub.pulled import find, snapshot_of_others
 
-    def fetch(patterns: list[str]) -> Path:
-        return Path(snapshot_download(name, revision=revision, cache_dir=download_dir, allow_patterns=patterns))
-
+    hub_cache = Path(download_dir) if download_dir else None
+    asked = (name, revision, hub_cache)
     try:
-        folder = fetch(_HUB_PATTERNS)
-        if not any(folder.glob("*.safetensors")):
-            folder = fetch([*_HUB_PATTERNS, *_PICKLED_PATTERNS])
-        return folder.absolute()
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        reason = str(error).strip().splitlines()[0]
+        if (found := find(pulled_records(), *asked)) is not None:
+            return found.path
+        try:
+            return pull(pulled_records(), *asked).path
+        except HubUnreachableError:
+            if (snapshot := snapshot_of_others(*asked)) is not None:
+                return snapshot
+            raise
+    except HubError as error:
         raise CheckpointError(
-            name, [f"no such directory, and the download from Hugging Face failed ({reason})"]
+            str(name), [f"no such directory, and the download from Hugging Face failed ({error})"]
         ) from error

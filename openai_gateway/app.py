@@ -24,6 +24,7 @@ from openai_gateway.endpoints.embeddings import route as embeddings
 from openai_gateway.endpoints.files import route as files
 from openai_gateway.endpoints.interactive import route as interactive
 from openai_gateway.endpoints.messages import route as messages
+from openai_gateway.endpoints.ollama import pulling
 from openai_gateway.endpoints.ollama import route as ollama
 from openai_gateway.endpoints.responses import route as responses
 from openai_gateway.endpoints.scoring import route as scoring
@@ -45,7 +46,7 @@ from openai_gateway.stored_responses.folder import FolderStore
 ROUTERS: tuple[APIRouter, ...] = tuple(
     routes.router
     for routes in (
-        *(models, loading, adapters, chat, completions, responses, messages, ollama),
+        *(models, loading, adapters, chat, completions, responses, messages, ollama, pulling),
         *(embeddings, scoring, files, batches, render, tokens, interactive, metrics),
     )
 )

@@ -73,6 +73,7 @@ class Gateway:
         self.engine_page = EnginePage(settings.triton_metrics_url)
         self.started = int(time.time())
         self.open_requests = OpenRequests()
+        self.is_pulling = False
         self.store: Store | None = None
         if settings.files_dir is not None:
             limits = Limits(settings.max_file_bytes, settings.max_key_bytes, settings.max_key_files)

@@ -26,7 +26,9 @@ class Endpoint:
     is_batched
         Rows of batches may name it.
     loads
-        What administrators load or unload there ("Adapters", "Models"); empty: it is for callers.
+        What administrators load, unload, pull or delete there ("Adapters", "Models"); empty: it is for callers.
+    method
+        By which administrators ask there; other methods are not allowed.
     is_monitoring
         Needs no key, has no trace, and is served when the server is full.
     distinguishes_types
@@ -39,6 +41,7 @@ class Endpoint:
     is_proxied: bool = False
     is_batched: bool = False
     loads: str = ""
+    method: str = "POST"
     is_monitoring: bool = False
     distinguishes_types: bool = False
 
@@ -46,6 +49,7 @@ class Endpoint:
 FILES = "/v1/files"
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 LOAD_MODEL, UNLOAD_MODEL = "/v1/load_model", "/v1/unload_model"
+PULL_MODEL, DELETE_MODEL = "/api/pull", "/api/delete"
 
 ENDPOINTS = (
     # OpenAI's API
@@ -70,6 +74,8 @@ ENDPOINTS = (
     # Ollama's
     *map(Endpoint, ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")),
     *map(Endpoint, ("/api/show", "/api/tags", "/api/ps", "/api/version")),
+    Endpoint(PULL_MODEL, loads="Models"),
+    Endpoint(DELETE_MODEL, loads="Models", method="DELETE"),
     # vLLM's; the short paths are aliases
     *(Endpoint(f"/v1/{name}", is_proxied=True) for name in ("rerank", "score", "classify", "pooling")),
     *map(Endpoint, ("/rerank", "/v2/rerank", "/score", "/classify", "/pooling")),
@@ -87,5 +93,5 @@ OF_PATH = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 
 PROXIED = tuple(endpoint.path for endpoint in ENDPOINTS if endpoint.is_proxied)
 BATCHED = tuple(endpoint.path for endpoint in ENDPOINTS if endpoint.is_batched)
-ADMINISTERED = {endpoint.path: endpoint.loads for endpoint in ENDPOINTS if endpoint.loads}
+ADMINISTERED = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.loads}
 MONITORING = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.is_monitoring)

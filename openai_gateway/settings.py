@@ -17,6 +17,7 @@ DEFAULT_FILE_BYTES = 200 * 1024 * 1024  # as OpenAI's batches take
 DEFAULT_KEY_BYTES = 1024 * 1024 * 1024
 DEFAULT_KEY_FILES = 1000
 DEFAULT_BATCH_ROWS = 16
+DEFAULT_PULL_BYTES = 200 * 10**9
 DEFAULT_IDLE_SECONDS = 75.0  # longer than clients keep a connection: who closes first must not be us
 
 
@@ -95,6 +96,8 @@ class Settings:
         Where responses are kept that can be continued (`openai_gateway.stored_responses`); None: in memory.
     batch_rows : int
         Rows of batches that are asked at a time, while no client asks.
+    max_pull_bytes : int
+        Of all models in the cache that were pulled, after ``/api/pull``.
     """
 
     triton_address: str = DEFAULT_TRITON_ADDRESS
@@ -135,3 +138,4 @@ class Settings:
     max_key_bytes: int = DEFAULT_KEY_BYTES
     max_key_files: int = DEFAULT_KEY_FILES
     batch_rows: int = DEFAULT_BATCH_ROWS
+    max_pull_bytes: int = DEFAULT_PULL_BYTES

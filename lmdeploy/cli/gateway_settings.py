@@ -45,6 +45,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         max_key_bytes=args.max_key_bytes,
         max_key_files=args.max_key_files,
         batch_rows=args.batch_rows,
+        max_pull_bytes=args.max_pull_bytes,
     )
     return replace(settings, public_url=f"{scheme(args)}://{args.server_name}:{args.server_port}")
 

@@ -1,4 +1,4 @@
-"""`lmdeploy list`: the built-in chat templates and the supported architectures."""
+"""`lmdeploy list`: the built-in chat templates, the supported architectures, and models that were pulled."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 def add_parser(subparsers: "Subparsers") -> None:
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
-        "list", help="List chat templates and architectures.", description="List chat templates and architectures."
+        "list",
+        help="List chat templates, architectures and pulled models.",
+        description="List chat templates, architectures and pulled models.",
     )
     word = "has no effect: there is one list"
     parser.add_argument("--engine", action=Mention, word=word, help=argparse.SUPPRESS)
@@ -21,7 +23,9 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the lists; return the exit status."""
+    from lmdeploy.hub.pulled import pulled_models
     from lmdeploy.model import MODELS
+    from lmdeploy.paths import pulled_records
     from lmdeploy.turbomind.families import families
     from lmdeploy.turbomind.text_part import ARCHITECTURES
 
@@ -29,4 +33,6 @@ def run(args: argparse.Namespace) -> int:
     aliases = (f"{alias} = {name}" for alias, name in sorted(MODELS.aliases.items()))
     print("\nOther names of the same, accepted wherever a template is named:", *aliases, sep="\n")
     print("\nThe supported architectures are:", *sorted((*families(), *ARCHITECTURES)), sep="\n")
+    pulled = [f"{model.name}  {model.size / 1e9:.2f} GB  {model.path}" for model in pulled_models(pulled_records())]
+    print("\nModels that were pulled (`lmdeploy pull`, `lmdeploy rm`):", *(pulled or ["none"]), sep="\n")
     return 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
 
 from lmdeploy.cli.options import engine_config
+from lmdeploy.cli.pull.command import pulled_or_refused
 from lmdeploy.cli.triton import CommandError, ServedModel, open_log, server_settings, started
 from lmdeploy.extras import MissingExtraError
 from lmdeploy.scratch import Scratch
@@ -61,4 +63,4 @@ def _wanted(args: argparse.Namespace) -> Sequence[WantedModel]:
     if args.models_file:
         models += read_models_file(Path(args.models_file), common)
     require_distinct([model.name for model in models])
-    return models
+    return [replace(model, path=pulled_or_refused(model.path, args, model.engine)) for model in models]

@@ -33,6 +33,7 @@ from openai_gateway.settings import (
     DEFAULT_KEY_BYTES,
     DEFAULT_KEY_FILES,
     DEFAULT_MAX_REQUESTS,
+    DEFAULT_PULL_BYTES,
     DEFAULT_WRITE_SECONDS,
 )
 
@@ -267,7 +268,16 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     add_answer_parsers(group)
     add_generation_config(group)
     add_keys(
-        group, "admin-keys", "keys, one of which may load and unload LoRA adapters, and models where there are several"
+        group,
+        "admin-keys",
+        "keys, one of which may load and unload LoRA adapters, and models where there are several, and pull models",
+    )
+    group.add_argument(
+        "--max-pull-bytes",
+        type=positive,
+        default=DEFAULT_PULL_BYTES,
+        metavar="INT",
+        help="most bytes that all pulled models may have together after /api/pull (default: %(default)s)",
     )
     group.add_argument(
         "--cache-salt-by-key",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lmdeploy.cli import options, terminal
 from lmdeploy.cli.key_options import add_key, add_keys
 from lmdeploy.cli.parser import Mention, Refuse, print_help_of
+from lmdeploy.cli.pull.command import add_pull_options
 from lmdeploy.extras import require
 from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
 from openai_gateway.settings import DEFAULT_PORT, DEFAULT_TRITON_ADDRESS
@@ -51,6 +52,7 @@ def _add_api_server(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="several models, or one and room for more: JSON or YAML with name, path and engine settings of each",
     )
+    add_pull_options(parser)
     options.add_server_options(parser, DEFAULT_PORT)
     parser.add_argument("--webui", action="store_true", help="serve a chat page too")
     parser.add_argument(
@@ -146,6 +148,7 @@ def _add_ray(subparsers: Subparsers) -> None:
     options.add_server_options(parser, DEFAULT_PORT)
     own = {action for action in parser._actions if action.dest != "log_format"}
     _add_answering_options(parser)
+    add_pull_options(parser)
     of_the_command = {"drain_seconds", "api_keys"}
     of_replicas = [action for action in parser._actions if action not in own and action.dest not in of_the_command]
     parser.set_defaults(run=_run_of("ray", extra="ray"), of_replicas=of_replicas)
@@ -175,6 +178,7 @@ def _add_gradio(subparsers: Subparsers) -> None:
         metavar="ADDRESS_OR_MODEL",
         help="HOST:PORT of Triton's gRPC service, http://... of an OpenAI API, or a model as for api_server",
     )
+    add_pull_options(parser)
     options.add_server_options(parser, options.DEFAULT_WEBUI_PORT)
     options.add_api_keys(parser)
     add_key(parser, "api-key", "a key of the server, where the target is a URL")
@@ -243,7 +247,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="MODEL",
-        help="a Hugging Face directory, a GGUF file, or what lmdeploy convert wrote (default: the default model)",
+        help="a Hugging Face directory, a GGUF file, what lmdeploy convert wrote, or a model of a hub as owner/name or "
+        "owner/name:Q4_K_M (default: the default model)",
     )
 
 

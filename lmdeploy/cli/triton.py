@@ -18,6 +18,7 @@ from tempfile import gettempdir
 from typing import Any, NoReturn
 
 from lmdeploy.cli.options import engine_config
+from lmdeploy.cli.pull.command import pulled_or_refused
 from lmdeploy.model import name_for_older_clients
 from lmdeploy.paths import cache_root
 from lmdeploy.scratch import Scratch
@@ -95,9 +96,10 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     Parameters
     ----------
     model : str
-        A path; empty: the default model.
+        A path, or a name on a hub; empty: the default model.
     args : argparse.Namespace
-        With the options of ``add_engine_options``, ``add_triton_options`` and ``add_server_options``.
+        With the options of ``add_engine_options``, ``add_triton_options``, ``add_server_options`` and
+        ``add_pull_options``.
 
     Raises
     ------
@@ -105,7 +107,9 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         The model, an option or tritonserver is not fit to start with.
     """
     try:
-        made = resolved_model(model, args.backend, args.chat_template, engine_config(args))
+        settings = engine_config(args)
+        model = pulled_or_refused(model, args, settings)
+        made = resolved_model(model, args.backend, args.chat_template, settings)
         engine_dir, name = made.engine.path, args.model_name or made.name
         # Clients read the names in the model's config, which knows nothing of our environment.
         older_name = name_for_older_clients(args.model_name, str(engine_dir), made.chat_template)

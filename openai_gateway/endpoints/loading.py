@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import PurePath
 from typing import Any, Literal
 
 from fastapi import APIRouter
 
+from lmdeploy.hub.names import hub_name
+from lmdeploy.hub.pulled import find
+from lmdeploy.paths import pulled_records
 from lmdeploy.serve.multi_model.administration import Administration
 from lmdeploy.serve.multi_model.wanted import WantedModel
 from openai_gateway.errors import ApiError
@@ -38,14 +42,13 @@ class UnloadModel(Strict):
 async def load_model(body: LoadModel, gateway: GatewayDependency) -> str:
     """Load one more model. Answers when it can be used; where it cannot be, nothing has changed."""
     administration = _administration(gateway)
-    if not PurePath(body.model_path).is_absolute():
-        raise ApiError(400, "model_path must be the absolute path of a folder on the server.", param="model_path")
+    path = body.model_path if PurePath(body.model_path).is_absolute() else await asyncio.to_thread(_pulled, body)
     if body.chat_template and "/" in body.chat_template and not PurePath(body.chat_template).is_absolute():
         raise ApiError(400, "chat_template must be a template's name or an absolute path.", param="chat_template")
     given: dict[str, Any] = {"chat_template": body.chat_template, "backend": body.backend, "engine": body.engine}
     try:
         given = {name: value for name, value in given.items() if value}
-        wanted = WantedModel(name=body.model_name, path=body.model_path, **given)
+        wanted = WantedModel(name=body.model_name, path=path, **given)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
     await administration.load(wanted)
@@ -57,6 +60,16 @@ async def unload_model(body: UnloadModel, gateway: GatewayDependency) -> str:
     """Refuse later requests for a model. Answers when open ones have ended, and its memory is free."""
     await _administration(gateway).unload(body.model_name)
     return f"Success: model '{body.model_name}' removed successfully."
+
+
+def _pulled(body: LoadModel) -> str:
+    """Return the path of a model that was pulled."""
+    name = hub_name(body.model_path)
+    found = None if name is None else find(pulled_records(), name)
+    if found is None:
+        message = "model_path must be the absolute path of a folder on the server, or a model that was pulled."
+        raise ApiError(400, message, param="model_path")
+    return str(found.path)
 
 
 def _administration(gateway: Gateway) -> Administration:

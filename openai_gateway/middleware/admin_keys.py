@@ -27,9 +27,9 @@ class AdminKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        is_post = scope["type"] == "http" and scope["method"] == "POST"  # whatever else is not allowed, 405
-        what = ADMINISTERED.get(scope["path"]) if is_post else None
-        refusal = None if what is None else self._refusal(what, Headers(scope=scope))
+        endpoint = ADMINISTERED.get(scope["path"]) if scope["type"] == "http" else None
+        is_guarded = endpoint is not None and scope["method"] == endpoint.method  # whatever else is not allowed, 405
+        refusal = self._refusal(endpoint.loads, Headers(scope=scope)) if endpoint and is_guarded else None
         if refusal is None:
             await self._app(scope, receive, send)
         else:

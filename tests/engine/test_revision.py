@@ -1,12 +1,13 @@
 """A model of a Hugging Face repository is the version that was asked for, in all its parts."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import pytest
 
 from lmdeploy import TurbomindEngineConfig, pipeline
+from lmdeploy.hub.names import HubName
 from lmdeploy.serve import api
 from tests.support.tiny_models import make_tiny_llama
 
@@ -17,11 +18,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = make_tiny_llama(tmp_path / "v2")
     (model / "chat_template.jinja").write_text("version 2: {{ messages[0].content }}")
 
-    def download(name: str, *, revision: str | None, cache_dir: str | None, allow_patterns: list[str]) -> str:
-        assert (name, revision, cache_dir) == ("owner/name", "v2", str(tmp_path))
-        return str(model)
+    def find(records: Path, name: HubName, revision: str | None, hub_cache: Path | None) -> Any:
+        assert (str(name), revision, hub_cache) == ("owner/name", "v2", tmp_path)
+        return SimpleNamespace(path=model)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("lmdeploy.hub.pulled.find", find)
     return model
 
 

@@ -105,9 +105,8 @@ def test_nobody_else_does(triton: FakeTriton, path: str) -> None:
 def test_without_an_administrator_s_key_no_body_is_read(
     triton: FakeTriton, path: str, admin_keys: tuple[str, ...], status: int
 ) -> None:
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {LONG}\r\n\r\n"
-    )
+    first = f"{ADMINISTERED[path].method} {path} HTTP/1.1"
+    head = f"{first}\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {LONG}\r\n\r\n"
     with running_gateway(Settings(triton_address=triton.address, admin_keys=admin_keys)) as url:
         attack = Attack("a body that never comes", head.encode(), is_unfinished=True)
         assert responses(int(url.rpartition(":")[2]), attack, timeout=5) == [status]

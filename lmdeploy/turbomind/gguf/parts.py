@@ -1,7 +1,7 @@
 """The files that one GGUF model consists of: one, or the parts ``NAME-00001-of-0000N.gguf`` of one."""
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from lmdeploy.errors import CheckpointError
 
@@ -9,7 +9,7 @@ SUFFIX = ".gguf"
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
-def model_name(path: Path) -> str:
+def model_name(path: PurePath) -> str:
     """Return the name of the model in a file: the file's, without what numbers its parts."""
     part = _PART.fullmatch(path.name)
     return part[1] if part else path.stem

@@ -166,6 +166,22 @@ class ShowRequest(Strict):
     name: Text | None = None
 
 
+class PullRequest(Strict):
+    """Body of ``POST /api/pull``."""
+
+    model: Text | None = None
+    name: Text | None = None
+    stream: bool = True
+    insecure: bool = False  # has no effect: which hub is asked, and how, is up to the server
+
+
+class DeleteRequest(Strict):
+    """Body of ``DELETE /api/delete``."""
+
+    model: Text | None = None
+    name: Text | None = None
+
+
 def name_of(model: str) -> str:
     """Return a model's name without the tag that clients add."""
     return model.removesuffix(_LATEST)

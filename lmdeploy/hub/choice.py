@@ -1,0 +1,100 @@
+"""Which files of a repository make up the model that is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch, fnmatchcase
+from pathlib import PurePosixPath
+
+from lmdeploy.hub.errors import HubError
+from lmdeploy.turbomind.gguf.parts import SUFFIX, model_name
+
+# What a checkpoint consists of here: no weights in other formats, no code.
+_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
+# Fetched where there are no safetensors files.
+_PICKLED_PATTERNS = ("pytorch_model*.bin", "consolidated.*.pth")
+_USUAL = "Q4_K_M"  # of several GGUF files, where none is named
+_PROJECTOR = "mmproj"  # begins the name of a vision tower's file
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository.
+
+    Attributes
+    ----------
+    name
+        Its path in the repository.
+    size
+        In bytes.
+    digest
+        SHA-256 of what Git LFS holds (64 hexadecimal digits), else the SHA-1 by which Git names the file (40).
+    """
+
+    name: str
+    size: int
+    digest: str
+
+
+def chosen_files(files: Sequence[HubFile], which: str) -> tuple[str, list[HubFile]]:
+    """Return where the model lies in the repository, and its files.
+
+    Parameters
+    ----------
+    files
+        All files of the repository.
+    which
+        As in `lmdeploy.hub.names.HubName`.
+
+    Returns
+    -------
+    tuple of str and list of HubFile
+        A GGUF model's first file, or an empty text: the whole folder.
+
+    Raises
+    ------
+    HubError
+        There is no model among the files, or several are meant.
+    """
+    if not which:
+        weights = _matching(files, ("*.safetensors",)) or _matching(files, _PICKLED_PATTERNS)
+        if weights:
+            texts = [pattern for pattern in _PATTERNS if pattern != "*.safetensors"]
+            return "", [*_matching(files, texts), *weights]
+    models = _gguf_models(files)
+    if not models:
+        wanted = "GGUF files" if which else "weights that are read (safetensors, pytorch_model.bin or GGUF)"
+        raise HubError(f"the repository has no {wanted}")
+    fitting = {name: parts for name, parts in models.items() if _fits(parts, which)}
+    if not which and len(models) > 1:
+        fitting = {name: parts for name, parts in models.items() if _fits(parts, _USUAL)}
+    if len(fitting) != 1:
+        problem = "no GGUF file is" if not fitting else "several GGUF files are"
+        meant = f"meant by {which!r}" if which else "named"
+        raise HubError(f"{problem} {meant}; the repository has {', '.join(sorted(models))}")
+    (parts,) = fitting.values()
+    return parts[0].name, parts
+
+
+def _matching(files: Iterable[HubFile], patterns: Iterable[str]) -> list[HubFile]:
+    return [file for file in files if any(fnmatch(file.name, pattern) for pattern in patterns)]
+
+
+def _gguf_models(files: Iterable[HubFile]) -> dict[str, list[HubFile]]:
+    """Return the parts of each GGUF model, in order, by the model's path without what numbers the parts."""
+    models: dict[str, list[HubFile]] = {}
+    for file in sorted(files, key=lambda file: file.name):
+        path = PurePosixPath(file.name)
+        if path.suffix == SUFFIX and not path.name.startswith(_PROJECTOR):
+            models.setdefault(str(path.with_name(model_name(path))), []).append(file)
+    return models
+
+
+def _fits(parts: Sequence[HubFile], which: str) -> bool:
+    """Return whether a model is meant: by a pattern of its files' names, or a word of its name."""
+    path = PurePosixPath(parts[0].name)
+    if any(fnmatchcase(name, which) for part in parts for name in (part.name, PurePosixPath(part.name).name)):
+        return True
+    return re.search(rf"(?<![A-Z0-9]){re.escape(which)}(?![A-Z0-9_])", model_name(path), re.I) is not None

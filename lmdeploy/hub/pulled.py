@@ -1,0 +1,205 @@
+"""Models that were pulled: a record of each, which says that it is whole, in ``hub/`` of the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from lmdeploy.hub.choice import HubFile, chosen_files
+from lmdeploy.hub.names import HubName
+from lmdeploy.scratch import Scratch
+
+_DEFAULT_REVISION = "main"
+
+
+@dataclass(frozen=True)
+class PulledModel:
+    """A model whose files are all there, each with the checksum that the hub names.
+
+    Attributes
+    ----------
+    repository, which
+        As in `HubName`.
+    revision
+        The version that was asked for.
+    commit
+        The version that it was then.
+    hub_cache
+        The folder in which ``huggingface_hub`` keeps repositories.
+    main
+        The file in the snapshot that is named to load the model; empty: the snapshot's folder.
+    files
+        Sizes in bytes, by path in the repository.
+    """
+
+    repository: str
+    which: str
+    revision: str
+    commit: str
+    hub_cache: str
+    main: str
+    files: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> HubName:
+        """What it is called on the hub."""
+        return HubName(self.repository, self.which)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(self.files.values())
+
+    @property
+    def folder(self) -> Path:
+        """Everything that the cache has of the repository."""
+        return Path(self.hub_cache) / f"models--{self.repository.replace('/', '--')}"
+
+    @property
+    def snapshot(self) -> Path:
+        """The folder with the files of its version."""
+        return self.folder / "snapshots" / self.commit
+
+    @property
+    def path(self) -> Path:
+        """What is loaded: a folder, or a GGUF file."""
+        return self.snapshot / self.main if self.main else self.snapshot
+
+    def is_whole(self) -> bool:
+        """Return whether all files are still there, in their sizes."""
+        for name, size in self.files.items():
+            try:
+                if (self.snapshot / name).stat().st_size != size:
+                    return False
+            except OSError:
+                return False
+        return True
+
+
+def find(
+    records: Path, name: HubName, revision: str | None = None, hub_cache: Path | None = None
+) -> PulledModel | None:
+    """Return a model that was pulled and is whole; None where there is none.
+
+    Parameters
+    ----------
+    records
+        The folder of the records.
+    name, revision
+        What was asked for; None: the repository's default version.
+    hub_cache
+        Where its files lie; None: where ``huggingface_hub`` keeps them unless another folder is set.
+    """
+    model = _read(_record(records, name, revision, hub_cache))
+    return model if model is not None and model.is_whole() else None
+
+
+def pulled_models(records: Path) -> list[PulledModel]:
+    """Return all models that are whole, by name."""
+    found = (_read(path) for path in records.glob("*.json"))
+    return sorted((model for model in found if model is not None and model.is_whole()), key=lambda each: str(each.name))
+
+
+def remember(records: Path, model: PulledModel) -> None:
+    """Write down that a model is whole. It is, from one moment to the next."""
+    records.mkdir(parents=True, exist_ok=True)
+    hub_cache = Path(model.hub_cache)
+    with Scratch(records, ".writing-") as scratch:
+        text = json.dumps(asdict(model), indent=1)
+        (scratch / "record").write_text(text, encoding="utf-8")
+        (scratch / "record").replace(_record(records, model.name, model.revision, hub_cache))
+
+
+def remove(records: Path, name: HubName) -> list[PulledModel]:
+    """Remove a model in all versions that were pulled, and what only it has of the files.
+
+    Returns
+    -------
+    list of PulledModel
+        What was removed; empty: there was none.
+    """
+    paths = {path: model for path in records.glob("*.json") if (model := _read(path)) is not None}
+    removed = {path: model for path, model in paths.items() if model.name == name}
+    for path in removed:  # first: without its record no model is used
+        path.unlink(missing_ok=True)
+    kept = [model for path, model in paths.items() if path not in removed]
+    for model in removed.values():
+        _remove_files(model, {(other.snapshot, file) for other in kept for file in other.files})
+    return list(removed.values())
+
+
+def _remove_files(model: PulledModel, kept: set[tuple[Path, str]]) -> None:
+    for file in model.files:
+        if (model.snapshot, file) not in kept:
+            (model.snapshot / file).unlink(missing_ok=True)
+    snapshots = model.folder / "snapshots"
+    folders = (path for path in snapshots.rglob("*") if path.is_dir() and not path.is_symlink())
+    for folder in sorted(folders, reverse=True):
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
+    used = {path.resolve() for path in snapshots.rglob("*") if not path.is_dir()}
+    if not used:
+        shutil.rmtree(model.folder, ignore_errors=True)
+        return
+    for blob in (model.folder / "blobs").iterdir():
+        if blob.resolve() not in used:
+            blob.unlink(missing_ok=True)
+
+
+def snapshot_of_others(name: HubName, revision: str | None = None, hub_cache: Path | None = None) -> Path | None:
+    """Return a model that another program downloaded, for when the hub cannot be asked what it consists of.
+
+    Parameters
+    ----------
+    name, revision, hub_cache
+        As in `find`.
+
+    Raises
+    ------
+    HubError
+        There is something, but not what is asked for.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        snapshot = Path(
+            snapshot_download(
+                name.repository,
+                revision=revision,
+                cache_dir=hub_cache or default_hub_cache(),
+                local_files_only=True,
+            )
+        )
+    except (LocalEntryNotFoundError, OSError):
+        return None
+    paths = [path for path in snapshot.rglob("*") if path.is_file()]
+    files = [HubFile(path.relative_to(snapshot).as_posix(), path.stat().st_size, "") for path in paths]
+    main, _ = chosen_files(files, name.which)
+    return snapshot / main if main else snapshot
+
+
+def default_hub_cache() -> Path:
+    """Return where ``huggingface_hub`` keeps repositories: ``$HF_HUB_CACHE``, or below ``$HF_HOME``."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _record(records: Path, name: HubName, revision: str | None, hub_cache: Path | None) -> Path:
+    place = (hub_cache or default_hub_cache()).expanduser().absolute()
+    key = json.dumps([name.repository, name.which, revision or _DEFAULT_REVISION, str(place)])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return records / f"{name.repository.replace('/', '--')}--{digest}.json"
+
+
+def _read(path: Path) -> PulledModel | None:
+    try:
+        return PulledModel(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,175 @@
+"""A hub of Hugging Face's kind on this machine: repositories in memory, and connections that break on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+LARGE = (".safetensors", ".gguf", ".bin")  # what Git LFS holds
+
+
+@dataclass
+class FakeHub:
+    """The repositories, and what was asked for.
+
+    Attributes
+    ----------
+    files
+        Content of each file, by repository and path.
+    cut_after
+        Bytes of a body after which the connection is closed, by path: of the next request, the one after it, ...
+    wrong
+        What is sent in a file's place, by path: of its length.
+    asked
+        Paths of files whose bytes were asked for, with the first byte asked for.
+    """
+
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    commit: str = "a" * 40
+    cut_after: dict[str, list[int]] = field(default_factory=dict)
+    wrong: dict[str, bytes] = field(default_factory=dict)
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    url: str = ""
+
+    def described(self, repository: str) -> dict[str, Any]:
+        """Return what the hub says about a repository."""
+        siblings = []
+        for name, content in self.files[repository].items():
+            entry: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": git_digest(content)}
+            if name.endswith(LARGE):
+                entry["lfs"] = {"sha256": digest_of(name, content), "size": len(content), "pointerSize": 134}
+            siblings.append(entry)
+        return {"id": repository, "modelId": repository, "sha": self.commit, "private": False, "siblings": siblings}
+
+    def listed(self, repository: str) -> list[dict[str, Any]]:
+        """Return the same as the hub lists a folder."""
+        return [
+            {"type": "file", "path": entry["rfilename"], "size": entry["size"], "oid": entry["blobId"]}
+            | ({"lfs": entry["lfs"] | {"oid": entry["lfs"]["sha256"]}} if "lfs" in entry else {})
+            for entry in self.described(repository)["siblings"]
+        ]
+
+
+def git_digest(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def digest_of(name: str, content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest() if name.endswith(LARGE) else git_digest(content)
+
+
+@contextmanager
+def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
+    """Serve repositories on a free port."""
+    hub = FakeHub({repository: dict(content) for repository, content in files.items()})
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self.answer(with_body=True)
+
+        def answer(self, *, with_body: bool) -> None:
+            path = unquote(urlsplit(self.path).path)
+            about = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path)
+            if about:
+                self.describe(about[1], about[2])
+                return
+            listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.+", path)
+            if listed:
+                self.respond(json.dumps(hub.listed(listed[1])).encode(), {"Content-Type": "application/json"})
+                return
+            found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+            content = hub.files.get(found[1], {}).get(found[3]) if found and found[2] == hub.commit else None
+            if found is None or content is None:
+                self.refuse("EntryNotFound")
+                return
+            self.send_file(found[3], content, with_body=with_body)
+
+        def describe(self, repository: str, revision: str | None) -> None:
+            if repository not in hub.files:
+                self.refuse("RepoNotFound")
+            elif revision not in (None, "main", hub.commit):
+                self.refuse("RevisionNotFound")
+            else:
+                self.respond(json.dumps(hub.described(repository)).encode(), {"Content-Type": "application/json"})
+
+        def send_file(self, name: str, content: bytes, *, with_body: bool) -> None:
+            digest = digest_of(name, content)
+            own = {"ETag": f'"{digest}"', "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
+            if name.endswith(LARGE):
+                own |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
+            asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            begin = int(asked[1]) if asked else 0
+            if asked:
+                own["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+            if with_body:
+                hub.asked.append((name, begin))
+            body = hub.wrong.get(name, content)[begin:]
+            cuts = hub.cut_after.get(name) if with_body else None
+            cut = cuts.pop(0) if cuts else None
+            self.respond(body, own, 206 if asked else 200, with_body=with_body, cut=cut)
+
+        def respond(
+            self,
+            body: bytes,
+            headers: Mapping[str, str],
+            status: int = 200,
+            *,
+            with_body: bool = True,
+            cut: int | None = None,
+        ) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if not with_body:
+                return
+            self.wfile.write(body if cut is None else body[:cut])
+            if cut is not None:
+                self.wfile.flush()
+                self.close_connection = True
+
+        def refuse(self, code: str) -> None:
+            self.respond(b"{}", {"X-Error-Code": code}, 404)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="fake hub")
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def ask(hub: FakeHub, patch: pytest.MonkeyPatch) -> None:
+    """Have ``huggingface_hub``, which reads its environment when it is imported, ask a hub of ours, without waiting."""
+    from huggingface_hub import constants, file_download
+
+    patch.setattr(constants, "ENDPOINT", hub.url)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # what is held back before it is written
+    patch.setattr(file_download.time, "sleep", lambda seconds: None)
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN"):
+        patch.delenv(name, raising=False)
