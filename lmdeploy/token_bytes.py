@@ -8,7 +8,7 @@ and ``<0xNN>`` for a byte outside its vocabulary. The file format is in docs/int
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import gt, sub
 from pathlib import Path
@@ -119,7 +119,7 @@ def token_bytes_of(tokenizer: Any, vocab_size: int) -> TokenBytes:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     special = set(tokenizer.all_special_ids)
     if backend is not None:
-        entries = _from_tokenizer_json(json.loads(backend.to_str()))
+        entries: Iterable[tuple[int, bytes, bool]] = entries_of(backend.to_str())
     elif hasattr(tokenizer, "sp_model"):
         entries = _from_sentencepiece(tokenizer.sp_model, tokenizer.added_tokens_decoder)
     else:
@@ -131,15 +131,15 @@ def token_bytes_of(tokenizer: Any, vocab_size: int) -> TokenBytes:
     return TokenBytes(tuple(table), tuple(flags))
 
 
-def _from_tokenizer_json(content: Mapping[str, Any]) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield id, bytes and whether special, for each token of a ``tokenizer.json``; later entries win."""
+def entries_of(description: str) -> list[tuple[int, bytes, bool]]:
+    """Return id, bytes and whether special, for each token of a ``tokenizer.json``'s text; later entries win."""
+    content = json.loads(description)
     vocab = content["model"]["vocab"]
     to_bytes = _piece_decoder(content)
     pieces = vocab.items() if isinstance(vocab, dict) else ((piece, i) for i, (piece, _) in enumerate(vocab))
-    for piece, token in pieces:
-        yield token, to_bytes(piece), False
-    for added in content.get("added_tokens", ()):
-        yield added["id"], added["content"].encode(), added["special"]
+    entries = [(token, to_bytes(piece), False) for piece, token in pieces]
+    added = content.get("added_tokens", ())
+    return entries + [(token["id"], token["content"].encode(), token["special"]) for token in added]
 
 
 def _piece_decoder(content: Mapping[str, Any]) -> Callable[[str], bytes]:

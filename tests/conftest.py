@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     report_flaky(terminalreporter)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remembered_tokenizers() -> Iterator[None]:
+    from tests.support.tokenizer_memory import remember_tokenizers
+
+    with pytest.MonkeyPatch.context() as patch:
+        remember_tokenizers(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

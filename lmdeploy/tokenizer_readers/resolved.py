@@ -101,9 +101,6 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
     """
     if not _is_plain(tokenizer):
         return
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
     settings = ResolvedSettings(
         tokenizer.bos_token_id,
         tokenizer.eos_token_id,
@@ -111,7 +108,7 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
         {role: str(token) for role, token in tokenizer.special_tokens_map.items()},
         tokenizer.chat_template,
     )
-    write_plain(backend, settings, directory)
+    write_plain(tokenizer.backend_tokenizer, settings, directory)
 
 
 def copy_resolved(source: Path, target: Path) -> None:
@@ -121,10 +118,15 @@ def copy_resolved(source: Path, target: Path) -> None:
 
 
 def write_plain(backend: Tokenizer, settings: ResolvedSettings, directory: Path) -> None:
-    """Write a tokenizer that was made without ``transformers``, for :func:`read_resolved`."""
-    content = _quickly_read(json.loads(backend.to_str()))
-    (directory / _TOKENIZER).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    """Write a tokenizer and its settings for :func:`read_resolved`; it neither truncates nor pads there."""
+    (directory / _TOKENIZER).write_text(kept(backend.to_str()), encoding="utf-8")
     (directory / _SETTINGS).write_text(json.dumps(asdict(settings), ensure_ascii=False), encoding="utf-8")
+
+
+def kept(description: str) -> str:
+    """Return the text of a ``tokenizer.json`` as :func:`write_plain` keeps it."""
+    content = json.loads(description) | {"truncation": None, "padding": None}
+    return json.dumps(_quickly_read(content), ensure_ascii=False)
 
 
 def _quickly_read(content: dict[str, Any]) -> dict[str, Any]:
