@@ -16,16 +16,19 @@ import torch
 
 import lmdeploy.turbomind.engine as engine_module
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from tests.engine.test_model_families import PROMPT, check_logits
+from tests.engine.test_model_families import PROMPT as LARGE_TOKENS
+from tests.engine.test_model_families import VOCAB, check_logits, within
 from tests.kernels.device import cuda_devices, load_module
 from tests.support.adapters import make_adapter
 from tests.support.expert_models import EXPERTS
 from tests.support.images import make_image
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
-from tests.support.tiny_models import make_small, make_tiny
+from tests.support.tiny_models import make_small
 from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
 from tests.support.token_engine import TokenEngine, relative_error
+
+PROMPT = within(VOCAB, LARGE_TOKENS)
 
 # Between them: windows, soft caps, output norms; ALiBi, LayerNorm; sinks, experts; latent attention, shared experts.
 # Then: no input norms; norms after rotation; learned positions; a norm of each head; chunks.
@@ -80,7 +83,7 @@ def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes
     ids=str,
 )
 def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_path: Path, on_cuda: int) -> None:
-    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)
 
     def logits(**more: Any) -> torch.Tensor:
         with TokenEngine(directory, **more) as engine:
@@ -118,21 +121,21 @@ def check_library(operator: str, directory: Path, prompt: list[int], chunk: int,
 def test_a_librarys_latent_attention_serves_prompts_and_captured_steps(tmp_path: Path, on_cuda: int) -> None:
     latents = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16}
     sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": None}
-    directory = make_tiny(tmp_path / "model", "DeepseekV2ForCausalLM", num_key_value_heads=4, **latents, **sizes)
+    directory = make_small(tmp_path / "model", "DeepseekV2ForCausalLM", num_key_value_heads=4, **latents, **sizes)
     # Of two layers: prompts in chunks, the first again from the cache but for its end; five steps; the self-check and
     # warm-up besides.
     check_library("latents", directory, PROMPT, 20, 2 * (-(-len(PROMPT) // 20) + 1 + 5))
 
 
 def test_a_librarys_attention_serves_long_chunks_of_prompts(tmp_path: Path, on_cuda: int) -> None:
-    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", head_dim=64)
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM", head_dim=64)
     # Of two layers: a chunk of 70 rows; the one behind it, and the prompt again from the cache, are of few rows. The
     # self-check besides.
     check_library("prompts", directory, PROMPT * 2, 70, 2 + 1)
 
 
 def test_a_librarys_products_of_experts_serve_prompts(tmp_path: Path, on_cuda: int) -> None:
-    directory = make_tiny(tmp_path / "model", "MixtralForCausalLM", **EXPERTS, sliding_window=None)
+    directory = make_small(tmp_path / "model", "MixtralForCausalLM", **EXPERTS, sliding_window=None)
     # Of two layers, two products of one chunk of 100 rows; the others are of few rows. the self-check besides.
     check_library("experts", directory, PROMPT * 3, 100, 2 * 2 + 1)
 
@@ -152,7 +155,7 @@ def test_codes_with_scales_are_multiplied_as_on_the_cpu(
 ) -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_hidden_layers": 1}
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "initializer_range": 0.05}
-    source = make_tiny(tmp_path / "source", architecture, **sizes, **(experts if "Moe" in architecture else {}))
+    source = make_small(tmp_path / "source", architecture, **sizes, **(experts if "Moe" in architecture else {}))
     quantize_checkpoint(source, tmp_path / "model", form)
 
     def logits(device: str) -> torch.Tensor:
@@ -182,7 +185,7 @@ def test_a_long_prompt_is_multiplied_in_8_bits(
     architecture: str, form: Form, limit: float, tmp_path: Path, on_cuda: int
 ) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "initializer_range": 0.05, "num_hidden_layers": 1}
-    source = make_tiny(tmp_path / "source", architecture, **sizes)
+    source = make_small(tmp_path / "source", architecture, **sizes)
     quantize_checkpoint(source, tmp_path / "model", form)
     ids = (PROMPT * 5)[:200]  # at least kWidenRows of linear.cu
 
@@ -232,7 +235,7 @@ def test_more_sequences_than_logits_are_computed_at_once_decode_together(tmp_pat
 
 
 def test_a_share_of_the_memory_is_what_the_largest_step_leaves(tmp_path: Path, on_cuda: int) -> None:
-    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     with TokenEngine(directory, device="cuda", cache_max_entry_count=0.1) as engine:
         assert len(engine.answer(PROMPT, 2, "generation")[0]) == 2
 
@@ -247,7 +250,7 @@ def test_two_ranks_compute_what_transformers_computes(name: str, tmp_path: Path,
 @pytest.mark.alike(most=1)
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"weight_bits": 4}, {"quant_policy": 8}], ids=str)
 def test_two_ranks_are_about_as_exact_as_one(settings: dict[str, Any], tmp_path: Path, two_gpus: None) -> None:
-    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)
 
     def logits(**more: Any) -> torch.Tensor:
         with TokenEngine(directory, device="cuda", **more) as engine:
@@ -260,25 +263,25 @@ def test_two_ranks_are_about_as_exact_as_one(settings: dict[str, Any], tmp_path:
 def test_more_ranks_than_devices_are_refused(tmp_path: Path, on_cuda: int) -> None:
     ranks = next(count for count in (2, 4, 8, 16, 32) if count > on_cuda)
     sizes = {"hidden_size": 64, "num_attention_heads": 32, "intermediate_size": 512}
-    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", **sizes)
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM", **sizes)
     with pytest.raises(ValueError, match=f"tp={ranks} needs {ranks} GPUs, found {on_cuda}"):
         TokenEngine(directory, device="cuda", tp=ranks)
 
 
 def test_a_rank_without_room_is_an_error_and_no_hang(tmp_path: Path, two_gpus: None) -> None:
-    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     with pytest.raises(RuntimeError, match=r"no room for \d+ MiB"):
         TokenEngine(directory, device="cuda", tp=2, cache_block_seq_len=512, cache_max_entry_count=4e6)
 
 
 def test_no_room_on_the_device_says_how_much_and_what_lowers_it(tmp_path: Path, on_cuda: int) -> None:
-    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     with pytest.raises(RuntimeError, match=r"no room for \d+ MiB for the cache: .* lower cache_max_entry_count"):
         TokenEngine(directory, device="cuda", cache_block_seq_len=512, cache_max_entry_count=4e6)  # half a TB
 
 
 def test_where_cuda_cannot_be_had_the_error_says_why(tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     if "cuda" in engine_module._turbomind.available_devices():
         pytest.skip("this build has CUDA")
     # A build for GPUs on a machine without one says that.
@@ -315,7 +318,7 @@ def test_images_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int, make: Calla
 def test_adapters_add_what_they_add_on_the_cpu(tmp_path: Path, on_cuda: int) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     adapters = {name: str(make_adapter(tmp_path / name, directory, seed=ord(name))) for name in "ab"}
-    prompt = [token % 256 for token in PROMPT]
+    prompt = within(256, PROMPT)
     found = {}
     for device in ("cpu", "cuda"):
         with TokenEngine(directory, device=device, adapters=adapters) as engine:

@@ -21,10 +21,12 @@ from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import LLAMA3_ROPE, make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
+from tools.bench.random_model import write_tokenizer
 
 TOLERANCE = 1e-4
 PROMPT = [(37 * i * i + 11 * i) % 40000 + 100 for i in range(45)]
 FURTHER = [(53 * i * i + 7 * i) % 40000 + 200 for i in range(12)]
+VOCAB = 1024  # as few tokens as show the same: what a large vocabulary costs here is the tokenizer and the head
 
 
 def plain_forward(model: Any, ids: list[int]) -> torch.Tensor:
@@ -261,6 +263,19 @@ CASES |= {
 CASES["Qwen3.5 with stacks of experts"] = Case(*HYBRID_MODELS["Qwen3.5 with experts"], published.stacked_experts)
 
 
+def make_case(directory: Path, case: Case) -> int:
+    """Make a case's checkpoint as `transformers` has it, and return the size of its vocabulary."""
+    sizes = {"vocab_size": VOCAB, "bos_token_id": 256, "eos_token_id": 257} | case.overrides
+    make_tiny(directory, case.architecture, **sizes)
+    write_tokenizer(directory)
+    return int(sizes["vocab_size"])
+
+
+def within(vocab: int, ids: list[int]) -> list[int]:
+    """Return token ids of a vocabulary of this size."""
+    return [token % vocab for token in ids]
+
+
 def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), **settings: Any) -> None:
     """Compare a case's logits with those of `transformers`, in chunks, in steps and behind a cached prefix.
 
@@ -274,7 +289,8 @@ def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), 
         Of the engine.
     """
     case = CASES[name]
-    make_tiny(directory, case.architecture, **{"vocab_size": 49152} | case.overrides)
+    vocab = make_case(directory, case)
+    prompt, further = within(vocab, PROMPT), within(vocab, FURTHER)
     model = (
         getattr(transformers, case.architecture)
         .from_pretrained(directory, dtype=torch.float32, attn_implementation=case.attention)
@@ -282,9 +298,9 @@ def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), 
     )
     case.publish(directory)
     with TokenEngine(directory, **settings) as engine, torch.no_grad():
-        answer, logits = engine.answer(PROMPT, lengths[0], "all")
-        assert relative_error(logits, case.forward(model, PROMPT + answer[:-1])) < TOLERANCE
-        longer = PROMPT + answer + FURTHER
+        answer, logits = engine.answer(prompt, lengths[0], "all")
+        assert relative_error(logits, case.forward(model, prompt + answer[:-1])) < TOLERANCE
+        longer = prompt + answer + further
         again, logits = engine.answer(longer, lengths[1], "generation")
         assert engine.matched_tokens() >= 48
         assert relative_error(logits, case.forward(model, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
@@ -303,12 +319,12 @@ VARIED += ["Llama 4", *HYBRID_MODELS]
 
 @pytest.mark.parametrize("name", VARIED)
 def test_logits_are_bitwise_the_same_in_small_chunks_and_in_one(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    directory = make_tiny(tmp_path / "model", case.architecture, **case.overrides)
+    directory = tmp_path / "model"
+    prompt = within(make_case(directory, CASES[name]), PROMPT)
     found = []
     for rows in (20, 256):
         with TokenEngine(directory, num_tokens_per_iter=rows) as engine:
-            found.append(engine.answer(PROMPT, 8, "all"))
+            found.append(engine.answer(prompt, 8, "all"))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
 
