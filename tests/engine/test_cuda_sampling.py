@@ -51,6 +51,16 @@ def wanted(name: str, seed: int) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=10, ignore_eos=True, random_seed=seed, **SETTINGS[name])
 
 
+def requests_of(prompts: list[str], step: int, *, all_cases: bool) -> list[tuple[str, GenerationConfig]]:
+    """Return a request of each kind for each prompt; of a sample, each kind for one prompt in turn."""
+    return [
+        (prompt, wanted(name, step * seed))
+        for seed, prompt in enumerate(prompts)
+        for kind, name in enumerate(SETTINGS)
+        if all_cases or kind % len(prompts) == seed
+    ]
+
+
 def answers(directory: Path, device: str, requests: list[tuple[str, GenerationConfig]], **more: Any) -> list[Response]:
     with pipeline(str(directory), backend_config=config(device, **more)) as pipe:
         responses = pipe([prompt for prompt, _ in requests], gen_config=[chosen for _, chosen in requests])
@@ -74,8 +84,10 @@ def test_tokens_are_those_that_the_cpu_chooses(name: str, tiny: Path, on_cuda: N
                 assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-4)
 
 
-def test_a_mixed_crowd_that_waits_and_is_preempted_gets_what_each_gets_alone(tiny: Path, on_cuda: None) -> None:
-    requests = [(prompt, wanted(name, 7 * seed)) for seed, prompt in enumerate(PROMPTS) for name in SETTINGS]
+def test_a_mixed_crowd_that_waits_and_is_preempted_gets_what_each_gets_alone(
+    tiny: Path, on_cuda: None, *, all_cases: bool
+) -> None:
+    requests = requests_of(PROMPTS, 7, all_cases=all_cases)
     with pipeline(str(tiny), backend_config=config("cuda", 16, cache_max_entry_count=20, num_cpu_blocks=30)) as pipe:
         crowd = pipe([prompt for prompt, _ in requests], gen_config=[chosen for _, chosen in requests])
         assert pipe.engine.metrics()["swapped_in_total"] > 0
@@ -83,8 +95,8 @@ def test_a_mixed_crowd_that_waits_and_is_preempted_gets_what_each_gets_alone(tin
     assert [answer.token_ids for answer in crowd] == [answer.token_ids for answer in alone]
 
 
-def test_two_ranks_choose_what_one_does(tiny: Path, two_gpus: None) -> None:
-    requests = [(prompt, wanted(name, 3 * seed)) for seed, prompt in enumerate(PROMPTS[:2]) for name in SETTINGS]
+def test_two_ranks_choose_what_one_does(tiny: Path, two_gpus: None, *, all_cases: bool) -> None:
+    requests = requests_of(PROMPTS[:2], 3, all_cases=all_cases)
     here = answers(tiny, "cuda", requests, batch=8, tp=2)
     there = answers(tiny, "cpu", requests)
     assert [answer.token_ids for answer in here] == [answer.token_ids for answer in there]
