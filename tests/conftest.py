@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_addoption(parser: pytest.Parser) -> None:
     more = "run all cases of tests marked `alike`, not a sample, and those marked `thorough`"
     parser.addoption(OPTION, action="store_true", help=more)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # `make test` has the same examples each time, so that it fails for what was changed alone; others are for test-all.
+    if not config.getoption(OPTION) and find_spec("hypothesis"):  # machines with a GPU need not have it
+        import hypothesis
+
+        hypothesis.settings.register_profile("repeatable", derandomize=True)
+        hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
