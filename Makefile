@@ -127,7 +127,7 @@ browser:
 test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
 	$(say) 'running the tests (about 25 minutes on 2 quiet cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
-	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
+	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile --no-loadscope-reorder $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
 test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of, with other clients, and with the floor of coverage
 	@$(MAKE) install-clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"

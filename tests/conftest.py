@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from tests.support.exclusive import place_on_the_machine
 from tests.support.flaky import allow_reruns, report_flaky
+from tests.support.order import order
 from tests.support.samples import OPTION, leave_out
 from tools.default_model import make
 
@@ -46,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_out(config, items)
+    order(items)
     allow_reruns(items)
 
 
