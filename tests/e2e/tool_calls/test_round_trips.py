@@ -1,4 +1,7 @@
-"""Two calls and their results through three clients, the default model held to each format by its grammar."""
+"""Two calls and their results through three clients, the default model held to each format by its grammar.
+
+What differs between formats is what tests/unit/test_call_grammars.py and tests/gateway/responses go through.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -52,6 +55,7 @@ def require_fitting(made: Made) -> None:
         jsonschema.validate(arguments, PARAMETERS)
 
 
+@pytest.mark.alike(most=10)
 def test_openais_client(url: str) -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     options: Any = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": TOKENS}
@@ -76,6 +80,7 @@ def test_openais_client(url: str) -> None:
     assert last.finish_reason in ("stop", "length", "tool_calls")
 
 
+@pytest.mark.alike(most=4)
 def test_anthropics_client(url: str) -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     tools: Any = [{"name": function["name"], "input_schema": PARAMETERS} for function in FUNCTIONS]
@@ -96,6 +101,7 @@ def test_anthropics_client(url: str) -> None:
     assert last.usage.output_tokens > 0
 
 
+@pytest.mark.alike(most=4)
 def test_ollamas_client(url: str) -> None:
     client = ollama.Client(url, trust_env=False)
     messages: list[Any] = [{"role": "user", "content": ASKED}]
