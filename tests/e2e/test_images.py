@@ -208,7 +208,7 @@ def test_a_second_question_finds_the_image_in_the_cache(client: openai.OpenAI, t
     ask(client, content("what is it?", new))
     matched = engine_metrics(triton)["prefix_cache_hits_total"]
     ask(client, content("where is it?", new))
-    eventually_sync(lambda: engine_metrics(triton)["prefix_cache_hits_total"] >= matched + 16, timeout=20)
+    eventually_sync(lambda: engine_metrics(triton)["prefix_cache_hits_total"] >= matched + 16)
 
 
 def test_generate_takes_images_in_plain_json(triton: TritonServer, offline: dict[str, str]) -> None:

@@ -131,7 +131,7 @@ def test_the_old_benchmark_gets_as_many_tokens_as_it_asks_for(server: TritonServ
     for status, wanted, tokens in counts:
         assert status == 0
         assert tokens in (wanted, wanted + 1)
-    eventually_sync(lambda: engine_metrics(server)["cache_blocks_used"] == 0, timeout=5.0)
+    eventually_sync(lambda: engine_metrics(server)["cache_blocks_used"] == 0)
 
 
 def test_an_old_client_cancels_and_goes_on(server: TritonServer) -> None:

@@ -226,7 +226,7 @@ def test_a_cancel_on_another_stream_stops_the_turn_and_keeps_its_tokens(
     assert wire.run(wire.ids(SECOND), 6, step=len(held), output_len=2)[-1][: len(held)] == held
     wire.run([], 6, output_len=0, stop=1, end=1)
     assert "failure: 1" in wire.error(ids, 6)
-    eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0, timeout=5.0)
+    eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0)
 
 
 def test_an_answer_is_shortened_to_the_session_s_length_silently() -> None:

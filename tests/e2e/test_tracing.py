@@ -92,7 +92,7 @@ def test_a_trace_goes_through_gateway_triton_and_its_models(tmp_path: Path) -> N
         assert answer.status_code == 200
         assert httpx.post(f"{server.url}/v1/completions", json=body | {"model": "?"}, timeout=60).status_code == 404
         wanted = {"POST /v1/completions", "ensemble", "preprocessing", "turbomind", "queue", "prompt", "answer"}
-        eventually_sync(lambda: wanted <= {span.name for span in reported if span.trace == TRACE}, timeout=30)
+        eventually_sync(lambda: wanted <= {span.name for span in reported if span.trace == TRACE})
     spans = [span for span in reported if span.trace == TRACE]
     by_id = {span.id: span for span in spans}
 

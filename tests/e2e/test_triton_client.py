@@ -35,7 +35,7 @@ def test_a_session_answers_as_the_whole_conversation_would(triton_server: Triton
     _, first, second, _, alone, _ = terminal.shown.split(">>> ")
     assert [first.strip(), second.strip()] == [messages[1]["content"], messages[3]["content"]]
     assert alone.strip() == stateless_answer(triton_server, [{"role": "user", "content": TURNS[1]}])
-    eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0, timeout=5.0)
+    eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0)
 
 
 def test_ctrl_c_stops_the_answer_in_the_engine_and_the_chat_goes_on(triton_server: TritonServer) -> None:
@@ -45,7 +45,7 @@ def test_ctrl_c_stops_the_answer_in_the_engine_and_the_chat_goes_on(triton_serve
         terminal.wait_for(" the ", 3)
         terminal.interrupt()
         terminal.wait_for("(stopped)", timeout=5.0)
-        eventually_sync(lambda: engine_metrics(triton_server)["requests_running"] == 0, timeout=2.0)
+        eventually_sync(lambda: engine_metrics(triton_server)["requests_running"] == 0)
         terminal.type("end")
         terminal.type(TURNS[0])
         terminal.wait_for("The capital of France is Paris.")

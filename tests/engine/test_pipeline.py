@@ -83,13 +83,15 @@ def test_an_answer_ends_with_the_session(pipe) -> None:
 
 
 def test_a_stream_left_early_frees_its_blocks(pipe) -> None:
+    before = pipe.engine.metrics()["requests_cancelled_total"]
     for piece in (
         stream := pipe.stream_infer("Tell me a very long story.", GenerationConfig(ignore_eos=True, max_new_tokens=400))
     ):
         assert piece.finish_reason is None
         break
     stream.close()
-    eventually_sync(lambda: blocks_are_free(pipe), timeout=1.0)
+    eventually_sync(lambda: blocks_are_free(pipe))
+    assert pipe.engine.metrics()["requests_cancelled_total"] == before + 1
 
 
 def test_many_threads_share_one_pipeline(pipe) -> None:
@@ -102,7 +104,7 @@ def test_many_threads_share_one_pipeline(pipe) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         assert all(answers == [want] * 3 for answers in threads.map(ask, range(8)))
-    eventually_sync(lambda: blocks_are_free(pipe), timeout=1.0)
+    eventually_sync(lambda: blocks_are_free(pipe))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,6 @@ def measurement(url: str, name: str) -> float:
 
 def expect_nothing_held(server: ApiServer) -> None:
     """Wait until no request is open and no cache block used; what is asked with is one itself."""
-    eventually_sync(lambda: measurement(server.metrics_url, "turbomind_cache_blocks_used") == 0, timeout=30)
-    eventually_sync(lambda: measurement(server.metrics_url, "turbomind_requests_running") == 0, timeout=30)
-    eventually_sync(lambda: measurement(f"{server.url}/metrics", "lmdeploy_gateway_requests_open") == 1, timeout=30)
+    eventually_sync(lambda: measurement(server.metrics_url, "turbomind_cache_blocks_used") == 0)
+    eventually_sync(lambda: measurement(server.metrics_url, "turbomind_requests_running") == 0)
+    eventually_sync(lambda: measurement(f"{server.url}/metrics", "lmdeploy_gateway_requests_open") == 1)

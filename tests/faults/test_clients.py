@@ -83,5 +83,5 @@ def test_a_thousand_connections_are_served_and_their_descriptors_come_back(serve
         return list(lines)
 
     assert set(asyncio.run(asyncio.wait_for(all_of_them(), 200))) == {b"HTTP/1.1 200 OK\r\n"}
-    eventually_sync(lambda: open_files(server.process.pid) <= before + 2, timeout=30)
+    eventually_sync(lambda: open_files(server.process.pid) <= before + 2)
     expect_nothing_held(server)

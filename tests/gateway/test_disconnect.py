@@ -23,7 +23,7 @@ async def test_a_client_that_leaves_before_the_first_token_is_cancelled_in_the_e
         asking = asyncio.create_task(http.post(f"/v1/{route}", json={"model": MODEL, "stream": stream, **prompt}))
         await eventually(lambda: bool(triton.requests))
         asking.cancel()
-    await eventually(lambda: not triton.stops.empty(), timeout=5)
+    await eventually(lambda: not triton.stops.empty())
     assert triton.stops.get() == triton.requests[0].id
     assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 5)
 
@@ -36,7 +36,7 @@ async def test_a_client_that_leaves_mid_answer_is_cancelled_in_the_engine(url: s
             if chunk.choices[0].delta.content:
                 break
         await stream.close()
-    await eventually(lambda: not triton.stops.empty(), timeout=5)
+    await eventually(lambda: not triton.stops.empty())
     assert triton.stops.get() == triton.requests[0].id
 
 

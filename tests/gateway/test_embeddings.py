@@ -50,7 +50,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def openai_client(embedder: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{embedder}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{embedder}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 

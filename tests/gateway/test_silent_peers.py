@@ -150,6 +150,6 @@ def test_a_reader_that_never_reads_is_cut_off(fake: FakeTriton) -> None:
         client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
         eventually_sync(lambda: bool(fake.requests))
         (request,) = fake.requests
-        assert fake.stops.get(timeout=20) == request.id
+        assert fake.stops.get(timeout=60) == request.id
         eventually_sync(lambda: open_requests(url) == 0)
         assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200

@@ -67,7 +67,7 @@ async def test_no_request_is_lost_when_a_node_dies_and_returns() -> None:
                 asking = [asyncio.create_task(ask(number)) for number in range(REQUESTS)]
                 await eventually(lambda: len(outcomes) > REQUESTS // 5, timeout=60)
                 await asyncio.to_thread(first.end, signal.SIGKILL)
-                await eventually(one_there, timeout=20)
+                await eventually(one_there)
                 with node(first_port):
                     await asyncio.gather(*asking)
                     await eventually(both_there, timeout=60)

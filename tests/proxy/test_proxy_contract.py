@@ -28,7 +28,7 @@ def fake() -> Iterator[FakeTriton]:
 
 @pytest.fixture
 def proxy() -> Iterator[httpx.Client]:
-    with running_proxy(ProxySettings()) as url, httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
+    with running_proxy(ProxySettings()) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
         yield http
 
 

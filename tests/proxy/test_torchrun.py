@@ -42,10 +42,10 @@ def test_servers_of_every_rank_register_share_the_work_and_leave(fakes: list[Fak
         cards = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
         assert [card["id"] for card in cards] == ["m"]  # one model, however many serve it
         body = {"model": "m", "prompt": "a"}
-        with httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
             for _ in range(10 * RANKS):
                 assert http.post("/v1/completions", json=body).status_code == 200
         assert sum(len(fake.requests) for fake in fakes) == 10 * RANKS
         assert all(fake.requests for fake in fakes)
-        assert servers[0].end(timeout=30) == 143
+        assert servers[0].end() == 143
         assert registered() == expected - {f"http://127.0.0.1:{ports[0]}"}

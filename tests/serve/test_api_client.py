@@ -161,7 +161,7 @@ def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTr
         wait_for(ANSWER.encode(), 2)
         wait_for(b">>> ", 3)
         os.write(ours, b"exit\n")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

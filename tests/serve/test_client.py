@@ -242,7 +242,7 @@ async def test_leaving_the_iterator_cancels_in_the_engine(client: TritonClient, 
     async with aclosing(client.generate(GenerateRequest(text_input="Once", request_id="left"))) as chunks:
         async for _ in chunks:
             break
-    assert await asyncio.to_thread(triton.stops.get, timeout=5) == "left"
+    assert await asyncio.to_thread(triton.stops.get, timeout=60) == "left"
     assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 5)
 
 
@@ -253,7 +253,7 @@ async def test_a_cancelled_task_cancels_in_the_engine(client: TritonClient, trit
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(triton.stops.get, timeout=5) == "gone"
+    assert await asyncio.to_thread(triton.stops.get, timeout=60) == "gone"
     assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 5)
 
 

@@ -73,7 +73,7 @@ time.sleep(600)
     assert len(session_members(pid)) > 1
     parent.kill()
     parent.wait()
-    eventually_sync(lambda: not session_members(pid), timeout=20)
+    eventually_sync(lambda: not session_members(pid))
 
 
 @pytest.mark.parametrize("which", ["http", "grpc", "metrics"])

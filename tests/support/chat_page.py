@@ -50,7 +50,7 @@ class ChatPage:
         self._driver.close()
         self._driver.switch_to.window(self._driver.window_handles[0])
 
-    def wait(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         """Wait until something holds; parts of the page may be redrawn meanwhile."""
 
         def holds() -> bool:
@@ -139,7 +139,7 @@ class ChatPage:
         """Type a question and send it with Enter."""
         self.type(question + Keys.ENTER)
 
-    def wait_for_answer(self, count: int, timeout: float = 20.0) -> None:
+    def wait_for_answer(self, count: int, timeout: float = 60.0) -> None:
         """Wait until this many questions stand there and nothing runs any more."""
 
         def is_answered() -> bool:

@@ -35,18 +35,18 @@ class Command:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
         self._reader.join(5)
 
-    def wait_for(self, text: str, timeout: float = 30) -> None:
+    def wait_for(self, text: str, timeout: float = 60) -> None:
         """Return once it has printed `text`."""
         eventually_sync(lambda: text in self.output or self.process.poll() is not None, timeout=timeout)
         assert text in self.output, self.output
 
-    def end(self, signum: int = signal.SIGTERM, timeout: float = 20) -> int:
+    def end(self, signum: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Send a signal and return the exit status."""
         self.process.send_signal(signum)
         return self.process.wait(timeout)

@@ -22,7 +22,7 @@ def running_gateway(
     thread = threading.Thread(target=server.run, name="gateway")
     thread.start()
     try:
-        assert ready.wait(10), "the gateway did not start"
+        assert ready.wait(60), "the gateway did not start"
         yield f"http://127.0.0.1:{server.port}"
     finally:
         server.should_exit = True

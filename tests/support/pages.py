@@ -21,7 +21,7 @@ def running_page(
     thread = threading.Thread(target=server.run, name="webui")
     thread.start()
     try:
-        eventually_sync(lambda: server.started, 30)
+        eventually_sync(lambda: server.started)
         yield f"http://127.0.0.1:{server.port}/"
     finally:
         server.should_exit = True

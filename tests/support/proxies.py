@@ -19,7 +19,7 @@ def running_proxy(settings: ProxySettings, port: int = 0) -> Iterator[str]:
     thread = threading.Thread(target=server.run, name="proxy")
     thread.start()
     try:
-        assert ready.wait(10), "the proxy did not start"
+        assert ready.wait(60), "the proxy did not start"
         yield f"http://127.0.0.1:{server.port}"
     finally:
         server.should_exit = True

@@ -58,7 +58,7 @@ class TerminalCommand:
         """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
-    def status(self, timeout: float = 20.0) -> int:
+    def status(self, timeout: float = 60.0) -> int:
         """Return its exit status once it has ended."""
         status = self._process.wait(timeout)
         self._reader.join()

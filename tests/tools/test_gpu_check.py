@@ -201,7 +201,7 @@ def test_a_call_that_is_ended_leaves_a_report_and_no_process(tmp_path: Path) -> 
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(60) == 143
     assert "speed of llama-8b" in (tmp_path / "gpu_check.txt").read_text()
 
 

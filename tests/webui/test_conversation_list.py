@@ -115,7 +115,7 @@ def test_leaving_a_conversation_stops_its_answer_and_keeps_it(page: ChatPage, fa
     page.ask("Hello")
     page.wait(lambda: page.answers == ["The capital"])
     page.press("clear")
-    assert fake_triton.requests[0].cancelled.wait(10)
+    assert fake_triton.requests[0].cancelled.wait(60)
     page.wait(lambda: page.questions == [] and page.conversations == ["Hello"])
     page.in_list(0).click()
     page.wait(lambda: page.answers[:1] == ["The capital"])

@@ -94,11 +94,11 @@ def test_a_key_is_shown_in_a_browser_and_nothing_on_the_page_is_missing(
         driver.get_log("browser")
         requested_hosts(driver)
         driver.get(url)
-        eventually_sync(lambda: len(driver.find_elements(By.CSS_SELECTOR, "input")) >= 2, 20)
+        eventually_sync(lambda: len(driver.find_elements(By.CSS_SELECTOR, "input")) >= 2)
         for field, text in zip(driver.find_elements(By.CSS_SELECTOR, "input"), ("me", "secret-key"), strict=False):
             field.send_keys(text)
         driver.find_element(By.CSS_SELECTOR, "button").click()
-        eventually_sync(lambda: bool(driver.find_elements(By.CSS_SELECTOR, "#question textarea")), 20)
+        eventually_sync(lambda: bool(driver.find_elements(By.CSS_SELECTOR, "#question textarea")))
         driver.close()
         driver.switch_to.window(driver.window_handles[0])
         page = ChatPage(driver, url)

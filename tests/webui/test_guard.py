@@ -39,7 +39,7 @@ def app() -> ASGIApp:
 
 @pytest.fixture
 def http(page_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=page_url, trust_env=False, timeout=20) as client:
+    with httpx.Client(base_url=page_url, trust_env=False, timeout=60) as client:
         yield client
 
 

@@ -61,7 +61,7 @@ def client_of(base_url: str) -> Iterator[Callable[[str], openai.OpenAI]]:
     made: dict[str, openai.OpenAI] = {}
 
     def of(key: str) -> openai.OpenAI:
-        return made.setdefault(key, openai.OpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=20))
+        return made.setdefault(key, openai.OpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=60))
 
     yield of
     for client in made.values():
