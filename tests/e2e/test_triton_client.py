@@ -44,7 +44,7 @@ def test_ctrl_c_stops_the_answer_in_the_engine_and_the_chat_goes_on(triton_serve
         terminal.type("Write a very long story about the sea.")
         terminal.wait_for(" the ", 3)
         terminal.interrupt()
-        terminal.wait_for("(stopped)", timeout=5.0)
+        terminal.wait_for("(stopped)")
         eventually_sync(lambda: engine_metrics(triton_server)["requests_running"] == 0)
         terminal.type("end")
         terminal.type(TURNS[0])

@@ -148,7 +148,7 @@ def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTr
 
     def wait_for(text: bytes, count: int = 1) -> None:
         with seen:
-            assert seen.wait_for(lambda: shown.count(text) >= count, 20), bytes(shown)
+            assert seen.wait_for(lambda: shown.count(text) >= count, 60), bytes(shown)
 
     reader = threading.Thread(target=read)
     reader.start()

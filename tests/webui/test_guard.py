@@ -37,6 +37,13 @@ def app() -> ASGIApp:
     return create_app("127.0.0.1:1", api_keys=[KEY])
 
 
+@pytest.fixture(scope="module")
+def open_app() -> ASGIApp:
+    from webui.app import create_app
+
+    return create_app("127.0.0.1:1")
+
+
 @pytest.fixture
 def http(page_url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=page_url, trust_env=False, timeout=60) as client:
@@ -70,16 +77,13 @@ async def test_a_body_is_not_read_before_a_key_is_shown(app: ASGIApp, path: str,
 
 @pytest.mark.parametrize("name", floods())
 @pytest.mark.parametrize("path", [*EVENT_PATHS, "/login", f"{API}/upload"])
-async def test_a_body_costs_bounded_memory_and_time(path: str, name: str) -> None:
-    from webui.app import create_app
-
-    app = create_app("127.0.0.1:1")
+async def test_a_body_costs_bounded_memory_and_time(open_app: ASGIApp, path: str, name: str) -> None:
     body = floods()[name]()
     headers = {"content-type": "application/json", "content-length": str(len(body)), "host": "test"}
     begin = time.thread_time()
     tracemalloc.start()
     try:
-        status = await ask(app, path, headers, body)
+        status = await ask(open_app, path, headers, body)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
