@@ -101,7 +101,7 @@ def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: Triton
             client.async_stream_infer("turbomind", inputs)
             error = answers.get(timeout=60)
             assert isinstance(error, InferenceServerException), error
-    assert no_blocks_used(triton_server)
+    eventually_sync(lambda: no_blocks_used(triton_server))
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_honest_answers_end_alongside_hostile_ones_and_are_what_they_are_alone(m
         assert not thread.is_alive()
     assert len(outcomes) == 6
     assert all(outcome in ("stop", "length") or "response_format: " in outcome for outcome in outcomes), outcomes
-    assert model.engine.metrics()["cache_blocks_used"] == 0
+    wait_until(lambda: model.engine.metrics()["cache_blocks_used"] == 0)
 
 
 def kill(pids: list[int]) -> None:

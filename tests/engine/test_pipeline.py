@@ -120,7 +120,7 @@ def test_many_threads_share_one_pipeline(pipe) -> None:
 def test_malformed_prompts_are_refused_by_name(pipe, prompts, message) -> None:
     with pytest.raises(ValueError, match=message):
         pipe(prompts, SHORT)
-    assert blocks_are_free(pipe)
+    eventually_sync(lambda: blocks_are_free(pipe))
 
 
 def test_settings_that_cannot_be_honoured_are_refused_by_name(pipe, default_model_dir) -> None:
