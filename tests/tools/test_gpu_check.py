@@ -118,11 +118,11 @@ def test_a_stage_that_hangs_is_interrupted_then_killed_with_all_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "_LEAST_SECONDS", 0.1)
-    monkeypatch.setattr(runner, "_TIMEOUT", 5.0)
+    monkeypatch.setattr(runner, "_TIMEOUT", 3.0)
     deaf = "import signal, subprocess, time; signal.signal(2, signal.SIG_IGN); p = subprocess.Popen(['sleep', '99']); "
     deaf += "print('child', p.pid, flush=True); time.sleep(99)"
     polite = "import time\ntry:\n time.sleep(99)\nexcept KeyboardInterrupt:\n print('I was here')"
-    outcomes = run(tmp_path, [a_stage("deaf", deaf, most=5), a_stage("polite", polite, most=5)])
+    outcomes = run(tmp_path, [a_stage("deaf", deaf, most=3), a_stage("polite", polite, most=3)])
     assert all(outcome.startswith("FAILED: not done after") for outcome in outcomes.values())
     log = (tmp_path / "gpu_check.log").read_text()
     assert "I was here" in log
