@@ -47,7 +47,7 @@ MODEL_FORMATS = (
 )
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-MAX_ANSWERS = 128
+MAX_RESPONSES = 128
 MAX_TOP_LOGPROBS = 20
 ALL_THAT_IS_LEFT = -1  # as max_new_tokens: what the prompt leaves of the session length
 
@@ -60,9 +60,11 @@ _SAMPLING = {**_IN_BODIES, "makes_sampling": True}
 @rows.documented
 @dataclass
 class GenerationConfig(rows.RecordsGiven):
-    """How to generate an answer."""
+    """How to generate a response."""
 
-    n: int = rows.whole(1, "Answers to one prompt, distinguished by their index.", low=1, high=MAX_ANSWERS, **_ENGINE)
+    n: int = rows.whole(
+        1, "Responses to one prompt, distinguished by their index.", low=1, high=MAX_RESPONSES, **_ENGINE
+    )
     max_new_tokens: int | None = rows.whole(
         512,
         "Most tokens to generate; None, on the wire -1: up to the session length, which also bounds larger numbers.",
@@ -168,9 +170,10 @@ class GenerationConfig(rows.RecordsGiven):
         **_ENGINE,
     )
     response_format: dict[str, Any] | None = rows.json_object(
-        'What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" | '
-        '"lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...", '
-        'grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar\'s, such as triggered_tags).',
+        'What the response has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | '
+        '"grammar" | "lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, '
+        'regex_schema "...", grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar\'s, such as '
+        "triggered_tags).",
         **_ENGINE,
     )
     logits_processors: list[LogitsProcessor] | None = rows.other(
@@ -279,7 +282,9 @@ class TurbomindEngineConfig:
     download_dir: str | None = rows.text(None, "Where a model that has to be downloaded is stored.")
     revision: str | None = rows.text(None, "Which version of it: a branch, tag or commit.")
     max_prefill_token_num: int = rows.whole(
-        8192, "Most prompt tokens in a step. On a CPU the default means 256, which keeps running answers going.", low=1
+        8192,
+        "Most prompt tokens in a step. On a CPU the default means 256, which keeps running responses going.",
+        low=1,
     )
     num_tokens_per_iter: int = rows.whole(
         0, "Token budget of a step, for prefill and decode together; 0: max_prefill_token_num."
@@ -332,7 +337,7 @@ class PytorchEngineConfig:
 
     dtype: str = rows.text("auto", "Type of the weights in memory; auto: the checkpoint's.", choices=DTYPES)
     tp: int = rows.whole(1, "Devices one model is spread over, a process each.", low=1)
-    session_len: int | None = rows.whole(None, "Most tokens of a conversation, prompt and answer.", low=2)
+    session_len: int | None = rows.whole(None, "Most tokens of a conversation, prompt and response.", low=2)
     max_batch_size: int | None = rows.whole(None, "Most sequences in a step.", low=1)
     cache_max_entry_count: float = rows.number(
         0.8, "Share of the free memory for the KV cache; from 1 on, the number of its blocks.", above=0, high=1e9
@@ -348,7 +353,9 @@ class PytorchEngineConfig:
     num_gpu_blocks: int = rows.whole(0, "Blocks of the KV cache; 0: as many as cache_max_entry_count says.")
     adapters: dict[str, str] | None = rows.names("LoRA adapters: name to path.")
     max_prefill_token_num: int = rows.whole(
-        8192, "Most prompt tokens in a step. On a CPU the default means 256, which keeps running answers going.", low=1
+        8192,
+        "Most prompt tokens in a step. On a CPU the default means 256, which keeps running responses going.",
+        low=1,
     )
     thread_safe: bool = rows.flag(
         False, "Several threads may use the engine.", no_effect="several threads always may use an engine"
@@ -384,7 +391,7 @@ class VisionConfig:
     Parameters
     ----------
     max_batch_size
-        Kept for compatibility: images are looked at one by one, so that an answer never depends on other requests'.
+        Kept for compatibility: images are looked at one by one, so that a response never depends on other requests'.
     thread_safe
         Kept for compatibility: several threads always may.
     """
@@ -405,7 +412,7 @@ def require_vision_config(given: object) -> None:
 
 @dataclass
 class Response:
-    """An answer, or the newest piece of one when streaming.
+    """A response, or the newest piece of one when streaming.
 
     Parameters
     ----------
@@ -414,7 +421,7 @@ class Response:
     generate_token_len, input_token_len
         Tokens generated so far, and in the prompt.
     finish_reason
-        None while the answer goes on; then why it ended: ``stop``, ``length`` or ``cancelled``.
+        None while the response goes on; then why it ended: ``stop``, ``length`` or ``cancelled``.
     token_ids
         The tokens of ``text``.
     logprobs
@@ -424,7 +431,7 @@ class Response:
     index
         Which prompt of a batch this answers.
     choice
-        Which of the ``n`` answers to that prompt this is.
+        Which of the ``n`` responses to that prompt this is.
     history_token_len
         Tokens the session held before this prompt.
     session_id

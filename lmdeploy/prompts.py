@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lmdeploy.known_answers import KnownAnswer, find_answers, take_tokens
+from lmdeploy.known_responses import KnownResponse, find_responses, take_tokens
 from lmdeploy.plain_text import PlainText, pieces_of
 from lmdeploy.sessions import HeldSession
 from lmdeploy.templates.base import ChatTemplate
@@ -80,7 +80,7 @@ class ImageRows:
 
 
 class PreparedPrompt(NamedTuple):
-    """Token ids for the engine, the strings that end its answer, how often the user speaks in it, and its images.
+    """Token ids for the engine, the strings that end its response, how often the user speaks in it, and its images.
 
     ``rows`` are those of the images, once something has looked at them.
     """
@@ -257,10 +257,10 @@ class PromptPreparer:
             rendered = template.render_continuation(messages, held.is_turn_closed, held.rounds)
         if shown is not None:
             rendered = shown.written(rendered)
-        known: list[KnownAnswer] = []
+        known: list[KnownResponse] = []
         if tokens_reported and held is None and shown is None and self._plain is None:
             with self._lock:
-                known = find_answers(
+                known = find_responses(
                     rendered,
                     messages,
                     tokens_reported,
@@ -275,7 +275,7 @@ class PromptPreparer:
             raise ValueError(_too_long(self._bound, len(ids)))
         return PreparedPrompt(_not_empty(ids), template.stop_words, rounds_of(messages), images)
 
-    def encode(self, text: str, *, add_bos: bool, known: Sequence[KnownAnswer] = ()) -> list[int]:
+    def encode(self, text: str, *, add_bos: bool, known: Sequence[KnownResponse] = ()) -> list[int]:
         """Return the token ids of a finished prompt, in which the tokens of some places may be known.
 
         Raises
@@ -292,9 +292,9 @@ class PromptPreparer:
             if not known:
                 return self.tokenizer.encode_joined(pieces, add_bos)
             ids, begin = [], 0
-            for answer in known:
-                ids += self.tokenizer.encode(text[begin : answer.begin], add_bos and not begin) + answer.ids
-                begin = answer.end
+            for response in known:
+                ids += self.tokenizer.encode(text[begin : response.begin], add_bos and not begin) + response.ids
+                begin = response.end
             return ids + self.tokenizer.encode(text[begin:], add_bos=False)
 
     def _check_length(self, text: str, bound: PromptBound) -> None:

@@ -1,7 +1,11 @@
-"""Public names of version 0.1 that have a new spelling since 0.2. The old ones work for one release.
+"""Public names of earlier versions that have a new spelling now. The old ones work for one release.
 
 `docs/reference/renamed.md` shows these tables, and `tests/unit/test_renamed.py` uses every old name.
 """
+
+import argparse
+import sys
+from typing import Any
 
 TRITON_MODELS = {"ensemble_pictures": "ensemble_vision"}
 """Old name to new name of an ensemble. A repository of one model has both."""
@@ -19,8 +23,47 @@ ENGINE_METRICS = {
 }
 """Counters of the engine: on Triton's page with the prefix ``turbomind_``, and in ``Engine.metrics()``."""
 
-CONVERSATION_KEYS = {"pictures": "images"}
+CONVERSATION_KEYS = {"pictures": "images", "answers": "responses"}
 """Keys of conversations that the chat page has saved; read, not written."""
 
-TOOL_OPTIONS = {"tools/gpu_check.sh --rehearse": "--dry-run", "tools.bench.compare --patience": "--timeout"}
-"""Options of developers' tools."""
+OPTIONS = {
+    "lmdeploy plan --answer": "--output-tokens",
+    "tools/gpu_check.sh --rehearse": "--dry-run",
+    "tools.bench.compare --patience": "--timeout",
+}
+"""Command-line options."""
+
+JSON_KEYS = {"answer_rate": "output_rate"}
+"""Keys of ``lmdeploy plan --json``."""
+
+
+def accept_old_option(container: argparse._ActionsContainer, option: argparse.Action, old: str) -> None:
+    """Take an option under its old name too, with a warning that names the new one.
+
+    Parameters
+    ----------
+    container
+        The parser or group of the option.
+    option
+        What ``add_argument`` returned for the new name.
+    old
+        The old name, with its dashes. ``--help`` leaves it out.
+    """
+
+    class Old(argparse.Action):
+        def __call__(
+            self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, name: str | None = None
+        ) -> None:
+            new = option.option_strings[0]
+            print(f"{parser.prog}: {old} is called {new} now; the old name works until 0.3", file=sys.stderr)
+            option(parser, namespace, values, new)
+
+    container.add_argument(
+        old,
+        action=Old,
+        dest=option.dest,
+        nargs=option.nargs,
+        type=option.type or str,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )

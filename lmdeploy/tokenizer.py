@@ -103,7 +103,7 @@ class Tokenizer:
         return [token.content for token in backend.get_added_tokens_decoder().values()]
 
     def end_tokens(self) -> list[str]:
-        """Return the texts of the tokens that end an answer, as tokenizer and generation_config.json name them."""
+        """Return the texts of the tokens that end a response, as tokenizer and generation_config.json name them."""
         ids = {self.eos_token_id}
         file = self._directory / "generation_config.json"
         if file.is_file():

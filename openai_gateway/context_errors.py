@@ -19,7 +19,7 @@ def context_error(error: ContextExceeded, path: str, limit_field: str) -> ApiErr
     path
         Of the request.
     limit_field
-        What the request calls the limit of an answer's tokens.
+        What the request calls the limit of a response's tokens.
     """
     if not error.is_prompt:
         return _answer_error(error, path, limit_field)

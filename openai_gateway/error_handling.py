@@ -80,7 +80,7 @@ def install_error_handlers(
         Called when a value of a request is refused whose fields have the right types; its error is reported instead.
     """
 
-    async def answer(request: Request, error: Exception) -> Response:
+    async def respond(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
             error = _no_such_route(request, error)
         path: str = request.scope["path"]
@@ -99,7 +99,7 @@ def install_error_handlers(
 
     handled = (ApiError, TritonUnavailable, TritonRequestError, RequestValidationError, HTTPException, Exception)
     for kind in handled:
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, respond)
     app.add_exception_handler(ClientDisconnected, nobody_listens)
 
 

@@ -35,7 +35,7 @@ def api_of(path: str) -> Api:
 
 
 class ErrorDetail(BaseModel):
-    """The inside of an error answer."""
+    """The inside of an error response."""
 
     message: str
     type: str
@@ -44,7 +44,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """An error answer: OpenAI's in ``error``, LMDeploy's in the other members, where the code is the HTTP status."""
+    """An error response: OpenAI's in ``error``, LMDeploy's in the other members, where the code is the HTTP status."""
 
     error: ErrorDetail
     object: Literal["error"] = "error"
@@ -55,21 +55,21 @@ class ErrorResponse(BaseModel):
 
 
 class AnthropicErrorDetail(BaseModel):
-    """The inside of an error answer in the form of Anthropic's API."""
+    """The inside of an error response in the form of Anthropic's API."""
 
     type: str
     message: str
 
 
 class AnthropicErrorResponse(BaseModel):
-    """An error answer in the form of Anthropic's API."""
+    """An error response in the form of Anthropic's API."""
 
     type: Literal["error"] = "error"
     error: AnthropicErrorDetail
 
 
 class OllamaErrorResponse(BaseModel):
-    """An error answer in the form of Ollama's API."""
+    """An error response in the form of Ollama's API."""
 
     error: str
 
@@ -96,7 +96,7 @@ class ApiError(Exception):
         self.detail = detail
 
     def body(self) -> bytes:
-        """Return the JSON text of the answer."""
+        """Return the JSON text of the response."""
         error = {"message": self.message, "type": self._type, "param": self.param, "code": self.code}
         body: dict[str, Any] = {"error": error, "object": "error", **error, "code": self.status}
         if self.status == 401:
@@ -106,18 +106,18 @@ class ApiError(Exception):
         return orjson.dumps(body)
 
     def response(self, path: str = "") -> Response:
-        """Return the whole answer to a request for a path: clients of other APIs read theirs in other forms."""
+        """Return the whole response to a request for a path: clients of other APIs read theirs in other forms."""
         forms = {"openai": self.body, "anthropic": self.anthropic_body, "ollama": self.ollama_body}
         return Response(forms[api_of(path)](), self.status, self.headers, "application/json")
 
     def anthropic_body(self) -> bytes:
-        """Return the JSON text of the answer as Anthropic's API words it."""
+        """Return the JSON text of the response as Anthropic's API words it."""
         usual = "api_error" if self.status >= 500 else "invalid_request_error"
         error = {"type": _ANTHROPIC_TYPES.get(self.status, usual), "message": self.message}
         return orjson.dumps({"type": "error", "error": error})
 
     def ollama_body(self) -> bytes:
-        """Return the JSON text of the answer as Ollama's API words it."""
+        """Return the JSON text of the response as Ollama's API words it."""
         return orjson.dumps({"error": self.message})
 
     @property

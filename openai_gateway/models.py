@@ -214,9 +214,9 @@ class MultiModel:
     client
         Of the tritonserver.
     settings
-        How reasoning and calls are found in their answers.
+        How reasoning and calls are found in their responses.
     tracing
-        Makes spans of their answers.
+        Makes spans of their responses.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class Settings:
     reasoning_parser : str
         How the model marks its reasoning (`lmdeploy.templates.thinking.PARSERS`).
     tool_call_parser : str
-        How calls are written in answers (`lmdeploy.templates.tool_call_formats.PARSERS`).
+        How calls are written in responses (`lmdeploy.templates.tool_call_formats.PARSERS`).
     generation_config : str
         Where sampling defaults come from (`lmdeploy.model_metadata.sampling_defaults`): ``auto``, ``none`` or a folder.
     ledger : Path, optional

@@ -68,7 +68,7 @@ class Traffic:
         Mean turns of a conversation, and seconds from one to the next.
     systems, system_tokens
         Shared beginnings (popular ones far more often: Zipf), and tokens of each.
-    new, answer
+    new, response
         Mean tokens a turn brings and gets (exponential).
     """
 
@@ -98,14 +98,14 @@ def sampled(traffic: Traffic, seed: int = 0) -> Trace:
     lasted = np.cumsum(gaps)
     begin = chance.uniform(0, traffic.requests / traffic.rate, len(turns))
     new = np.maximum(1, chance.exponential(traffic.new, rows).astype(np.int64))
-    answer = np.maximum(1, chance.exponential(traffic.answer, rows).astype(np.int64))
-    said = np.cumsum(new + answer) - (new + answer)
+    response = np.maximum(1, chance.exponential(traffic.answer, rows).astype(np.int64))
+    said = np.cumsum(new + response) - (new + response)
     popularity = 1 / np.arange(1, traffic.systems + 1)
     system = chance.choice(traffic.systems, len(turns), p=popularity / popularity.sum())
     arrived = begin[session] + lasted - lasted[first][session]
     order = np.argsort(arrived, kind="stable")[: traffic.requests]
     shared = np.full(rows, traffic.system_tokens)
-    columns = (arrived, session, system[session], shared, said - said[first][session], new, answer)
+    columns = (arrived, session, system[session], shared, said - said[first][session], new, response)
     return {name: column[order].astype(np.float64) for name, column in zip(COLUMNS, columns, strict=True)}
 
 
@@ -185,14 +185,14 @@ class Replicas:
         self._ends: list[tuple[float, int, int]] = []  # heap of (time, replica, version)
 
     def next_end(self) -> float:
-        """Return when the next answer ends."""
+        """Return when the next response ends."""
         ends, engines = self._ends, self._engines
         while ends and engines[ends[0][1]].version != ends[0][2]:
             heappop(ends)
         return ends[0][0] if ends else inf
 
     def end(self) -> tuple[int, list[tuple[int, float]]]:
-        """End the next answer; return its row, and rows and times of first tokens of what enters the batch for it."""
+        """End the next response; return its row, and rows and times of first tokens of what enters the batch for it."""
         now, replica, _ = heappop(self._ends)
         engine = self._engines[replica]
         self._advance(engine, now)
@@ -200,20 +200,20 @@ class Replicas:
         self.loads.add(replica, -1)
         entered = []
         if engine.waiting:
-            waiting, computed, answer = engine.waiting.popleft()
-            entered.append((waiting, self._enter(engine, now, waiting, computed, answer)))
+            waiting, computed, response = engine.waiting.popleft()
+            entered.append((waiting, self._enter(engine, now, waiting, computed, response)))
         self._plan_end(replica, engine)
         return row, entered
 
-    def begin(self, replica: int, now: float, row: int, computed: float, answer: float) -> float | None:
+    def begin(self, replica: int, now: float, row: int, computed: float, response: float) -> float | None:
         """Give a replica a request; return when its first token comes, None where it waits."""
         self.loads.add(replica, 1)
         engine = self._engines[replica]
         if len(engine.batch) >= self._most:
-            engine.waiting.append((row, computed, answer))
+            engine.waiting.append((row, computed, response))
             return None
         self._advance(engine, now)
-        first = self._enter(engine, now, row, computed, answer)
+        first = self._enter(engine, now, row, computed, response)
         self._plan_end(replica, engine)
         return first
 
@@ -239,9 +239,9 @@ class Replicas:
             engine.room += cached.popitem(last=False)[1]
         return found
 
-    def _enter(self, engine: _Engine, now: float, row: int, computed: float, answer: float) -> float:
+    def _enter(self, engine: _Engine, now: float, row: int, computed: float, response: float) -> float:
         engine.clock = first = max(engine.clock, now) + computed * self._prompt
-        heappush(engine.batch, (engine.steps + answer, row))
+        heappush(engine.batch, (engine.steps + response, row))
         return first
 
     def _advance(self, engine: _Engine, now: float) -> None:
@@ -343,16 +343,16 @@ def simulate(trace: Trace, replicas: int, costs: Costs, strategy: str, slack: in
     for start in range(0, rows, _CHUNK):
         columns = [trace[name][start : start + _CHUNK].tolist() for name in COLUMNS]
         numbers = chance.random((2, len(columns[0]))).tolist()
-        for row, (now, session, system, system_tokens, history, new, answer, one, other) in enumerate(
+        for row, (now, session, system, system_tokens, history, new, response, one, other) in enumerate(
             zip(*columns, *numbers, strict=True), start
         ):
             while fleet.next_end() <= now:
                 end_one()
             chosen = choose(one, other, int(session), int(system))
             prompt = system_tokens + history + new
-            found = fleet.found(chosen, int(system), system_tokens, int(session), history, new + answer)
+            found = fleet.found(chosen, int(system), system_tokens, int(session), history, new + response)
             found_tokens += found
-            came = fleet.begin(chosen, now, row, prompt - found, answer)
+            came = fleet.begin(chosen, now, row, prompt - found, response)
             if came is not None:
                 first[row] = came
     while fleet.next_end() < inf:

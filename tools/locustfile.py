@@ -1,7 +1,7 @@
 """Load of many users, for locust: ``locust -f tools/locustfile.py --host http://localhost:23333``.
 
-Each user asks, reads the streamed answer, thinks, and asks again. Next to the metrics of locust there are times to the
-first token and between tokens.
+Each user asks, reads the streamed response, thinks, and asks again. Besides locust's own metrics it reports TTFT and
+inter-token latency.
 """
 
 import os
@@ -32,7 +32,7 @@ class ChatUser(HttpUser):
 
     @task
     def chat(self) -> None:
-        """Ask a question and read the answer."""
+        """Ask a question and read the response."""
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": random.choice(QUESTIONS)}],
@@ -43,22 +43,22 @@ class ChatUser(HttpUser):
         tokens = 0
         with self.client.post(
             "/v1/chat/completions", json=body, headers=HEADERS, stream=True, catch_response=True
-        ) as answer:
-            if answer.status_code != 200:
-                answer.failure(f"{answer.status_code}: {answer.text[:200]}")
+        ) as response:
+            if response.status_code != 200:
+                response.failure(f"{response.status_code}: {response.text[:200]}")
                 return
-            for line in answer.iter_lines():
+            for line in response.iter_lines():
                 if not line.startswith(b"data: {"):
                     continue
                 said = orjson.loads(line[6:])
                 if "error" in said:
-                    answer.failure(said["error"]["message"])
+                    response.failure(said["error"]["message"])
                     return
                 if said["choices"] and said["choices"][0]["delta"].get("content"):
                     now = time.perf_counter()
                     _report("first token" if tokens == 0 else "next token", now - (begin if tokens == 0 else last))
                     tokens, last = tokens + 1, now
-            answer.success()
+            response.success()
 
 
 def _report(name: str, seconds: float) -> None:

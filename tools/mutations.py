@@ -26,7 +26,9 @@ CORE, CACHE, SCHEDULER, SESSIONS, STEPS = (
         "schedule/step_loop",
     )
 )
-INBOX, QUEUE, ANSWER = (f"backend_cpp/engine/{file}.cc" for file in ("inbox", "grammar/grammar_queue", "answer/answer"))
+INBOX, QUEUE, GENERATION = (
+    f"backend_cpp/engine/{file}.cc" for file in ("inbox", "grammar/grammar_queue", "generation/generation")
+)
 AUTOMATON = "backend_cpp/engine/grammar/automaton.cc"
 
 
@@ -124,7 +126,7 @@ MUTATIONS = (
         "sequence.cached - config_.window + 9;",
     ),
     Mutation(
-        "nothing is computed behind an answer's last token",
+        "nothing is computed behind a response's last token",
         SCHEDULER,
         "return sequence.unseen == 0 || sequence.chosen() < sequence.params().max_new_tokens;",
         "return true;",
@@ -139,7 +141,7 @@ MUTATIONS = (
     Mutation(
         "no step begins before tokens that it depends on",
         STEPS,
-        "step.sequences[i]->answer.needs_known_tokens()",
+        "step.sequences[i]->generation.needs_known_tokens()",
         "false",
     ),
     # ---- sessions ----
@@ -171,32 +173,37 @@ MUTATIONS = (
         "  if (request.session) sessions_.erase(request.session->id);\n"
         "  if (request.session) turn = sessions_.prepare(",
     ),
-    # ---- answers to one request ----
+    # ---- responses to one request ----
     Mutation(
-        "the siblings of an answer that failed end with it",
+        "the siblings of a response that failed end with it",
         CORE,
         "[id](const Sequence& s) { return s.group->request == id; }, FinishReason::kError, &error);\n",
         "[&](const Sequence& s) { return s.group->request == id && &s == &sequence; }, "
         "FinishReason::kError, &error);\n",
     ),
     Mutation(
-        "a request ends with its last answer", CORE, "    --group.open_answers;\n", "    group.open_answers = 0;\n"
+        "a request ends with its last response",
+        CORE,
+        "    --group.open_responses;\n",
+        "    group.open_responses = 0;\n",
     ),
     Mutation(
-        "answers that have begun are waited for", CORE, "  group->open_answers += static_cast<int>(siblings.size());\n"
+        "responses that have begun are waited for",
+        CORE,
+        "  group->open_responses += static_cast<int>(siblings.size());\n",
     ),
     Mutation("an overdue request ends", CORE, "    if (*sequence.group->deadline <= now) return true;\n"),
     Mutation(
-        "an ended answer does not go on when its grammar is known", CORE, "    if (!sequence->is_open) continue;\n"
+        "an ended response does not go on when its grammar is known", CORE, "    if (!sequence->is_open) continue;\n"
     ),
     Mutation(
         "what a grammar forbids does not come",
-        ANSWER,
+        GENERATION,
         "  if (how.mask != nullptr) apply_mask(how.mask, vocab, logits);\n",
     ),
     Mutation(
         "no stop token comes before the least length",
-        ANSWER,
+        GENERATION,
         "position < rules_->params.min_new_tokens",
         "position + 1 < rules_->params.min_new_tokens",
     ),

@@ -94,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for _ in range(args.rounds):
             asked = make_round(lambda text: len(pipe.tokenizer.encode(text, add_bos=False)), args.session_len, source)
             start = time.perf_counter()
-            answer = pipe(asked.prompt, GenerationConfig(max_new_tokens=16))
+            response = pipe(asked.prompt, GenerationConfig(max_new_tokens=16))
             seconds = time.perf_counter() - start
-            is_right = asked.is_answered_by(answer.text)
+            is_right = asked.is_answered_by(response.text)
             found += is_right
             print(
                 f"{'found ' if is_right else 'missed'} {asked.key:5} at depth {asked.depth:.2f} of "
-                f"{answer.input_token_len} tokens in {seconds:.1f} s: {answer.text!r}"
+                f"{response.input_token_len} tokens in {seconds:.1f} s: {response.text!r}"
             )
     print(f"{found} of {args.rounds} found")
     return 0 if found == args.rounds else 1

@@ -82,15 +82,15 @@ async def _streams(port: int, streams: int, rounds: int) -> int:
         events = 0
         for _ in range(rounds):
             writer.write(_REQUEST % (len(_BODY), _BODY))
-            answer = b""
-            while not answer.endswith(b"\r\n0\r\n\r\n"):
+            response = b""
+            while not response.endswith(b"\r\n0\r\n\r\n"):
                 piece = await reader.read(1 << 18)
                 if not piece:
-                    raise RuntimeError(f"the gateway hung up: {answer[-200:]!r}")
+                    raise RuntimeError(f"the gateway hung up: {response[-200:]!r}")
                 events += piece.count(b"data: ")
-                answer = (answer + piece)[-200:]
-            if b"[DONE]" not in answer:
-                raise RuntimeError(f"an answer is not whole: {answer!r}")
+                response = (response + piece)[-200:]
+            if b"[DONE]" not in response:
+                raise RuntimeError(f"a response is not whole: {response!r}")
         writer.close()
         return events
 
@@ -120,8 +120,8 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--workers", type=flags.positive, nargs="+", default=[1], help="numbers of gateway processes")
-    parser.add_argument("--streams", type=flags.positive, nargs="+", default=[1, 16], help="answers at a time")
-    parser.add_argument("--tokens", type=flags.positive, default=512, help="an answer")
+    parser.add_argument("--streams", type=flags.positive, nargs="+", default=[1, 16], help="responses at a time")
+    parser.add_argument("--tokens", type=flags.positive, default=512, help="a response")
     parser.add_argument("--rounds", type=flags.positive, default=8, help="answers a stream")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file too")
     flags.add_progress(parser)

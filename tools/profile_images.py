@@ -5,7 +5,7 @@ A LLaVA of random weights, its tower of the size of CLIP ViT-L/14-336, is shown 
 - *prepare*: from a JPEG's bytes to rows that the engine takes, alongside tower and projector alone in ``transformers``
 - *together*: eight different images at once, alongside one after another
 - *again*: the first token of a second question about an image, alongside the first
-- *alongside*: the time between tokens of text answers, served, while others ask about images, and the same while they
+- *alongside*: the time between tokens of text responses, served, while others ask about images, and the same while they
   ask as many tokens of text
 """
 
@@ -170,7 +170,7 @@ def measure_questions(
 def measure_alongside(
     checkpoint: Path, rounds: int, files: Iterator[bytes], quiet: Callable[[], None], length: float, slot: float
 ) -> float:
-    """Return the median between tokens alongside images over that alongside texts, of a server's text answers."""
+    """Return the median between tokens alongside images over that alongside texts, of a server's text responses."""
 
     def ask(content: Any) -> Ask:
         message = {"role": "user", "content": content}

@@ -1,6 +1,6 @@
 """Measure what hostile callers cost honest ones: time between tokens alongside them, and alongside harmless twins.
 
-Honest callers stream answers without a pause. With them this many clients go through the corpus of hostile requests
+Honest callers stream responses without a pause. With them this many clients go through the corpus of hostile requests
 (tests/abuse/corpus.json), one request each a slot of time; then the same clients send the twins: the same prompts and
 lengths, without the harm. Both are done in turns, each with a server of its own. The aim is a ratio of 1.10 at most,
 and no honest request refused.
@@ -133,7 +133,7 @@ def main() -> None:
                 found[side] += asyncio.run(alongside(url, others, given.streams, given.seconds, given.slot, seed))
             advance()
     result = {side: Measurements.of(outcomes) for side, outcomes in found.items()}
-    header = ("alongside", "honest answers", "refused or failed", "median", "p99", "max", "requests alongside")
+    header = ("alongside", "honest responses", "refused or failed", "median", "p99", "max", "requests alongside")
     print(table(header, [measurements.row(side) for side, measurements in result.items()]))
     twins, hostile = result["harmless twins"], result["hostile clients"]
     print(f"p99 {hostile.p99 / twins.p99:.2f} times, median {hostile.median / twins.median:.2f} times")

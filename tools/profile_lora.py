@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16, help="of each layer (default: %(default)s)")
     parser.add_argument("--all-layers", action="store_true", help="adapt the MLPs too, not only q, k, v and o")
     parser.add_argument("--weight-bits", type=int, choices=(4, 8), help="of the base")
-    parser.add_argument("--tokens", type=int, default=96, help="of an answer (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=96, help="of a response (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="times each is measured (default: %(default)s)")
     args = parser.parse_args()
     model = locate_model(args.model_path)

@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dataset-name", choices=["sharegpt", "random"], default="sharegpt")
     parser.add_argument("--dataset-path", type=Path, help="ShareGPT-style JSON; without it prompts are random")
     parser.add_argument("--num-prompts", type=flags.positive, default=1000)
-    parser.add_argument("--sharegpt-output-len", type=flags.positive, help="length of every answer")
+    parser.add_argument("--sharegpt-output-len", type=flags.positive, help="length of every response")
     parser.add_argument("--random-input-len", type=flags.positive, default=1024)
     parser.add_argument("--random-output-len", type=flags.positive, default=128)
     parser.add_argument("--random-range-ratio", type=float, default=0.0, help="shortest lengths, as a share of these")

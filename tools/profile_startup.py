@@ -42,8 +42,8 @@ def started(model: str, options: list[str]) -> tuple[float, dict[str, float]]:
 
 def _is_healthy(port: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as response:
+            return bool(response.status == 200)
     except (OSError, urllib.error.URLError):
         return False
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.bench import arguments as flags
 from tools.bench.inprocess import in_process
-from tools.bench.over_http import answers_over_http
+from tools.bench.over_http import over_http
 from tools.bench.progress import progress_bar
 from tools.bench.report import milliseconds, table, write_report
 from tools.bench.server import running_server
@@ -59,14 +59,14 @@ def main() -> None:
     found: list[Gaps] = []
     with progress_bar(2 * len(requests), "run", is_shown=not given.disable_tqdm) as advance:
         with in_process(given.model_path, config) as engine:
-            engine.answer(engine.tokenize(warm_up), 1, GREEDY)
+            engine.generate(engine.tokenize(warm_up), 1, GREEDY)
             for count, asked in requests.items():
-                found.append(Gaps.of(count, "in process", engine.answer(engine.tokenize(asked), count, GREEDY)))
+                found.append(Gaps.of(count, "in process", engine.generate(engine.tokenize(asked), count, GREEDY)))
                 advance()
         with running_server(given.model_path, config) as url:
-            answers_over_http(url, warm_up, 1, GREEDY)
+            over_http(url, warm_up, 1, GREEDY)
             for count, asked in requests.items():
-                records = answers_over_http(url, asked, count, GREEDY, counts_always=True)
+                records = over_http(url, asked, count, GREEDY, counts_always=True)
                 found.append(Gaps.of(count, "gateway and Triton", records))
                 advance()
     steps = {each.streams: each.median for each in found if each.where == "in process"}

@@ -1,6 +1,6 @@
 """Drive a served model for a stated time with mixed traffic, and look whether anything grows, hangs or is left.
 
-Callers stream, ask for whole answers, send long prompts, leave, hold conversations, want JSON, and send the hostile
+Callers stream, ask for whole responses, send long prompts, leave, hold conversations, want JSON, and send the hostile
 requests of tests/abuse/corpus.json. With --restart-every tritonserver is killed again and again. The exit status is 1
 where a request found no end, cache blocks or requests were left, or memory grew beyond --most-growth.
 """
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--url", help="of a running server, whose processes are not looked at; default: one is started")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--callers", type=flags.positive, default=16, help="at a time")
-    parser.add_argument("--longest", type=flags.positive, default=400, help="tokens of a prompt; answers: a quarter")
+    parser.add_argument("--longest", type=flags.positive, default=400, help="tokens of a prompt; responses: a quarter")
     parser.add_argument(
         "--restart-every", type=float, default=0.0, metavar="SECONDS", help="kill tritonserver; 0: never"
     )

@@ -47,7 +47,7 @@ def create_app(
     metrics_url: str = "",
     sampling_defaults: Mapping[str, Any] | None = None,
 ) -> ASGIApp:
-    """Return the page as an ASGI application that stops its running answers when it shuts down.
+    """Return the page as an ASGI application that stops its running responses when it shuts down.
 
     Parameters
     ----------

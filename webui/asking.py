@@ -1,4 +1,4 @@
-"""What happens when the page is used: questions, answers, and which conversation is shown.
+"""What happens when the page is used: questions, responses, and which conversation is shown.
 
 The shown conversation is kept by Gradio a browser session at a time (``gr.State``), so every browser tab has its own;
 all of them are kept by the browser (`browser.js`).
@@ -33,7 +33,7 @@ class Asking:
     def ask(self, asked: dict[str, Any], said: Conversation | None, request: gr.Request, *values: Any) -> list[Any]:
         """Take what was written as a question."""
         text = asked["text"].strip()
-        if not text or self._page.is_answering(request.session_hash):
+        if not text or self._page.is_generating(request.session_hash):
             return [gr.skip()] * 3
         said = said or Conversation()
         if _is_too_long(said, text):
@@ -42,8 +42,8 @@ class Asking:
         return self._begin(said, request, values, value=None)
 
     def ask_again(self, said: Conversation | None, data: gr.RetryData, request: gr.Request, *values: Any) -> list[Any]:
-        """Want another answer to the last question."""
-        if said is None or not said.turns or self._page.is_answering(request.session_hash) or _is_too_long(said):
+        """Want another response to the last question."""
+        if said is None or not said.turns or self._page.is_generating(request.session_hash) or _is_too_long(said):
             return [gr.skip()] * 3
         said.turns[-1].ask_again()
         return self._begin(said, request, values)
@@ -55,7 +55,7 @@ class Asking:
         if said is None or not said.turns:
             return [gr.skip()] * 4
         text = data.value.strip() if isinstance(data.value, str) else ""
-        is_asked = text and isinstance(data.index, int) and not self._page.is_answering(request.session_hash)
+        is_asked = text and isinstance(data.index, int) and not self._page.is_generating(request.session_hash)
         if not is_asked or _is_too_long(said, text):
             return [chat_view(said.turns), *[gr.skip()] * 3]
         number = turn_at(said.turns, data.index)
@@ -67,15 +67,15 @@ class Asking:
         self._page.show(request.session_hash, said.id)
         return [_question(True, **question), said, said.to_json()]
 
-    async def answer(
+    async def generate(
         self, said: Conversation | None, names: list[str], request: gr.Request, *values: Any
     ) -> AsyncIterator[list[Any]]:
-        """Answer the last question, if it waits for an answer."""
+        """Answer the last question, if it waits for a response."""
         session = request.session_hash or ""
-        if said is None or not said.is_running or self._page.is_answering(session):
+        if said is None or not said.is_running or self._page.is_generating(session):
             return
         settings = settings_from(values)
-        async for view in self._page.answer(said.turns, settings, session):
+        async for view in self._page.generate(said.turns, settings, session):
             if self._page.shown.get(session) == said.id:
                 yield [view, gr.skip(), gr.skip(), gr.skip()]
         if self._page.shown.get(session) == said.id:
@@ -84,7 +84,7 @@ class Asking:
             yield [gr.skip(), gr.skip(), gr.skip(), said.to_json()]
 
     def stop(self, request: gr.Request) -> None:
-        """Stop the running answer."""
+        """Stop the running response."""
         self._page.stop(request.session_hash)
 
     def leave(self, request: gr.Request) -> None:
@@ -102,11 +102,11 @@ class Asking:
         settings = settings_from(values)
         return self._show(Conversation(settings=Settings(**{**vars(settings), "system_prompt": ""})), request)
 
-    def show_answer(self, said: Conversation | None, step: Any, request: gr.Request) -> list[Any]:
-        """Show another answer to a question, or all of them."""
+    def show_response(self, said: Conversation | None, step: Any, request: gr.Request) -> list[Any]:
+        """Show another response to a question, or all of them."""
         if said is None:
             return [gr.skip()] * 3
-        if isinstance(step, list) and len(step) == 2 and not self._page.is_answering(request.session_hash):
+        if isinstance(step, list) and len(step) == 2 and not self._page.is_generating(request.session_hash):
             number, steps = step
             if isinstance(number, int) and 0 <= number < len(said.turns) and isinstance(steps, int):
                 turn = said.turns[number]
@@ -147,5 +147,5 @@ def _is_too_long(said: Conversation, text: str = "") -> bool:
 
 
 def _question(is_running: bool, **further: Any) -> Any:
-    """Return what the field for questions becomes while an answer runs, or when none does."""
+    """Return what the field for questions becomes while a response runs, or when none does."""
     return gr.update(submit_btn=not is_running, stop_btn=is_running, **further)

@@ -131,8 +131,8 @@ def build(
             "show_progress": "hidden",
             "api_visibility": "private",
         }
-        answering: dict[str, Any] = {
-            "fn": asks.answer,
+        generating: dict[str, Any] = {
+            "fn": asks.generate,
             "inputs": [conversation, *controls],
             "outputs": [chat, conversation, question, kept.kept],
             "concurrency_limit": None,
@@ -142,9 +142,9 @@ def build(
         }
         asked = [question, conversation, kept.kept]
         settings = panel.inputs
-        question.submit(asks.ask, [question, conversation, *settings], asked, **at_once).then(**answering)
-        chat.retry(asks.ask_again, [conversation, *settings], asked, **at_once).then(**answering)
-        chat.edit(asks.ask_otherwise, [conversation, *settings], [chat, *asked], **at_once).then(**answering)
+        question.submit(asks.ask, [question, conversation, *settings], asked, **at_once).then(**generating)
+        chat.retry(asks.ask_again, [conversation, *settings], asked, **at_once).then(**generating)
+        chat.edit(asks.ask_otherwise, [conversation, *settings], [chat, *asked], **at_once).then(**generating)
         question.stop(asks.stop, **at_once)
         blocks.unload(asks.leave)
 
@@ -152,7 +152,7 @@ def build(
         kept.entries.select(**showing, **at_once)
         gr.on([clear.click, kept.entries.clear], asks.show_new, panel.inputs, shown, js=LEAVE, **at_once)
         kept.entries.apply(
-            asks.show_answer, [conversation, kept.step], [conversation, chat, kept.kept], js=STEP, **at_once
+            asks.show_response, [conversation, kept.step], [conversation, chat, kept.kept], js=STEP, **at_once
         )
         kept.load.upload(asks.take_file, kept.load, [*shown, kept.kept], **at_once)
         kept.export_json.click(asks.as_json, kept.kept, kept.file, js=CURRENT, **at_once)

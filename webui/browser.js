@@ -149,7 +149,7 @@ window.chats = (() => {
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   };
 
-  let step = null; // to another answer
+  let step = null; // to another response
   document.addEventListener("click", (event) => {
     const button = event.target.closest?.("#chat .place button");
     const turn = button?.className.match(/turn-(\d+)/);

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Outcome(Enum):
-    """How far an answer is."""
+    """How far a response is."""
 
     RUNNING = "running"
     COMPLETE = "complete"
@@ -36,7 +36,7 @@ class Call:
 
 @dataclass
 class Piece:
-    """A piece of an answer, as a server streams it.
+    """A piece of a response, as a server streams it.
 
     Attributes
     ----------
@@ -63,13 +63,13 @@ class Piece:
 
 
 @dataclass
-class Answer:
-    """One answer to a question, which grows while it is generated.
+class Response:
+    """One response to a question, which grows while it is generated.
 
     Attributes
     ----------
     error
-        Why there is no whole answer, in words for the reader; empty otherwise.
+        Why there is no whole response, in words for the reader; empty otherwise.
     waited, thought, decoded
         Seconds to the first token, until the end of reasoning, and from the first to the last token.
     token_ids
@@ -125,7 +125,7 @@ class Answer:
             self.outcome = _OUTCOMES.get(piece.finish_reason, Outcome.COMPLETE)
 
     def metrics(self) -> list[str]:
-        """Return what stands under the answer: counts, speed, and why it ended early, if it did."""
+        """Return what stands under the response: counts, speed, and why it ended early, if it did."""
         parts = []
         if self.token_count:
             parts.append(f"{self.token_count:,} token{'' if self.token_count == 1 else 's'}")
@@ -144,49 +144,49 @@ class Answer:
 
 @dataclass
 class Turn:
-    """A question and its answers, of which one is shown and sent with later questions.
+    """A question and its responses, of which one is shown and sent with later questions.
 
     Attributes
     ----------
     images
         Files of what is shown with the question.
     shown
-        Which of the answers.
+        Which of the responses.
     is_compared
         All of them are shown side by side, for now.
     """
 
     question: str
     images: tuple[str, ...] = ()
-    answers: list[Answer] = field(default_factory=lambda: [Answer()])
+    responses: list[Response] = field(default_factory=lambda: [Response()])
     shown: int = 0
     is_compared: bool = False
 
     @property
-    def answer(self) -> Answer:
-        """The answer that is shown."""
-        return self.answers[self.shown]
+    def response(self) -> Response:
+        """The response that is shown."""
+        return self.responses[self.shown]
 
     @property
     def length(self) -> int:
-        """Characters of the question and its answers."""
-        return len(self.question) + sum(sum(answer.size) for answer in self.answers)
+        """Characters of the question and its responses."""
+        return len(self.question) + sum(sum(response.size) for response in self.responses)
 
     def ask_again(self) -> None:
-        """Begin another answer. Those in which nothing was said are forgotten."""
-        self.answers = [*(answer for answer in self.answers if not answer.is_empty), Answer()]
-        self.shown = len(self.answers) - 1
+        """Begin another response. Those in which nothing was said are forgotten."""
+        self.responses = [*(response for response in self.responses if not response.is_empty), Response()]
+        self.shown = len(self.responses) - 1
         self.is_compared = False
 
     def show(self, step: int) -> None:
-        """Show an answer alongside the shown one, if there is one."""
-        self.shown = min(max(self.shown + step, 0), len(self.answers) - 1)
+        """Show a response alongside the shown one, if there is one."""
+        self.shown = min(max(self.shown + step, 0), len(self.responses) - 1)
 
 
 def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return the OpenAI messages of a conversation whose last turn is still to be answered.
 
-    Earlier turns that brought no answer are left out: the model never saw a reply to them. What is said after a call
+    Earlier turns that brought no response are left out: the model never saw a reply to them. What is said after a call
     is its result. Reasoning is left out, as models expect it.
 
     Raises
@@ -199,11 +199,13 @@ def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any
     messages: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
     calls: list[Call] = []
     for turn in turns[:-1]:
-        answer = turn.answer
-        if answer.text or answer.calls:
+        response = turn.response
+        if response.text or response.calls:
             messages += _asked(turn, calls)
-            messages.append({"role": "assistant", "content": answer.text} | _called(answer.calls) | _written(answer))
-            calls = answer.calls
+            messages.append(
+                {"role": "assistant", "content": response.text} | _called(response.calls) | _written(response)
+            )
+            calls = response.calls
     return [*messages, *_asked(turns[-1], calls)]
 
 
@@ -228,9 +230,11 @@ def _asked(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": _said(turn)}]
 
 
-def _written(answer: Answer) -> dict[str, Any]:
-    """Return the tokens of an answer that is all text: a later turn begins with them (`lmdeploy.known_answers`)."""
-    return {"token_ids": answer.token_ids} if answer.token_ids and not (answer.reasoning or answer.calls) else {}
+def _written(response: Response) -> dict[str, Any]:
+    """Return the tokens of a response that is all text: a later turn begins with them (`lmdeploy.known_responses`)."""
+    return (
+        {"token_ids": response.token_ids} if response.token_ids and not (response.reasoning or response.calls) else {}
+    )
 
 
 def _called(calls: Sequence[Call]) -> dict[str, Any]:

@@ -27,11 +27,11 @@ class ConversationList:
     ----------
     entries
         Reports ``select`` when a conversation is chosen, ``clear`` when the shown one is deleted, and ``apply`` when
-        another answer is to be shown.
+        another response is to be shown.
     kept
         What the browser is to keep, or has kept.
     step
-        Number of a turn, and where the answer stands that it is to show, seen from the shown one.
+        Number of a turn, and where the response stands that it is to show, seen from the shown one.
     file
         What is exported, ``name`` and ``text``.
     """

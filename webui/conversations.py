@@ -13,7 +13,7 @@ from lmdeploy.renamed import CONVERSATION_KEYS
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
 from webui import uploads
-from webui.conversation import MOST_IMAGES, Answer, Call, Outcome, Turn
+from webui.conversation import MOST_IMAGES, Call, Outcome, Response, Turn
 from webui.settings import Settings, settings_of
 
 _LONGEST_TITLE = 60
@@ -55,8 +55,8 @@ class Conversation:
 
     @property
     def is_running(self) -> bool:
-        """Whether its last answer is still to come, or coming."""
-        return bool(self.turns) and self.turns[-1].answer.outcome is Outcome.RUNNING
+        """Whether its last response is still to come, or coming."""
+        return bool(self.turns) and self.turns[-1].response.outcome is Outcome.RUNNING
 
     def to_json(self, *, with_images: bool = True) -> dict[str, Any]:
         """Return it as JSON; images are names of files of this server."""
@@ -119,17 +119,17 @@ def imported(text: str) -> Conversation:
 
 
 def _reported(turn: Turn, with_images: bool) -> dict[str, Any]:
-    answers = [asdict(answer) | {"outcome": answer.outcome.value} for answer in turn.answers]
-    for answer in answers:
-        del answer["token_ids"]  # they would take as much of the browser's room as the text
+    responses = [asdict(response) | {"outcome": response.outcome.value} for response in turn.responses]
+    for response in responses:
+        del response["token_ids"]  # they would take as much of the browser's room as the text
     images = list(turn.images) if with_images else []
-    return {"question": turn.question, "images": images, "answers": answers, "shown": turn.shown}
+    return {"question": turn.question, "images": images, "responses": responses, "shown": turn.shown}
 
 
 def _turn(reported: Mapping[str, Any], images_below: Path | None) -> Turn:
     reported = {CONVERSATION_KEYS.get(key, key): value for key, value in reported.items()}
-    answers, images = reported.get("answers"), reported.get("images")
-    read = [_answer(each) for each in (answers if isinstance(answers, list) else []) if isinstance(each, Mapping)]
+    responses, images = reported.get("responses"), reported.get("images")
+    read = [_response(each) for each in (responses if isinstance(responses, list) else []) if isinstance(each, Mapping)]
     turn = Turn(
         question=_text(reported.get("question")),
         images=tuple(
@@ -137,17 +137,17 @@ def _turn(reported: Mapping[str, Any], images_below: Path | None) -> Turn:
             for each in (images if isinstance(images, list) else [])[:MOST_IMAGES]
             if images_below is not None and uploads.find(each, images_below)
         ),
-        answers=read or [Answer(outcome=Outcome.STOPPED)],
+        responses=read or [Response(outcome=Outcome.STOPPED)],
     )
     turn.show(int(_number(reported.get("shown"))))
     return turn
 
 
-def _answer(reported: Mapping[str, Any]) -> Answer:
+def _response(reported: Mapping[str, Any]) -> Response:
     calls = reported.get("calls")
     outcomes = {outcome.value: outcome for outcome in Outcome if outcome is not Outcome.RUNNING}
     counts = [reported.get(name) for name in ("prompt_count", "cached_count")]
-    return Answer(
+    return Response(
         text=_text(reported.get("text")),
         reasoning=_text(reported.get("reasoning")),
         calls=[
@@ -179,10 +179,10 @@ def _of_messages(messages: list[Any]) -> Conversation:
         if role in ("system", "developer"):
             conversation.settings = Settings(system_prompt=text)
         elif role == "user":
-            conversation.turns.append(Turn(text, answers=[Answer(outcome=Outcome.STOPPED)]))
+            conversation.turns.append(Turn(text, responses=[Response(outcome=Outcome.STOPPED)]))
         elif role == "assistant" and conversation.turns:
             reasoning = _text(message.get("reasoning_content"))
-            conversation.turns[-1].answers = [Answer(text, reasoning, outcome=Outcome.COMPLETE)]
+            conversation.turns[-1].responses = [Response(text, reasoning, outcome=Outcome.COMPLETE)]
     return conversation
 
 

@@ -15,7 +15,7 @@ def as_json(conversation: Conversation) -> str:
 
 
 def as_markdown(conversation: Conversation) -> str:
-    """Return a document to read: the shown answers, reasoning as quotations."""
+    """Return a document to read: the shown responses, reasoning as quotations."""
     parts = [f"# {conversation.title}"]
     if prompt := conversation.settings.system_prompt.strip():
         parts.append(f"> System prompt: {_quoted(prompt)}")
@@ -34,12 +34,12 @@ def _turn(turn: Turn) -> list[str]:
     images = len(turn.images)
     shown = [f"*{images} image{'' if images == 1 else 's'}*"] if images else []
     parts = ["## You", *shown, turn.question, "## Model"]
-    answer = turn.answer
-    if answer.reasoning.strip():
-        parts.append(f"> {_quoted(answer.reasoning.strip())}")
-    parts += [answer.text.strip()] if answer.text.strip() else []
-    parts += [f"Calls `{call.name}`:\n\n```json\n{call.arguments}\n```" for call in answer.calls]
-    parts += [f"*{answer.error}*"] if answer.error else []
+    response = turn.response
+    if response.reasoning.strip():
+        parts.append(f"> {_quoted(response.reasoning.strip())}")
+    parts += [response.text.strip()] if response.text.strip() else []
+    parts += [f"Calls `{call.name}`:\n\n```json\n{call.arguments}\n```" for call in response.calls]
+    parts += [f"*{response.error}*"] if response.error else []
     return parts
 
 

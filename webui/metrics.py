@@ -88,8 +88,8 @@ class Watch:
             if self._client is None:
                 self._client = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
             try:
-                answer = await self._client.get(self.url)
-                metrics = metrics_of(answer.text) if answer.status_code == httpx.codes.OK else {}
+                response = await self._client.get(self.url)
+                metrics = metrics_of(response.text) if response.status_code == httpx.codes.OK else {}
             except httpx.HTTPError:
                 metrics = {}
             if not metrics:

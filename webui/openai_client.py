@@ -18,7 +18,7 @@ _FURTHER = ("top_k", "min_p", "repetition_penalty", "thinking_budget")
 
 
 class OpenAIClient:
-    """A server with OpenAI's API as the page sees it (`webui.answering.Server`).
+    """A server with OpenAI's API as the page sees it (`webui.generating.Server`).
 
     Parameters
     ----------
@@ -38,8 +38,8 @@ class OpenAIClient:
         self._is_ours = False
         self._sampling_defaults: dict[str, Mapping[str, Any]] = {}
 
-    async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
-        """Stream the answer to messages.
+    async def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
+        """Stream the response to messages.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class OpenAIClient:
         return [model.id for model in models]
 
     def sampling_defaults(self, model: str) -> Mapping[str, Any]:
-        """Return what a model has by default (`webui.answering.Server`); ours reports it with its models."""
+        """Return what a model has by default (`webui.generating.Server`); ours reports it with its models."""
         return self._sampling_defaults.get(model, {})
 
     async def model_name(self) -> str:
@@ -143,7 +143,7 @@ def _fields(settings: Settings, default: Settings) -> dict[str, Any]:
 
 
 def _with_tokens(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields of a request whose answer reports its tokens."""
+    """Return fields of a request whose response reports its tokens."""
     return fields | {"extra_body": (fields.get("extra_body") or {}) | {"return_token_ids": True}}
 
 

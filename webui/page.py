@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmdeploy.serve.client import TritonUnavailable
-from webui.answering import Server, answer_last
 from webui.conversation import Turn
+from webui.generating import Server, generate_last
 from webui.metrics import Watch
 from webui.settings import Settings, settings_of
 from webui.view import chat_view, header_html
@@ -17,7 +17,7 @@ REDRAW_SECONDS = 0.05
 
 @dataclass
 class Page:
-    """What all browsers share: the connection, and the running answer of each browser session.
+    """What all browsers share: the connection, and the running response of each browser session.
 
     Attributes
     ----------
@@ -55,18 +55,18 @@ class Page:
         """Return the settings that a model recommends, or those of every model where the server reports none."""
         return settings_of(self.server.sampling_defaults(model))
 
-    def is_answering(self, session: str | None) -> bool:
-        """Return whether an answer is running in a browser session."""
+    def is_generating(self, session: str | None) -> bool:
+        """Return whether a response is running in a browser session."""
         return (session or "") in self.running
 
     def stop(self, session: str | None) -> None:
-        """Stop the running answer of a browser session, if there is one."""
+        """Stop the running response of a browser session, if there is one."""
         task = self.running.get(session or "")
         if task is not None:
             task.cancel()
 
     def show(self, session: str | None, conversation: str) -> None:
-        """Hear which conversation a browser session shows from now on. An answer in another one is stopped."""
+        """Hear which conversation a browser session shows from now on. A response in another one is stopped."""
         if self.shown.get(session or "") != conversation:
             self.stop(session)
         self.shown[session or ""] = conversation
@@ -76,14 +76,16 @@ class Page:
         self.stop(session)
         self.shown.pop(session or "", None)
 
-    async def answer(self, turns: list[Turn], settings: Settings, session: str) -> AsyncIterator[list[dict[str, Any]]]:
-        """Generate the last turn's answer, and yield the chat to show whenever it has changed."""
-        task = asyncio.create_task(answer_last(self.server, turns, settings))
+    async def generate(
+        self, turns: list[Turn], settings: Settings, session: str
+    ) -> AsyncIterator[list[dict[str, Any]]]:
+        """Generate the last turn's response, and yield the chat to show whenever it has changed."""
+        task = asyncio.create_task(generate_last(self.server, turns, settings))
         self.running[session] = task
         try:
             shown = None
             while not task.done():
-                if (size := turns[-1].answer.size) != shown:
+                if (size := turns[-1].response.size) != shown:
                     shown = size
                     yield chat_view(turns)
                 await asyncio.wait({task}, timeout=REDRAW_SECONDS)

@@ -1,4 +1,4 @@
-"""What the controls of the page say about the next answer."""
+"""What the controls of the page say about the next response."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ THINKING = ("default", "on", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """How the next answer is to be generated.
+    """How the next response is to be generated.
 
     Attributes
     ----------
     model
         Model or adapter that answers; empty: the server's first.
     seed
-        None: every answer is drawn anew.
+        None: every response is drawn anew.
     json_schema
-        JSON text of what the answer must look like; empty: free.
+        JSON text of what the response must look like; empty: free.
     thinking
         One of `THINKING`.
     thinking_budget
@@ -83,7 +83,7 @@ class Settings:
 
     @property
     def response_format(self) -> dict[str, Any] | None:
-        """What the answer must look like, as OpenAI's field of that name.
+        """What the response must look like, as OpenAI's field of that name.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class Settings:
             The schema is no JSON object; the text is for the reader of the page.
         """
         schema = _json_of("JSON schema", self.json_schema, dict)
-        return schema and {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+        return schema and {"type": "json_schema", "json_schema": {"name": "response", "schema": schema, "strict": True}}
 
     @property
     def tool_list(self) -> list[dict[str, Any]] | None:

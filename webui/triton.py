@@ -27,7 +27,7 @@ class TritonServer(TritonClient):
         self._sampling_defaults = sampling_defaults or {}
 
     def sampling_defaults(self, model: str) -> Mapping[str, Any]:
-        """Return what the model has by default (`webui.answering.Server`), as this process was given."""
+        """Return what the model has by default (`webui.generating.Server`), as this process was given."""
         return self._sampling_defaults
 
     async def models(self) -> list[str]:
@@ -47,8 +47,8 @@ class TritonServer(TritonClient):
             return [name]
         return [name, *sorted(adapter for adapter, note in adapters.items() if not note)]
 
-    async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
-        """Stream the answer to messages (`webui.answering.Server`)."""
+    async def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
+        """Stream the response to messages (`webui.generating.Server`)."""
         if settings.tools.strip():
             raise ValueError("Calls of tools need a server with OpenAI's API, and this page asks Triton itself")
         if settings.thinking_budget is not None:

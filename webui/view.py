@@ -7,20 +7,20 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from webui.conversation import Answer, Call, Outcome, Turn
+from webui.conversation import Call, Outcome, Response, Turn
 
 WAITING = "…"
 
 
 def chat_view(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Return a conversation as Gradio shows it: under each answer its metrics, or what went wrong."""
-    return [message for number, turn in enumerate(turns) for message in [*_asked(turn), *_answered(turn, number)]]
+    """Return a conversation as Gradio shows it: under each response its metrics, or what went wrong."""
+    return [message for number, turn in enumerate(turns) for message in [*_asked(turn), *_shown_response(turn, number)]]
 
 
 def turn_at(turns: Sequence[Turn], index: int) -> int:
     """Return which turn a message of `chat_view` belongs to."""
     for number, turn in enumerate(turns):
-        index -= len(_asked(turn)) + len(_answered(turn, number))
+        index -= len(_asked(turn)) + len(_shown_response(turn, number))
         if index < 0:
             return number
     return len(turns) - 1
@@ -37,29 +37,29 @@ def _asked(turn: Turn) -> list[dict[str, Any]]:
     return [*images, {"role": "user", "content": turn.question}]
 
 
-def _answered(turn: Turn, number: int) -> list[dict[str, Any]]:
-    answer = turn.answer
+def _shown_response(turn: Turn, number: int) -> list[dict[str, Any]]:
+    response = turn.response
     shown = []
-    if turn.is_compared and len(turn.answers) > 1 and answer.outcome is not Outcome.RUNNING:
+    if turn.is_compared and len(turn.responses) > 1 and response.outcome is not Outcome.RUNNING:
         alongside = {"role": "assistant", "content": _alongside(turn, number)}
         return [alongside, {"role": "assistant", "content": _under(turn, number)}]
-    if answer.reasoning:
-        shown.append(_reasoning(answer))
-    if answer.text or (answer.outcome is Outcome.RUNNING and answer.is_empty):
-        shown.append({"role": "assistant", "content": answer.text or WAITING})
-    shown += [_call(call, answer.outcome is Outcome.RUNNING) for call in answer.calls]
-    if answer.error:
-        shown.append({"role": "assistant", "content": f'<span class="notice">{html.escape(answer.error)}</span>'})
-    if answer.outcome is not Outcome.RUNNING and (answer.metrics() or len(turn.answers) > 1):
+    if response.reasoning:
+        shown.append(_reasoning(response))
+    if response.text or (response.outcome is Outcome.RUNNING and response.is_empty):
+        shown.append({"role": "assistant", "content": response.text or WAITING})
+    shown += [_call(call, response.outcome is Outcome.RUNNING) for call in response.calls]
+    if response.error:
+        shown.append({"role": "assistant", "content": f'<span class="notice">{html.escape(response.error)}</span>'})
+    if response.outcome is not Outcome.RUNNING and (response.metrics() or len(turn.responses) > 1):
         shown.append({"role": "assistant", "content": _under(turn, number)})
     return shown
 
 
-def _reasoning(answer: Answer) -> dict[str, Any]:
-    is_thinking = answer.outcome is Outcome.RUNNING and not (answer.text or answer.calls)
-    title = "Thinking" if is_thinking else f"Thought for {answer.thought:.1f} s" if answer.thought else "Reasoning"
+def _reasoning(response: Response) -> dict[str, Any]:
+    is_thinking = response.outcome is Outcome.RUNNING and not (response.text or response.calls)
+    title = "Thinking" if is_thinking else f"Thought for {response.thought:.1f} s" if response.thought else "Reasoning"
     status = "pending" if is_thinking else "done"
-    return {"role": "assistant", "content": answer.reasoning, "metadata": {"title": title, "status": status}}
+    return {"role": "assistant", "content": response.reasoning, "metadata": {"title": title, "status": status}}
 
 
 def _call(call: Call, is_running: bool) -> dict[str, Any]:
@@ -75,9 +75,9 @@ def _call(call: Call, is_running: bool) -> dict[str, Any]:
 
 
 def _under(turn: Turn, number: int) -> str:
-    """Return the line under an answer; `browser.js` hears of its buttons."""
-    metrics = html.escape(" · ".join(turn.answer.metrics()))
-    count = len(turn.answers)
+    """Return the line under a response; `browser.js` hears of its buttons."""
+    metrics = html.escape(" · ".join(turn.response.metrics()))
+    count = len(turn.responses)
     if count == 1:
         return f"<small>{metrics}</small>"
 
@@ -93,12 +93,14 @@ def _button(number: int, step: int, mark: str, label: str) -> str:
 
 
 def _alongside(turn: Turn, number: int) -> str:
-    """Return all answers of a turn as columns, each under a button that takes it."""
+    """Return all responses of a turn as columns, each under a button that takes it."""
     columns = []
-    for index, answer in enumerate(turn.answers):
+    for index, response in enumerate(turn.responses):
         taken = " taken" if index == turn.shown else ""
         button = _button(number, index - turn.shown, f"Response {index + 1}", "Continue with this response")
-        text = answer.text or "\n\n".join(f"Calls {call.name}" for call in answer.calls) or html.escape(answer.error)
-        text += "\n```" * (text.count("```") % 2)  # an answer that was cut leaves a block open
+        text = (
+            response.text or "\n\n".join(f"Calls {call.name}" for call in response.calls) or html.escape(response.error)
+        )
+        text += "\n```" * (text.count("```") % 2)  # a response that was cut leaves a block open
         columns.append(f'<div class="column{taken}"><span class="place">{button}</span>\n\n{text}\n\n</div>')
     return f'<div class="alongside">\n{"".join(columns)}\n</div>'

@@ -16,7 +16,7 @@ struct RequestLimits {
   ImageTraits images{};                // of rows in place of token embeddings
   int most_whole_rows = 0;             // that one step can hold
   bool has_grammars = false;           // response formats can be had
-  std::vector<int32_t> eos_token_ids;  // end answers that do not ignore them
+  std::vector<int32_t> eos_token_ids;  // end responses that do not ignore them
 };
 
 // Refuses what is wrong with a request, and completes what it leaves to the model. Throws Error. Any thread.

@@ -149,7 +149,7 @@ void Engine::run() {
 void Engine::add(Inbox::Messages&& messages) {
   for (Submission& submission : messages.submitted) core_.add(std::move(submission));
   for (const RequestId id : messages.cancelled) core_.cancel(id);
-  for (const Inbox::Abandoned& request : messages.abandoned) core_.answer_abandoned(request);
+  for (const Inbox::Abandoned& request : messages.abandoned) core_.respond_to_abandoned(request);
   core_.end_overdue(Clock::now());
   if (!is_healthy_) fail(stopped());
 }

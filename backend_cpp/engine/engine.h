@@ -93,7 +93,7 @@ class Engine {
   const MemoryBudget embedding_memory_;
   AdapterPool adapters_;  // goes after all that holds requests
   Inbox inbox_;
-  // Goes after the core, whose answers hold grammars of its compiler's, and before the inbox that it brings requests
+  // Goes after the core, whose responses hold grammars of its compiler's, and before the inbox that it brings requests
   // to.
   std::unique_ptr<GrammarQueue> grammar_queue_;  // null: no compiler
   OutputQueue output_queue_;

@@ -12,7 +12,7 @@
 namespace turbomind {
 
 struct EngineConfig {
-  int session_len = 2048;  // most tokens of prompt and answer together
+  int session_len = 2048;  // most tokens of prompt and response together
   int max_batch_size = 64;
   int max_step_tokens = 512;  // rows of one step
   int block_len = 64;
@@ -25,7 +25,7 @@ struct EngineConfig {
   std::chrono::seconds session_idle_limit{3600};
   std::chrono::milliseconds step_timeout{300'000};  // an engine whose step takes longer hangs
   size_t max_sessions = 4096;
-  // What rows in place of token embeddings may take, of requests until their last answer has ended, and of sessions.
+  // What rows in place of token embeddings may take, of requests until their last response has ended, and of sessions.
   // A request beyond is refused as "overloaded"; idle sessions may hold half of it.
   size_t embedding_bytes = size_t{1} << 30;
   size_t adapter_bytes = size_t{1} << 30;  // what low-rank adapters in memory may take

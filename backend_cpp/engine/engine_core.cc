@@ -19,7 +19,7 @@ uint64_t draw_seed() {
 
 Error no_room_for_images(int prompt_len) {
   return {ErrorCode::kTooLong, "the images leave no room in the cache for a prompt of " + std::to_string(prompt_len) +
-                                   " tokens and an answer; ask about fewer, or raise cache_max_entry_count"};
+                                   " tokens and a response; ask about fewer, or raise cache_max_entry_count"};
 }
 
 const Error& overdue() {
@@ -70,7 +70,7 @@ void EngineCore::add(Submission&& submission) {
   const auto on_output = std::make_shared<const OutputCallback>(std::move(submission.request.on_output));
   const auto refuse = [&](const Error& error) {
     ++counts_.failed;
-    answer_at_once(id, on_output, FinishReason::kError, &error);
+    respond_at_once(id, on_output, FinishReason::kError, &error);
   };
   try {
     if (submission.failure) throw Error(*submission.failure);
@@ -91,7 +91,7 @@ bool EngineCore::control_session(const Request& request, const std::shared_ptr<c
   if (const RequestId running = sessions_.check_control(params); running != 0) cancel(running);
   if (params.end) sessions_.erase(params.id);
   ++counts_.completed;
-  answer_at_once(request.id, on_output, FinishReason::kStop, nullptr);
+  respond_at_once(request.id, on_output, FinishReason::kStop, nullptr);
   return true;
 }
 
@@ -158,7 +158,7 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   const auto first = has_rows ? std::make_shared<Sequence>(group, 0, std::move(tokens)) : nullptr;
 
   if (group->session) sessions_.begin(*group->session, group->request, turn.scope, owner);
-  if (!first) return finish_unanswered(*group, std::move(tokens));
+  if (!first) return finish_without_output(*group, std::move(tokens));
   counts_.tokens_in += prompt_len;
   if (group->deadline) next_deadline_ = std::min(next_deadline_, *group->deadline);
   scheduler_.add(first);
@@ -178,7 +178,7 @@ int EngineCore::room_alongside(const std::vector<ImageGroup>& looked_at) const {
 }
 
 // Nothing to generate: the session takes the tokens, and computes them when it goes on.
-void EngineCore::finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& tokens) {
+void EngineCore::finish_without_output(SequenceGroup& group, std::vector<int32_t>&& tokens) {
   Output output;
   output.request = group.request;
   output.finish = FinishReason::kStop;
@@ -213,22 +213,22 @@ void EngineCore::step() {
 void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
   go_on(sequence, [&] {
     if (output.span.wanted == SpanRows::kAll) {
-      sequence->answer.take_prompt_rows(output.span.first_position, output.rows, output.logits, output.hidden);
+      sequence->generation.take_prompt_rows(output.span.first_position, output.rows, output.logits, output.hidden);
       if (sequence->pending() > 0) return FinishReason::kNone;
     }
     return output.span.drafts > 0 ? advance_over_drafts(*sequence, output) : advance(*sequence, output);
   });
 }
 
-// Goes on with the answers whose grammars' states have become known.
+// Goes on with the responses whose grammars' states have become known.
 void EngineCore::resume_waiting() {
   for (const std::shared_ptr<Sequence>& sequence : std::exchange(waiting_, {})) {
     if (!sequence->is_open) continue;
-    if (!sequence->answer.can_resume()) {
+    if (!sequence->generation.can_resume()) {
       waiting_.push_back(sequence);
       continue;
     }
-    go_on(sequence, [&] { return sequence->answer.resume(sampler_); });
+    go_on(sequence, [&] { return sequence->generation.resume(sampler_); });
   }
 }
 
@@ -240,11 +240,11 @@ void EngineCore::go_on(const std::shared_ptr<Sequence>& shared, const std::funct
     end_where([id](const Sequence& s) { return s.group->request == id; }, FinishReason::kError, &error);
   };
   try {
-    const int generated_before = sequence.answer.generated();
+    const int generated_before = sequence.generation.generated();
     const FinishReason finish = advance();
-    const bool waits = sequence.answer.waits_for_grammar();
+    const bool waits = sequence.generation.waits_for_grammar();
     if (waits) waiting_.push_back(shared);
-    const bool brings_none = sequence.answer.generated() == generated_before && finish == FinishReason::kNone;
+    const bool brings_none = sequence.generation.generated() == generated_before && finish == FinishReason::kNone;
     if (brings_none && (waits || sequence.pending() > 0)) return;  // of its prompt, more is to come
     note_tokens(sequence, generated_before);
     if (finish == FinishReason::kNone) return emit(sequence, finish, nullptr);
@@ -257,8 +257,8 @@ void EngineCore::go_on(const std::shared_ptr<Sequence>& shared, const std::funct
 }
 
 FinishReason EngineCore::advance(Sequence& sequence, const SpanOutput& output) {
-  if (output.chosen != nullptr) return sequence.answer.advance(*output.chosen);
-  return sequence.answer.advance(sampler_, output.logits_of(output.rows - 1), output.hidden_of(output.rows - 1));
+  if (output.chosen != nullptr) return sequence.generation.advance(*output.chosen);
+  return sequence.generation.advance(sampler_, output.logits_of(output.rows - 1), output.hidden_of(output.rows - 1));
 }
 
 // Chooses tokens from row after row, as long as the row's own token is the one that was chosen before it: then its
@@ -270,7 +270,7 @@ FinishReason EngineCore::advance_over_drafts(Sequence& sequence, const SpanOutpu
   FinishReason finish;
   do {
     const auto row = static_cast<int>(right);
-    finish = sequence.answer.advance(sampler_, output.logits_of(row), output.hidden_of(row));
+    finish = sequence.generation.advance(sampler_, output.logits_of(row), output.hidden_of(row));
     const size_t taken = sequence.tokens.size() - known;
     while (right < std::min(taken, drafts.size()) && sequence.tokens[known + right] == drafts[right]) ++right;
     if (right < taken || right == static_cast<size_t>(row)) break;
@@ -282,7 +282,7 @@ FinishReason EngineCore::advance_over_drafts(Sequence& sequence, const SpanOutpu
 
 void EngineCore::note_tokens(Sequence& sequence, int generated_before) {
   if (sequence.params().generates_nothing()) return;
-  counts_.tokens_out += sequence.answer.generated() - generated_before;
+  counts_.tokens_out += sequence.generation.generated() - generated_before;
   const auto now = Clock::now();
   if (generated_before == 0) {
     sequence.first_token = now;
@@ -290,13 +290,13 @@ void EngineCore::note_tokens(Sequence& sequence, int generated_before) {
     counts_.first_token_seconds += seconds_between(sequence.group->accepted, now);
     if (sequence.index == 0) start_siblings(sequence);
   } else {
-    counts_.later_tokens += sequence.answer.generated() - generated_before;
+    counts_.later_tokens += sequence.generation.generated() - generated_before;
     counts_.later_token_seconds += seconds_between(sequence.last_token, now);
   }
   sequence.last_token = now;
 }
 
-// The other answers to the same prompt begin when the first has computed it, and find its blocks.
+// The other responses to the same prompt begin when the first has computed it, and find its blocks.
 void EngineCore::start_siblings(const Sequence& first) {
   const std::shared_ptr<SequenceGroup>& group = first.group;
   std::vector<std::shared_ptr<Sequence>> siblings;
@@ -306,7 +306,7 @@ void EngineCore::start_siblings(const Sequence& first) {
     tokens.insert(tokens.end(), first.tokens.begin(), first.tokens.begin() + first.prompt_len());
     siblings.push_back(std::make_shared<Sequence>(group, index, std::move(tokens)));
   }
-  group->open_answers += static_cast<int>(siblings.size());
+  group->open_sequences += static_cast<int>(siblings.size());
   for (std::shared_ptr<Sequence>& sibling : siblings) scheduler_.add(std::move(sibling));
 }
 
@@ -316,10 +316,10 @@ void EngineCore::cancel(RequestId id) {
   end_where([id](const Sequence& s) { return s.group->request == id; }, FinishReason::kCancelled, nullptr);
 }
 
-void EngineCore::answer_abandoned(const Inbox::Abandoned& request) {
+void EngineCore::respond_to_abandoned(const Inbox::Abandoned& request) {
   ++(request.is_overdue ? counts_.failed : counts_.cancelled);
-  answer_at_once(request.id, request.on_output, request.is_overdue ? FinishReason::kError : FinishReason::kCancelled,
-                 request.is_overdue ? &overdue() : nullptr, request.input_len);
+  respond_at_once(request.id, request.on_output, request.is_overdue ? FinishReason::kError : FinishReason::kCancelled,
+                  request.is_overdue ? &overdue() : nullptr, request.input_len);
 }
 
 void EngineCore::end_overdue(Clock::time_point now) {
@@ -347,13 +347,13 @@ void EngineCore::end_where(const std::function<bool(const Sequence&)>& is_wanted
                            const Error* error) {
   for (const std::shared_ptr<Sequence>& ended : scheduler_.remove_if(is_wanted)) {
     SequenceGroup& group = *ended->group;
-    --group.open_answers;
+    --group.open_sequences;
     emit(*ended, reason, error);
     if (speculator_ && config_.enable_prefix_caching) speculator_->note_end(ended->tokens, group.draft_scope);
-    if (group.open_answers > 0) continue;
+    if (group.open_sequences > 0) continue;
     ++(error != nullptr ? counts_.failed : reason == FinishReason::kCancelled ? counts_.cancelled : counts_.completed);
     if (!group.session) continue;
-    if (const int32_t token = ended->answer.stop_token(); token >= 0) ended->tokens.push_back(token);
+    if (const int32_t token = ended->generation.stop_token(); token >= 0) ended->tokens.push_back(token);
     sessions_.finish(*group.session, group.request, std::move(ended->tokens), std::move(group.embeddings));
   }
 }
@@ -374,13 +374,13 @@ EngineTimes times_of(const Sequence& sequence) {
 
 }  // namespace
 
-// Sends off what can be sent of an answer.
+// Sends off what can be sent of a response.
 void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* error) {
-  std::optional<Output> output = sequence.answer.take_output(finish);
+  std::optional<Output> output = sequence.generation.take_output(finish);
   if (!output) return;
   const SequenceGroup& group = *sequence.group;
   output->request = group.request;
-  output->is_final = finish != FinishReason::kNone && group.open_answers == 0;
+  output->is_final = finish != FinishReason::kNone && group.open_sequences == 0;
   output->input_token_len = sequence.prompt_len() - group.history_len;
   output->history_token_len = group.history_len;
   output->cached_token_len = group.cached_len;
@@ -393,8 +393,8 @@ void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* erro
   outputs_.push_back({group.on_output, std::move(*output)});
 }
 
-void EngineCore::answer_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
-                                const Error* error, int input_len) {
+void EngineCore::respond_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
+                                 const Error* error, int input_len) {
   Output output;
   output.request = id;
   output.finish = finish;

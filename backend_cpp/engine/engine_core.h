@@ -41,10 +41,10 @@ class EngineCore {
 
   // Takes a checked request, or answers why it cannot be taken; its session is then as it was.
   void add(Submission&& submission);
-  // Ends all answers of a request; their blocks are free at once. Unknown ids are ignored.
+  // Ends all responses of a request; their blocks are free at once. Unknown ids are ignored.
   void cancel(RequestId id);
   // Answers a request that never came so far as to be added.
-  void answer_abandoned(const Inbox::Abandoned& request);
+  void respond_to_abandoned(const Inbox::Abandoned& request);
   // Ends what is overdue; forgets sessions that were idle too long.
   void end_overdue(Clock::time_point now);
   // Ends everything, as cancelled or, with an error, as failed; steps in flight are forgotten.
@@ -75,7 +75,7 @@ class EngineCore {
   int cross_group() const { return blocks_.plan().group_of(MemoryKind::kCross); }
   bool needs_anchors() const;
   int room_alongside(const std::vector<ImageGroup>& looked_at) const;
-  void finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& tokens);
+  void finish_without_output(SequenceGroup& group, std::vector<int32_t>&& tokens);
 
   void take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output);
   void resume_waiting();
@@ -87,8 +87,8 @@ class EngineCore {
 
   void end_where(const std::function<bool(const Sequence&)>& is_wanted, FinishReason reason, const Error* error);
   void emit(Sequence& sequence, FinishReason finish, const Error* error);
-  void answer_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
-                      const Error* error, int input_len = 0);
+  void respond_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
+                       const Error* error, int input_len = 0);
 
   const EngineConfig config_;
   ModelRunner& runner_;

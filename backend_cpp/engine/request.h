@@ -34,7 +34,7 @@ using LogitsHook = std::function<void(const std::vector<int32_t>& tokens, float*
 struct GenerationParams : GenerationFields {
   std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never come about, alongside bad_token_ids
   LogitsHook logits_hook;
-  bool stream = true;  // false: one output an answer, when it is complete
+  bool stream = true;  // false: one output a response, when it is complete
   RowsWanted logits = RowsWanted::kNone;
   RowsWanted hidden_states = RowsWanted::kNone;
   bool scores_prompt = false;  // sum of -log p of the prompt's tokens; generates nothing
@@ -71,28 +71,28 @@ struct TokenLogprobs {
   std::vector<std::pair<int32_t, float>> top;  // likeliest first
 };
 
-// Where an answer's time went, by the engine's clock, in seconds; negative: it did not come so far.
+// Where a response's time went, by the engine's clock, in seconds; negative: it did not come so far.
 struct EngineTimes {
-  float queue = -1;    // from acceptance into the batch; of the request's first answer
-  float prompt = -1;   // from there to the answer's first token
+  float queue = -1;    // from acceptance into the batch; of the request's first response
+  float prompt = -1;   // from there to the response's first token
   float answer = -1;   // from there to its end
   float grammar = -1;  // before all that, until its grammar was compiled
 };
 
 struct Output {
   RequestId request = 0;
-  int index = 0;                   // which of the n answers
+  int index = 0;                   // which of the n responses
   std::string text;                // new text, whole UTF-8 characters
-  std::vector<int32_t> token_ids;  // new tokens, without the one that ended the answer
+  std::vector<int32_t> token_ids;  // new tokens, without the one that ended the response
   FinishReason finish = FinishReason::kNone;
   bool is_final = false;  // nothing more comes for this request
   int input_token_len = 0;
   int history_token_len = 0;  // tokens of the session before this request
   int cached_token_len = 0;   // tokens of both that were found in the cache
   int generate_token_len = 0;
-  EngineTimes times;                    // with the last output of an answer
-  int32_t stop_token = -1;              // the token that ended the answer, if one did
-  std::string stop_string;              // the one of stop_words that ended the answer, if one did
+  EngineTimes times;                    // with the last output of a response
+  int32_t stop_token = -1;              // the token that ended the response, if one did
+  std::string stop_string;              // the one of stop_words that ended the response, if one did
   std::vector<TokenLogprobs> logprobs;  // of token_ids
   // With prompt_logprobs, once: of each token of `prompt`. The first one has none: NaN, and tokens of -1.
   std::vector<TokenLogprobs> prompt_logprobs;
@@ -101,7 +101,7 @@ struct Output {
   std::vector<float> embedding;      // with output_embedding: [hidden], the same of the prompt's last token
   double score = 0;                  // with scores_prompt: sum of -log p
   int scored_tokens = 0;
-  std::shared_ptr<const std::vector<int32_t>> prompt;  // all before the answer, history included; if asked for
+  std::shared_ptr<const std::vector<int32_t>> prompt;  // all before the response, history included; if asked for
   ErrorCode error_code = ErrorCode::kInternal;         // with kError
   std::string error;                                   // with kError: what went wrong
 };

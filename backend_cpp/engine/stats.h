@@ -9,7 +9,7 @@
 namespace turbomind {
 
 struct SpeculationStats {
-  int64_t spans = 0;  // of answers in steps, with drafts
+  int64_t spans = 0;  // of responses in steps, with drafts
   int64_t drafted = 0;
   int64_t accepted = 0;
   std::array<int64_t, kMaxDrafts> accepted_at{};  // drafts number 0, 1, ... of a span
@@ -30,7 +30,7 @@ struct EngineStats {
   int64_t failed = 0;                // after having been accepted
   int64_t tokens_in = 0;             // prompts, history included
   int64_t tokens_computed = 0;       // rows run
-  int64_t prefix_cache_queries = 0;  // looked for in the cache, by all answers and by those that begin again
+  int64_t prefix_cache_queries = 0;  // looked for in the cache, by all responses and by those that begin again
   int64_t prefix_cache_hits = 0;     // of those, found there
   int64_t tokens_out = 0;
   int64_t evictions = 0;
@@ -50,7 +50,7 @@ struct EngineStats {
   double step_seconds = 0;     // whole steps
   double forward_seconds = 0;  // of those, inside the model; on a GPU, its own time
   int64_t first_tokens = 0;
-  double first_token_seconds = 0;  // from acceptance to first token, summed over answers
+  double first_token_seconds = 0;  // from acceptance to first token, summed over responses
   int64_t later_tokens = 0;
   double later_token_seconds = 0;  // from one token to the next, summed
 };

@@ -1,5 +1,5 @@
-// Text of an answer, however its bytes are cut into tokens. Input: a line of stop strings, in UTF-8 and
-// with tabs between them, then the answer.
+// Text of a response, however its bytes are cut into tokens. Input: a line of stop strings, in UTF-8 and
+// with tabs between them, then the response.
 #include "engine/generation/text_stream.h"
 
 #include <algorithm>
@@ -34,13 +34,13 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-Shown stream(std::string_view answer, const std::vector<StringPattern>& stops,
+Shown stream(std::string_view text, const std::vector<StringPattern>& stops,
              const std::function<size_t(size_t)>& piece_at) {
   TextStream stream(stops);
   Shown shown;
-  for (size_t at = 0; at < answer.size() && !shown.is_stopped;) {
-    const size_t length = std::min(piece_at(at), answer.size() - at);
-    shown.is_stopped = stream.append(answer.substr(at, length), true);
+  for (size_t at = 0; at < text.size() && !shown.is_stopped;) {
+    const size_t length = std::min(piece_at(at), text.size() - at);
+    shown.is_stopped = stream.append(text.substr(at, length), true);
     const std::string piece = stream.take();
     PROMISE(is_utf8(piece));
     shown.text += piece;
@@ -55,7 +55,7 @@ Shown stream(std::string_view answer, const std::vector<StringPattern>& stops,
 
 FUZZ_TARGET(text_stream) {
   const std::string_view line = input.substr(0, input.find('\n'));
-  const std::string_view answer = line.size() < input.size() ? input.substr(line.size() + 1) : std::string_view();
+  const std::string_view text = line.size() < input.size() ? input.substr(line.size() + 1) : std::string_view();
   std::vector<std::string> words;
   for (size_t at = 0; at < line.size();) {
     const std::string_view word = line.substr(at, line.find('\t', at) - at);
@@ -63,11 +63,11 @@ FUZZ_TARGET(text_stream) {
     at += word.size() + 1;
   }
   const std::vector<StringPattern> stops = string_patterns(words);
-  const Shown bytewise = stream(answer, stops, [](size_t) { return 1; });
-  const Shown whole = stream(answer, stops, [&](size_t) { return answer.size(); });
-  const Shown cut = stream(answer, stops, [&](size_t at) { return 1 + static_cast<unsigned char>(answer[at]) % 5; });
-  const bool has_stop = std::any_of(
-      words.begin(), words.end(), [&](const std::string& word) { return answer.find(word) != std::string_view::npos; });
+  const Shown bytewise = stream(text, stops, [](size_t) { return 1; });
+  const Shown whole = stream(text, stops, [&](size_t) { return text.size(); });
+  const Shown cut = stream(text, stops, [&](size_t at) { return 1 + static_cast<unsigned char>(text[at]) % 5; });
+  const bool has_stop = std::any_of(words.begin(), words.end(),
+                                    [&](const std::string& word) { return text.find(word) != std::string_view::npos; });
   for (const Shown* shown : {&bytewise, &whole, &cut}) {
     PROMISE(shown->is_stopped == has_stop);
     PROMISE(shown->text == bytewise.text);

@@ -168,12 +168,12 @@ class Worker {
   void take(wire::Type type) {
     wire::Reader reader(payload_);
     if (type == wire::kFormat) return compile(reader);
-    const auto answer = reader.get<uint32_t>();
-    if (type == wire::kOpen) stops_[answer] = reader.rest<int32_t>();
-    if (type == wire::kAdvance) advance(answer, reader);
+    const auto id = reader.get<uint32_t>();
+    if (type == wire::kOpen) stops_[id] = reader.rest<int32_t>();
+    if (type == wire::kAdvance) advance(id, reader);
     if (type == wire::kClose) {
-      matchers_.erase(answer);
-      stops_.erase(answer);
+      matchers_.erase(id);
+      stops_.erase(id);
     }
   }
 
@@ -203,7 +203,7 @@ class Worker {
                            .take());
   }
 
-  void advance(uint32_t answer, wire::Reader& reader) {
+  void advance(uint32_t id, wire::Reader& reader) {
     const auto question = reader.get<uint32_t>();
     const std::vector<int32_t> tokens = reader.rest<int32_t>();
     bool is_finished = false;
@@ -212,7 +212,7 @@ class Worker {
       const TimeLimit clock(kQuickMaskMs, kMaskMs, false,
                             "response_format: finding what may come next takes more than " + std::to_string(kMaskMs) +
                                 " ms of processor time; make it simpler: repetitions inside of repetitions cost most");
-      TokenMatcher& matcher = matcher_of(answer);
+      TokenMatcher& matcher = matcher_of(id);
       for (const int32_t token : tokens) {
         if (!matcher.accept(token)) throw internal_error("a token outside the response format was chosen");
       }
@@ -233,9 +233,9 @@ class Worker {
     }
   }
 
-  TokenMatcher& matcher_of(uint32_t answer) {
-    std::unique_ptr<TokenMatcher>& matcher = matchers_[answer];
-    if (!matcher) matcher = compiled_->new_matcher(stops_[answer]);
+  TokenMatcher& matcher_of(uint32_t id) {
+    std::unique_ptr<TokenMatcher>& matcher = matchers_[id];
+    if (!matcher) matcher = compiled_->new_matcher(stops_[id]);
     return *matcher;
   }
 

@@ -1,4 +1,4 @@
-// The process of one grammar: compiles it, and says what may come next in answers that keep to it.
+// The process of one grammar: compiles it, and says what may come next in responses that keep to it.
 #pragma once
 
 #include "grammar/xgrammar.h"

@@ -99,7 +99,7 @@ class XgrammarFormat final : public CompiledFormat {
   std::unique_ptr<TokenMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override {
     ffi::Array<int64_t> stops;
     for (const int32_t token : stop_token_ids) stops.push_back(token);
-    // With no way to end by a token, the grammar's own end ends the answer.
+    // With no way to end by a token, the grammar's own end ends the response.
     const bool ends_by_itself = stop_token_ids.empty();
     return std::make_unique<XgrammarMatcher>(
         methods_, methods_.new_matcher(compiled_, ends_by_itself ? ffi::Any(nullptr) : ffi::Any(stops), ends_by_itself,

@@ -9,7 +9,7 @@
 
 namespace turbomind {
 
-// Follows an answer.
+// Follows a response.
 class TokenMatcher {
  public:
   virtual ~TokenMatcher() = default;

@@ -15,7 +15,7 @@ struct SamplingParams {
   float min_p = 0;
   float top_n_sigma = 0;  // 0: no limit; the host's sampler alone has it
   uint64_t seed = 0;
-  uint64_t draw = 0;  // tokens of the answer so far
+  uint64_t draw = 0;  // tokens of the response so far
   float repetition_penalty = 1;
   float presence_penalty = 0;
   float frequency_penalty = 0;

@@ -66,7 +66,7 @@ inline TokenTable letters() {
 // Collects what comes out, and waits for ends.
 class Collector {
  public:
-  struct Answer {
+  struct Response {
     std::vector<int32_t> tokens;
     std::string text;
     int outputs = 0;
@@ -79,50 +79,50 @@ class Collector {
   OutputCallback callback() {
     return [this](Output&& output) {
       const std::lock_guard lock(mu_);
-      Answer& answer = answers_[output.request * 100 + static_cast<RequestId>(output.index)];
-      CHECK(answer.finish == FinishReason::kNone);
-      answer.last = output;
-      answer.tokens.insert(answer.tokens.end(), output.token_ids.begin(), output.token_ids.end());
-      answer.text += output.text;
-      answer.prompt_logprobs.insert(answer.prompt_logprobs.end(), output.prompt_logprobs.begin(),
-                                    output.prompt_logprobs.end());
-      answer.finish = output.finish;
-      answer.error = output.error;
-      ++answer.outputs;
+      Response& response = responses_[output.request * 100 + static_cast<RequestId>(output.index)];
+      CHECK(response.finish == FinishReason::kNone);
+      response.last = output;
+      response.tokens.insert(response.tokens.end(), output.token_ids.begin(), output.token_ids.end());
+      response.text += output.text;
+      response.prompt_logprobs.insert(response.prompt_logprobs.end(), output.prompt_logprobs.begin(),
+                                      output.prompt_logprobs.end());
+      response.finish = output.finish;
+      response.error = output.error;
+      ++response.outputs;
       changed_.notify_all();
     };
   }
 
-  Answer wait(RequestId id, int index = 0) {
+  Response wait(RequestId id, int index = 0) {
     id = id * 100 + static_cast<RequestId>(index);
     std::unique_lock lock(mu_);
-    if (!changed_.wait_for(lock, kDeadline, [&] { return answers_[id].finish != FinishReason::kNone; })) {
+    if (!changed_.wait_for(lock, kDeadline, [&] { return responses_[id].finish != FinishReason::kNone; })) {
       throw Failure("request " + std::to_string(id) + " did not end");
     }
-    return answers_[id];
+    return responses_[id];
   }
 
   // Waits until the request has produced something.
   void wait_started(RequestId id) {
     id *= 100;
     std::unique_lock lock(mu_);
-    if (!changed_.wait_for(lock, kDeadline, [&] { return answers_[id].outputs > 0; }))
+    if (!changed_.wait_for(lock, kDeadline, [&] { return responses_[id].outputs > 0; }))
       throw Failure("nothing came out");
   }
 
  private:
   std::mutex mu_;
   std::condition_variable changed_;
-  std::map<RequestId, Answer> answers_;
+  std::map<RequestId, Response> responses_;
 };
 
-inline std::vector<int32_t> expected_answer(std::vector<int32_t> tokens, int count) {
-  std::vector<int32_t> answer;
+inline std::vector<int32_t> expected_tokens(std::vector<int32_t> tokens, int count) {
+  std::vector<int32_t> response;
   for (int i = 0; i < count; ++i) {
-    answer.push_back(stub_next(tokens));
-    tokens.push_back(answer.back());
+    response.push_back(stub_next(tokens));
+    tokens.push_back(response.back());
   }
-  return answer;
+  return response;
 }
 
 inline std::vector<int32_t> random_prompt(std::mt19937& random, int length) {
@@ -185,21 +185,21 @@ inline Request session_request(RequestId id, uint64_t session, bool start, std::
   return request;
 }
 
-// Runs a turn and returns its answer.
+// Runs a turn and returns its response.
 inline std::vector<int32_t> turn(Engine& engine, Collector& collector, RequestId id, uint64_t session, bool start,
                                  std::vector<int32_t> input, int count) {
   engine.submit(session_request(id, session, start, std::move(input), count, collector.callback()));
-  const Collector::Answer answer = collector.wait(id);
-  CHECK(answer.finish == FinishReason::kLength);
-  return answer.tokens;
+  const Collector::Response response = collector.wait(id);
+  CHECK(response.finish == FinishReason::kLength);
+  return response.tokens;
 }
 
 inline ErrorCode failure_of(Collector& collector, Engine& engine, Request request) {
   const RequestId id = request.id;
   engine.submit(std::move(request));
-  const Collector::Answer answer = collector.wait(id);
-  CHECK(answer.finish == FinishReason::kError);
-  return answer.last.error_code;
+  const Collector::Response response = collector.wait(id);
+  CHECK(response.finish == FinishReason::kError);
+  return response.last.error_code;
 }
 
 }  // namespace turbomind::testing

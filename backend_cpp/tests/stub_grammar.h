@@ -18,7 +18,7 @@
 
 namespace turbomind::testing {
 
-// Allows tokens 0 to 9 at even places of the answer and only token 11 at odd ones; ends after `length` with token 60.
+// Allows tokens 0 to 9 at even places of the response and only token 11 at odd ones; ends after `length` with token 60.
 class PatternGrammar final : public Grammar {
  public:
   explicit PatternGrammar(int length) : length_(length) {}
@@ -61,7 +61,7 @@ class PatternGrammar final : public Grammar {
 class LateGrammar final : public Grammar {
  public:
   struct Control {
-    int places_known = 0;        // of the answer, from its beginning
+    int places_known = 0;        // of the response, from its beginning
     std::optional<Error> fails;  // in place of what is not known
   };
 

@@ -1,7 +1,7 @@
 // A model without weights: the next token is a function of all tokens so far, read back from what was "cached".
 //
 // It keeps the tokens themselves in the cache blocks, so a wrong block table, a missing write or a block shared by
-// mistake changes the answer. With groups of other kinds too, it compares what these hold with that: a window's last
+// mistake changes the response. With groups of other kinds too, it compares what these hold with that: a window's last
 // tokens, and a state, which is a hash of all. It can choose tokens too, in steps that begin before the one before is
 // taken.
 #pragma once

@@ -31,14 +31,14 @@ ENGINE_TEST(random_traffic_through_a_small_cache_answers_as_if_alone) {
       sent.emplace(id, std::move(one));
     }
     for (const auto& [id, one] : sent) {
-      const Collector::Answer answer = collector.wait(id);
-      const std::vector<int32_t> want = expected_answer(one.prompt, one.count);
-      CHECK(answer.tokens.size() <= want.size());
-      CHECK(std::equal(answer.tokens.begin(), answer.tokens.end(), want.begin()));
-      if (answer.finish != FinishReason::kCancelled) {
-        CHECK(answer.finish == FinishReason::kLength);
-        CHECK_EQUAL(answer.tokens.size(), want.size());
-        if (!one.is_streamed) CHECK_EQUAL(answer.outputs, 1);
+      const Collector::Response response = collector.wait(id);
+      const std::vector<int32_t> want = expected_tokens(one.prompt, one.count);
+      CHECK(response.tokens.size() <= want.size());
+      CHECK(std::equal(response.tokens.begin(), response.tokens.end(), want.begin()));
+      if (response.finish != FinishReason::kCancelled) {
+        CHECK(response.finish == FinishReason::kLength);
+        CHECK_EQUAL(response.tokens.size(), want.size());
+        if (!one.is_streamed) CHECK_EQUAL(response.outputs, 1);
       }
     }
     const EngineStats stats = engine.stats();
@@ -52,13 +52,13 @@ ENGINE_TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
   for (const int host_blocks : {0, 3, 40}) {
     Collector collector;
     EngineConfig config = small_config();
-    config.page_count = pages_of(12);  // 48 tokens; each answer grows to 40
+    config.page_count = pages_of(12);  // 48 tokens; each response grows to 40
     config.host_page_count = pages_of(host_blocks);
     Engine engine(config, std::make_unique<StubRunner>(), letters());
     for (RequestId id = 1; id <= 6; ++id)
       engine.submit(make_request(id, {static_cast<int32_t>(id), 2, 3}, 37, collector.callback()));
     for (RequestId id = 1; id <= 6; ++id) {
-      CHECK(collector.wait(id).tokens == expected_answer({static_cast<int32_t>(id), 2, 3}, 37));
+      CHECK(collector.wait(id).tokens == expected_tokens({static_cast<int32_t>(id), 2, 3}, 37));
     }
     CHECK(engine.stats().preemptions > 0);
     CHECK_EQUAL(engine.stats().swapped_in > 0, host_blocks > 0);
@@ -91,38 +91,38 @@ TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
 ENGINE_TEST(stop_tokens_end_an_answer_and_are_not_part_of_it) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
-  const std::vector<int32_t> free_run = expected_answer({9}, 12);
+  const std::vector<int32_t> free_run = expected_tokens({9}, 12);
   Request request = make_request(1, {9}, 12, collector.callback());
   request.params.stop_token_ids = {free_run[6]};
   const auto first = std::find(free_run.begin(), free_run.end(), free_run[6]) - free_run.begin();
   engine.submit(std::move(request));
-  const Collector::Answer answer = collector.wait(1);
-  CHECK(answer.finish == FinishReason::kStop);
-  CHECK_EQUAL(static_cast<long>(answer.tokens.size()), static_cast<long>(first));
+  const Collector::Response response = collector.wait(1);
+  CHECK(response.finish == FinishReason::kStop);
+  CHECK_EQUAL(static_cast<long>(response.tokens.size()), static_cast<long>(first));
 }
 
 ENGINE_TEST(min_new_tokens_keeps_stop_tokens_from_being_chosen) {
   Collector collector;
   EngineConfig config = small_config();
   for (int32_t token = 0; token < kStubVocab; ++token) {
-    if (token != 3) config.eos_token_ids.push_back(token);  // everything but token 3 ends the answer
+    if (token != 3) config.eos_token_ids.push_back(token);  // everything but token 3 ends the response
   }
   Engine engine(config, std::make_unique<StubRunner>(), letters());
   Request request = make_request(1, {9}, 12, collector.callback());
   request.params.min_new_tokens = 5;
   engine.submit(std::move(request));
-  const Collector::Answer answer = collector.wait(1);
-  CHECK(answer.tokens.size() >= 5);
-  CHECK(std::equal(answer.tokens.begin(), answer.tokens.begin() + 5, std::vector<int32_t>(5, 3).begin()));
+  const Collector::Response response = collector.wait(1);
+  CHECK(response.tokens.size() >= 5);
+  CHECK(std::equal(response.tokens.begin(), response.tokens.begin() + 5, std::vector<int32_t>(5, 3).begin()));
 }
 
 ENGINE_TEST(logits_that_are_not_numbers_end_that_request_alone) {
   Collector collector;
   auto runner = std::make_unique<StubRunner>();
-  runner->poison = expected_answer({1, 1}, 4)[3];
+  runner->poison = expected_tokens({1, 1}, 4)[3];
   Engine engine(small_config(), std::move(runner), letters());
   engine.submit(make_request(1, {1, 1}, 20, collector.callback()));
-  const Collector::Answer broken = collector.wait(1);
+  const Collector::Response broken = collector.wait(1);
   CHECK(broken.finish == FinishReason::kError);
   CHECK(broken.error.find("not numbers") != std::string::npos);
   CHECK(engine.is_healthy());
@@ -143,10 +143,10 @@ ENGINE_TEST(a_device_fault_ends_every_request_with_an_error_and_refuses_new_ones
       CHECK(error.code() == ErrorCode::kUnavailable);  // the fault came first
       continue;
     }
-    const Collector::Answer answer = collector.wait(id);
-    CHECK(answer.finish == FinishReason::kError);
-    CHECK(answer.error.find("device is gone") != std::string::npos ||
-          answer.error.find("device fault") != std::string::npos);
+    const Collector::Response response = collector.wait(id);
+    CHECK(response.finish == FinishReason::kError);
+    CHECK(response.error.find("device is gone") != std::string::npos ||
+          response.error.find("device fault") != std::string::npos);
   }
   CHECK(!engine.is_healthy());
   CHECK(error_of([&] { engine.submit(make_request(99, {1}, 5, collector.callback())); }) == ErrorCode::kUnavailable);
@@ -163,14 +163,14 @@ ENGINE_TEST(an_engine_hangs_while_a_step_takes_longer_than_it_may) {
   };
   Engine engine(config, std::move(runner), letters());
   engine.submit(make_request(1, {1, 2}, 5, collector.callback()));
-  CHECK(collector.wait(1).tokens == expected_answer({1, 2}, 5));
+  CHECK(collector.wait(1).tokens == expected_tokens({1, 2}, 5));
   std::this_thread::sleep_for(3 * config.step_timeout);
   CHECK(!engine.is_hung());  // it waits for requests
   blocks = true;
   engine.submit(make_request(2, {1, 2}, 5, collector.callback()));
   while (!engine.is_hung()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   blocks = false;
-  CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 5));
+  CHECK(collector.wait(2).tokens == expected_tokens({1, 2}, 5));
   while (engine.is_hung()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
@@ -221,10 +221,10 @@ ENGINE_TEST(a_runner_that_can_be_started_again_is_and_has_forgotten_what_it_cach
   Engine engine(config, std::move(runner), letters());
   const std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
   engine.submit(make_request(1, prompt, 5, collector.callback()));
-  CHECK(collector.wait(1).tokens == expected_answer(prompt, 5));
+  CHECK(collector.wait(1).tokens == expected_tokens(prompt, 5));
   fails = true;
   engine.submit(make_request(2, prompt, 5, collector.callback()));
-  const Collector::Answer lost = collector.wait(2);
+  const Collector::Response lost = collector.wait(2);
   CHECK(lost.finish == FinishReason::kError);
   CHECK(lost.error.find("signal 9") != std::string::npos);
   RequestId id = 3;
@@ -238,7 +238,7 @@ ENGINE_TEST(a_runner_that_can_be_started_again_is_and_has_forgotten_what_it_cach
     }
   }
   // The stub throws for what is not in its cache: nothing of the time before was matched.
-  CHECK(collector.wait(id - 1).tokens == expected_answer(prompt, 5));
+  CHECK(collector.wait(id - 1).tokens == expected_tokens(prompt, 5));
   CHECK_EQUAL(restarts.load(), 2);
   CHECK(!engine.has_failed());
 }
@@ -248,7 +248,7 @@ ENGINE_TEST(an_answer_may_take_all_that_its_prompt_leaves_of_a_conversation) {
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   const std::vector<int32_t> prompt(28, 5);
   engine.submit(make_request(1, prompt, kAllThatIsLeft, collector.callback()));
-  CHECK(collector.wait(1).tokens == expected_answer(prompt, 100));
+  CHECK(collector.wait(1).tokens == expected_tokens(prompt, 100));
 }
 
 ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
@@ -294,7 +294,7 @@ ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
   }
   CHECK(overload == ErrorCode::kUnavailable);
   hold = false;
-  for (RequestId id = 1; id <= accepted; ++id) CHECK(collector.wait(id).tokens == expected_answer({1}, 3));
+  for (RequestId id = 1; id <= accepted; ++id) CHECK(collector.wait(id).tokens == expected_tokens({1}, 3));
 }
 
 }  // namespace turbomind::testing

@@ -44,7 +44,7 @@ struct Driven {
     while (core.has_work()) step();
   }
   const Output& last(RequestId id) const { return outputs.at(id).back(); }
-  std::vector<int32_t> answer(RequestId id, int index = 0) const {
+  std::vector<int32_t> tokens(RequestId id, int index = 0) const {
     std::vector<int32_t> tokens;
     if (!outputs.contains(id)) return tokens;
     for (const Output& output : outputs.at(id)) {
@@ -107,7 +107,7 @@ ENGINE_TEST(every_request_of_mixed_traffic_ends_once_and_nothing_is_left) {
       CHECK(driven.last(id).is_final);
       if (driven.last(id).finish != FinishReason::kLength || request.session) continue;
       for (int index = 0; index < request.params.n; ++index) {
-        CHECK(driven.answer(id, index) == expected_answer(request.input_ids, request.params.max_new_tokens));
+        CHECK(driven.tokens(id, index) == expected_tokens(request.input_ids, request.params.max_new_tokens));
       }
       ++complete;
     }
@@ -130,7 +130,7 @@ ENGINE_TEST(a_cached_prompt_is_found_by_requests_with_the_same_salt_alone) {
     request.params.cache_salt = salt;
     driven.add(std::move(request));
     driven.finish();
-    CHECK(driven.answer(next - 1) == expected_answer(prompt, 2));
+    CHECK(driven.tokens(next - 1) == expected_tokens(prompt, 2));
     const int64_t found = driven.core.stats().prefix_cache_hits - before;
     CHECK_EQUAL(driven.last(next - 1).cached_token_len, found);
     return found;
@@ -205,7 +205,7 @@ ENGINE_TEST(a_request_ends_at_its_deadline_and_no_other_does) {
   driven.deliver();
   CHECK(driven.last(2).error_code == ErrorCode::kTimeout);
   driven.finish();
-  CHECK(driven.answer(3, 1) == expected_answer({1, 2}, 10));
+  CHECK(driven.tokens(3, 1) == expected_tokens({1, 2}, 10));
 }
 
 ENGINE_TEST(what_a_request_that_could_not_begin_asked_for_is_forgotten_with_it) {
@@ -257,13 +257,13 @@ ENGINE_TEST(a_sibling_that_fails_ends_the_request_whichever_it_is) {
 
 ENGINE_TEST(a_session_takes_the_answer_and_the_token_that_ended_it) {
   Driven driven(small_config());
-  const std::vector<int32_t> likely = expected_answer({5}, 6);
+  const std::vector<int32_t> likely = expected_tokens({5}, 6);
   Request first = request_of(1, {5}, 6);
   first.session = SessionParams{7, true, false, false, -1};
   first.params.stop_token_ids = {likely[4]};
   driven.add(std::move(first));
   driven.finish();
-  const auto before = static_cast<int>(driven.answer(1).size());
+  const auto before = static_cast<int>(driven.tokens(1).size());
   Request second = request_of(2, {9}, 2);
   second.session = SessionParams{7, false, false, false, -1};
   driven.add(std::move(second));
@@ -283,7 +283,7 @@ ENGINE_TEST(a_session_takes_tokens_without_an_answer) {
   second.session = SessionParams{7, false, false, false, -1};
   driven.add(std::move(second));
   driven.finish();
-  CHECK(driven.answer(2) == expected_answer({5, 6, 7, 8}, 4));
+  CHECK(driven.tokens(2) == expected_tokens({5, 6, 7, 8}, 4));
 }
 
 ENGINE_TEST(the_prompt_comes_back_to_those_who_ask) {
@@ -326,7 +326,7 @@ ENGINE_TEST(a_request_is_moved_through_the_engine_not_copied) {
   }
 }
 
-// An answer whose grammar is late does not keep the others waiting, and gets what it would have got at once.
+// A response whose grammar is late does not keep the others waiting, and gets what it would have got at once.
 ENGINE_TEST(an_answer_that_waits_for_its_grammar_sits_out_steps_and_others_go_on) {
   EngineConfig config = small_config();
   config.eos_token_ids = {60};
@@ -338,14 +338,14 @@ ENGINE_TEST(an_answer_that_waits_for_its_grammar_sits_out_steps_and_others_go_on
   driven.add(request_of(2, {3, 4}, 30));
   for (int known = 1; known <= 4; ++known) {
     for (int i = 0; i < 3; ++i) driven.step();
-    CHECK_EQUAL(driven.answer(1).size(), static_cast<size_t>(known - 1));
+    CHECK_EQUAL(driven.tokens(1).size(), static_cast<size_t>(known - 1));
     CHECK(!driven.core.is_idle());
     control->places_known = known;
   }
   driven.finish();
-  CHECK(driven.answer(1) == std::vector<int32_t>(3, 7));
+  CHECK(driven.tokens(1) == std::vector<int32_t>(3, 7));
   CHECK(driven.last(1).finish == FinishReason::kStop);
-  CHECK(driven.answer(2) == expected_answer({3, 4}, 30));
+  CHECK(driven.tokens(2) == expected_tokens({3, 4}, 30));
 }
 
 ENGINE_TEST(with_nothing_but_answers_that_wait_for_grammars_the_engine_is_idle) {
@@ -374,8 +374,8 @@ ENGINE_TEST(a_grammar_that_fails_in_the_midst_of_an_answer_ends_that_answer_alon
   driven.finish();
   CHECK(driven.last(1).finish == FinishReason::kError);
   CHECK_EQUAL(driven.last(1).error, std::string("it takes too long"));
-  CHECK_EQUAL(driven.answer(1).size(), 2u);
-  CHECK(driven.answer(2) == expected_answer({3, 4}, 10));
+  CHECK_EQUAL(driven.tokens(1).size(), 2u);
+  CHECK(driven.tokens(2) == expected_tokens({3, 4}, 10));
 }
 
 ENGINE_TEST(an_answer_that_waits_for_its_grammar_can_be_cancelled) {
@@ -389,7 +389,7 @@ ENGINE_TEST(an_answer_that_waits_for_its_grammar_can_be_cancelled) {
   driven.add(request_of(2, {3, 4}, 3));  // steps go on, and it does not
   driven.finish();
   CHECK(driven.last(1).finish == FinishReason::kCancelled);
-  CHECK(driven.answer(1).empty());
+  CHECK(driven.tokens(1).empty());
   CHECK_EQUAL(driven.core.stats().tokens_out, 3);
 }
 

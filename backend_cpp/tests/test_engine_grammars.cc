@@ -1,4 +1,4 @@
-// Answers under a grammar, and requests that wait for one: the engine on a stub model.
+// Responses under a grammar, and requests that wait for one: the engine on a stub model.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -16,10 +16,10 @@ PLAIN_ENGINE_TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step
   Request request = make_request(1, {1, 2}, 20, collector.callback());
   request.params.response_format = "pattern";
   engine.submit(std::move(request));
-  const Collector::Answer answer = collector.wait(1);
-  CHECK(answer.finish == FinishReason::kStop);
-  CHECK_EQUAL(answer.tokens.size(), 8u);
-  for (size_t i = 0; i < 8; ++i) CHECK(i % 2 == 1 ? answer.tokens[i] == 11 : answer.tokens[i] < 10);
+  const Collector::Response response = collector.wait(1);
+  CHECK(response.finish == FinishReason::kStop);
+  CHECK_EQUAL(response.tokens.size(), 8u);
+  for (size_t i = 0; i < 8; ++i) CHECK(i % 2 == 1 ? response.tokens[i] == 11 : response.tokens[i] < 10);
   CHECK_EQUAL(engine.stats().steps, engines_draft ? 4 : 5);  // four free choices and the end
 }
 
@@ -38,7 +38,7 @@ ENGINE_TEST(a_slow_or_broken_grammar_holds_up_nobody_else) {
   engine.submit(std::move(dropped));
   engine.cancel(3);
   engine.submit(make_request(4, {1, 2}, 4, collector.callback()));
-  CHECK(collector.wait(4).tokens == expected_answer({1, 2}, 4));
+  CHECK(collector.wait(4).tokens == expected_tokens({1, 2}, 4));
   PatternCompiler::hold = false;
   CHECK(collector.wait(2).last.error_code == ErrorCode::kInvalidArgument);
   CHECK(collector.wait(1).finish == FinishReason::kLength);

@@ -1,4 +1,4 @@
-// Requests with rows in place of token embeddings. To the stub such a row is a token: whatever it says, the answer is
+// Requests with rows in place of token embeddings. To the stub such a row is a token: whatever it says, the response is
 // that to the tokens it stands for.
 
 #include <cmath>
@@ -76,7 +76,7 @@ ENGINE_TEST(rows_take_the_place_of_tokens_in_chunks_and_alongside_text) {
   }
   for (RequestId id = 1; id <= 12; ++id) {
     for (int index = 0; index < 1 + static_cast<int>(id % 2); ++index) {
-      CHECK(collector.wait(id, index).tokens == expected_answer(meant[id - 1], 9));
+      CHECK(collector.wait(id, index).tokens == expected_tokens(meant[id - 1], 9));
     }
   }
 }
@@ -102,7 +102,7 @@ PLAIN_ENGINE_TEST(an_image_whose_tokens_see_each_other_comes_in_one_step) {
     meant.push_back(shown.meant);
     engine.submit(shown.request(id, 15, collector.callback()));
   }
-  for (RequestId id = 1; id <= 24; ++id) CHECK(collector.wait(id).tokens == expected_answer(meant[id - 1], 15));
+  for (RequestId id = 1; id <= 24; ++id) CHECK(collector.wait(id).tokens == expected_tokens(meant[id - 1], 15));
   CHECK(engine.stats().prefix_cache_hits > 0);
   Request large = make_request(99, std::vector<int32_t>(12, 2), 2, collector.callback());
   large.embeddings = {image(1, std::vector<int32_t>(10, 3))};  // alongside 4 decoding sequences there are 9 rows
@@ -121,7 +121,7 @@ PLAIN_ENGINE_TEST(blocks_are_shared_only_by_images_on_the_same_grid) {
     Request request = shown.request(++id, 4, collector.callback());
     request.embeddings[0].grid = grid;
     engine.submit(std::move(request));
-    CHECK(collector.wait(id).tokens == expected_answer(shown.meant, 4));
+    CHECK(collector.wait(id).tokens == expected_tokens(shown.meant, 4));
     return engine.stats().prefix_cache_hits - before;
   };
   CHECK_EQUAL(matched({1, 2, 4}), 0);
@@ -167,7 +167,7 @@ PLAIN_ENGINE_TEST(a_preempted_image_is_computed_again) {
     meant.push_back(shown.meant);
     engine.submit(shown.request(id, 30, collector.callback()));
   }
-  for (RequestId id = 1; id <= 6; ++id) CHECK(collector.wait(id).tokens == expected_answer(meant[id - 1], 30));
+  for (RequestId id = 1; id <= 6; ++id) CHECK(collector.wait(id).tokens == expected_tokens(meant[id - 1], 30));
   CHECK(engine.stats().preemptions > 0);
 }
 
@@ -186,7 +186,7 @@ PLAIN_ENGINE_TEST(blocks_are_shared_only_by_the_same_image_in_the_same_place) {
   const auto matched = [&](const Shown& shown) {
     const int64_t before = engine.stats().prefix_cache_hits;
     engine.submit(shown.request(++id, 4, collector.callback()));
-    CHECK(collector.wait(id).tokens == expected_answer(shown.meant, 4));
+    CHECK(collector.wait(id).tokens == expected_tokens(shown.meant, 4));
     return engine.stats().prefix_cache_hits - before;
   };
   CHECK_EQUAL(matched(first), 0);
@@ -194,7 +194,7 @@ PLAIN_ENGINE_TEST(blocks_are_shared_only_by_the_same_image_in_the_same_place) {
   CHECK_EQUAL(matched(other_image), 4);
   CHECK_EQUAL(matched(other_place), 0);
   engine.submit(make_request(++id, first.prompt, 4, collector.callback()));  // placeholders and no image
-  CHECK(collector.wait(id).tokens == expected_answer(first.prompt, 4));
+  CHECK(collector.wait(id).tokens == expected_tokens(first.prompt, 4));
 }
 
 ENGINE_TEST(a_session_keeps_its_images_and_a_rollback_cuts_them) {
@@ -212,13 +212,13 @@ ENGINE_TEST(a_session_keeps_its_images_and_a_rollback_cuts_them) {
   engine.submit(make_request(2, std::vector<int32_t>(25, 4), 6, collector.callback()));  // takes the session's blocks
   collector.wait(2);
   held.push_back(9);
-  CHECK(turn(engine, collector, 3, 7, false, {9}, 3) == expected_answer(held, 3));
+  CHECK(turn(engine, collector, 3, 7, false, {9}, 3) == expected_tokens(held, 3));
   Request back = shown.request(4, 3, collector.callback());
   back.session = SessionParams{7, false, false, false, 5};  // in the middle of the image
   engine.submit(std::move(back));
   std::vector<int32_t> cut(shown.meant.begin(), shown.meant.begin() + 5);
   cut.insert(cut.end(), shown.meant.begin(), shown.meant.end());
-  CHECK(collector.wait(4).tokens == expected_answer(cut, 3));
+  CHECK(collector.wait(4).tokens == expected_tokens(cut, 3));
 }
 
 ENGINE_TEST(embeddings_that_do_not_fit_the_prompt_are_refused) {
@@ -264,7 +264,7 @@ ENGINE_TEST(what_embeddings_take_is_bounded_and_comes_back) {
         std::this_thread::yield();
       }
     }
-    CHECK(collector.wait(id).tokens == expected_answer(small.meant, 2));
+    CHECK(collector.wait(id).tokens == expected_tokens(small.meant, 2));
   }
 }
 
@@ -283,9 +283,9 @@ ENGINE_TEST(idle_sessions_with_more_images_than_half_the_bound_go_oldest_first) 
   CHECK(failure_of(collector, engine, session_request(11, 1, false, {3}, 2, collector.callback())) ==
         ErrorCode::kUnknownSession);
   std::vector<int32_t> held = shown.meant;
-  for (const int32_t token : expected_answer(shown.meant, 2)) held.push_back(token);
+  for (const int32_t token : expected_tokens(shown.meant, 2)) held.push_back(token);
   held.push_back(3);
-  CHECK(turn(engine, collector, 12, 4, false, {3}, 2) == expected_answer(held, 2));
+  CHECK(turn(engine, collector, 12, 4, false, {3}, 2) == expected_tokens(held, 2));
 }
 
 }  // namespace turbomind::testing

@@ -1,4 +1,4 @@
-// Sessions, prefix caching, several answers, scoring, timeouts: the engine on a stub model.
+// Sessions, prefix caching, several responses, scoring, timeouts: the engine on a stub model.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -27,7 +27,7 @@ PLAIN_ENGINE_TEST(twenty_blocks_serve_64_sessions_of_8_turns_as_if_they_had_all_
       sent.emplace_back(id++, session, count);
     }
     for (const auto& [request, session, count] : sent) {
-      const std::vector<int32_t> want = expected_answer(histories[session], count);
+      const std::vector<int32_t> want = expected_tokens(histories[session], count);
       CHECK(collector.wait(request).tokens == want);
       histories[session].insert(histories[session].end(), want.begin(), want.end());
     }
@@ -55,7 +55,7 @@ PLAIN_ENGINE_TEST(what_the_host_keeps_is_not_computed_again) {
         std::vector<int32_t>& history = histories[session];
         history.insert(history.end(), input.begin(), input.end());
         engine.submit(session_request(id, session, round == 0, input, 3, collector.callback()));
-        const std::vector<int32_t> want = expected_answer(history, 3);
+        const std::vector<int32_t> want = expected_tokens(history, 3);
         CHECK(collector.wait(id++).tokens == want);
         history.insert(history.end(), want.begin(), want.end());
       }
@@ -89,7 +89,7 @@ ENGINE_TEST(step_rolls_a_session_back) {
   Request request = session_request(2, 9, false, {7}, 3, collector.callback());
   request.session->step = 5;
   engine.submit(std::move(request));
-  CHECK(collector.wait(2).tokens == expected_answer({1, 2, 3, 4, 5, 7}, 3));
+  CHECK(collector.wait(2).tokens == expected_tokens({1, 2, 3, 4, 5, 7}, 3));
   CHECK_EQUAL(collector.wait(2).last.history_token_len, 5);
   request = session_request(3, 9, false, {7}, 3, collector.callback());
   request.session->step = 500;  // beyond the end: everything is kept
@@ -114,7 +114,7 @@ ENGINE_TEST(session_errors_carry_their_codes_and_disturb_nobody) {
   hold = false;
   CHECK(collector.wait(3).last.error_code == ErrorCode::kSessionBusy);
   CHECK(collector.wait(4).last.error_code == ErrorCode::kSessionBusy);
-  CHECK(collector.wait(2).tokens == expected_answer({1}, 30));
+  CHECK(collector.wait(2).tokens == expected_tokens({1}, 30));
   Request stop = session_request(5, 3, false, {}, 0, collector.callback());
   stop.session->stop = true;
   CHECK(failure_of(collector, engine, std::move(stop)) == ErrorCode::kSessionIdle);
@@ -137,13 +137,13 @@ ENGINE_TEST(a_stopped_turn_keeps_the_tokens_made_so_far) {
   Request stop = session_request(2, 4, false, {}, 0, collector.callback());
   stop.session->stop = true;
   engine.submit(std::move(stop));
-  const Collector::Answer stopped = collector.wait(1);
+  const Collector::Response stopped = collector.wait(1);
   CHECK(stopped.finish == FinishReason::kCancelled);
   CHECK(collector.wait(2).finish == FinishReason::kStop);
   std::vector<int32_t> tokens = {1, 2};
   tokens.insert(tokens.end(), stopped.tokens.begin(), stopped.tokens.end());
   tokens.push_back(9);
-  CHECK(turn(engine, collector, 3, 4, false, {9}, 4) == expected_answer(tokens, 4));
+  CHECK(turn(engine, collector, 3, 4, false, {9}, 4) == expected_tokens(tokens, 4));
 }
 
 ENGINE_TEST(an_ended_session_is_gone_with_its_blocks) {
@@ -162,7 +162,7 @@ ENGINE_TEST(an_ended_session_is_gone_with_its_blocks) {
   Request one_shot = session_request(4, 0, true, {1, 2, 3, 4, 5, 6}, 3, collector.callback());
   one_shot.session->end = true;
   engine.submit(std::move(one_shot));
-  CHECK(collector.wait(4).tokens == expected_answer({1, 2, 3, 4, 5, 6}, 3));
+  CHECK(collector.wait(4).tokens == expected_tokens({1, 2, 3, 4, 5, 6}, 3));
   CHECK_EQUAL(engine.stats().sessions, 0);
   CHECK_EQUAL(engine.stats().blocks_idle, 0);
 }
@@ -191,7 +191,7 @@ ENGINE_TEST(a_shared_prefix_is_computed_once) {
       std::vector<int32_t> prompt = prefix;
       prompt.push_back(static_cast<int32_t>(id));
       engine.submit(make_request(id, prompt, 1, collector.callback()));
-      CHECK(collector.wait(id).tokens == expected_answer(prompt, 1));
+      CHECK(collector.wait(id).tokens == expected_tokens(prompt, 1));
     }
     return engine.stats().tokens_computed;
   };
@@ -211,10 +211,10 @@ ENGINE_TEST(several_answers_share_the_prompts_blocks_and_end_one_by_one) {
   engine.submit(std::move(request));
   int final_outputs = 0;
   for (int index = 0; index < 4; ++index) {
-    const Collector::Answer answer = collector.wait(1, index);
-    CHECK(answer.tokens == expected_answer(prompt, 9));
-    CHECK_EQUAL(answer.outputs, 1);
-    final_outputs += answer.last.is_final;
+    const Collector::Response response = collector.wait(1, index);
+    CHECK(response.tokens == expected_tokens(prompt, 9));
+    CHECK_EQUAL(response.outputs, 1);
+    final_outputs += response.last.is_final;
   }
   CHECK_EQUAL(final_outputs, 1);
   CHECK(engine.stats().tokens_computed <= 62 + 3 * 2 + 4 * 9);  // 60 of the prompt's tokens fill blocks
@@ -241,7 +241,7 @@ ENGINE_TEST(scoring_sums_minus_log_p_over_the_prompt_in_chunks) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   std::vector<int32_t> prompt = {1};
-  const std::vector<int32_t> likely = expected_answer(prompt, 60);
+  const std::vector<int32_t> likely = expected_tokens(prompt, 60);
   prompt.insert(prompt.end(), likely.begin(), likely.end());
   prompt[30] = (prompt[30] + 1) % kStubVocab;  // from here on the stub predicts something else, except by chance
   int hits = 0;
@@ -261,19 +261,20 @@ ENGINE_TEST(log_probabilities_of_the_prompt_come_once_with_the_first_answer) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   std::vector<int32_t> prompt = {1};
-  const std::vector<int32_t> likely = expected_answer(prompt, 60);
+  const std::vector<int32_t> likely = expected_tokens(prompt, 60);
   prompt.insert(prompt.end(), likely.begin(), likely.end());
   prompt[30] = (prompt[30] + 1) % kStubVocab;
   const double normaliser = std::log(std::exp(5.0) + kStubVocab - 1);
   for (const int length : {0, 5}) {
-    const int answers = length == 0 ? 1 : 3;
+    const int responses = length == 0 ? 1 : 3;
     const auto id = static_cast<RequestId>(length) + 1;
     Request request = make_request(id, prompt, length, collector.callback());
     request.params.prompt_logprobs = 2;
-    request.params.n = answers;
+    request.params.n = responses;
     engine.submit(std::move(request));
-    for (int answer = 1; answer < answers; ++answer) CHECK(collector.wait(id, answer).prompt_logprobs.empty());
-    const Collector::Answer first = collector.wait(id);
+    for (int response = 1; response < responses; ++response)
+      CHECK(collector.wait(id, response).prompt_logprobs.empty());
+    const Collector::Response first = collector.wait(id);
     CHECK(first.finish == FinishReason::kLength);
     CHECK_EQUAL(first.tokens.size(), static_cast<size_t>(length));
     CHECK_EQUAL(first.prompt_logprobs.size(), prompt.size());
@@ -346,7 +347,7 @@ ENGINE_TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
   engine.submit(std::move(request));
   engine.submit(make_request(2, {1, 2}, 60, collector.callback()));
   CHECK(collector.wait(1).last.error_code == ErrorCode::kTimeout);
-  CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 60));
+  CHECK(collector.wait(2).tokens == expected_tokens({1, 2}, 60));
 }
 
 ENGINE_TEST(an_answer_that_fails_takes_its_siblings_with_it_once) {
@@ -376,10 +377,10 @@ ENGINE_TEST(a_logits_hook_that_throws_ends_its_request_alone) {
   };
   engine.submit(std::move(request));
   engine.submit(make_request(2, {1, 2}, 20, collector.callback()));
-  const Collector::Answer failed = collector.wait(1);
+  const Collector::Response failed = collector.wait(1);
   CHECK(failed.tokens == std::vector<int32_t>(4, 7));
   CHECK(failed.error.find("tired") != std::string::npos);
-  CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 20));
+  CHECK(collector.wait(2).tokens == expected_tokens({1, 2}, 20));
 }
 
 }  // namespace turbomind::testing

@@ -1,4 +1,4 @@
-// One answer: its next token, its text, its end.
+// One response: its next token, its text, its end.
 #include <cmath>
 #include <functional>
 #include <random>
@@ -13,10 +13,10 @@ namespace {
 
 const std::vector<int32_t> kPrompt = {1, 2, 3};
 
-// An answer to kPrompt, whose model says what the test says. Token `id` is the character '0' + id.
+// A response to kPrompt, whose model says what the test says. Token `id` is the character '0' + id.
 struct Asked {
   explicit Asked(const std::function<void(GenerationParams&)>& change, std::shared_ptr<const Grammar> grammar = nullptr)
-      : rules(make_rules(change, std::move(grammar))), answer(rules, 0, 77, 5, tokens) {}
+      : rules(make_rules(change, std::move(grammar))), generation(rules, 0, 77, 5, tokens) {}
 
   static std::shared_ptr<const GenerationRules> make_rules(const std::function<void(GenerationParams&)>& change,
                                                            std::shared_ptr<const Grammar> grammar) {
@@ -31,13 +31,13 @@ struct Asked {
     std::vector<float> logits(kStubVocab, 0.0f);
     for (size_t i = 0; i < likely.size(); ++i) logits[static_cast<size_t>(likely[i])] = 10.0f - static_cast<float>(i);
     const float hidden = 0.5f;
-    return answer.advance(sampler, logits.data(), &hidden);
+    return generation.advance(sampler, logits.data(), &hidden);
   }
   std::vector<int32_t> generated() const { return {tokens.begin() + 3, tokens.end()}; }
 
   std::shared_ptr<const GenerationRules> rules;
   std::vector<int32_t> tokens = kPrompt;
-  Answer answer;
+  Generation generation;
   Sampler sampler{kStubVocab};
 };
 
@@ -48,11 +48,11 @@ void change_nothing(GenerationParams&) {}
 TEST(an_answer_takes_tokens_until_it_is_long_enough) {
   Asked asked([](GenerationParams& params) { params.max_new_tokens = 2; });
   CHECK(asked.advance({4}) == FinishReason::kNone);
-  const std::optional<Output> first = asked.answer.take_output(FinishReason::kNone);
+  const std::optional<Output> first = asked.generation.take_output(FinishReason::kNone);
   CHECK_EQUAL(first->text, "4");
   CHECK_EQUAL(first->generate_token_len, 1);
   CHECK(asked.advance({5}) == FinishReason::kLength);
-  const std::optional<Output> last = asked.answer.take_output(FinishReason::kLength);
+  const std::optional<Output> last = asked.generation.take_output(FinishReason::kLength);
   CHECK_EQUAL(last->text, "5");
   CHECK(last->token_ids == std::vector<int32_t>{5});
   CHECK_EQUAL(last->stop_token, -1);
@@ -68,7 +68,7 @@ TEST(the_token_that_ends_an_answer_is_reported_and_no_part_of_it) {
   asked.advance({4});
   CHECK(asked.advance({7}) == FinishReason::kStop);
   CHECK(asked.generated() == std::vector<int32_t>{4});
-  const std::optional<Output> output = asked.answer.take_output(FinishReason::kStop);
+  const std::optional<Output> output = asked.generation.take_output(FinishReason::kStop);
   CHECK_EQUAL(output->stop_token, 7);
   CHECK_EQUAL(output->text, "4");
   CHECK_EQUAL(output->logprobs.size(), 1u);
@@ -78,12 +78,12 @@ TEST(a_stop_string_ends_an_answer_before_it_and_special_tokens_show_only_if_want
   Asked asked([](GenerationParams& params) { params.stop_words = {"56"}; });
   for (const int32_t token : {4, kStubVocab - 1, 5}) CHECK(asked.advance({token}) == FinishReason::kNone);
   CHECK(asked.advance({6}) == FinishReason::kStop);
-  const std::optional<Output> last = asked.answer.take_output(FinishReason::kStop);
+  const std::optional<Output> last = asked.generation.take_output(FinishReason::kStop);
   CHECK_EQUAL(last->text, "4");
   CHECK_EQUAL(last->stop_string, "56");
   Asked raw([](GenerationParams& params) { params.skip_special_tokens = false; });
   raw.advance({kStubVocab - 1});
-  CHECK_EQUAL(raw.answer.take_output(FinishReason::kNone)->text, std::string(1, static_cast<char>('0' + 63)));
+  CHECK_EQUAL(raw.generation.take_output(FinishReason::kNone)->text, std::string(1, static_cast<char>('0' + 63)));
 }
 
 TEST(nothing_ends_an_answer_before_its_least_length) {
@@ -103,32 +103,32 @@ TEST(what_must_not_come_about_is_not_chosen) {
     params.bad_tokens = {{9}, {4, 5}};
     params.bad_words = {"46"};
   });
-  CHECK(asked.answer.needs_known_tokens());
+  CHECK(asked.generation.needs_known_tokens());
   for (int i = 0; i < 2; ++i) asked.advance({9, 4, 5, 6, 8});
   CHECK(asked.generated() == std::vector<int32_t>({4, 4}));
   asked.advance({5, 6, 8});
   CHECK(asked.generated() == std::vector<int32_t>({4, 4, 8}));
   Asked simple([](GenerationParams& params) { params.bad_tokens = {{9}}; });
-  CHECK(!simple.answer.needs_known_tokens());
+  CHECK(!simple.generation.needs_known_tokens());
 }
 
 TEST(logits_that_allow_no_token_are_an_error) {
   Asked asked(change_nothing);
   std::vector<float> logits(kStubVocab, NAN);
-  CHECK(error_of([&] { asked.answer.advance(asked.sampler, logits.data(), nullptr); }) == ErrorCode::kInternal);
-  CHECK(error_of([&] { asked.answer.advance(ChosenToken{}); }) == ErrorCode::kInternal);
-  CHECK_EQUAL(asked.answer.generated(), 0);
+  CHECK(error_of([&] { asked.generation.advance(asked.sampler, logits.data(), nullptr); }) == ErrorCode::kInternal);
+  CHECK(error_of([&] { asked.generation.advance(ChosenToken{}); }) == ErrorCode::kInternal);
+  CHECK_EQUAL(asked.generation.generated(), 0);
 }
 
 TEST(a_grammar_chooses_what_may_come_and_tokens_without_an_alternative_need_no_logits) {
   Asked asked([](GenerationParams& params) { params.stop_token_ids = {60}; }, std::make_shared<PatternGrammar>(4));
-  CHECK(asked.answer.needs_known_tokens());
+  CHECK(asked.generation.needs_known_tokens());
   CHECK(asked.advance({50, 3}) == FinishReason::kNone);
   CHECK(asked.generated() == std::vector<int32_t>({3, 11}));
   CHECK(asked.advance({50, 5}) == FinishReason::kNone);
   CHECK(asked.advance({50}) == FinishReason::kStop);
   CHECK(asked.generated() == std::vector<int32_t>({3, 11, 5, 11}));
-  CHECK_EQUAL(asked.answer.take_output(FinishReason::kStop)->stop_token, 60);
+  CHECK_EQUAL(asked.generation.take_output(FinishReason::kStop)->stop_token, 60);
 }
 
 namespace {
@@ -205,13 +205,13 @@ TEST(the_likeliest_tokens_are_chosen_from_without_knowing_all_that_may_come_and_
       for (float& logit : logits) logit = normal(random);
       std::vector<float> again = logits;
       const float hidden = 0.5f;
-      checked.answer.advance(checked.sampler, logits.data(), &hidden);
-      CHECK(!checked.answer.waits_for_grammar());
+      checked.generation.advance(checked.sampler, logits.data(), &hidden);
+      CHECK(!checked.generation.waits_for_grammar());
       CHECK_EQUAL(control->asked, 0);
       control->is_known = true;
-      masked.answer.advance(masked.sampler, again.data(), &hidden);
+      masked.generation.advance(masked.sampler, again.data(), &hidden);
       CHECK(checked.generated() == masked.generated());
-      CHECK_EQUAL(checked.answer.stop_token(), masked.answer.stop_token());
+      CHECK_EQUAL(checked.generation.stop_token(), masked.generation.stop_token());
     }
   }
 }
@@ -222,10 +222,10 @@ TEST(where_the_likeliest_tokens_cannot_be_judged_an_answer_waits_and_chooses_as_
   control->can_check = false;
   Asked asked([](GenerationParams& params) { params.stop_token_ids = {60}; }, std::make_shared<ListGrammar>(control));
   CHECK(asked.advance({50, 4, 3}) == FinishReason::kNone);
-  CHECK(asked.answer.waits_for_grammar());
+  CHECK(asked.generation.waits_for_grammar());
   CHECK(control->asked > 0);
   control->is_known = true;
-  CHECK(asked.answer.resume(asked.sampler) == FinishReason::kNone);
+  CHECK(asked.generation.resume(asked.sampler) == FinishReason::kNone);
   CHECK(asked.generated() == std::vector<int32_t>{4});
 }
 
@@ -239,13 +239,13 @@ TEST(each_token_has_its_row_where_rows_are_wanted_so_none_is_jumped_over) {
   Asked asked([](GenerationParams& params) { params.logits = RowsWanted::kGeneration; },
               std::make_shared<PatternGrammar>(8));
   asked.advance({3});
-  CHECK_EQUAL(asked.answer.generated(), 1);
-  CHECK_EQUAL(asked.answer.take_output(FinishReason::kNone)->logits.size(), size_t{kStubVocab});
+  CHECK_EQUAL(asked.generation.generated(), 1);
+  CHECK_EQUAL(asked.generation.take_output(FinishReason::kNone)->logits.size(), size_t{kStubVocab});
 }
 
 TEST(a_token_that_a_grammar_does_not_know_is_an_error) {
   Asked asked(change_nothing, std::make_shared<PatternGrammar>(8));
-  CHECK(error_of([&] { asked.answer.advance(ChosenToken{50, 0, nullptr, nullptr}); }) == ErrorCode::kInternal);
+  CHECK(error_of([&] { asked.generation.advance(ChosenToken{50, 0, nullptr, nullptr}); }) == ErrorCode::kInternal);
 }
 
 TEST(log_probabilities_and_logits_are_the_models_own_before_any_penalty) {
@@ -261,7 +261,7 @@ TEST(log_probabilities_and_logits_are_the_models_own_before_any_penalty) {
   });
   asked.advance({4});
   CHECK(asked.generated() == std::vector<int32_t>{5});
-  const Output output = *asked.answer.take_output(FinishReason::kNone);
+  const Output output = *asked.generation.take_output(FinishReason::kNone);
   const double normaliser = std::log(std::exp(10.0) + kStubVocab - 1);
   CHECK(std::abs(output.logprobs.at(0).chosen - (0 - normaliser)) < 1e-5);
   CHECK_EQUAL(output.logprobs[0].top.at(0).first, 4);
@@ -272,9 +272,9 @@ TEST(log_probabilities_and_logits_are_the_models_own_before_any_penalty) {
 TEST(an_answer_that_is_not_streamed_comes_at_its_end) {
   Asked asked([](GenerationParams& params) { params.stream = false; });
   asked.advance({4});
-  CHECK(!asked.answer.take_output(FinishReason::kNone));
+  CHECK(!asked.generation.take_output(FinishReason::kNone));
   asked.advance({5});
-  const std::optional<Output> output = asked.answer.take_output(FinishReason::kCancelled);
+  const std::optional<Output> output = asked.generation.take_output(FinishReason::kCancelled);
   CHECK_EQUAL(output->text, "45");
   CHECK(output->token_ids == std::vector<int32_t>({4, 5}));
 }
@@ -287,7 +287,7 @@ TEST(a_choice_says_what_the_request_said_and_where_the_answer_stands) {
     params.min_new_tokens = 3;
     params.logprobs = 4;
   });
-  const TokenChoice& choice = asked.answer.choice(2);
+  const TokenChoice& choice = asked.generation.choice(2);
   CHECK(!choice.is_greedy);
   CHECK_EQUAL(choice.top_k, 9);
   CHECK_EQUAL(choice.seed, uint64_t{77});
@@ -298,11 +298,11 @@ TEST(a_choice_says_what_the_request_said_and_where_the_answer_stands) {
   CHECK_EQUAL(choice.logprobs, 4);
   CHECK(choice.tokens == &asked.tokens);
   CHECK(choice.forbidden == std::vector<int32_t>{7});
-  CHECK(asked.answer.choice(3).forbidden.empty());
+  CHECK(asked.generation.choice(3).forbidden.empty());
   const std::vector<int32_t> top = {8, 9, 1, 2};
   const std::vector<float> of_top = {-0.5f, -1.0f, -2.0f, -3.0f};
-  asked.answer.advance(ChosenToken{9, -1.0f, top.data(), of_top.data()});
-  const Output output = *asked.answer.take_output(FinishReason::kNone);
+  asked.generation.advance(ChosenToken{9, -1.0f, top.data(), of_top.data()});
+  const Output output = *asked.generation.take_output(FinishReason::kNone);
   CHECK_EQUAL(output.logprobs.at(0).chosen, -1.0f);
   CHECK_EQUAL(output.logprobs[0].top.at(3).first, 2);
 }
@@ -320,10 +320,10 @@ Asked thinking(int budget, const std::string& begin) {
 TEST(reasoning_are_ended_when_their_budget_is_spent) {
   for (const char* begin : {"", "1"}) {
     Asked asked = thinking(3, begin);
-    CHECK(asked.answer.needs_known_tokens());
+    CHECK(asked.generation.needs_known_tokens());
     for (const int32_t token : {1, 4, 5, 6, 6, 6, 7}) asked.advance({token});
     CHECK(asked.generated() == std::vector<int32_t>({1, 4, 5, 9, 2, 3, 7}));
-    CHECK(!asked.answer.needs_known_tokens());
+    CHECK(!asked.generation.needs_known_tokens());
   }
   Asked at_once = thinking(0, "");
   for (int i = 0; i < 4; ++i) at_once.advance({8});
@@ -343,9 +343,9 @@ TEST(reasoning_that_end_in_time_and_answers_without_reasoning_are_left_alone) {
 
 TEST(a_runner_is_reported_the_only_token_that_ends_reasoning) {
   Asked asked = thinking(1, "");
-  CHECK(asked.answer.choice(0).mask == nullptr);
-  asked.answer.advance(ChosenToken{4, 0, nullptr, nullptr});
-  const TokenChoice& choice = asked.answer.choice(0);
+  CHECK(asked.generation.choice(0).mask == nullptr);
+  asked.generation.advance(ChosenToken{4, 0, nullptr, nullptr});
+  const TokenChoice& choice = asked.generation.choice(0);
   for (int token = 0; token < kStubVocab; ++token) {
     CHECK_EQUAL((static_cast<uint32_t>(choice.mask[token / 32]) >> (token % 32) & 1u) != 0, token == 9);
   }
@@ -354,8 +354,8 @@ TEST(a_runner_is_reported_the_only_token_that_ends_reasoning) {
 TEST(answers_to_one_prompt_draw_from_streams_of_their_own) {
   const auto rules = Asked::make_rules(change_nothing, nullptr);
   std::vector<int32_t> tokens = kPrompt;
-  Answer first(rules, 0, 77, 0, tokens);
-  Answer second(rules, 1, 77, 1, tokens);
+  Generation first(rules, 0, 77, 0, tokens);
+  Generation second(rules, 1, 77, 1, tokens);
   CHECK_EQUAL(first.choice(0).seed, uint64_t{77});
   CHECK(second.choice(0).seed != first.choice(0).seed);
 }
@@ -364,9 +364,9 @@ TEST(rows_of_the_prompt_are_taken_once_and_the_last_is_the_answers) {
   Asked asked([](GenerationParams& params) { params.hidden_states = RowsWanted::kAll; });
   const std::vector<float> logits(3 * kStubVocab, 0.0f);
   const std::vector<float> hidden = {10, 11, 12};
-  asked.answer.take_prompt_rows(0, 2, logits.data(), hidden.data());
-  asked.answer.take_prompt_rows(0, 3, logits.data(), hidden.data());  // again, after a preemption
-  CHECK(asked.answer.take_output(FinishReason::kNone)->hidden_states == std::vector<float>({10, 11}));
+  asked.generation.take_prompt_rows(0, 2, logits.data(), hidden.data());
+  asked.generation.take_prompt_rows(0, 3, logits.data(), hidden.data());  // again, after a preemption
+  CHECK(asked.generation.take_output(FinishReason::kNone)->hidden_states == std::vector<float>({10, 11}));
 }
 
 }  // namespace turbomind::testing

@@ -55,14 +55,14 @@ TEST(of_stop_strings_that_end_at_one_place_the_longest_is_reported) {
 }
 
 TEST(a_stop_string_split_over_any_pieces_never_leaks) {
-  const std::string answer = "one two aabaabaac three";
+  const std::string response = "one two aabaabaac three";
   const std::vector<std::string> stops = {"aabaac", "never"};
   std::mt19937 random(7);
   for (int round = 0; round < 500; ++round) {
     std::vector<std::string> pieces;
-    for (size_t position = 0; position < answer.size();) {
+    for (size_t position = 0; position < response.size();) {
       const size_t length = 1 + random() % 4;
-      pieces.push_back(answer.substr(position, length));
+      pieces.push_back(response.substr(position, length));
       position += length;
     }
     const Streamed result = stream(pieces, stops);
@@ -83,11 +83,11 @@ TEST(the_earliest_stop_string_counts_and_of_those_the_longest) {
 }
 
 TEST(characters_split_over_bytes_come_out_whole) {
-  const std::string answer = "h\xC3\xA9 \xE4\xBD\xA0\xE5\xA5\xBD \xF0\x9F\x99\x82!";
+  const std::string response = "h\xC3\xA9 \xE4\xBD\xA0\xE5\xA5\xBD \xF0\x9F\x99\x82!";
   std::vector<std::string> bytes;
-  for (const char c : answer) bytes.emplace_back(1, c);
+  for (const char c : response) bytes.emplace_back(1, c);
   const Streamed result = stream(bytes, {"zzz"});
-  CHECK_EQUAL(result.text, answer);
+  CHECK_EQUAL(result.text, response);
   CHECK(result.all_whole);
 }
 

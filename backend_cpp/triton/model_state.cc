@@ -18,7 +18,7 @@ namespace turbomind {
 namespace {
 
 constexpr auto kWatchInterval = std::chrono::milliseconds(20);
-// An answer may be out before the engine has counted it: so often, and so far apart, metrics are looked at once more.
+// A response may be out before the engine has counted it: so often, and so far apart, metrics are looked at once more.
 constexpr int kLastLooks = 10;
 constexpr auto kLastLookInterval = std::chrono::milliseconds(100);
 constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
@@ -26,7 +26,7 @@ constexpr size_t kMaxEarlyStops = 4096;
 constexpr const char* kControlKey = "LMDEPLOY_CONTROL_KEY";
 constexpr double kDefaultDrainSeconds = 20;  // Triton's own --exit-timeout-secs is 30
 constexpr const char* kHung = "the engine hangs: a step takes longer than step_timeout allows";
-constexpr const char* kUnloaded = "the model was unloaded before the answer had ended";
+constexpr const char* kUnloaded = "the model was unloaded before the response had ended";
 const std::vector<std::string> kParameters = {"model_path",    "model_name",     "engine_config",
                                               "drain_seconds", "unload_seconds", "served_model_name"};
 
@@ -214,11 +214,11 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
   const auto control = reader.adapter_control();
   if (control || reader.wants_limits()) {
     if (!engine_->is_healthy()) throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
-    Output answer;
-    answer.text = control ? control_adapters(*control) : limits();
-    answer.finish = FinishReason::kStop;
-    answer.is_final = true;
-    stream->send(answer);
+    Output reply;
+    reply.text = control ? control_adapters(*control) : limits();
+    reply.finish = FinishReason::kStop;
+    reply.is_final = true;
+    stream->send(reply);
     return;
   }
   Request request;

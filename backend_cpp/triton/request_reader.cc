@@ -350,7 +350,7 @@ void RequestReader::read(const char* name, std::vector<std::pair<int32_t, float>
 }
 
 // The older clients' names and defaults. They send single tokens as stop words, and the end-of-sequence token as a bad
-// word to keep an answer going.
+// word to keep a response going.
 void RequestReader::read_legacy(GenerationParams& params) const {
   const std::vector<uint32_t> lengths = values<uint32_t>("request_output_len", TRITONSERVER_TYPE_UINT32);
   if (lengths.size() != 1) throw invalid_argument("request_output_len must hold one value");

@@ -194,7 +194,7 @@ ResponseStream::~ResponseStream() {
 void ResponseStream::send(const Output& output) noexcept {
   if (first_response_ns_ == 0) first_response_ns_ = now_ns();
   if (output.finish == FinishReason::kError) {
-    // The first failing answer ends the stream; what else is open of the request fails with it.
+    // The first failing response ends the stream; what else is open of the request fails with it.
     if (!has_failed_) send_error(output.error_code, output.error);
     has_failed_ = true;
     return;

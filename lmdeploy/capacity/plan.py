@@ -60,20 +60,20 @@ class Load:
 
     Attributes
     ----------
-    prompt, answer
+    prompt, output
         Mean tokens of a request.
     rate
         Requests a second of all callers.
     prefix
         Share of the prompts' tokens that is found in the cache.
     token_seconds
-        Most time from token to token of an answer.
+        Most time from token to token of a response.
     use
         Share of a replica's rate that is planned with, so that queues stay short.
     """
 
     prompt: float
-    answer: float
+    output: float
     rate: float = 0.0
     prefix: float = 0.0
     token_seconds: float = math.inf
@@ -107,11 +107,11 @@ class Plan:
     prompt_seconds
         To compute a prompt alone.
     token_seconds
-        From token to token of an answer, prompts of others in between.
+        From token to token of a response, prompts of others in between.
     single_rate
-        Tokens a second of an answer alone.
-    answer_rate
-        Tokens a second of all answers.
+        Tokens a second of a response alone.
+    output_rate
+        Tokens a second of all responses.
     request_rate
         Requests a second of a replica, at its best.
     replicas
@@ -126,7 +126,7 @@ class Plan:
     prompt_seconds: float
     token_seconds: float
     single_rate: float
-    answer_rate: float
+    output_rate: float
     request_rate: float
     replicas: int
 
@@ -186,7 +186,7 @@ def plan(
             "take more devices (--tp) or fewer bits (--weight-bits)"
         )
     # Layers with a window keep that much of a request.
-    request = load.prompt + load.answer
+    request = load.prompt + load.output
     request_bytes = sizes.seen(request) * roofline.cache_token
     requests = (device.memory - weights) * storage.cache_share / request_bytes
     cache_tokens = int(requests * request)
@@ -196,20 +196,20 @@ def plan(
             f"the cache holds {cache_tokens} tokens alongside the weights, a request needs "
             f"{request:.0f}; take more devices (--tp) or fewer bits (--weight-bits, --quant-policy)"
         )
-    context = load.prompt + load.answer / 2
+    context = load.prompt + load.output / 2
     prompt_seconds = roofline.prompt_step(load.prompt, load.prompt * load.prefix)
 
     def request_rate(batch: int) -> float:
         """Return requests a second: each takes its prompt's time, and its share of its tokens' steps."""
-        return 1 / (prompt_seconds + load.answer * roofline.token_step(batch, context) / batch)
+        return 1 / (prompt_seconds + load.output * roofline.token_step(batch, context) / batch)
 
     def token_seconds(batch: int) -> float:
-        return batch / (request_rate(batch) * load.answer)  # Little's law
+        return batch / (request_rate(batch) * load.output)  # Little's law
 
     fit = [batch for batch in range(1, min(sequences, most) + 1) if token_seconds(batch) <= load.token_seconds]
     if not fit:
         raise ValueError(
-            f"one answer alone gets a token every {token_seconds(1) * 1e3:.1f} ms, and "
+            f"one response alone gets a token every {token_seconds(1) * 1e3:.1f} ms, and "
             f"{load.token_seconds * 1e3:.1f} ms are asked for"
         )
     batch = max(fit, key=request_rate)
@@ -223,7 +223,7 @@ def plan(
         prompt_seconds=prompt_seconds,
         token_seconds=token_seconds(batch),
         single_rate=1 / roofline.token_step(1, context),
-        answer_rate=rate * load.answer,
+        output_rate=rate * load.output,
         request_rate=rate,
         replicas=math.ceil(load.rate / (rate * load.use) - 1e-9),
     )

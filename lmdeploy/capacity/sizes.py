@@ -41,7 +41,7 @@ class Sizes:
     expert
         In one expert, summed over layers.
     experts, experts_per_token
-        How many there are in a layer, and how many answer for a token; 0: no experts.
+        Experts in a layer, and those active for a token; 0: no experts.
     cached
         Keys and values of a token, summed over layers.
     attention

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
                     client.end_session(session)
                     print("(new conversation)")
                 else:
-                    _print_answer(client, text, session)
+                    _print_response(client, text, session)
             client.end_session(session)
         except (httpx.HTTPError, RuntimeError) as error:
             print(f"lmdeploy serve api_client: {client.api_server_url}: {error}", file=sys.stderr)
@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_answer(client: APIClient, text: str, session: int) -> None:
-    """Print an answer as it comes; Ctrl-C stops it."""
+def _print_response(client: APIClient, text: str, session: int) -> None:
+    """Print a response as it comes; Ctrl-C stops it."""
     try:
         with contextlib.closing(client.chat(text, session, stream=True)) as pieces:  # type: ignore[type-var]
             for piece, _, reason in pieces:

@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
         mention(flag, word="has no effect: it was an option of a command that is gone")
     mention("--max-session-len", type=int, becomes="session_len", word="is old: it is called --session-len")
     mention("--session-id", type=int, word="has no effect: each conversation gets its own number")
-    mention("--stream-output", word="has no effect: answers always appear as they come")
+    mention("--stream-output", word="has no effect: responses always appear as they come")
     parser.set_defaults(run=run)
 
 
@@ -110,14 +110,14 @@ def talk(
         if system and not session.history:
             prompt = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         turns = len(session.history)
-        _print_answer(session(prompt))
+        _print_response(session(prompt))
         if len(session.history) == turns:
             print("(the conversation is too long; `end` starts a new one)")
     session.close()
 
 
-def _print_answer(pieces: "Generator[Response]") -> None:
-    """Print an answer as it comes; Ctrl-C stops it."""
+def _print_response(pieces: "Generator[Response]") -> None:
+    """Print a response as it comes; Ctrl-C stops it."""
     try:
         for piece in pieces:
             print(piece.text, end="", flush=True)

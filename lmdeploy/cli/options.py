@@ -184,7 +184,7 @@ def add_vision_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         action=Mention,
-        word="has no effect: images are looked at one by one, so that no answer depends on another's",
+        word="has no effect: images are looked at one by one, so that no response depends on another's",
         help=argparse.SUPPRESS,
     )
 
@@ -265,7 +265,7 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-body-bytes", type=positive, metavar="INT", help="longest request body (default: 8 MiB)")
     add_max_log_len(group)
-    add_answer_parsers(group)
+    add_output_parsers(group)
     add_generation_config(group)
     add_keys(
         group,
@@ -316,14 +316,14 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     add_security_options(parser)
 
 
-def add_answer_parsers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add how reasoning and calls are found in answers."""
+def add_output_parsers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add how reasoning and calls are found in responses."""
     parser.add_argument(
         "--reasoning-parser",
         type=_name_among(thinking.PARSERS),
         choices=thinking.PARSERS,
         default="auto",
-        help="how the model marks what it thinks, which chat answers have as reasoning_content; auto: as its chat "
+        help="how the model marks what it thinks, which chat responses have as reasoning_content; auto: as its chat "
         "template shows (default: %(default)s)",
     )
     parser.add_argument(
@@ -428,7 +428,7 @@ def add_client_timeout_options(parser: argparse.ArgumentParser) -> None:
     for name, default, what in (
         ("head", DEFAULT_HEAD_SECONDS, "from connecting to the end of a request's head"),
         ("body", DEFAULT_BODY_SECONDS, "from there to the end of its body"),
-        ("write", DEFAULT_WRITE_SECONDS, "to take what waits for it of an answer, before it is cut off"),
+        ("write", DEFAULT_WRITE_SECONDS, "to take what waits for it of a response, before it is cut off"),
         ("idle", DEFAULT_IDLE_SECONDS, "to begin a further request on a connection"),
     ):
         group.add_argument(

@@ -13,6 +13,7 @@ from lmdeploy.capacity.plan import Efficiency, Load, Plan, Storage, plan
 from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.cli import options
 from lmdeploy.errors import CheckpointError
+from lmdeploy.renamed import JSON_KEYS, accept_old_option
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -46,7 +47,9 @@ def add_parser(subparsers: Subparsers) -> None:
                         help="default: %(default)s")  # fmt: skip
     load = parser.add_argument_group("load")
     load.add_argument("--prompt", type=_above_0, default=1024.0, metavar="TOKENS", help="mean (default: 1024)")
-    load.add_argument("--answer", type=_above_0, default=256.0, metavar="TOKENS", help="mean (default: 256)")
+    output = load.add_argument("--output-tokens", type=_above_0, default=256.0, metavar="TOKENS",
+                               help="mean (default: 256)")  # fmt: skip
+    accept_old_option(load, output, "--answer")
     load.add_argument("--prefix", type=_part, default=0.0, metavar="SHARE", help="of prompts, found in the cache (0)")
     load.add_argument("--rate", type=_above_0, default=0.0, metavar="REQUESTS/S", help="of all callers")
     load.add_argument("--token-ms", type=_above_0, default=float("inf"), metavar="MS", help="most between two tokens")
@@ -58,7 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; return the exit status."""
-    load = Load(args.prompt, args.answer, args.rate, args.prefix, args.token_ms / 1e3, args.use)
+    load = Load(args.prompt, args.output_tokens, args.rate, args.prefix, args.token_ms / 1e3, args.use)
     try:
         device = _device(args).times(args.tp)
         sizes = Sizes.read(args.model)
@@ -69,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"lmdeploy plan: {error}", file=sys.stderr)
         return 1
     if args.json:
-        print(json.dumps({"parameters": sizes.parameters, "active": sizes.active, **asdict(made)}))
+        old = {name: getattr(made, new) for name, new in JSON_KEYS.items()}
+        print(json.dumps({"parameters": sizes.parameters, "active": sizes.active, **asdict(made), **old}))
     else:
         print("\n".join(_lines(sizes, device, load, made)))
     return 0
@@ -83,10 +87,10 @@ def _lines(sizes: Sizes, device: Device, load: Load, made: Plan) -> list[str]:
         f"{device.operations / 1e12:.3g} TFLOP/s",
         f"  weights      {made.weights / 1e9:.2f} GB ({sizes.parameters / 1e9:.2f} billion parameters{active})",
         f"  KV cache     {made.cache_token / 1024:.1f} KiB a token, {made.cache_tokens:,} tokens{windows}",
-        f"  sequences    {made.sequences:,} of {load.prompt:.0f} + {load.answer:.0f} tokens; {made.batch} in a step",
+        f"  sequences    {made.sequences:,} of {load.prompt:.0f} + {load.output:.0f} tokens; {made.batch} in a step",
         f"  prompt       {made.prompt_seconds * 1e3:.1f} ms alone",
-        f"  answer       {made.single_rate:.0f} tokens/s alone, one every {made.token_seconds * 1e3:.1f} ms under load",
-        f"  a replica    {made.answer_rate:.0f} tokens/s, {made.request_rate:.2f} requests/s at best",
+        f"  response     {made.single_rate:.0f} tokens/s alone, one every {made.token_seconds * 1e3:.1f} ms under load",
+        f"  a replica    {made.output_rate:.0f} tokens/s, {made.request_rate:.2f} requests/s at best",
     ]
     if load.rate:
         lines.append(f"  replicas     {made.replicas} for {load.rate:g} requests/s, used to {load.use:.0%}")

@@ -62,7 +62,7 @@ def _add_api_server(subparsers: Subparsers) -> None:
         metavar="PORT",
         help="default: %(default)s",
     )
-    _add_answering_options(parser)
+    _add_generation_options(parser)
     options.add_triton_options(parser)
     parser.set_defaults(run=_run_of("api_server"))
 
@@ -147,7 +147,7 @@ def _add_ray(subparsers: Subparsers) -> None:
     group.add_argument("--ray-address", default="", metavar="ADDRESS", help="of a cluster, or auto")
     options.add_server_options(parser, DEFAULT_PORT)
     own = {action for action in parser._actions if action.dest != "log_format"}
-    _add_answering_options(parser)
+    _add_generation_options(parser)
     add_pull_options(parser)
     of_the_command = {"drain_seconds", "api_keys"}
     of_replicas = [action for action in parser._actions if action not in own and action.dest not in of_the_command]
@@ -217,7 +217,7 @@ def _add_triton_client(subparsers: Subparsers) -> None:
         help="the engine's name for the conversation (default: random)",
     )
     parser.add_argument(
-        "--stream-output", action="store_true", help="kept for old scripts: answers always appear as they come"
+        "--stream-output", action="store_true", help="kept for old scripts: responses always appear as they come"
     )
     parser.add_argument(
         "--cap", action=Mention, word="has no effect: the server has the chat template", help=argparse.SUPPRESS
@@ -226,7 +226,7 @@ def _add_triton_client(subparsers: Subparsers) -> None:
     parser.set_defaults(run=_run_of("triton_client"))
 
 
-def _add_answering_options(parser: argparse.ArgumentParser) -> None:
+def _add_generation_options(parser: argparse.ArgumentParser) -> None:
     """Add what a server of a model can be given, but for where it listens."""
     options.add_gateway_options(parser)
     parser.add_argument(

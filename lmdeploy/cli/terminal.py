@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 HELP = (
-    "an empty line sends the message; `end` starts a new conversation; `exit` or Ctrl-D leaves; Ctrl-C stops an answer"
+    "an empty line sends the message; `end` starts a new conversation; `exit` or Ctrl-D leaves; Ctrl-C stops a response"
 )
 
 
@@ -20,15 +20,15 @@ SAMPLING_DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in _SA
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, unless: str = "") -> None:
-    """Add how answers are generated; ``unless`` says for ``--help`` when other defaults hold."""
+    """Add how responses are generated; ``unless`` says for ``--help`` when other defaults hold."""
     parser.add_argument("--meta-instruction", default=None, help="system prompt")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=512, help="most tokens of an answer (default: %(default)s)"
+        "--max-new-tokens", type=int, default=512, help="most tokens of a response (default: %(default)s)"
     )
     for name, (default, text) in _SAMPLING.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=type(default), help=f"{text} (default: {default:g}{unless})")
-    parser.add_argument("--seed", type=int, default=None, help="seed of the answers (default: random)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the responses (default: random)")
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:

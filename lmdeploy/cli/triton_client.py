@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
                 finish(conversation.end())
                 print("(new conversation)")
             else:
-                finish(conversation.answer(text))
+                finish(conversation.respond(text))
         with contextlib.suppress(TritonUnavailable):
             finish(conversation.end())
     except TritonUnavailable as error:
@@ -46,7 +46,7 @@ class Conversation:
     """A conversation, and the session that holds it in the engine.
 
     A turn sends only what is new, unless the engine does not hold the rest as the chat template writes it: at first,
-    after an answer that was cut off, and when the engine has forgotten the session.
+    after a response that was cut off, and when the engine has forgotten the session.
 
     Parameters
     ----------
@@ -65,21 +65,21 @@ class Conversation:
         self._has_begun = False  # the engine knows the session
         self._is_held = False  # and holds the conversation as the chat template writes it
 
-    async def answer(self, text: str) -> None:
-        """Print the answer to a message as it comes; an error instead leaves the conversation as it was."""
+    async def respond(self, text: str) -> None:
+        """Print the response to a message as it comes; an error instead leaves the conversation as it was."""
         message = {"role": "user", "content": text}
         try:
             try:
-                answer = await self._print_answer([message], goes_on=True) if self._is_held else None
+                response = await self._print_response([message], goes_on=True) if self._is_held else None
             except TritonRequestError:
-                answer = None  # forgotten: begin again with all of it
-            if answer is None:
-                answer = await self._print_answer([*self._messages, message], goes_on=False)
+                response = None  # forgotten: begin again with all of it
+            if response is None:
+                response = await self._print_response([*self._messages, message], goes_on=False)
         except (TritonRequestError, TritonUnavailable) as error:
             print(f"({error})\n")
             self._is_held = False
         else:
-            self._messages += [message, {"role": "assistant", "content": answer}]
+            self._messages += [message, {"role": "assistant", "content": response}]
 
     async def end(self) -> None:
         """Forget the conversation, here and in the engine."""
@@ -89,7 +89,7 @@ class Conversation:
             self._has_begun = False
             await self._client.end_session(self._session_id)
 
-    async def _print_answer(self, messages: list[dict[str, Any]], goes_on: bool) -> str:
+    async def _print_response(self, messages: list[dict[str, Any]], goes_on: bool) -> str:
         args = self._args
         request = GenerateRequest(
             messages=messages,
@@ -100,15 +100,15 @@ class Conversation:
             random_seed=args.seed,
             **{**SAMPLING_DEFAULTS, **given_sampling(args)},
         )
-        answer, reason = "", None
+        response, reason = "", None
         self._has_begun = True
         with _StopOnInterrupt(self._client, request.request_id):
             async for chunk in self._client.generate(request):
                 print(chunk.text, end="", flush=True)
-                answer, reason = answer + chunk.text, chunk.finish_reason
+                response, reason = response + chunk.text, chunk.finish_reason
         print({"cancelled": " (stopped)", "length": " (cut off)"}.get(reason or "", "") + "\n", flush=True)
         self._is_held = reason == "stop"
-        return answer
+        return response
 
 
 class _StopOnInterrupt:

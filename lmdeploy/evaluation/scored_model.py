@@ -98,7 +98,7 @@ class ScoredModel:
     def generate(self, prompts: Sequence[str], configs: Sequence[GenerationConfig]) -> list[str]:
         """Return what follows texts; a text that leaves no room for its answer loses its beginning."""
         fitting = [self._cut(prompt, config) for prompt, config in zip(prompts, configs, strict=True)]
-        return [answer.text for answer in self.pipe(fitting, list(configs), do_preprocess=False)]
+        return [response.text for response in self.pipe(fitting, list(configs), do_preprocess=False)]
 
     def _cut(self, prompt: str, config: GenerationConfig) -> str:
         room = self.pipe.session_len - (config.max_new_tokens or 1)

@@ -1,4 +1,4 @@
-"""Models whose answer is a number or a class: the head after the hidden state of a text's last token.
+"""Models whose response is a number or a class: the head after the hidden state of a text's last token.
 
 Three kinds of checkpoints have such a head. ``*ForSequenceClassification`` of ``transformers`` have a matrix ``score``,
 classifiers, rerankers and reward models alike. Rerankers that say a word have two rows of their output layer for it,

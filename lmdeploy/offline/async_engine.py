@@ -13,7 +13,7 @@ from lmdeploy.model_metadata.sampling_defaults import AUTO, sampling_defaults
 from lmdeploy.offline.chat_session import Session
 from lmdeploy.offline.inputs import GenConfigs, as_batch, config_with, configs_for
 from lmdeploy.offline.multimodal import MultimodalPreparer
-from lmdeploy.offline.outputs import Answers, AsyncOutputs, Batch, by_prompt, progress_bar, response_of, too_long
+from lmdeploy.offline.outputs import AsyncOutputs, Batch, Responses, by_prompt, progress_bar, response_of, too_long
 from lmdeploy.offline.scoring import TokenIds, cross_entropies, prompt_logits
 from lmdeploy.offline.session_generator import SessionGenerator
 from lmdeploy.offline.sessions import EngineSessions
@@ -138,7 +138,7 @@ class AsyncEngine:
         Returns
         -------
         Response or list
-            The answer to one prompt, else a list in the order of the prompts. An answer is a ``Response``; with
+            The response to one prompt, else a list in the order of the prompts. A response is a ``Response``; with
             ``gen_config.n > 1``, a list of n. A prompt that does not fit the session length gets an empty text and the
             finish reason ``length``.
 
@@ -152,11 +152,11 @@ class AsyncEngine:
         self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
         configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
-        answers = Answers(configs)
+        responses = Responses(configs)
         with progress_bar(len(batch), use_tqdm) as advance:
             for response in self._run(batch, configs, do_preprocess, stream=False, adapter_name=adapter_name):
-                advance(answers.add(response))
-        return answers.ordered(is_single)
+                advance(responses.add(response))
+        return responses.ordered(is_single)
 
     batch_infer = __call__
 
@@ -172,18 +172,18 @@ class AsyncEngine:
         self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
         configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
-        answers = Answers(configs)
+        responses = Responses(configs)
         prepared = await asyncio.to_thread(lambda: self._prepared(batch, do_preprocess, adapter_name))
         outputs = AsyncOutputs()
         requests = Batch(self.engine, outputs.put, self._session_ids, stream=False, adapter_name=adapter_name)
         try:
             for index, (prompt, config) in enumerate(zip(prepared, configs, strict=True)):
-                answers.add(*requests.submit(index, prompt, config))
+                responses.add(*requests.submit(index, prompt, config))
             while requests.is_open:
-                answers.add(requests.response(await outputs.get()))
+                responses.add(requests.response(await outputs.get()))
         finally:
             requests.cancel()
-        return answers.ordered(is_single)
+        return responses.ordered(is_single)
 
     def stream_infer(
         self,
@@ -194,11 +194,11 @@ class AsyncEngine:
         stream_response: bool = True,
         **fields: Any,
     ) -> Iterator[Response]:
-        """Yield the pieces of every answer as they come, those of a batch interleaved.
+        """Yield the pieces of every response as they come, those of a batch interleaved.
 
-        ``Response.index`` reports the prompt, ``Response.choice`` which of its n answers. Without ``stream_response`` a
-        piece is a whole answer. Other arguments and errors are those of calling the engine. Leaving the iterator early
-        cancels what still runs.
+        ``Response.index`` is the prompt, ``Response.choice`` which of its n responses. Without ``stream_response`` a
+        piece is a whole response. Other arguments and errors are those of calling the engine. Leaving the iterator
+        early cancels what still runs.
         """
         self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
@@ -259,7 +259,7 @@ class AsyncEngine:
         tools
             OpenAI tool descriptions, with the beginning of a session.
         stream_response
-            False: one response with the whole answer.
+            False: one response with the whole response.
         sequence_start, sequence_end
             Whether the session begins with this turn (an old one of that id is forgotten), and ends with it.
         step
@@ -269,7 +269,7 @@ class AsyncEngine:
         adapter_name
             The LoRA adapter that answers; None: none.
         skip_stop_tokens, rewind_stop_tokens
-            True and False: the token that ends an answer is not part of it, and stays in the session.
+            True and False: the token that ends a response is not part of it, and stays in the session.
         input_ids
             Token ids to use in place of ``messages``.
         fields
@@ -291,8 +291,8 @@ class AsyncEngine:
         self._check_adapter(adapter_name)
         if not skip_stop_tokens or rewind_stop_tokens:
             raise ValueError(
-                "skip_stop_tokens must be True and rewind_stop_tokens False: the token that ends an answer is not part "
-                "of it, and stays in the session"
+                "skip_stop_tokens must be True and rewind_stop_tokens False: the token that ends a response is not "
+                "part of it, and stays in the session"
             )
         config = config_with(gen_config, fields, self.sampling_defaults)
         if bool(messages) == (input_ids is not None):
@@ -307,7 +307,7 @@ class AsyncEngine:
             yield too_long(prompt, session_id=session_id)
             return
         options = SessionOptions(session_id, sequence_start, sequence_end, step or -1)
-        outputs = SessionGenerator(self._sessions, session_id).answer(
+        outputs = SessionGenerator(self._sessions, session_id).generate(
             prompt, config, options, stream=stream_response, adapter_name=adapter_name
         )
         try:
@@ -332,11 +332,11 @@ class AsyncEngine:
         return generator
 
     async def stop_session(self, session_id: int) -> None:
-        """Stop a session's running answer, if there is one; what there is of it stays in the session."""
+        """Stop a session's running response, if there is one; what there is of it stays in the session."""
         await (await self.get_generator(True, session_id)).async_cancel()
 
     async def end_session(self, session_id: int) -> None:
-        """Make the engine forget a session, after its running answer if there is one."""
+        """Make the engine forget a session, after its running response if there is one."""
         await (await self.get_generator(True, session_id)).async_end()
 
     def session(self, gen_config: GenerationConfig | None = None, adapter_name: str | None = None) -> Session:
@@ -381,14 +381,14 @@ class AsyncEngine:
         do_preprocess
             False: a text is used as it is, without a chat template.
         stream_response
-            True: iterate over the session's ``generator`` for the pieces of the answer.
+            True: iterate over the session's ``generator`` for the pieces of the response.
         fields
             Fields of ``GenerationConfig`` by name, as in calling the engine.
 
         Returns
         -------
         Session
-            Its ``response`` is the answer, its ``history`` all turns so far; see ``Session``. Close it to free its
+            Its ``response`` is the response, its ``history`` all turns so far; see ``Session``. Close it to free its
             place in the cache early.
 
         Raises

@@ -38,9 +38,9 @@ class Session:
     Attributes
     ----------
     response : Response or None
-        The latest answer; while it is streamed, the one before.
+        The latest response; while it is streamed, the one before.
     generator : iterator of Response or None
-        The pieces of the latest answer, if it is streamed.
+        The pieces of the latest response, if it is streamed.
     history : list of (prompt, str)
         What the user said and what was answered, turn by turn.
     """
@@ -73,7 +73,7 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        return "\n".join(f"USER: {prompt}\nASSISTANT: {answer}" for prompt, answer in self.history)
+        return "\n".join(f"USER: {prompt}\nASSISTANT: {response}" for prompt, response in self.history)
 
     def __call__(
         self,
@@ -91,15 +91,15 @@ class Session:
         gen_config
             How to generate; default: as the session says.
         stream_response
-            False: wait for the whole answer.
+            False: wait for the whole response.
         do_preprocess
             False: a text is used as it is, without a chat template.
 
         Returns
         -------
         iterator of Response, or Response
-            The pieces of the answer, or all of it. One of no text and finish reason ``length`` says that the
-            conversation has become too long; it is not in the history. Leaving the iterator early stops the answer;
+            The pieces of the response, or all of it. One of no text and finish reason ``length`` says that the
+            conversation has become too long; it is not in the history. Leaving the iterator early stops the response;
             what there is of it stays in the conversation.
 
         Raises
@@ -173,7 +173,7 @@ class Session:
                     self._note(said, pieces)
                 yield pieces[-1]
         finally:
-            if is_open:  # left early: what is there of the answer is in the session
+            if is_open:  # left early: what is there of the response is in the session
                 engine.cancel(turn.request)
                 while not pieces or pieces[-1].finish_reason is None:
                     pieces.append(response_of(outputs.get(), session_id=self.session_id))
@@ -189,8 +189,8 @@ class Session:
         if not self.history:
             return prompt
         if not do_preprocess:
-            return "".join(f"{said}{answer}" for said, answer in self.history) + str(prompt)
+            return "".join(f"{said}{response}" for said, response in self.history) + str(prompt)
         messages = []
-        for said, answer in self.history:
-            messages += [*as_messages(said), {"role": "assistant", "content": answer}]
+        for said, response in self.history:
+            messages += [*as_messages(said), {"role": "assistant", "content": response}]
         return [*messages, *as_messages(prompt)]

@@ -45,7 +45,7 @@ class Batch:
     session_ids
         Gives each prompt an id of its own.
     stream
-        Whether answers come in pieces.
+        Whether responses come in pieces.
     adapter_name
         The LoRA adapter that answers; None: none.
     """
@@ -112,8 +112,8 @@ class Batch:
             self._engine.cancel(request)
 
 
-class Answers:
-    """The whole answers of one call, by prompt and choice.
+class Responses:
+    """The whole responses of one call, by prompt and choice.
 
     Parameters
     ----------
@@ -123,21 +123,21 @@ class Answers:
 
     def __init__(self, configs: Sequence[GenerationConfig]) -> None:
         self._choices = [config.n for config in configs]
-        self._answers: dict[tuple[int, int], Response] = {}
+        self._responses: dict[tuple[int, int], Response] = {}
 
     def add(self, *responses: Response) -> int:
         """Add answers; return how many prompts they complete."""
         completed = 0
         for response in responses:
-            self._answers[response.index, response.choice] = response
+            self._responses[response.index, response.choice] = response
             choices = range(self._choices[response.index])
-            completed += all((response.index, choice) in self._answers for choice in choices)
+            completed += all((response.index, choice) in self._responses for choice in choices)
         return completed
 
     def ordered(self, is_single: bool) -> Any:
         """Return a response a prompt, a list where n > 1; for a single prompt that alone."""
         ordered = [
-            self._answers[index, 0] if n == 1 else [self._answers[index, choice] for choice in range(n)]
+            self._responses[index, 0] if n == 1 else [self._responses[index, choice] for choice in range(n)]
             for index, n in enumerate(self._choices)
         ]
         return ordered[0] if is_single else ordered
@@ -201,7 +201,7 @@ def response_of(output: EngineOutput, index: int = 0, session_id: int | None = N
 
 
 def joined(pieces: Sequence[Response]) -> Response:
-    """Return the pieces of one answer as the whole of it, without logits and hidden states where there are several."""
+    """Join the pieces of one response; logits and hidden states are dropped where there are several pieces."""
     if len(pieces) == 1:
         return pieces[0]
     return dataclasses.replace(
@@ -224,7 +224,7 @@ def by_prompt(
     responses
         Those of all prompts.
     choices
-        How many answers each prompt gets.
+        How many responses each prompt gets.
     advance
         Called with 1 for each prompt that is answered.
     """

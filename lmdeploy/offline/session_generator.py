@@ -45,13 +45,13 @@ class SessionGenerator:
         input_ids
             The tokens of this turn alone.
         gen_config, stop_words
-            How to generate, and strings that end the answer alongside those in it.
+            How to generate, and strings that end the response alongside those in it.
         sequence_start, sequence_end
             Whether the session begins with this request (an old one of that id is forgotten), and ends with it.
         step
             Keep only this many of the session's tokens first; negative: all.
         stream_output
-            False: one output an answer.
+            False: one output a response.
 
         Raises
         ------
@@ -62,11 +62,11 @@ class SessionGenerator:
         """
         prompt = PreparedPrompt(list(input_ids), list(stop_words))
         options = SessionOptions(self.session_id, sequence_start, sequence_end, step)
-        async with contextlib.aclosing(self.answer(prompt, gen_config, options, stream=stream_output)) as outputs:
+        async with contextlib.aclosing(self.generate(prompt, gen_config, options, stream=stream_output)) as outputs:
             async for output in outputs:
                 yield output
 
-    async def answer(
+    async def generate(
         self,
         prompt: PreparedPrompt,
         gen_config: GenerationConfig,

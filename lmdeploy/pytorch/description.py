@@ -1,4 +1,4 @@
-"""What the C++ engine needs to know of a model that workers run: sizes, and the tokens that end an answer."""
+"""What the C++ engine needs to know of a model that workers run: sizes, and the tokens that end a response."""
 
 from __future__ import annotations
 

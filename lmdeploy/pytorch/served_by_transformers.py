@@ -25,7 +25,7 @@ def refuse_unsupported(checkpoint: Path, config: Any) -> None:
         if rope.get("rope_type") in _BATCH_ROPES:
             raise UnsupportedModelError(
                 f"{checkpoint}: {rope['rope_type']} positions stretch with the longest sequence of a batch, so that "
-                "an answer would depend on others"
+                "a response would depend on others"
             )
     other = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYERS)
     if other:

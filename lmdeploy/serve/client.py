@@ -159,7 +159,7 @@ class TritonClient:
         Parameters
         ----------
         request : GenerateRequest
-            With ``stream=False`` there is one chunk a choice, with the whole answer.
+            With ``stream=False`` there is one chunk a choice, with the whole response.
 
         Yields
         ------
@@ -196,7 +196,7 @@ class TritonClient:
                             trace.see(chunk)
                     yield chunk
             if not over:
-                raise TritonRequestError("INTERNAL", "the answer ended without a finish reason")
+                raise TritonRequestError("INTERNAL", "the response ended without a finish reason")
         except TritonRequestError as error:
             # Refused, so it does not run. After any other error it may, although we no longer hear of it.
             over = error.code in _REFUSALS
@@ -364,8 +364,8 @@ class TritonClient:
         """
         try:
             if not self._suffix:
-                answer = await self._stub().ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_TIMEOUT)
-                if not answer.ready:
+                response = await self._stub().ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_TIMEOUT)
+                if not response.ready:
                     return False
             await self._adapters(encode_adapter_control("list", key=self._control_key), _READY_TIMEOUT)
         except (grpc.aio.AioRpcError, TritonUnavailable):
@@ -385,10 +385,10 @@ class TritonClient:
         """
         ask = service_pb2.ModelConfigRequest(name=ENGINE)
         try:
-            answer = await self._stub().ModelConfig(ask, timeout=_READY_TIMEOUT)
+            response = await self._stub().ModelConfig(ask, timeout=_READY_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             raise TritonUnavailable(self._unavailable(error.details())) from None
-        parameters = answer.config.parameters
+        parameters = response.config.parameters
         names = (parameters[key].string_value for key in ("served_model_name", "model_name"))
         name: str = next(filter(None, names), "")
         path: str = parameters["model_path"].string_value

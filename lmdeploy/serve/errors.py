@@ -31,14 +31,14 @@ class TritonRequestError(Exception):
 
 
 class ContextExceeded(TritonRequestError):
-    """A prompt, or the limit of an answer, that is longer than the model's context.
+    """A prompt, or the limit of a response, that is longer than the model's context.
 
     Attributes
     ----------
     is_prompt : bool
-        It is the prompt; else the limit of the answer.
+        It is the prompt; else the limit of the response.
     limit : int
-        Tokens of the context, which prompt and answer share.
+        Tokens of the context, which prompt and response share.
     tokens : int or None
         Of the prompt, or the limit that was asked for; None: more than the context has, and not counted.
     """

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import uvicorn
 
-_TICK = 1.0  # seconds: the date in answers' headers is as old
+_TICK = 1.0  # seconds: the date in responses' headers is as old
 
 
 class QuietServer(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""One generation request, and the pieces of its answer. How they travel: `lmdeploy.serve.wire`."""
+"""One generation request, and the pieces of its response. How they travel: `lmdeploy.serve.wire`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class RequestFields:
 FIELDS: dict[str, Row] = {
     row.name: row for row in (*rows_of(GenerationConfig), *rows_of(RequestFields)) if row.is_tensor
 }
-"""What a request can say about its answer: the optional tensors of the same names."""
+"""What a request can say about its response: the optional tensors of the same names."""
 
 
 class GenerateRequest:
@@ -143,7 +143,7 @@ class GenerateRequest:
     template_options : dict, optional
         Further variables for the chat template, with ``messages``.
     stream : bool
-        True: one chunk a generated step. False: one chunk a choice, with the whole answer.
+        True: one chunk a generated step. False: one chunk a choice, with the whole response.
     want_token_ids : bool
         Whether chunks carry token ids. They do with ``logprobs``.
     want_cached_len : bool

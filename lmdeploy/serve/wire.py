@@ -184,7 +184,7 @@ def decode_context_len(response: service_pb2.ModelInferResponse) -> int:
 
 
 def decode_adapters(response: service_pb2.ModelInferResponse) -> dict[str, str]:
-    """Return the answer to `encode_adapter_control`: the note of each adapter by its name."""
+    """Return the response to `encode_adapter_control`: the note of each adapter by its name."""
     return dict(json.loads(decode_chunk(response).text))
 
 
@@ -210,7 +210,7 @@ def encode_tokenize(name: str, text: str, tools: str = "", adapter: str = "") ->
 
 
 def decode_token_ids(response: service_pb2.ModelInferResponse) -> list[int]:
-    """Return the answer to `encode_tokenize`."""
+    """Return the response to `encode_tokenize`."""
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if output.name == "INPUT_ID":
             return list(struct.unpack(f"<{len(raw) // 4}I", raw))
@@ -228,7 +228,7 @@ def encode_detokenize(token_ids: Sequence[int], skip_special_tokens: bool) -> se
 
 
 def decode_text(response: service_pb2.ModelInferResponse) -> str:
-    """Return the answer to `encode_detokenize`."""
+    """Return the response to `encode_detokenize`."""
     raw: bytes = response.raw_output_contents[0]
     return raw[4:].decode(errors="replace")
 

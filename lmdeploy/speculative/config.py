@@ -33,7 +33,7 @@ class SpeculativeConfig:
     )
     weight_bits: int | None = rows.whole(None, "Round the drafting model's matrices to this many bits.", choices=(4, 8))
     num_speculative_tokens: int = rows.whole(
-        16, "Most drafts of an answer in a step; fewer are taken where they do not pay.", low=1, high=MOST_DRAFTS
+        16, "Most drafts of a response in a step; fewer are taken where they do not pay.", low=1, high=MOST_DRAFTS
     )
     adaptive: bool = rows.flag(
         True, "Take fewer drafts, or none, where they would not pay; false: as many as are found, for measurements."

@@ -11,7 +11,7 @@ from lmdeploy.templates.tool_call_formats import GENERIC, HeadedArguments, ToolC
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_LAST_ANSWER = "<the answer the engine holds>"
+_LAST_ANSWER = "<the response the engine holds>"
 _GOES_ON = "<the response goes on here>"
 
 
@@ -129,7 +129,7 @@ class ChatTemplate(ABC):
         messages
             The new messages alone.
         is_turn_closed
-            Whether the engine holds the end of that turn, as it does when the model ended it; not when the answer was
+            Whether the engine holds the end of that turn, as it does when the model ended it; not when the response was
             cut off.
         rounds_held
             How many rounds of user and assistant the engine holds, for formats that number them.

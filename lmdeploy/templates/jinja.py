@@ -45,7 +45,7 @@ class JinjaChatTemplate(ChatTemplate):
     special_tokens
         Role to text, such as ``bos_token``; templates read them as variables.
     end_of_sequence
-        The model's tokens that end an answer, one of which the template may write after the assistant's turn.
+        The model's tokens that end a response, one of which the template may write after the assistant's turn.
     """
 
     add_bos = False
@@ -72,7 +72,7 @@ class JinjaChatTemplate(ChatTemplate):
 
     @property
     def end_of_turn(self) -> Sequence[str]:
-        """The model's tokens that end an answer."""
+        """The model's tokens that end a response."""
         return self._end_of_sequence
 
     def with_options(self, options: Mapping[str, Any]) -> "Self":

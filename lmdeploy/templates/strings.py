@@ -53,7 +53,7 @@ class BaseChatTemplate(ChatTemplate):
     assistant, eoa
         Around what the assistant says.
     tool, eotool
-        Around a tool's answer; None: the template has no such turn.
+        Around a tool's response; None: the template has no such turn.
     separator
         After the assistant's turn.
     capability

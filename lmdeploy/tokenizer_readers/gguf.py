@@ -21,7 +21,7 @@ _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token_type
 _SPACE = "\u2581"
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-# Texts that end an answer where a chat template writes them and metadata name only the end of a document.
+# Texts that end a response where a chat template writes them and metadata name only the end of a document.
 _ENDS_OF_TURN = (
     "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|endofturn|>", "<|eom_id|>",
 )  # fmt: skip
@@ -42,7 +42,7 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
     Returns
     -------
     dict[str, Any]
-        Content for ``generation_config.json``: the tokens that begin a text and end an answer.
+        Content for ``generation_config.json``: the tokens that begin a text and end a response.
 
     Raises
     ------

@@ -17,7 +17,7 @@ _NAMED = {
     0: "<|begin_of_text|>", 1: "<|end_of_text|>", 4: "<|finetune_right_pad_id|>", 6: "<|start_header_id|>",
     7: "<|end_header_id|>", 8: "<|eom_id|>", 9: "<|eot_id|>", 10: "<|python_tag|>",
 }  # fmt: skip
-LLAMA3_ENDS = (1, 8, 9)  # which of the special tokens end an answer
+LLAMA3_ENDS = (1, 8, 9)  # which of the special tokens end a response
 
 
 def is_ranks(path: Path) -> bool:

@@ -194,7 +194,7 @@ def _unread_tensors(tensors: Mapping[str, Expression], index: SafetensorsIndex) 
 
 
 def _bias_problems(unread: Sequence[str], tensors: Mapping[str, Expression]) -> list[str]:
-    """Return a sentence for each unread bias of a layer that is read: without it answers would be silently wrong."""
+    """Return a sentence for each unread bias of a layer that is read: without it responses would be silently wrong."""
     read = {part.name for expression in tensors.values() for part in walk(expression) if isinstance(part, Load)}
     layers = {name.rpartition(".")[0] for name in read}
     return [
@@ -223,7 +223,7 @@ def _dtype_of(index: SafetensorsIndex, scaled: ScaledWeights | None) -> str:
 
 
 def boundary_tokens(model_dir: Path, config: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    """Return the bos token and the tokens that end an answer; generation_config.json goes before config.json."""
+    """Return the bos token and the tokens that end a response; generation_config.json goes before config.json."""
     generation = {}
     if (model_dir / "generation_config.json").is_file():
         generation = read_config(model_dir, "generation_config.json")

@@ -60,16 +60,16 @@ class SessionOptions:
 
 @dataclass(slots=True)
 class EngineOutput:
-    """What one step, or with ``stream=False`` a whole answer, brought for a request.
+    """What one step, or with ``stream=False`` a whole response, brought for a request.
 
     Parameters
     ----------
     request, index
-        Which request, and which of its ``n`` answers.
+        Which request, and which of its ``n`` responses.
     text, token_ids
-        What is new. The token that ended the answer is in neither.
+        What is new. The token that ended the response is in neither.
     finish_reason
-        Empty until the answer's last output, then ``stop``, ``length``, ``cancelled`` or ``error``.
+        Empty until the response's last output, then ``stop``, ``length``, ``cancelled`` or ``error``.
     is_final
         Nothing more comes for the request.
     input_token_len, history_token_len, generate_token_len
@@ -182,9 +182,9 @@ class Engine:
         on_output
             Called on the engine's delivery thread with every output in order; must not block.
         stop_words
-            Strings that end the answer, alongside those of ``gen_config``.
+            Strings that end the response, alongside those of ``gen_config``.
         stream
-            False: one output with each whole answer.
+            False: one output with each whole response.
         session
             The conversation it belongs to; None: none.
         images

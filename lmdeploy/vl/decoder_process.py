@@ -79,15 +79,15 @@ class DecoderProcess:
             assert process.stdout is not None
             try:
                 send(process.stdin, wanted, content)
-                answer = receive(process.stdout, 3 * max_pixels)
+                response = receive(process.stdout, 3 * max_pixels)
             except BrokenPipeError:
-                answer = None
+                response = None
             except BaseException:
-                self._end()  # half of an answer may be left in the pipe
+                self._end()  # half of a response may be left in the pipe
                 raise
-            if answer is None:
+            if response is None:
                 raise ValueError(self._problem())
-        said, pixels = answer
+        said, pixels = response
         if "error" in said:
             raise ValueError(said["error"])
         width, height = said["size"]
@@ -111,7 +111,7 @@ class DecoderProcess:
         return self._process
 
     def _problem(self) -> str:
-        """Return why there was no answer."""
+        """Return why there was no response."""
         code = self._end()
         if code in _LATE:
             return f"the image takes longer than {self._cpu_seconds:g} s to decode"

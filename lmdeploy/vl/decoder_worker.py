@@ -16,7 +16,7 @@ _WAITED = 10  # times the processor's time that it may take by the clock, on a m
 def main() -> None:
     """Answer until nobody asks any more, or a file takes too long: its signal then ends the process."""
     seconds, memory = float(sys.argv[1]), int(sys.argv[2])
-    asked, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    asked, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints
     for limit, most in (("RLIMIT_AS", memory), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 0)):
         resource.setrlimit(getattr(resource, limit), (most, most))
@@ -29,9 +29,9 @@ def main() -> None:
             size = video.frames[0].size
             pixels = b"".join(frame.tobytes() for frame in video.frames)
         except (ValueError, MemoryError) as error:
-            send(answers, {"error": str(error) or "the image takes too much memory to decode"}, b"")
+            send(responses, {"error": str(error) or "the image takes too much memory to decode"}, b"")
         else:
-            send(answers, {"size": size, "times": video.times}, pixels)
+            send(responses, {"size": size, "times": video.times}, pixels)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)

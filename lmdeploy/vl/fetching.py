@@ -30,11 +30,11 @@ class FetchRules:
     allows_private
         Whether a host may be in this network: loopback, private, link-local and other addresses of no use outside.
     max_bytes
-        Most bytes of an answer.
+        Most bytes of a response.
     seconds
         Time for all of it, redirects included.
     max_redirects
-        How often an answer may lead elsewhere; every place must be allowed.
+        How often a response may lead elsewhere; every place must be allowed.
     """
 
     hosts: tuple[str, ...] | None = None
@@ -59,19 +59,19 @@ def fetch(url: str, rules: FetchRules) -> bytes:
     Raises
     ------
     ValueError
-        If the rules forbid it, nobody answers in time, or the answer is none or too long.
+        If the rules forbid it, nobody answers in time, or the response is none or too long.
     """
     deadline = time.monotonic() + rules.seconds
     for _ in range(rules.max_redirects + 1):
-        answer = _get(url, rules, deadline)
-        if isinstance(answer, bytes):
-            return answer
-        url = urljoin(url, answer)
+        response = _get(url, rules, deadline)
+        if isinstance(response, bytes):
+            return response
+        url = urljoin(url, response)
     raise ValueError(f"the image's URL leads elsewhere more than {rules.max_redirects} times")
 
 
 def _get(url: str, rules: FetchRules, deadline: float) -> bytes | str:
-    """Return the body, or where the answer leads to."""
+    """Return the body, or where the response leads to."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -95,11 +95,11 @@ def _get(url: str, rules: FetchRules, deadline: float) -> bytes | str:
         if response.status != 200:
             raise ValueError(f"{host} answered {response.status} for the image")
         body = _body(response, rules)
-        left(deadline)  # else the answer may have been cut off
+        left(deadline)  # else the response may have been cut off
         return body
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         is_late = isinstance(error, TimeoutError) or time.monotonic() >= deadline
-        reason = "no answer in time" if is_late else " ".join(str(error).split())[:120]
+        reason = "no response in time" if is_late else " ".join(str(error).split())[:120]
         raise ValueError(f"the image cannot be fetched from {host}: {reason or type(error).__name__}") from error
     finally:
         watch.cancel()

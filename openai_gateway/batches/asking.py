@@ -13,15 +13,15 @@ from openai_gateway.middleware.own_requests import OWN
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer of the application: status, ``x-request-id``, and a body of JSON."""
+class RowResponse:
+    """A response of the application: status, ``x-request-id``, and a body of JSON."""
 
     status: int
     request_id: str
     body: bytes
 
 
-async def ask(app: ASGIApp, url: str, body: bytes, key: str | None) -> Answer:
+async def ask(app: ASGIApp, url: str, body: bytes, key: str | None) -> RowResponse:
     """Send one body to a path; being cancelled cancels the request in the engine.
 
     Parameters
@@ -57,4 +57,4 @@ async def ask(app: ASGIApp, url: str, body: bytes, key: str | None) -> Answer:
     except Exception:
         if not received:  # else it is reported, and raised again for the server's log
             raise
-    return Answer(status, request_id, bytes(received))
+    return RowResponse(status, request_id, bytes(received))

@@ -187,7 +187,7 @@ class Batches:
         return self._mark(batch_id, _CANCEL).exists()
 
     def results(self, batch_id: str) -> tuple[Path, Path]:
-        """Return where the answers and the errors of a batch are written until it has ended."""
+        """Return where the responses and the errors of a batch are written until it has ended."""
         return self._mark(batch_id, ".output"), self._mark(batch_id, ".errors")
 
     def close(self, batch_id: str) -> None:

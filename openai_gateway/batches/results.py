@@ -52,7 +52,7 @@ class _File:
 
 
 class Results:
-    """Two files, of answers and of errors; a request is in one of them, once.
+    """Two files, of responses and of errors; a request is in one of them, once.
 
     Parameters
     ----------

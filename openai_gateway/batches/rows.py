@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from openai_gateway.batches.asking import Answer
+from openai_gateway.batches.asking import RowResponse
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
 from openai_gateway.registry import BATCHED
@@ -57,7 +57,7 @@ class BadRow:
 
 
 class Rows:
-    """The requests of a file, each line for itself: one that is wrong costs no other its answer.
+    """The requests of a file, each line for itself: one that is wrong costs no other its response.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class Rows:
         if not isinstance(body, dict):
             return f"body must be an object, got {_shown(body)}"
         if body.get("stream"):
-            return "body.stream must not be true: a batch has whole answers"
+            return "body.stream must not be true: a batch has whole responses"
         return None
 
 
@@ -142,7 +142,7 @@ def count_rows(path: Path, most: int, most_lines: int | None = None) -> int:
     return count
 
 
-def answered(name: str, row: Row, answer: Answer) -> tuple[bytes, bool]:
+def row_result(name: str, row: Row, reply: RowResponse) -> tuple[bytes, bool]:
     """Return the result of a request that was answered, and whether it belongs among the errors.
 
     Parameters
@@ -150,12 +150,12 @@ def answered(name: str, row: Row, answer: Answer) -> tuple[bytes, bool]:
     name
         How ids of results begin, as ``batch_req``.
     """
-    body: Any = orjson.Fragment(answer.body) if answer.body else None
-    response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
-    return _result(name, row.line, row.custom_id, response, None), answer.status != _OK
+    body: Any = orjson.Fragment(reply.body) if reply.body else None
+    response = {"status_code": reply.status, "request_id": reply.request_id, "body": body}
+    return _result(name, row.line, row.custom_id, response, None), reply.status != _OK
 
 
-def unanswered(name: str, row: Row | BadRow, code: str, message: str) -> bytes:
+def row_error(name: str, row: Row | BadRow, code: str, message: str) -> bytes:
     """Return the result of a request that was not made."""
     return _result(name, row.line, row.custom_id, None, {"code": code, "message": f"line {row.line}: {message}"})
 

@@ -13,7 +13,7 @@ from openai_gateway.batches.disk import now
 from openai_gateway.batches.files import QuotaError
 from openai_gateway.batches.records import ENDED, BatchProblem, BatchProblems, Record, Status
 from openai_gateway.batches.results import Results, ResultsError
-from openai_gateway.batches.rows import MAX_LINES, MAX_ROWS, Rows, count_rows, unanswered
+from openai_gateway.batches.rows import MAX_LINES, MAX_ROWS, Rows, count_rows, row_error
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.store import Owned, Store
 from openai_gateway.batches.work import Ask, work_through
@@ -248,7 +248,7 @@ class _Run:
         """Describe each row that is left that it came too late."""
         for row in self._runner.rows(self._owned, record):
             if row.line not in results.done:
-                results.add(row.line, unanswered(self._name, row, "batch_expired", _EXPIRED), is_error=True)
+                results.add(row.line, row_error(self._name, row, "batch_expired", _EXPIRED), is_error=True)
 
     def _publish(self, record: Record) -> None:
         """Make the results files, and the batch one that has ended. Whatever of it was done already is done again."""

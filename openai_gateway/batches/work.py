@@ -8,12 +8,12 @@ from itertools import chain, islice, repeat
 
 from starlette.types import ASGIApp
 
-from openai_gateway.batches.asking import Answer, ask
+from openai_gateway.batches.asking import RowResponse, ask
 from openai_gateway.batches.results import Results
-from openai_gateway.batches.rows import BadRow, Row, answered, unanswered
+from openai_gateway.batches.rows import BadRow, Row, row_error, row_result
 from openai_gateway.batches.slots import Slots
 
-Ask = Callable[[Row], Awaitable[Answer]]
+Ask = Callable[[Row], Awaitable[RowResponse]]
 _AT_A_TIME = 32  # lines that are read
 _BYTES_AT_A_TIME = 1024 * 1024
 _LATER = (429, 503)  # full, or away: neither says anything about the row
@@ -23,7 +23,7 @@ _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one
 def asking(app: ASGIApp, key: str | None = None) -> Ask:
     """Return what asks an application, as the holder of a key."""
 
-    async def ask_row(row: Row) -> Answer:
+    async def ask_row(row: Row) -> RowResponse:
         return await ask(app, row.url, row.body, key)
 
     return ask_row
@@ -61,7 +61,7 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
             broken.append(error)
 
     async def work(row: Row) -> None:
-        result, is_error = answered(name, row, await _patiently(ask_row, row))
+        result, is_error = row_result(name, row, await _patiently(ask_row, row))
         results.add(row.line, result, is_error=is_error)
 
     try:
@@ -69,7 +69,7 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
             if row.line in results.done:
                 continue
             if isinstance(row, BadRow):
-                results.add(row.line, unanswered(name, row, row.code, row.message), is_error=True)
+                results.add(row.line, row_error(name, row, row.code, row.message), is_error=True)
                 continue
             await slots.take()
             if broken:
@@ -88,13 +88,13 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
         raise broken[0]
 
 
-async def _patiently(ask_row: Ask, row: Row) -> Answer:
+async def _patiently(ask_row: Ask, row: Row) -> RowResponse:
     for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
-        answer = await ask_row(row)
-        if answer.status not in _LATER:
+        response = await ask_row(row)
+        if response.status not in _LATER:
             break
         await asyncio.sleep(pause)
-    return answer
+    return response
 
 
 async def _alongside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow]:

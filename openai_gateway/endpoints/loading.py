@@ -40,7 +40,7 @@ class UnloadModel(Strict):
 
 @router.post(LOAD_MODEL)
 async def load_model(body: LoadModel, gateway: GatewayDependency) -> str:
-    """Load one more model. Answers when it can be used; where it cannot be, nothing has changed."""
+    """Load one more model. Responses when it can be used; where it cannot be, nothing has changed."""
     administration = _administration(gateway)
     path = body.model_path if PurePath(body.model_path).is_absolute() else await asyncio.to_thread(_pulled, body)
     if body.chat_template and "/" in body.chat_template and not PurePath(body.chat_template).is_absolute():
@@ -57,7 +57,7 @@ async def load_model(body: LoadModel, gateway: GatewayDependency) -> str:
 
 @router.post(UNLOAD_MODEL)
 async def unload_model(body: UnloadModel, gateway: GatewayDependency) -> str:
-    """Refuse later requests for a model. Answers when open ones have ended, and its memory is free."""
+    """Refuse later requests for a model. Responses when open ones have ended, and its memory is free."""
     await _administration(gateway).unload(body.model_name)
     return f"Success: model '{body.model_name}' removed successfully."
 

@@ -17,7 +17,7 @@ _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(gateway: GatewayDependency) -> Response:
     """Return all metrics in Prometheus' text format; the engine's only while it answers."""
-    with suppress(TritonUnavailable):  # rates need the zeros before the first answer
+    with suppress(TritonUnavailable):  # rates need the zeros before the first response
         for model in await gateway.models.all():
             gateway.metrics.responses.of(model.name)
     engine = await gateway.engine_page.text()

@@ -50,7 +50,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """Answer of ``GET /v1/models``."""
+    """Response of ``GET /v1/models``."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

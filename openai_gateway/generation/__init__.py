@@ -1,1 +1,1 @@
-"""From the engine's chunks to answers and events, whichever endpoint they are for."""
+"""From the engine's chunks to responses and events, whichever endpoint they are for."""

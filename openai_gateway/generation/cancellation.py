@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """The client closed its connection before its answer was complete."""
+    """The client closed its connection before its response was complete."""
 
 
 async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

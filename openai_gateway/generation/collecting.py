@@ -1,4 +1,4 @@
-"""Whole answers out of the engine's chunks."""
+"""Whole responses out of the engine's chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai_gateway.protocol.outputs import FinishReason, PromptTokens, Usage
 
 
 @dataclass(slots=True)
-class Answer:
+class CollectedChoice:
     """One complete choice.
 
     Attributes
@@ -41,14 +41,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class CollectedChoices:
     """All choices of a request, those of the first prompt first."""
 
-    choices: list[Answer]
+    choices: list[CollectedChoice]
     usage: Usage
 
 
-async def collect(streams: Sequence[AsyncGenerator[GenerateChunk, None]], choices: int = 1) -> Answers:
+async def collect(streams: Sequence[AsyncGenerator[GenerateChunk, None]], choices: int = 1) -> CollectedChoices:
     """Return what `streams` add up to; the first failure cancels the others.
 
     Parameters
@@ -58,22 +58,22 @@ async def collect(streams: Sequence[AsyncGenerator[GenerateChunk, None]], choice
     choices : int
         Choices a prompt.
     """
-    answers = [Answer() for _ in range(len(streams) * choices)]
+    responses = [CollectedChoice() for _ in range(len(streams) * choices)]
     async with aclosing(merge(streams)) as batches:
         async for batch in batches:
             for number, chunk in batch:
-                answers[number * choices + chunk.index].chunks.append(chunk)
-    last = [answer.chunks[-1] for answer in answers]
-    return Answers(answers, total(last, choices))
+                responses[number * choices + chunk.index].chunks.append(chunk)
+    last = [response.chunks[-1] for response in responses]
+    return CollectedChoices(responses, total(last, choices))
 
 
 def finish_reason(last: GenerateChunk) -> FinishReason:
-    """Return why an answer ended, given its last chunk.
+    """Return why a response ended, given its last chunk.
 
     Raises
     ------
     TritonUnavailable
-        The engine cancelled it, which is no answer for a client that is still there.
+        The engine cancelled it, which is no response for a client that is still there.
     """
     if last.finish_reason == "cancelled":
         raise TritonUnavailable("the engine cancelled a request whose client is still waiting")
@@ -81,7 +81,7 @@ def finish_reason(last: GenerateChunk) -> FinishReason:
 
 
 def total(last: Iterable[GenerateChunk], choices: int) -> Usage:
-    """Return the token counts of answers, given the last chunk of each; a prompt of several choices counts once."""
+    """Return the token counts of responses, given the last chunk of each; a prompt of several choices counts once."""
     prompt = cached = completion = 0
     for number, chunk in enumerate(last):
         if number % choices == 0:

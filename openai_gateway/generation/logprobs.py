@@ -52,7 +52,7 @@ def scored_prompt(chunk: GenerateChunk) -> list[Scored]:
 
 
 async def chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTexts) -> ChatLogprobs:
-    """Return what a chat answer says about the tokens of `chunks`."""
+    """Return what a chat response says about the tokens of `chunks`."""
     scored = scored_tokens(chunks)
     known = await texts.lookup(_all_ids(scored))
     content = []
@@ -63,7 +63,7 @@ async def chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTexts) -> C
 
 
 async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, wanted: int) -> PromptLogprobs:
-    """Return what an answer says about the tokens of a prompt, and the `wanted` likeliest in place of each."""
+    """Return what a response says about the tokens of a prompt, and the `wanted` likeliest in place of each."""
     known = await texts.lookup(_all_ids(scored))
     reported: PromptLogprobs = []
     for begin in range(0, len(scored), _AT_A_TIME):

@@ -1,4 +1,4 @@
-"""Answers as server-sent events. The code that runs once a token joins bytes encoded beforehand."""
+"""Responses as server-sent events. The code that runs once a token joins bytes encoded beforehand."""
 
 from __future__ import annotations
 

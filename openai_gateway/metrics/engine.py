@@ -31,12 +31,12 @@ class EnginePage:
         if self._http is None:
             self._http = httpx.AsyncClient(verify=False, trust_env=False, timeout=_TIMEOUT)
         try:
-            answer = await self._http.get(self._url)
-            answer.raise_for_status()
+            response = await self._http.get(self._url)
+            response.raise_for_status()
         except httpx.HTTPError as error:
             logger.warning("the engine's metrics at %s could not be read: %r", self._url, error)
             return b""
-        return answer.content
+        return response.content
 
     async def close(self) -> None:
         """Close the connections."""

@@ -31,7 +31,7 @@ class RequestMetrics:
         )
         self._seconds = Histogram(
             "lmdeploy_gateway_request_seconds",
-            "From a request's head to the end of its answer.",
+            "From a request's head to the end of its response.",
             ["path"],
             buckets=_BUCKETS,
             registry=registry,

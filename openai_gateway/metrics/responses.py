@@ -1,4 +1,4 @@
-"""Metrics of answers: how long they take, how long they are, and how they end."""
+"""Metrics of responses: how long they take, how long they are, and how they end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _FIRST_TOKEN = (
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
 )
 _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_ANSWER = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _LENGTHS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
-_WHOLE = -1.0  # an answer that came at once, because its client did not stream: nobody saw its first token
+_WHOLE = -1.0  # a response that came at once, because its client did not stream: nobody saw its first token
 _LEFT, _FAILED = "abort", "error"
 
 
 class ResponseMetrics:
-    """Histograms and counters of answers, by model.
+    """Histograms and counters of responses, by model.
 
     Parameters
     ----------
@@ -42,17 +42,17 @@ class ResponseMetrics:
             "first_token": histogram(
                 "time_to_first_token_seconds", "From a request's head to its first token.", _FIRST_TOKEN
             ),
-            "gap": histogram("inter_token_seconds", "From one token of an answer to the next.", _TOKEN),
+            "gap": histogram("inter_token_seconds", "From one token of a response to the next.", _TOKEN),
             "mean_gap": histogram(
-                "time_per_output_token_seconds", "Between tokens, the mean of each answer of two or more.", _TOKEN
+                "time_per_output_token_seconds", "Between tokens, the mean of each response of two or more.", _TOKEN
             ),
-            "answer": histogram("request_latency_seconds", "From a request's head to its last token.", _ANSWER),
+            "latency": histogram("request_latency_seconds", "From a request's head to its last token.", _LATENCY),
             "prompt_tokens": histogram("prompt_tokens", "Tokens of a request's prompt.", _LENGTHS),
-            "answer_tokens": histogram("generation_tokens", "Tokens of an answer.", _LENGTHS),
+            "generation_tokens": histogram("generation_tokens", "Tokens of a response.", _LENGTHS),
         }
         self._ends = Counter(
             "lmdeploy_gateway_responses",
-            "Answers that ended; abort: their client left; error: they failed or were refused.",
+            "Responses that ended; abort: their client left; error: they failed or were refused.",
             ["model_name", "finished_reason"],
             registry=registry,
         )
@@ -71,13 +71,13 @@ class ResponseMetrics:
 
 
 class ModelMetrics:
-    """What is counted of one model's answers."""
+    """What is counted of one model's responses."""
 
     def __init__(self, families: dict[str, Histogram], ends: Counter, model: str) -> None:
         self._tallies = {name: Tally(family.labels(model)) for name, family in families.items()}
         self.first_token, self.gap, self.mean_gap = (self._tallies[name] for name in ("first_token", "gap", "mean_gap"))
-        self.answer = self._tallies["answer"]
-        self.prompt_tokens, self.answer_tokens = self._tallies["prompt_tokens"], self._tallies["answer_tokens"]
+        self.latency = self._tallies["latency"]
+        self.prompt_tokens, self.generation_tokens = self._tallies["prompt_tokens"], self._tallies["generation_tokens"]
         self.ends = {reason: ends.labels(model, reason) for reason in (*_REASONS.values(), _FAILED)}
         self.due = 0.0  # when to hand over, by time.perf_counter
 
@@ -89,7 +89,7 @@ class ModelMetrics:
 
 
 class Watch:
-    """Follows the answers to one prompt.
+    """Follows the responses to one prompt.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Watch:
         self._add_gap = metrics.gap.add
         self._begin = begin
         self._open = choices
-        self._is_waiting = True  # for the first token of any answer
+        self._is_waiting = True  # for the first token of any response
         self._tokens = [0] * choices
         self._first, self._last = [0.0] * choices, [0.0] * choices
 
@@ -121,7 +121,7 @@ class Watch:
                 new = tokens - before
                 self._add_gap((now - self._last[index]) / new, new)
             elif tokens == 1 or chunk.finish_reason is None:
-                self._begin_answer(index, now)
+                self._begin_response(index, now)
             else:
                 self._first[index] = _WHOLE
             self._tokens[index] = tokens
@@ -132,14 +132,14 @@ class Watch:
             self._metrics.hand_over()
 
     def left(self) -> None:
-        """Count the answers that nobody waits for any more."""
+        """Count the responses that nobody waits for any more."""
         self._break_off(_LEFT)
 
     def failed(self) -> None:
-        """Count the answers that will not come."""
+        """Count the responses that will not come."""
         self._break_off(_FAILED)
 
-    def _begin_answer(self, index: int, now: float) -> None:
+    def _begin_response(self, index: int, now: float) -> None:
         self._first[index] = now
         if self._is_waiting:
             self._metrics.first_token.add(now - self._begin)
@@ -148,13 +148,13 @@ class Watch:
     def _finish(self, last: GenerateChunk, now: float) -> None:
         metrics, tokens = self._metrics, last.generate_token_len
         metrics.ends[_REASONS.get(last.finish_reason or "", _FAILED)].inc()
-        metrics.answer_tokens.add(tokens)
+        metrics.generation_tokens.add(tokens)
         if tokens > 1 and (first := self._first[last.index]) != _WHOLE:
             metrics.mean_gap.add((self._last[last.index] - first) / (tokens - 1))
         self._open -= 1
         if not self._open:
             metrics.prompt_tokens.add(last.input_token_len)
-            metrics.answer.add(now - self._begin)
+            metrics.latency.add(now - self._begin)
             metrics.hand_over()
 
     def _break_off(self, reason: str) -> None:

@@ -21,7 +21,7 @@ from openai_gateway.registry import MONITORING
 logger = logging.getLogger(__name__)
 
 _GIVEN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_LEFT = 499  # the client did not wait for its answer
+_LEFT = 499  # the client did not wait for its response
 
 
 class Access:

@@ -12,7 +12,7 @@ from openai_gateway.registry import FILES
 _ALONGSIDE_A_FILE = 64 * 1024  # bytes of a form's other fields and its boundaries
 
 _DRAINED = (
-    8  # a refused body is read, and dropped, up to this many times the limit, so that the client reads our answer
+    8  # a refused body is read, and dropped, up to this many times the limit, so that the client reads our response
 )
 
 

@@ -109,7 +109,7 @@ class _Connection(HttpToolsProtocol):
             self._write_by(None)
 
     def _let_go(self) -> None:
-        """See to it that a connection that is closed ends, whether or not its client takes the rest of the answer."""
+        """See to it that a connection that is closed ends, whether or not its client takes the rest of the response."""
         if self.transport.is_closing() and self._writing is None:
             self._write_by(self.timeouts.write)
 
@@ -132,14 +132,14 @@ class _Connection(HttpToolsProtocol):
 
     def _is_late(self) -> None:
         if self.flow.read_paused or (self._in_head and self._is_answering):
-            self._read_by(self.timeouts.body)  # we do not read now, or there is an answer to finish first
+            self._read_by(self.timeouts.body)  # we do not read now, or there is a response to finish first
         else:
             self._refuse(ApiError(408, "The request did not come in time."))
 
     def _refuse(self, refusal: ApiError) -> None:
-        """Close the connection; say why, if a request has begun and no other answer has."""
-        is_answering = self._is_answering
-        if not is_answering if self._in_head else is_answering and not self.cycle.response_started:
+        """Close the connection; say why, if a request has begun and no other response has."""
+        is_generating = self._is_answering
+        if not is_generating if self._in_head else is_generating and not self.cycle.response_started:
             body = refusal.body()
             head = f"HTTP/1.1 {refusal.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)

@@ -1,6 +1,6 @@
 """Which requests a worker has open in the engine, in a file: if the worker is killed, somebody else can cancel them.
 
-Triton reports an ensemble's models nothing of a connection that broke, so the engine would finish these answers.
+Triton reports an ensemble's models nothing of a connection that broke, so the engine would finish these responses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Ledger:
             self._write("".join(f"+{name}\n" for name in self._open))
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not cost anybody an answer
+        with contextlib.suppress(OSError):  # a full disk must not cost anybody a response
             self._length += os.write(self._file, text.encode())
 
 

@@ -70,5 +70,5 @@ class Registration:
         if not await self._gateway.is_ready():
             raise ConnectionError("the model is not ready")
         node = {"url": self._gateway.settings.public_url, "status": {"models": models}}
-        answer = await http.post("/nodes/add", json=node)
-        answer.raise_for_status()
+        response = await http.post("/nodes/add", json=node)
+        response.raise_for_status()

@@ -1,1 +1,1 @@
-"""Requests and answers of the HTTP APIs, as pydantic models. Nothing here knows how they are served."""
+"""Requests and responses of the HTTP APIs, as pydantic models. Nothing here knows how they are served."""

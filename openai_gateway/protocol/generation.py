@@ -66,7 +66,7 @@ class SamplingFields(_Sampling):
 
     @property
     def limit_field(self) -> str:
-        """What the limit of the answer's tokens is called here."""
+        """What the limit of the response's tokens is called here."""
         return "max_tokens"
 
     @field_validator("session_id", mode="before")
@@ -138,7 +138,7 @@ class GenerationFields(_Completions):
     @model_validator(mode="after")
     def _streams_leave_prompts_out(self) -> GenerationFields:
         if self.stream and self.prompt_logprobs is not None:
-            raise FieldError("prompt_logprobs", "prompt_logprobs comes with whole answers only; leave stream out")
+            raise FieldError("prompt_logprobs", "prompt_logprobs comes with whole responses only; leave stream out")
         return self
 
     @property
@@ -149,7 +149,7 @@ class GenerationFields(_Completions):
 
     @property
     def choices(self) -> int:
-        """Answers to a prompt."""
+        """Responses to a prompt."""
         return self.n or 1
 
     @property

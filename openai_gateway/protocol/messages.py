@@ -20,7 +20,7 @@ from openai_gateway.protocol.fields import (
 from openai_gateway.protocol.prompts import TokenId
 from openai_gateway.protocol.tools import FunctionCall, ToolCall
 
-# As chat templates know them. Llama 3.1 calls a tool's answer `ipython`; older OpenAI clients call it `function`.
+# As chat templates know them. Llama 3.1 calls a tool's response `ipython`; older OpenAI clients call it `function`.
 _ROLES = {"developer": "system", "ipython": "tool", "function": "tool"}
 _LEGACY_ID = "call00000"  # of a call without an id; some templates want nine letters and digits
 _MOST_PIXELS = 1 << 30
@@ -93,7 +93,7 @@ class Message(Strict):
     reasoning: AnyText | None = None
     token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
         None,
-        description="Of the assistant: the tokens its content was written in, as an answer has them with "
+        description="Of the assistant: the tokens its content was written in, as a response has them with "
         "return_token_ids. Where they write the content they stand in the prompt, so that all that was said is found "
         "in the cache.",
     )

@@ -1,4 +1,4 @@
-"""What the answers of both kinds of completion have in common."""
+"""What the responses of both kinds of completion have in common."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class PromptTokens(BaseModel):
 
 
 class CompletionTokens(BaseModel):
-    """What the tokens of an answer were."""
+    """What the tokens of a response were."""
 
     reasoning_tokens: int = 0
 
 
 class Usage(BaseModel):
-    """Token counts of one answer."""
+    """Token counts of one response."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -47,7 +47,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """Log probabilities of a chat answer."""
+    """Log probabilities of a chat response."""
 
     content: list[TokenLogprob]
     refusal: None = None

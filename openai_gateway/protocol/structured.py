@@ -1,4 +1,4 @@
-"""What an answer has to look like, in OpenAI's words (``response_format``) and in those of vLLM's clients."""
+"""What a response has to look like, in OpenAI's words (``response_format``) and in those of vLLM's clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StructuredOutputs(Strict):
 
 
 class StructuredFields(Strict):
-    """The fields of both kinds of completion that say what an answer looks like; at most one of them."""
+    """The fields of both kinds of completion that say what a response looks like; at most one of them."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -84,7 +84,7 @@ class StructuredFields(Strict):
 
 
 def choice_grammar(choices: list[str]) -> str:
-    """Return the grammar (EBNF) of an answer that is one of some texts."""
+    """Return the grammar (EBNF) of a response that is one of some texts."""
     return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 

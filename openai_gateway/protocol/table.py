@@ -11,7 +11,7 @@ from lmdeploy.serve.request import FIELDS
 from openai_gateway.protocol.fields import Strict, Text
 
 OF_EVERY_BODY = tuple(name for name, row in FIELDS.items() if row.is_in_bodies)
-"""Names of the fields that every body has which asks for an answer."""
+"""Names of the fields that every body has which asks for a response."""
 
 
 def body_member(row: Row) -> Any:

@@ -1,4 +1,4 @@
-"""``tools`` and ``tool_choice`` of a request, and the calls of an answer."""
+"""``tools`` and ``tool_choice`` of a request, and the calls of a response."""
 
 from __future__ import annotations
 

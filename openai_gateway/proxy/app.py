@@ -147,7 +147,7 @@ async def _forward(request: Request, body: Annotated[dict[str, Any], Body()]) ->
 
 async def _ask_models(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> list[str]:
     asked = http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT, headers=headers, allow_redirects=False)
-    async with asked as answer:
-        answer.raise_for_status()
-        reported = await answer.content.read(_LONGEST_LIST)
+    async with asked as response:
+        response.raise_for_status()
+        reported = await response.content.read(_LONGEST_LIST)
         return [str(card["id"]) for card in orjson.loads(reported)["data"]]

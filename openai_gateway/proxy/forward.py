@@ -1,4 +1,4 @@
-"""Send a request on to a node, and its answer back. Until the first byte has gone back another node can take over."""
+"""Send a request on to a node, and its response back. Until the first byte has gone back another node can take over."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAILURES = (aiohttp.ClientError, ConnectionError, OSError)
 
 
 class NodeFailed(Exception):
-    """A node gave no answer, or not all of one."""
+    """A node gave no response, or not all of one."""
 
 
 def node_headers(settings: ProxySettings) -> dict[str, str]:
@@ -52,7 +52,7 @@ class Forwarder:
         self._timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_seconds, sock_read=settings.read_seconds)
 
     async def forward(self, path: str, body: bytes, model: str, headers: Headers) -> Response:
-        """Return the answer of the first node that gives one.
+        """Return the response of the first node that gives one.
 
         Raises
         ------
@@ -75,15 +75,15 @@ class Forwarder:
                     raise ApiError(503, f"No server for `{model[:_SHOWN_NAME]}` is available now ({UNAVAILABLE}).")
                 await self._table.wait_for_change(left)
             try:
-                answer = await self._ask(node, path, body, sent_on)
+                response = await self._ask(node, path, body, sent_on)
             except NodeFailed as failure:
                 self._table.mark_down(node, failure)
                 continue
-            if answer.status_code not in _TRY_ANOTHER:
-                return answer
-            refusal = answer
+            if response.status_code not in _TRY_ANOTHER:
+                return response
+            refusal = response
             refused_by.add(node.url)
-            if answer.status_code != 429:  # about the node, or about the request: the node knows
+            if response.status_code != 429:  # about the node, or about the request: the node knows
                 await check(self._table, self._http, node)
         return (
             refusal
@@ -91,21 +91,21 @@ class Forwarder:
         )
 
     async def _ask(self, node: Node, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Return a node's answer, of which everything is here, or the beginning of a stream."""
+        """Return a node's response, of which everything is here, or the beginning of a stream."""
         async with AsyncExitStack() as open_:
             try:
                 work = open_.enter_context(Work(node))
                 url = f"{node.url}{path}"
                 asked = self._http.post(url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False)
-                answer = await open_.enter_async_context(asked)
-                back = {name: answer.headers[name] for name in _SENT_BACK if name in answer.headers}
-                if answer.content_type != "text/event-stream" or answer.status != 200:
-                    whole = await answer.read()
-                    if answer.status == 200:
+                response = await open_.enter_async_context(asked)
+                back = {name: response.headers[name] for name in _SENT_BACK if name in response.headers}
+                if response.content_type != "text/event-stream" or response.status != 200:
+                    whole = await response.read()
+                    if response.status == 200:
                         orjson.loads(whole)
                         work.is_success = True
-                    return Response(whole, answer.status, back)
-                pieces = answer.content.iter_any()
+                    return Response(whole, response.status, back)
+                pieces = response.content.iter_any()
                 first = await anext(aiter(pieces))
             except aiohttp.SocketTimeoutError:
                 raise ApiError(504, f"The server at {node.url} took too long ({TIMEOUT}).") from None
@@ -152,6 +152,6 @@ class _PassedOn(Response):
                 self._work.is_success = True
             except (*_FAILURES, TimeoutError) as error:
                 self._table.mark_down(self._node, error)
-                last = event(ApiError(502, f"The server failed within its answer ({UNAVAILABLE}).").body())
+                last = event(ApiError(502, f"The server failed within its response ({UNAVAILABLE}).").body())
                 await send({"type": "http.response.body", "body": last, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -33,10 +33,10 @@ async def look_after(table: NodeTable, http: aiohttp.ClientSession, settings: Pr
 async def check(table: NodeTable, http: aiohttp.ClientSession, node: Node) -> None:
     """Take a node into service if it says it is healthy, else out of it."""
     try:
-        async with http.get(f"{node.url}/health", timeout=_TIMEOUT, allow_redirects=False) as answer:
-            if answer.status == 200:
+        async with http.get(f"{node.url}/health", timeout=_TIMEOUT, allow_redirects=False) as response:
+            if response.status == 200:
                 table.mark_up(node)
             else:
-                table.mark_down(node, f"/health answers {answer.status}")
+                table.mark_down(node, f"/health answers {response.status}")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         table.mark_down(node, error)

@@ -42,7 +42,7 @@ class ProxySettings:
     return_seconds : float
         Between two looks at a node that has failed.
     connect_seconds, read_seconds : float
-        What a node gets to accept a connection, and until each next piece of an answer.
+        What a node gets to accept a connection, and until each next piece of a response.
     retry_seconds : float
         How long a request waits for a node when none is in service.
     max_requests : int

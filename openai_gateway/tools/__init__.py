@@ -1,1 +1,1 @@
-"""Tool calls in answers: what a request asks for, and the parser that finds them in streamed text."""
+"""Tool calls in responses: what a request asks for, and the parser that finds them in streamed text."""

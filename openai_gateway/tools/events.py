@@ -1,4 +1,4 @@
-"""What a parser finds in an answer, in order, and what a reader of one call reports it."""
+"""What a parser finds in a response, in order, and what a reader of one call reports it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Body(Protocol):
         """Take more text."""
 
     def finish(self) -> Progress:
-        """The answer is over; ``rest`` is set or ``is_broken``."""
+        """The response is over; ``rest`` is set or ``is_broken``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Call:
 
 @dataclass(slots=True)
 class Found:
-    """Everything in a whole answer."""
+    """Everything in a whole response."""
 
     text: str = ""
     calls: list[Call] = field(default_factory=list)

@@ -63,7 +63,7 @@ class JsonCall:
         return progress
 
     def finish(self) -> Progress:
-        """The answer is over before the object is."""
+        """The response is over before the object is."""
         return Progress(is_broken=True)
 
     def _complete(self, end: int, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Find tool calls in an answer that comes in pieces."""
+"""Find tool calls in a response that comes in pieces."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ToolCallParser:
         self._at_start = True  # where a bare call may stand
 
     def feed(self, text: str) -> list[Event]:
-        """Take more of the answer."""
+        """Take more of the response."""
         events: list[Event] = []
         rest: str | None = text
         while rest is not None:
@@ -93,7 +93,7 @@ class ToolCallParser:
         return events
 
     def finish(self) -> list[Event]:
-        """Return what the end of the answer decides."""
+        """Return what the end of the response decides."""
         events: list[Event] = []
         while self._body is not None:
             rest = self._advance(self._body.finish(), events)

@@ -35,10 +35,10 @@ class PythonTag:
         if self._text.lstrip().startswith("{"):
             self._json = JsonCall(self._names)
             return self._json.feed(self._text)
-        return Progress()  # code is complete when the answer is
+        return Progress()  # code is complete when the response is
 
     def finish(self) -> Progress:
-        """The answer is over, and with it the code."""
+        """The response is over, and with it the code."""
         if self._json is not None:
             return self._json.finish()
         code = self._text.strip()

@@ -45,7 +45,7 @@ class ArgumentsBehindHead(ABC):
         return progress
 
     def finish(self) -> Progress:
-        """The answer is over: complete arguments will do."""
+        """The response is over: complete arguments will do."""
         is_complete = self._arguments is not None and self._arguments.is_complete
         return Progress(rest="") if is_complete else Progress(is_broken=True)
 
@@ -130,7 +130,7 @@ class HeadedCall(ArgumentsBehindHead):
 
 
 class FollowedCall(ABC):
-    """Reads a call and what follows it, which may be missing at the very end of an answer.
+    """Reads a call and what follows it, which may be missing at the very end of a response.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class FollowedCall(ABC):
         return progress
 
     def finish(self) -> Progress:
-        """The answer is over: a complete call will do."""
+        """The response is over: a complete call will do."""
         return Progress(is_broken=True) if self._after is None else Progress(rest="")
 
     @abstractmethod

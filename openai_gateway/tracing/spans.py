@@ -117,7 +117,7 @@ class PromptSpan:
         self.traceparent = carrier.get("traceparent", "")
 
     def see(self, chunk: GenerateChunk) -> None:
-        """Look at the last chunk of an answer."""
+        """Look at the last chunk of a response."""
         self._reasons.append(chunk.finish_reason or "")
         self._tokens += chunk.generate_token_len
         self._report_engine(chunk, time.time_ns())
@@ -178,7 +178,7 @@ class TraceRequests:
 
             async def with_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    _note_answer(span, message["status"])
+                    _note_response(span, message["status"])
                 await send(message)
 
             try:
@@ -189,7 +189,7 @@ class TraceRequests:
                     span.update_name(f"{scope['method']} {route}")
 
 
-def _note_answer(span: Span, status: int) -> None:
+def _note_response(span: Span, status: int) -> None:
     span.set_attribute("http.response.status_code", status)
     if status >= 500:
         span.set_status(Status(StatusCode.ERROR))

@@ -7,9 +7,9 @@ import numpy as np
 
 from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.turbomind.engine_dir import resolve
-from python_backend.answer import answer
 from python_backend.inputs import array, flag
 from python_backend.parameters import model_path
+from python_backend.respond import respond
 
 
 class TritonPythonModel:
@@ -21,7 +21,7 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer every request of a batch, in order."""
-        return [answer(request, self._outputs) for request in requests]
+        return [respond(request, self._outputs) for request in requests]
 
     def _outputs(self, request: Any) -> dict[str, Any]:
         tokens, shown = array(request, "TOKENS_BATCH"), array(request, "sequence_length")

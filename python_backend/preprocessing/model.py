@@ -15,12 +15,12 @@ from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.token_bytes import longest_token
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
-from python_backend.answer import answer
 from python_backend.images import packed
 from python_backend.inputs import flag, has, integer, text, texts
 from python_backend.parameters import model_path, parameter
 from python_backend.preprocessing.adapters import adapter_of, control
 from python_backend.preprocessing.prompt import RequestEncoder, SessionTurn
+from python_backend.respond import respond
 
 
 class TritonPythonModel:
@@ -54,14 +54,14 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer every request of a batch, in order."""
-        return [answer(request, self._outputs) for request in requests]
+        return [respond(request, self._outputs) for request in requests]
 
     def _outputs(self, request: Any) -> dict[str, Any]:
         if has(request, "lora_control"):
             return control(request, self._adapters)
         rows, stop_words, images = self._encode(request)
         tensors: dict[str, Any] = {}
-        if images and "STOP_WORDS" in (wanted := request.requested_output_names()):  # an answer is to follow
+        if images and "STOP_WORDS" in (wanted := request.requested_output_names()):  # a response is to follow
             if "IMAGES" not in wanted:
                 raise ValueError("prompts with images are for the model ensemble_vision")
             tensors = packed(images)

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.turbomind.engine_dir import resolve
-from python_backend.answer import answer
 from python_backend.images import NAMES, packed_rows, unpacked
 from python_backend.inputs import array, texts
 from python_backend.parameters import model_path
+from python_backend.respond import respond
 
 if TYPE_CHECKING:
     from lmdeploy.vl.encoder import VisionEncoder
 
-_NICENESS = 10  # alongside the engine, whose answers are running
+_NICENESS = 10  # alongside the engine, whose responses are running
 
 
 class TritonPythonModel:
@@ -31,7 +31,7 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer every request of a batch, in order."""
-        return [answer(request, self._outputs) for request in requests]
+        return [respond(request, self._outputs) for request in requests]
 
     def _outputs(self, request: Any) -> dict[str, Any]:
         given = {name: array(request, name) for name in NAMES}

@@ -119,7 +119,7 @@ BODIES: dict[str, Hostile] = {
     "wrong tools": _field(CHAT, "tools", "1"),
     "a tool with a huge schema": Hostile(CHAT, lambda: _tools(1, 500_000)),
     "tools with large schemas": Hostile(CHAT, lambda: _tools(128, 7_000)),
-    "a huge schema for the answer": Hostile(
+    "a huge schema for the response": Hostile(
         CHAT,
         lambda: json.dumps(
             _CHAT_FIELDS

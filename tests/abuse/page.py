@@ -12,7 +12,8 @@ from tests.abuse.bodies import filled
 
 LONG = 24 * 2**20  # bytes: three times what the page takes
 SESSION = "abuse"
-(OLD_IMAGES,) = CONVERSATION_KEYS  # what version 0.1 called the images of a turn
+# What version 0.1 called the images and responses of a turn.
+OLD_IMAGES, OLD_RESPONSES = CONVERSATION_KEYS
 JSON = {"content-type": "application/json"}
 API = "/gradio_api"
 EVENT_PATHS = (f"{API}/run/predict", f"{API}/queue/join")
@@ -122,7 +123,7 @@ WRONG_VALUES: Sequence[Any] = (
     {"text": 1, "files": 1},
     {"text": "a", "files": [None]},
     {"text": "a", "files": [{}] * 10_000},
-    {"turns": [{"question": "a", "answers": [{"text": 1, "token_count": 10**400}], "shown": 10**400}]},
+    {"turns": [{"question": "a", OLD_RESPONSES: [{"text": 1, "token_count": 10**400}], "shown": 10**400}]},
     {"turns": [{"question": "a", "images": ["/etc/passwd", "a" * 5000, 1]}]},
     {"turns": [{"question": "a", OLD_IMAGES: ["/etc/passwd", "a" * 5000, 1]}]},
     {"turns": [{"question": "a"}] * 10_000},
@@ -170,7 +171,7 @@ def file_objects(path: str) -> list[Any]:
         {"text": "a", "files": [full]},
         {"text": full, "files": []},
         {"file": full, "alt_text": None},
-        {"turns": [{"question": plain, "images": [path], "answers": [{"text": plain}]}]},
+        {"turns": [{"question": plain, "images": [path], "responses": [{"text": plain}]}]},
         {"turns": [{"question": "a", "images": [path], OLD_IMAGES: [path]}]},
     ]
 
@@ -276,7 +277,7 @@ def floods() -> dict[str, Callable[[], bytes]]:
 
 def _sessions(config: Mapping[str, Any]) -> Iterator[PageRequest]:
     """Return long conversations, each in a session of its own, for all events that take them."""
-    turns = [{"question": "a" * 2**20, "answers": [{"text": "b" * 2**20}]}] * 3
+    turns = [{"question": "a" * 2**20, "responses": [{"text": "b" * 2**20}]}] * 3
     kinds = {component["id"]: component["type"] for component in config["components"]}
     for dependency in config["dependencies"]:
         if [kinds[each] for each in dependency["inputs"]] == ["json"]:

@@ -53,7 +53,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 @dataclass
 class Asked:
-    """An answer of the application, and the CPU time of the thread that runs its event loop."""
+    """A response of the application, and the CPU time of the thread that runs its event loop."""
 
     status: int
     body: bytes

@@ -46,9 +46,9 @@ def test_what_is_no_text_is_refused(http: httpx.Client, fake: FakeTriton, path: 
     fake.reset()
     members = next((form for start, form in _FORMS.items() if path.startswith(start)), ("error", "object", "message"))
     for number, body in enumerate(broken_texts(path)):
-        answer = http.post(path, content=_LONG * (number % 2) + body)
-        assert answer.status_code == 400, (body, answer.text)
-        error = answer.json()
+        response = http.post(path, content=_LONG * (number % 2) + body)
+        assert response.status_code == 400, (body, response.text)
+        error = response.json()
         assert set(members) <= set(error), (body, error)
         message = error["message"] if "message" in error else error["error"]
         assert "UTF-8" in json.dumps(message) or "no text" in json.dumps(message), (body, message)

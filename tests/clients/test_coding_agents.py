@@ -23,7 +23,7 @@ from tests.support.recording import Recorder, recording
 from tests.support.servers import running_triton
 
 CLAUDE_CODE, CODEX = Package("@anthropic-ai/claude-code", "node"), Package("@openai/codex", "node")
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 CONTENT = "Hello, world\n"
 CONTEXT = 32768  # tokens, of the real server
 CONFIG = """
@@ -72,7 +72,7 @@ def recorder(scripted: str) -> Iterator[Recorder]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a real server with a context that a user would give an agent."""
     model = tmp_path_factory.mktemp("models") / "reciting"
-    make_reciting(model, ANSWER, max_position_embeddings=CONTEXT)
+    make_reciting(model, REPLY, max_position_embeddings=CONTEXT)
     with (
         running_triton(model, session_len=CONTEXT) as triton,
         running_gateway(Settings(triton_address=triton.grpc_address, model_name="reciting")) as url,
@@ -138,10 +138,10 @@ def test_claude_code_writes_a_file_and_goes_on(recorder: Recorder, tmp_path: Pat
     file = tmp_path / "project" / "greeting.txt"
     ask = ("--permission-mode", "acceptEdits", f"Greet in {file} please")
     said = claude(tmp_path, recorder.url, "fake-model", *ask)
-    assert (said["is_error"], said["num_turns"], said["result"]) == (False, 2, ANSWER)
+    assert (said["is_error"], said["num_turns"], said["result"]) == (False, 2, REPLY)
     assert file.read_text() == CONTENT
     said = claude(tmp_path, recorder.url, "fake-model", "--continue", "Where is it?")
-    assert (said["is_error"], said["result"]) == (False, ANSWER)
+    assert (said["is_error"], said["result"]) == (False, REPLY)
     assert refused(recorder) == []
     assert f"Greet in {file}".encode() in recorder.exchanges[-1].body
 
@@ -150,9 +150,9 @@ def test_claude_code_writes_a_file_and_goes_on(recorder: Recorder, tmp_path: Pat
 def test_codex_runs_a_command_and_goes_on(recorder: Recorder, tmp_path: Path) -> None:
     file = tmp_path / "project" / "greeting.txt"
     events = codex(tmp_path, recorder.url, "fake-model", f"Greet in {file} please")
-    assert texts(events) == ["I write it.", ANSWER]
+    assert texts(events) == ["I write it.", REPLY]
     assert file.read_text() == CONTENT
-    assert texts(codex(tmp_path, recorder.url, "fake-model", "resume", "--last", "Where is it?")) == [ANSWER]
+    assert texts(codex(tmp_path, recorder.url, "fake-model", "resume", "--last", "Where is it?")) == [REPLY]
     assert refused(recorder) == []
     assert f"Greet in {file}".encode() in recorder.exchanges[-1].body
 
@@ -163,7 +163,7 @@ def test_claude_code_fits_a_context_and_is_counted(served: str, tmp_path: Path) 
     """With all its tools, and a prompt that is as long as ``count_tokens`` says."""
     with recording(served) as recorder:
         said = claude(tmp_path, recorder.url, "reciting", "What is the capital of France?")
-    assert (said["is_error"], said["result"]) == (False, ANSWER)
+    assert (said["is_error"], said["result"]) == (False, REPLY)
     bodies = [json.loads(each.body) for each in recorder.exchanges if each.path.startswith("/v1/messages?")]
     (asked,) = [body for body in bodies if len(body.get("tools", ())) > 15]  # the other is for a title
     counted = {name: value for name, value in asked.items() if name not in {"max_tokens", "metadata", "stream"}}
@@ -178,13 +178,13 @@ def test_codex_takes_this_server_for_ollama(served: str, tmp_path: Path) -> None
     """As its option ``--oss`` has it, without a configuration: it checks the version and the models first."""
     options = ("exec", "--json", "--skip-git-repo-check", "--oss", "--local-provider", "ollama", "-m", "reciting")
     said = run(tmp_path, "codex", *options, "What is the capital of France?", CODEX_OSS_BASE_URL=f"{served}/v1")
-    assert texts([json.loads(line) for line in said.splitlines()]) == [ANSWER]
+    assert texts([json.loads(line) for line in said.splitlines()]) == [REPLY]
 
 
 @pytest.mark.slow
 @CODEX.mark
 def test_codex_fits_a_context(served: str, tmp_path: Path) -> None:
     events = codex(tmp_path, served, "reciting", "What is the capital of France?")
-    assert texts(events) == [ANSWER]
+    assert texts(events) == [REPLY]
     (usage,) = [event["usage"] for event in events if event["type"] == "turn.completed"]
     assert 1000 < usage["input_tokens"] < CONTEXT * 3 // 4

@@ -24,7 +24,7 @@ from tests.support.gateways import running_gateway
 
 GUIDELLM, INSTRUCTOR = Package("guidellm", "guidellm"), Package("instructor")
 HERE = Path(__file__).resolve().parent
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Boston"}}\n</tool_call>'
 PERSON = {"name": "Ann", "age": 30}
 FILE = "I write it.\n\ngreeting.py\n```\nprint('Hello, world')\n```\n"  # as aider wants a whole file
@@ -79,12 +79,12 @@ class Use:
         return [str(shutil.which("node")), str(HERE / f"use_{name}.cjs"), str(NODE_MODULES), *self.arguments]
 
 
-SAID = {"answer": ANSWER, "stream": ANSWER}
+SAID = {"answer": REPLY, "stream": REPLY}
 CALLED = {"call": ["get_weather", {"location": "Boston"}], "error": "NotFoundError"}
 ALL = SAID | CALLED | {"person": PERSON}
-AGENT = {"answer": ANSWER, "agent": [ANSWER, ["Boston"]], "person": PERSON}
+AGENT = {"answer": REPLY, "agent": [REPLY, ["Boston"]], "person": PERSON}
 # Four turns, each with a call and what it returned.
-TURNS = SAID | {"person": PERSON, "turns": [[2, ANSWER]] * 4, "asked": ["Boston"] * 4}
+TURNS = SAID | {"person": PERSON, "turns": [[2, REPLY]] * 4, "asked": ["Boston"] * 4}
 USES = {
     "litellm openai": Use(Package("litellm"), ALL, ("openai",)),
     "litellm anthropic": Use(Package("litellm"), ALL, ("anthropic",)),
@@ -97,7 +97,7 @@ USES = {
     "llama_index_ollama": Use(Package("llama-index-llms-ollama"), ALL),
     "openai_agents": Use(
         Package("openai-agents"),
-        {name: [["Boston"], ANSWER, PERSON] for name in ("OpenAIChatCompletionsModel", "OpenAIResponsesModel")},
+        {name: [["Boston"], REPLY, PERSON] for name in ("OpenAIChatCompletionsModel", "OpenAIResponsesModel")},
     ),
     "pydantic_ai": Use(
         Package("pydantic-ai-slim"),
@@ -105,9 +105,9 @@ USES = {
     ),
     "outlines": Use(Package("outlines"), SAID | {"openai": PERSON, "vllm": PERSON, "choice": "Yes"}),
     "ollama": Use(Package("ollama"), ALL | {"loaded": "load", "models": ["fake-model"]}),
-    "llm": Use(Package("llm"), SAID | {"tools": [ANSWER, True], "person": PERSON, "continued": ANSWER}),
+    "llm": Use(Package("llm"), SAID | {"tools": [REPLY, True], "person": PERSON, "continued": REPLY}),
     "aider": Use(Package("aider-chat", "aider"), {"file": "print('Hello, world')\n", "applied": True}),
-    "openai": Use(Package("openai", "node"), ALL | {"response": ANSWER, "models": ["fake-model"]}),
+    "openai": Use(Package("openai", "node"), ALL | {"response": REPLY, "models": ["fake-model"]}),
     "ollama npm": Use(Package("ollama", "node"), ALL | {"models": ["fake-model"]}),
     "vercel_ai": Use(Package("ai", "node"), {"chat": TURNS, "responses": TURNS}),
 }
@@ -122,7 +122,7 @@ def test_a_client_works_unmodified(url: str, program: str) -> None:
 def test_a_measuring_client_counts_what_came(url: str) -> None:
     said = run(GUIDELLM.python, str(HERE / "use_guidellm.py"), str(default_model_dir()), url=url)
     tokens = said.pop("output_tokens")
-    assert said == {"answered": 4, "failed": 0, "outputs": [ANSWER]}
+    assert said == {"answered": 4, "failed": 0, "outputs": [REPLY]}
     assert len(tokens) == 4
     assert min(tokens) > 0
 

@@ -41,9 +41,9 @@ async def main() -> None:
         model = kind(model="fake-model", openai_client=client)
         agent = Agent(name="weather", tools=[get_weather], model=model)
         asked.clear()
-        answer = (await Runner.run(agent, "Weather?", max_turns=3)).final_output
+        response = (await Runner.run(agent, "Weather?", max_turns=3)).final_output
         person = (await Runner.run(Agent(name="person", output_type=Person, model=model), "Who?")).final_output
-        said[kind.__name__] = [list(asked), answer, person.model_dump()]
+        said[kind.__name__] = [list(asked), response, person.model_dump()]
     print(json.dumps(said))
 
 

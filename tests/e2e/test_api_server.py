@@ -22,17 +22,17 @@ pytestmark = pytest.mark.e2e
 
 def ask(server: ApiServer, model: str = DEFAULT_MODEL_NAME) -> str:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        answer = client.chat.completions.create(
+        response = client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": "What is the capital of France?"}],
             temperature=0,
             max_tokens=16,
         )
-    return answer.choices[0].message.content or ""
+    return response.choices[0].message.content or ""
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_it_prints_urls_answers_and_leaves_no_process_behind(signum: int, status: int) -> None:
+def test_it_prints_urls_responses_and_leaves_no_process_behind(signum: int, status: int) -> None:
     with api_server() as server:
         server.wait_ready()
         assert f":{server.port}/v1" in server.output
@@ -88,8 +88,8 @@ def test_open_streams_end_with_an_error_event_when_tritonserver_is_killed(tmp_pa
     begun = threading.Barrier(5)
 
     def read(url: str) -> None:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=story, timeout=60, trust_env=False) as answer:
-            lines = (line for line in answer.iter_lines() if line)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=story, timeout=60, trust_env=False) as response:
+            lines = (line for line in response.iter_lines() if line)
             last = next(lines)
             begun.wait(60)
             for line in lines:

@@ -171,8 +171,8 @@ def test_a_command_serves_or_finishes(
         places |= {"url": server.url, "triton": server.triton_address}
     if command == "serve api_server":
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, trust_env=False, timeout=60)
-        assert (answer.status_code, line.says in server.output) == (200, True)
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=asked, trust_env=False, timeout=60)
+        assert (response.status_code, line.says in server.output) == (200, True)
         return
     if command == "serve ray":
         pytest.importorskip("ray", reason="needs the extra [ray]")

@@ -25,7 +25,7 @@ from tests.support.gateways import running_gateway
 pytestmark = pytest.mark.e2e
 
 CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def tokenizer() -> Tokenizer:
 def test_greedy_choices_are_equal_and_the_prompt_counts_once(client: openai.OpenAI) -> None:
     one = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0)
     three = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, n=3)
-    assert [choice.message.content for choice in three.choices] == [ANSWER] * 3
+    assert [choice.message.content for choice in three.choices] == [REPLY] * 3
     assert one.usage is not None
     assert three.usage is not None
     assert three.usage.prompt_tokens == one.usage.prompt_tokens
@@ -72,21 +72,21 @@ def test_other_apis_answer_as_openais_does(url: str) -> None:
         asked: Any = {"model": MODEL, "messages": CAPITAL, "max_tokens": 32, "extra_body": {"temperature": 0}}
         for more in ({}, {"tools": [tool], "tool_choice": {"type": "none"}}):
             (block,) = claude.messages.create(**asked, **more).content
-            assert (block.type, getattr(block, "text", "")) == ("text", ANSWER)
+            assert (block.type, getattr(block, "text", "")) == ("text", REPLY)
         # A response that was begun goes on as the whole one does, and its prompt is counted as it is used.
         begun, reminder = "The capital of France", {"role": "system", "content": "Be brief."}
         for said, rest in (
-            ([*CAPITAL, {"role": "assistant", "content": begun}], ANSWER.removeprefix(begun)),
+            ([*CAPITAL, {"role": "assistant", "content": begun}], REPLY.removeprefix(begun)),
             ([*CAPITAL, reminder], None),
         ):
-            answer = claude.messages.create(**asked | {"messages": said})
-            assert rest in (None, getattr(answer.content[0], "text", ""))
-            used = answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
+            response = claude.messages.create(**asked | {"messages": said})
+            assert rest in (None, getattr(response.content[0], "text", ""))
+            used = response.usage.input_tokens + (response.usage.cache_read_input_tokens or 0)
             assert claude.messages.count_tokens(model=MODEL, messages=said).input_tokens == used
     llama = ollama.Client(url, trust_env=False)
-    assert llama.chat(MODEL, CAPITAL, options={"temperature": 0.0}).message.content == ANSWER
+    assert llama.chat(MODEL, CAPITAL, options={"temperature": 0.0}).message.content == REPLY
     pieces = llama.generate(MODEL, CAPITAL[0]["content"], stream=True, options={"temperature": 0.0})
-    assert "".join(piece.response for piece in pieces) == ANSWER
+    assert "".join(piece.response for piece in pieces) == REPLY
 
 
 def test_reasoning_end_when_their_budget_is_spent(triton_server: TritonServer, tokenizer: Tokenizer) -> None:
@@ -124,15 +124,13 @@ def test_streamed_choices_differ_and_repeat_with_their_seed(client: openai.OpenA
 
 
 def test_logprobs_are_of_the_tokens_of_the_text(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model=MODEL, messages=CAPITAL, temperature=0, logprobs=True, top_logprobs=4
     ).choices[0]
-    content = answer.logprobs.content if answer.logprobs else None
+    content = response.logprobs.content if response.logprobs else None
     assert content is not None
-    assert b"".join(bytes(token.bytes or ()) for token in content).decode() == ANSWER == answer.message.content
-    assert [token.token for token in content] == [
-        tokenizer.decode([i]) for i in tokenizer.encode(ANSWER, add_bos=False)
-    ]
+    assert b"".join(bytes(token.bytes or ()) for token in content).decode() == REPLY == response.message.content
+    assert [token.token for token in content] == [tokenizer.decode([i]) for i in tokenizer.encode(REPLY, add_bos=False)]
     for token in content:
         values = [top.logprob for top in token.top_logprobs]
         assert len(values) == 4
@@ -144,8 +142,8 @@ def test_logprobs_are_of_the_tokens_of_the_text(client: openai.OpenAI, tokenizer
 def test_a_bias_forbids_a_token(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     (paris,) = tokenizer.encode(" Paris", add_bos=False)
     options: Any = {"model": MODEL, "messages": CAPITAL, "temperature": 0, "max_tokens": 16}
-    answer = client.chat.completions.create(**options, logit_bias={str(paris): -100})
-    assert "Paris" not in (answer.choices[0].message.content or "")
+    response = client.chat.completions.create(**options, logit_bias={str(paris): -100})
+    assert "Paris" not in (response.choices[0].message.content or "")
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**options, logit_bias={"999999": 1})
 
@@ -155,10 +153,10 @@ def test_parse_gives_an_object_of_the_schema(client: openai.OpenAI) -> None:
         name: str
         is_capital: bool
 
-    answer = client.chat.completions.parse(
+    response = client.chat.completions.parse(
         model=MODEL, messages=CAPITAL, response_format=City, temperature=0, max_tokens=200
     )
-    assert isinstance(answer.choices[0].message.parsed, City)
+    assert isinstance(response.choices[0].message.parsed, City)
 
 
 WEATHER: Any = {
@@ -249,7 +247,7 @@ def test_an_interactive_conversation_is_remembered_until_it_ends(api: APIClient)
         return said
 
     first = say("What is the capital of France?")
-    assert (first["text"], first["history_tokens"]) == (ANSWER, 0)
+    assert (first["text"], first["history_tokens"]) == (REPLY, 0)
     second = say("And of Italy?")
     assert second["history_tokens"] >= first["input_tokens"] + first["tokens"]
     api.end_session(4711)
@@ -259,7 +257,7 @@ def test_an_interactive_conversation_is_remembered_until_it_ends(api: APIClient)
 
 
 @pytest.mark.parametrize("words", [20_000, 300_000])
-def test_a_turn_that_is_too_long_is_an_empty_answer_and_the_conversation_goes_on(api: APIClient, words: int) -> None:
+def test_a_turn_that_is_too_long_is_an_empty_response_and_the_conversation_goes_on(api: APIClient, words: int) -> None:
     options: Any = {"session_id": 4712, "interactive_mode": True, "top_k": 1, "request_output_len": 16}
     (first,) = api.chat_interactive_v1("What is the capital of France?", **options)
     for stream in (False, True):
@@ -273,7 +271,7 @@ def test_a_turn_that_is_too_long_is_an_empty_answer_and_the_conversation_goes_on
 
 def test_responses_stream(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input=CAPITAL, temperature=0) as events:
-        assert events.get_final_response().output_text == ANSWER
+        assert events.get_final_response().output_text == REPLY
 
 
 def test_the_engine_s_metrics_are_passed_through(url: str) -> None:

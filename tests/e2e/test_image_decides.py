@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 NOT_TRAINED_ON = 1000  # seed
 
 
-def test_the_answer_is_the_colour_in_the_image(tmp_path: Path, default_model_dir: Path) -> None:
+def test_the_response_is_the_colour_in_the_image(tmp_path: Path, default_model_dir: Path) -> None:
     model = make_colour_model(tmp_path / "colours", default_model_dir)
     with (
         running_triton(model, device="cpu", session_len=512, cache_max_entry_count=64) as triton,
@@ -28,13 +28,13 @@ def test_the_answer_is_the_colour_in_the_image(tmp_path: Path, default_model_dir
         def named(colour: str) -> str | None:
             shown = {"type": "image_url", "image_url": {"url": data_url(coloured(colour, NOT_TRAINED_ON))}}
             question = {"type": "text", "text": "Name the colour."}
-            answer = client.chat.completions.create(
+            response = client.chat.completions.create(
                 model="colours",
                 messages=[{"role": "user", "content": [shown, question]}],  # type: ignore[typeddict-item, list-item]
                 max_tokens=16,
                 temperature=0,
             )
-            found = re.search("|".join(COLOURS), answer.choices[0].message.content or "")
+            found = re.search("|".join(COLOURS), response.choices[0].message.content or "")
             return None if found is None else found[0]
 
         assert {colour: named(colour) for colour in COLOURS} == {colour: colour for colour in COLOURS}

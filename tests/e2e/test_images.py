@@ -1,4 +1,4 @@
-"""A model that sees behind the real tritonserver and the gateway: the answers of the offline pipeline, nobody hurt."""
+"""A vision-language model on the real tritonserver and gateway responds as the offline pipeline does."""
 
 import json
 import threading
@@ -94,10 +94,10 @@ def content(text: str, *urls: str) -> list[dict[str, Any]]:
 
 
 def ask(client: openai.OpenAI, messages: Any, **more: Any) -> str:
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model="tiny-llava", messages=messages, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True}, **more
     )
-    return answer.choices[0].message.content or ""
+    return response.choices[0].message.content or ""
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +111,12 @@ def offline(directory: Path) -> dict[str, str]:
     }
     config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
     with pipeline(str(directory), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
-        answers = {name: pipe(prompt, config).text for name, prompt in prompts.items()}
-    assert len(set(answers.values())) == 4, "images make no difference"
-    return answers
+        responses = {name: pipe(prompt, config).text for name, prompt in prompts.items()}
+    assert len(set(responses.values())) == 4, "images make no difference"
+    return responses
 
 
-def test_openais_client_gets_the_answers_of_the_offline_pipeline(
+def test_openais_client_gets_the_responses_of_the_offline_pipeline(
     client: openai.OpenAI, offline: dict[str, str]
 ) -> None:
     assert ask(client, content("what?", data_url(ONE))) == offline["one"]
@@ -156,7 +156,7 @@ def test_a_video_and_the_times_of_its_frames_reach_the_engine(tmp_path: Path) ->
     animation = file_of(frames[0], "PNG", save_all=True, append_images=frames[1:], duration=2000)
     urls = {2: f"data:video/png;base64,{stills}", 0.5: data_url(animation)}
 
-    def answer(gateway: str, url: str) -> httpx.Response:
+    def respond(gateway: str, url: str) -> httpx.Response:
         parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "what?"}]
         body = {"messages": [{"role": "user", "content": parts}], "max_tokens": TOKENS, "temperature": 0}
         body |= {"model": "tiny-qwen", "ignore_eos": True}
@@ -167,13 +167,13 @@ def test_a_video_and_the_times_of_its_frames_reach_the_engine(tmp_path: Path) ->
         running_gateway(Settings(triton_address=server.grpc_address, model_name="tiny-qwen")) as gateway,
     ):
         for fps, url in urls.items():
-            assert answer(gateway, url).json()["choices"][0]["message"]["content"] == expected[fps]
-        refused = answer(gateway, data_url(b"\0\0\0\x18ftypmp42", "video/mp4"))
+            assert respond(gateway, url).json()["choices"][0]["message"]["content"] == expected[fps]
+        refused = respond(gateway, data_url(b"\0\0\0\x18ftypmp42", "video/mp4"))
         assert refused.status_code == 400
         assert "MP4 or QuickTime files need a decoder" in refused.json()["error"]["message"]
 
 
-def test_an_answer_is_streamed_and_counts_the_images_tokens(client: openai.OpenAI, offline: dict[str, str]) -> None:
+def test_a_response_is_streamed_and_counts_the_images_tokens(client: openai.OpenAI, offline: dict[str, str]) -> None:
     chunks = list(
         client.chat.completions.create(
             model="tiny-llava",
@@ -191,7 +191,7 @@ def test_an_answer_is_streamed_and_counts_the_images_tokens(client: openai.OpenA
     assert usage.prompt_tokens > 16
 
 
-def test_images_and_texts_at_once_get_their_own_answers(client: openai.OpenAI, offline: dict[str, str]) -> None:
+def test_images_and_texts_at_once_get_their_own_responses(client: openai.OpenAI, offline: dict[str, str]) -> None:
     asked = {
         "one": content("what?", data_url(ONE)),
         "two": content("what?", data_url(TWO)),
@@ -218,11 +218,11 @@ def test_generate_takes_images_in_plain_json(triton: TritonServer, offline: dict
         "ignore_eos": True,
     }
     base = f"http://{triton.http_address}/v2/models"
-    answer = httpx.post(f"{base}/ensemble_vision/generate", json=body, timeout=60, trust_env=False)
-    assert answer.json()["text_output"] == offline["one"]
+    response = httpx.post(f"{base}/ensemble_vision/generate", json=body, timeout=60, trust_env=False)
+    assert response.json()["text_output"] == offline["one"]
     text = body | {"messages": json.dumps([{"role": "user", "content": "only a text"}])}
-    answer = httpx.post(f"{base}/ensemble_vision/generate", json=text, timeout=60, trust_env=False)
-    assert answer.json()["text_output"] == offline["text"]
+    response = httpx.post(f"{base}/ensemble_vision/generate", json=text, timeout=60, trust_env=False)
+    assert response.json()["text_output"] == offline["text"]
     refused = httpx.post(f"{base}/ensemble/generate", json=body, timeout=60, trust_env=False)
     assert refused.status_code == 400
     assert "ensemble_vision" in refused.json()["error"]
@@ -248,11 +248,11 @@ def test_images_come_from_allowed_places(
             missing = _post(gateway, content("what?", f"{host}/none.png"))
             assert missing.status_code == 400
             assert "answered 404" in missing.json()["error"]["message"]
-        answer = _post(gateway, content("what?", f"{host}/one.png"))
-        assert answer.status_code == 400
-        assert "private network" in answer.json()["error"]["message"]
-        answer = _post(gateway, content("what?", "http://elsewhere.example/one.png"))
-        assert "not among the allowed hosts" in answer.json()["error"]["message"]
+        response = _post(gateway, content("what?", f"{host}/one.png"))
+        assert response.status_code == 400
+        assert "private network" in response.json()["error"]["message"]
+        response = _post(gateway, content("what?", "http://elsewhere.example/one.png"))
+        assert "not among the allowed hosts" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ def test_a_bad_image_is_a_400_that_names_it_and_hurts_nobody(
     url: str, client: openai.OpenAI, offline: dict[str, str], source: str, reason: str
 ) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    answer = _post(url, messages + content("what?", data_url(ONE), source))
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
+    response = _post(url, messages + content("what?", data_url(ONE), source))
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
     assert reason in error["message"]
     assert "messages" in error["message"]
     assert "2" in error["message"].partition("content")[0]
@@ -293,8 +293,8 @@ def test_more_images_than_fit_are_refused(url: str) -> None:
 
 
 def test_a_typed_placeholder_is_text(url: str, client: openai.OpenAI) -> None:
-    answer = _post(url, [{"role": "user", "content": "what is <image>?"}])
-    assert answer.status_code == 200
+    response = _post(url, [{"role": "user", "content": "what is <image>?"}])
+    assert response.status_code == 200
     both = _post(url, content("what is <image>?", data_url(ONE)))
     assert both.status_code == 200
     one = _post(url, content("what is ?", data_url(ONE)))
@@ -302,14 +302,14 @@ def test_a_typed_placeholder_is_text(url: str, client: openai.OpenAI) -> None:
 
 
 def test_a_model_of_texts_refuses_images(gateway: str) -> None:
-    answer = httpx.post(
+    response = httpx.post(
         f"{gateway}/v1/chat/completions",
         json={"model": "SmolLM2-135M-Instruct", "messages": content("what?", data_url(ONE))},
         timeout=60,
         trust_env=False,
     )
-    assert answer.status_code == 400
-    assert "reads text only" in answer.json()["error"]["message"]
+    assert response.status_code == 400
+    assert "reads text only" in response.json()["error"]["message"]
 
 
 def _post(url: str, messages: Any) -> httpx.Response:

@@ -78,7 +78,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
         httpx.Client(base_url=url, timeout=60) as http,
     ):
 
-        def answer(model: str, prompt: str = PROMPT) -> httpx.Response:
+        def respond(model: str, prompt: str = PROMPT) -> httpx.Response:
             body = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
             return http.post("/v1/completions", json=body)
 
@@ -87,13 +87,13 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
 
         assert models() == ["base", "a"]
         for name in ("base", "a"):
-            assert answer(name).json()["choices"][0]["text"] == expected[name]
-        assert answer("b").status_code == 404
+            assert respond(name).json()["choices"][0]["text"] == expected[name]
+        assert respond("b").status_code == 404
 
         loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "b", "lora_path": paths["b"]}, headers=ADMIN)
         assert loaded.status_code == 200, loaded.text
         assert models() == ["base", "a", "b"]
-        assert answer("b").json()["choices"][0]["text"] == expected["b"]
+        assert respond("b").json()["choices"][0]["text"] == expected["b"]
 
         wrong = {"lora_name": "c", "lora_path": str(directory)}
         refused = http.post("/v1/load_lora_adapter", json=wrong, headers=ADMIN)
@@ -102,8 +102,8 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
 
         assert http.post("/v1/unload_lora_adapter", json={"lora_name": "a"}, headers=ADMIN).status_code == 200
         assert models() == ["base", "b"]
-        assert answer("a").status_code == 404
-        assert answer("base").json()["choices"][0]["text"] == expected["base"]
+        assert respond("a").status_code == 404
+        assert respond("base").json()["choices"][0]["text"] == expected["base"]
 
         assert asyncio.run(over_grpc(triton.grpc_address, "b")) == expected["b"]
 
@@ -121,7 +121,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
 
             eventually_sync(knows, timeout=60)
             assert index.found(tokens, BLOCK, "c") == 0
-        assert answer("base").json()["usage"]["prompt_tokens_details"] == {"cached_tokens": whole_blocks}
+        assert respond("base").json()["usage"]["prompt_tokens_details"] == {"cached_tokens": whole_blocks}
 
         # The model, found by its path, drafted for itself.
         drafting = metrics_of(httpx.get(triton.metrics_url).text)
@@ -139,9 +139,9 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
             text: str = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
             return text
 
-        own = f"USER: {PROMPT}\nANSWER:"
+        own = f"USER: {PROMPT}\nREPLY:"
         before = reported("b")
         loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "own", "lora_path": paths["a"]}, headers=ADMIN)
         assert loaded.status_code == 200, loaded.text
-        assert reported("own") == answer("own", own).json()["choices"][0]["text"]
+        assert reported("own") == respond("own", own).json()["choices"][0]["text"]
         assert reported("b") == before

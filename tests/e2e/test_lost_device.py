@@ -72,7 +72,7 @@ def server(tmp_path: Path, lost: Path, hung: Path) -> Iterator[TritonServer]:
         supervisor.stop()
 
 
-def answer(server: TritonServer, tokens: int) -> int:
+def respond(server: TritonServer, tokens: int) -> int:
     """Return how many tokens were answered."""
 
     async def ask() -> int:
@@ -89,17 +89,17 @@ def test_the_server_says_that_its_device_is_lost_and_is_started_again(server: Tr
         def health() -> int:
             return httpx.get(f"{gateway}/health", timeout=10, trust_env=False).status_code
 
-        assert answer(server, 5) == 5
+        assert respond(server, 5) == 5
         assert health() == 200
         first = server.pid
         lost.touch()
         with pytest.raises(TritonUnavailable, match=r"the engine stopped: .*CUDA"):
-            answer(server, 100)
+            respond(server, 100)
         eventually_sync(lambda: health() == 503, timeout=START)
         lost.unlink()
         eventually_sync(lambda: server.pid != first and server.is_ready(), timeout=START)
         eventually_sync(lambda: health() == 200, timeout=START)
-        assert answer(server, 5) == 5
+        assert respond(server, 5) == 5
 
 
 def test_the_server_says_that_its_engine_hangs_and_is_started_again(server: TritonServer, hung: Path) -> None:
@@ -108,16 +108,16 @@ def test_the_server_says_that_its_engine_hangs_and_is_started_again(server: Trit
         def health() -> int:
             return httpx.get(f"{gateway}/health", timeout=10, trust_env=False).status_code
 
-        assert answer(server, 5) == 5
+        assert respond(server, 5) == 5
         assert health() == 200
         first = server.pid
         hung.touch()
         begin = time.monotonic()
         with pytest.raises(TritonUnavailable):  # when the server ends
-            answer(server, 100)
+            respond(server, 100)
         eventually_sync(lambda: health() == 503, timeout=START)
         assert time.monotonic() - begin > 2  # a step may take so long
         hung.unlink()
         eventually_sync(lambda: server.pid != first and server.is_ready(), timeout=START)
         eventually_sync(lambda: health() == 200, timeout=START)
-        assert answer(server, 5) == 5
+        assert respond(server, 5) == 5

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def page(triton_server: TritonServer) -> Metrics:
-    """What is reported after one answer of eight tokens."""
+    """What is reported after one response of eight tokens."""
     settings = Settings(triton_address=triton_server.grpc_address, triton_metrics_url=triton_server.metrics_url)
     body = {"model": DEFAULT_MODEL_NAME, "prompt": "One, two,", "max_tokens": 8, "ignore_eos": True, "stream": True}
     with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
@@ -64,7 +64,7 @@ def test_other_servers_names_say_what_ours_say(page: Metrics) -> None:
     assert page.one("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction", **ours_too) == 0
 
 
-def test_the_gateway_has_timed_the_answer(page: Metrics) -> None:
+def test_the_gateway_has_timed_the_response(page: Metrics) -> None:
     served = {"model_name": DEFAULT_MODEL_NAME, "engine": "0"}
     assert page.one("vllm:time_to_first_token_seconds_count", **served) == 1
     assert page.one("vllm:inter_token_latency_seconds_count", **served) == 7

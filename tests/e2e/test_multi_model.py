@@ -81,14 +81,14 @@ def body(model: str, **more: Any) -> dict[str, Any]:
 
 
 def text(http: httpx.Client, model: str) -> str:
-    answer = http.post("/v1/completions", json=body(model))
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["text"])
+    response = http.post("/v1/completions", json=body(model))
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
 
 
 def streamed_text(http: httpx.Client, model: str) -> str:
-    with http.stream("POST", "/v1/completions", json=body(model, stream=True)) as answer:
-        events = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+    with http.stream("POST", "/v1/completions", json=body(model, stream=True)) as response:
+        events = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
     assert events.pop() == "[DONE]"
     assert len(events) > 1
     return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
@@ -167,9 +167,9 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason_and_disturbs_nobody(
         ),
         "too large": (load(http, "broken", folders["small"], cache_max_entry_count=10**8), "does not fit into the"),
     }
-    for answer, reason in refusals.values():
-        assert answer.status_code == 400, (answer.text, server.output)
-        assert reason in answer.json()["error"]["message"]
+    for response, reason in refusals.values():
+        assert response.status_code == 400, (response.text, server.output)
+        assert reason in response.json()["error"]["message"]
     assert names(http) == ["small", "chat@1", "chat"]
     assert text(http, "small") == expected["small"]
     assert (server.triton_pid(), http.get("/health").status_code) == (triton, 200)
@@ -179,7 +179,7 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason_and_disturbs_nobody(
     assert unload(http, "broken").status_code == 200
 
 
-def test_an_answer_that_outlasts_its_model_ends_with_the_reason(
+def test_a_response_that_outlasts_its_model_ends_with_the_reason(
     http: httpx.Client, folders: dict[str, Path], expected: dict[str, str]
 ) -> None:
     assert load(http, "wide", folders["wide"], session_len=32768, cache_max_entry_count=600).status_code == 200
@@ -187,8 +187,8 @@ def test_an_answer_that_outlasts_its_model_ends_with_the_reason(
     has_begun = threading.Event()
 
     def read() -> None:
-        with http.stream("POST", "/v1/completions", json=body("wide", max_tokens=30000, stream=True)) as answer:
-            for line in answer.iter_lines():
+        with http.stream("POST", "/v1/completions", json=body("wide", max_tokens=30000, stream=True)) as response:
+            for line in response.iter_lines():
                 lines.append(line)
                 has_begun.set()
 
@@ -198,7 +198,7 @@ def test_an_answer_that_outlasts_its_model_ends_with_the_reason(
     assert unload(http, "wide").status_code == 200
     reader.join(_SECONDS)
     assert not reader.is_alive()
-    assert "the model was unloaded before the answer had ended" in "".join(lines[-4:])
+    assert "the model was unloaded before the response had ended" in "".join(lines[-4:])
     assert text(http, "small") == expected["small"]
 
 

@@ -74,10 +74,10 @@ def server(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield server
 
 
-def expected_answers(client: OldClient, default_model_dir: Path) -> list[str]:
-    """Return our greedy answers to the very texts the client's template writes."""
+def expected_responses(client: OldClient, default_model_dir: Path) -> list[str]:
+    """Return our greedy responses to the very texts the client's template writes."""
     texts, stop_words = client.run_script(RENDER, TEMPLATE, *TURNS)
-    answers = []
+    responses = []
     config = TurbomindEngineConfig(dtype="float32", session_len=2048, cache_max_entry_count=64)
     with pipeline(str(default_model_dir), backend_config=config) as pipe:
         # The client stops at the last token of each stop word.
@@ -85,15 +85,15 @@ def expected_answers(client: OldClient, default_model_dir: Path) -> list[str]:
         ids: list[int] = []
         for text in texts:
             ids += pipe.tokenizer.encode(text)
-            answer = pipe(
+            response = pipe(
                 pipe.tokenizer.decode(ids, skip_special_tokens=False),
                 GenerationConfig(stop_token_ids=stops),
                 do_preprocess=False,
             )
-            assert answer.input_token_len == len(ids)
-            ids += answer.token_ids
-            answers.append(answer.text.strip())  # as `chat` does with what the terminal shows
-    return answers
+            assert response.input_token_len == len(ids)
+            ids += response.token_ids
+            responses.append(response.text.strip())  # as `chat` does with what the terminal shows
+    return responses
 
 
 @pytest.mark.parametrize(("version", "options"), [("0.5.1", ()), ("0.5.1", ("--stream-output",)), ("0.2.6", ())])
@@ -101,7 +101,7 @@ def test_two_turns_end_and_a_new_conversation(
     server: TritonServer, default_model_dir: Path, version: str, options: tuple[str, ...]
 ) -> None:
     client = OldClient(version)
-    first, second = expected_answers(client, default_model_dir)
+    first, second = expected_responses(client, default_model_dir)
     shown = client.chat(server.grpc_address, *TURNS, "end", TURNS[0], options=options)
     assert shown == [first, second, "", first]
 

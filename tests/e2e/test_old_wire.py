@@ -41,8 +41,8 @@ class Wire:
             return client.infer(model, list(inputs))
 
     def ids(self, text: str) -> list[int]:
-        answer = self.infer("preprocessing", tensor("QUERY", "BYTES", [[text.encode()]]))
-        ids, length = answer.as_numpy("INPUT_ID"), answer.as_numpy("REQUEST_INPUT_LEN")
+        response = self.infer("preprocessing", tensor("QUERY", "BYTES", [[text.encode()]]))
+        ids, length = response.as_numpy("INPUT_ID"), response.as_numpy("REQUEST_INPUT_LEN")
         assert ids.shape == (1, int(length[0, 0]))
         return [int(token) for token in ids[0]]
 
@@ -58,32 +58,32 @@ class Wire:
     @contextmanager
     def stream(self, *args: Any, **kwargs: Any) -> Iterator["queue.Queue[Any]"]:
         """Send one engine request and half-close; yield what comes back, then None when the server has closed."""
-        answers: queue.Queue[Any] = queue.Queue()
+        responses: queue.Queue[Any] = queue.Queue()
         with grpcclient.InferenceServerClient(self.address) as client:
-            client.start_stream(lambda result, error: answers.put(error or result))
+            client.start_stream(lambda result, error: responses.put(error or result))
             client.async_stream_infer("turbomind", engine_inputs(*args, **kwargs), request_id="1-1")
 
             def close() -> None:
                 client.stop_stream()  # waits, as the clients do, until the server has delivered everything
-                answers.put(None)
+                responses.put(None)
 
             closing = threading.Thread(target=close)
             closing.start()
-            yield answers
+            yield responses
             closing.join(60)
 
     def run(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Return the whole sequence of each response of a request that succeeds."""
-        with self.stream(*args, **kwargs) as answers:
-            results = list(iter(lambda: answers.get(timeout=60), None))
+        with self.stream(*args, **kwargs) as responses:
+            results = list(iter(lambda: responses.get(timeout=60), None))
         for result in results:
             assert not isinstance(result, InferenceServerException), result
         return [sequence_of(result) for result in results if result.as_numpy("output_ids") is not None]
 
     def error(self, *args: Any, **kwargs: Any) -> str:
         """Return the error of a request that fails."""
-        with self.stream(*args, **kwargs) as answers:
-            *_, last = iter(lambda: answers.get(timeout=60), None)
+        with self.stream(*args, **kwargs) as responses:
+            *_, last = iter(lambda: responses.get(timeout=60), None)
         assert isinstance(last, InferenceServerException)
         return str(last)
 
@@ -157,7 +157,7 @@ def test_the_worked_exchange_of_two_turns_end_and_a_new_turn(wire: Wire) -> None
     again = wire.run(second, 1, step=step)[-1]
     assert again[: step + len(second)] == held[:step] + second
     assert wire.text(again[step + len(second) :]).strip() == "The capital of Italy is Rome."
-    # 16 + 7 of answer + eos; 23 of them + 14 + 8 of answer + eos.
+    # 16 + 7 of response + eos; 23 of them + 14 + 8 of response + eos.
     assert (len(first), len(held), step, len(second), len(again)) == (16, 24, 23, 14, 46)
 
     wire.run([1], 1, step=len(again) - 1, output_len=0, end=1)
@@ -188,7 +188,7 @@ def test_one_shot_requests_of_any_session_id_work_again_and_again(wire: Wire, se
         assert EOS not in held[len(ids) :]
 
 
-def test_without_top_k_the_answer_is_sampled_and_ends(wire: Wire) -> None:
+def test_without_top_k_the_response_is_sampled_and_ends(wire: Wire) -> None:
     assert len(wire.run(wire.ids(FIRST), 3, start=1, end=1, output_len=16, top_k=None)[-1]) > len(wire.ids(FIRST))
 
 
@@ -216,10 +216,10 @@ def test_a_cancel_on_another_stream_stops_the_turn_and_keeps_its_tokens(
     wire: Wire, triton_server: TritonServer
 ) -> None:
     ids = wire.ids(FIRST)
-    with wire.stream(ids, 6, start=1, output_len=3000, ignore_eos=True) as answers:
-        answers.get(timeout=60)
+    with wire.stream(ids, 6, start=1, output_len=3000, ignore_eos=True) as responses:
+        responses.get(timeout=60)
         wire.run([], 6, output_len=0, stop=1)
-        *_, last = (answer for answer in iter(lambda: answers.get(timeout=60), None))
+        *_, last = (response for response in iter(lambda: responses.get(timeout=60), None))
     assert not isinstance(last, InferenceServerException)
     held = sequence_of(last)
     assert len(ids) < len(held) < 3000
@@ -229,7 +229,7 @@ def test_a_cancel_on_another_stream_stops_the_turn_and_keeps_its_tokens(
     eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0)
 
 
-def test_an_answer_is_shortened_to_the_session_s_length_silently() -> None:
+def test_a_response_is_shortened_to_the_session_s_length_silently() -> None:
     with running_triton(session_len=64, cache_max_entry_count=8) as server:
         wire = Wire(server)
         assert len(wire.run([504] * 40, 1, start=1, output_len=512, ignore_eos=True)[-1]) == 64
@@ -244,11 +244,11 @@ def test_errors_are_the_numbers_the_clients_know(wire: Wire) -> None:
     assert "TurboMind execute failure: 5" in wire.error([10**9], 8, start=1)
     wire.run(ids, 8, start=1, output_len=2)
     assert "TurboMind execute failure: 4" in wire.error([], 8, output_len=0, stop=1)
-    with wire.stream(ids, 8, start=1, output_len=2000, ignore_eos=True) as answers:
-        answers.get(timeout=60)
+    with wire.stream(ids, 8, start=1, output_len=2000, ignore_eos=True) as responses:
+        responses.get(timeout=60)
         assert "TurboMind execute failure: 3" in wire.error(ids, 8)
         wire.run([], 8, output_len=0, stop=1)
-        assert not any(isinstance(answer, Exception) for answer in iter(lambda: answers.get(timeout=60), None))
+        assert not any(isinstance(response, Exception) for response in iter(lambda: responses.get(timeout=60), None))
     wire.run([1], 8, output_len=0, end=1)
 
 

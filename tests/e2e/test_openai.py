@@ -28,7 +28,7 @@ def client(gateway: str):
 
 
 def ask(client: openai.OpenAI, messages: Any, **options: Any) -> tuple[str, str]:
-    """Return the streamed answer's text and finish reason."""
+    """Return the streamed response's text and finish reason."""
     text, reason = "", None
     options = {"temperature": 0, **options}
     with client.chat.completions.create(model=DEFAULT_MODEL_NAME, messages=messages, stream=True, **options) as stream:
@@ -67,7 +67,7 @@ def test_concurrent_streams_of_different_lengths_are_complete_and_as_if_alone(cl
     assert {reason for _, reason in together} <= {"stop", "length"}
 
 
-def test_multi_byte_characters_stream_whole_and_join_to_the_answer(client: openai.OpenAI) -> None:
+def test_multi_byte_characters_stream_whole_and_join_to_the_response(client: openai.OpenAI) -> None:
     prompt: Any = [{"role": "user", "content": "Repeat exactly: 你好，世界 🙂🚀 café naïve Привет"}]
     options = {"temperature": 1.3, "seed": 11, "max_tokens": 80}
     whole = client.chat.completions.create(model=DEFAULT_MODEL_NAME, messages=prompt, **options)
@@ -118,8 +118,8 @@ def test_leaving_at_any_moment_leaks_nothing(gateway: str, triton_server: Triton
     def leave_after(milliseconds: int) -> None:
         with httpx.Client(trust_env=False, timeout=milliseconds / 1000) as http:
             try:
-                with http.stream("POST", f"{gateway}/v1/chat/completions", json=body) as answer:
-                    for _, _ in zip(range(milliseconds % 7), answer.iter_lines(), strict=False):
+                with http.stream("POST", f"{gateway}/v1/chat/completions", json=body) as response:
+                    for _, _ in zip(range(milliseconds % 7), response.iter_lines(), strict=False):
                         pass
             except httpx.TimeoutException:
                 pass

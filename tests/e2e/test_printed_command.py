@@ -45,8 +45,8 @@ def test_the_printed_line_serves_the_model_from_a_shell_with_nothing_set(tmp_pat
 
     def is_ready() -> bool:
         try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(f"{url}/health/ready", timeout=5) as response:
+                return bool(response.status == 200)
         except OSError:
             return False
 
@@ -54,9 +54,9 @@ def test_the_printed_line_serves_the_model_from_a_shell_with_nothing_set(tmp_pat
         eventually_sync(lambda: is_ready() or shell.poll() is not None, timeout=START)
         assert shell.poll() is None, log.read_text()
         asked = {"messages": '[{"role": "user", "content": "Hi"}]', "max_new_tokens": 4, "ignore_eos": True}
-        answer = httpx.post(f"{url}/models/ensemble/generate", json=asked, timeout=60, trust_env=False)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["generate_token_len"] == 4
+        response = httpx.post(f"{url}/models/ensemble/generate", json=asked, timeout=60, trust_env=False)
+        assert response.status_code == 200, response.text
+        assert response.json()["generate_token_len"] == 4
         assert httpx.get(f"{url}/logging", trust_env=False).status_code == 403  # closed, as with `lmdeploy serve`
         for port in (ports.http, ports.grpc, ports.metrics):
             with pytest.raises(ConnectionRefusedError):  # another address of this machine's than the line listens on

@@ -76,10 +76,10 @@ def test_an_evaluation_of_continuations_gets_their_likelihoods(
 ) -> None:
     """As evaluation harnesses ask: several prompts of tokens, one token generated and dropped, the context cut off."""
     lengths, context = [len(tokens), len(tokens) - 7, 40], 20
-    answer = client.completions.create(
+    response = client.completions.create(
         model=MODEL, prompt=[tokens[:length] for length in lengths], echo=True, logprobs=1, max_tokens=1, temperature=0
     )
-    for choice, length in zip(answer.choices, lengths, strict=True):
+    for choice, length in zip(response.choices, lengths, strict=True):
         assert choice.logprobs is not None
         given = (choice.logprobs.token_logprobs or [])[context:-1]
         assert len(given) == length - context
@@ -128,10 +128,10 @@ def assert_scored(places: list[Any], tokens: list[int], expected: torch.Tensor, 
 def test_prompt_logprobs_are_those_of_transformers(
     client: openai.OpenAI, tokens: list[int], expected: torch.Tensor
 ) -> None:
-    answer = client.completions.create(
+    response = client.completions.create(
         model=MODEL, prompt=[tokens, tokens[:9]], max_tokens=1, extra_body={"prompt_logprobs": 2}
     )
-    for choice, length in zip(answer.choices, [len(tokens), 9], strict=True):
+    for choice, length in zip(response.choices, [len(tokens), 9], strict=True):
         assert_scored(choice.prompt_logprobs, tokens[:length], expected, top=2)
 
 
@@ -142,11 +142,11 @@ def test_prompt_logprobs_of_a_chat_are_those_of_its_whole_prompt(client: openai.
     model = AutoModelForCausalLM.from_pretrained(default_model_dir(), dtype=torch.float32).eval()
     with torch.inference_mode():
         expected = model(torch.tensor([tokens])).logits[0].double().log_softmax(-1)
-    answer = client.chat.completions.create(
+    response = client.chat.completions.create(
         model=MODEL, messages=messages, max_tokens=1, extra_body={"prompt_logprobs": 3}
     )
-    assert_scored(answer.prompt_logprobs, tokens, expected, top=3)
-    places = answer.prompt_logprobs[1:]
+    assert_scored(response.prompt_logprobs, tokens, expected, top=3)
+    places = response.prompt_logprobs[1:]
     reported = "".join(place[str(token)]["decoded_token"] for place, token in zip(places, tokens[1:], strict=True))
     assert reported.startswith("system\n")
     assert "user\nHi" in reported

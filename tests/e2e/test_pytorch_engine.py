@@ -39,8 +39,8 @@ def server(directory: Path) -> Iterator[TritonServer]:
         yield server
 
 
-def answer(server: TritonServer, tokens: int) -> str:
-    """Return a greedy answer."""
+def respond(server: TritonServer, tokens: int) -> str:
+    """Return a greedy response."""
 
     async def ask() -> str:
         async with TritonClient(server.grpc_address) as client:
@@ -71,11 +71,11 @@ def test_a_model_that_turbomind_does_not_know_is_served(server: TritonServer, di
     ids = tokenizer.encode(PROMPT)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     want = model.generate(torch.tensor([ids]), max_new_tokens=12, min_new_tokens=12, do_sample=False)[0, len(ids) :]
-    assert answer(server, 12) == tokenizer.decode(want.tolist())
+    assert respond(server, 12) == tokenizer.decode(want.tolist())
 
 
 def test_a_worker_that_is_killed_ends_what_is_open_and_comes_back_in_the_same_server(server: TritonServer) -> None:
-    before, pid, first = answer(server, 12), server.pid, worker_of(server)
+    before, pid, first = respond(server, 12), server.pid, worker_of(server)
     assert first is not None
 
     async def lose_the_worker() -> None:
@@ -91,7 +91,7 @@ def test_a_worker_that_is_killed_ends_what_is_open_and_comes_back_in_the_same_se
 
     def is_back() -> bool:
         try:
-            return answer(server, 12) == before
+            return respond(server, 12) == before
         except TritonUnavailable:
             return False
 

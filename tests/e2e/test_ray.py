@@ -129,9 +129,9 @@ def ask(url: str, text: str, **more: Any) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2, **more}
     headers = KEY | ({"x-session-id": more.pop("session")} if "session" in more else {})
     body.pop("session", None)
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
-    assert answer.status_code == 200, answer.text
-    return answer
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
+    assert response.status_code == 200, response.text
+    return response
 
 
 def test_two_replicas_answer_an_openai_client_whole_and_streamed(url: str) -> None:
@@ -193,27 +193,27 @@ def test_no_process_shows_a_key(url: str, model: Path) -> None:
 
 def test_an_adapter_is_a_model_of_its_name_whoever_answers(url: str) -> None:
     def text(model: str, number: int) -> tuple[str, str]:
-        answer = ask(url, "x", model=model, max_tokens=8, temperature=0, session=f"{model} {number}")
-        assert answer.json()["model"] == model
-        return answer.headers["x-replica"], answer.json()["choices"][0]["message"]["content"]
+        response = ask(url, "x", model=model, max_tokens=8, temperature=0, session=f"{model} {number}")
+        assert response.json()["model"] == model
+        return response.headers["x-replica"], response.json()["choices"][0]["message"]["content"]
 
     base, adapted = ({text(model, number) for number in range(12)} for model in ("tiny", "verses"))
-    assert len({answer for _, answer in base}) == len({answer for _, answer in adapted}) == 1
-    assert {answer for _, answer in base} != {answer for _, answer in adapted}
+    assert len({response for _, response in base}) == len({response for _, response in adapted}) == 1
+    assert {response for _, response in base} != {response for _, response in adapted}
 
 
 async def test_a_client_that_leaves_frees_its_replica(url: str) -> None:
     body = {"model": "tiny", "prompt": "x", "max_tokens": LONG, "ignore_eos": True, "stream": True}
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, headers=KEY) as http:
         for _ in range(2):  # a batch has one place: who waits behind one of these waits for its end
-            async with http.stream("POST", "/v1/completions", json=body) as answer:
-                await anext(answer.aiter_bytes())
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                await anext(response.aiter_bytes())
         bodies = [body | {"stream": False, "max_tokens": 2, "prompt": str(number)} for number in range(4)]
-        answers = await asyncio.wait_for(
+        replies = await asyncio.wait_for(
             asyncio.gather(*(http.post("/v1/completions", json=each) for each in bodies)), 30
         )
-    assert [answer.status_code for answer in answers] == [200] * 4
-    assert sum(answer.json()["usage"]["completion_tokens"] for answer in answers) <= 8
+    assert [response.status_code for response in replies] == [200] * 4
+    assert sum(response.json()["usage"]["completion_tokens"] for response in replies) <= 8
 
 
 async def test_a_killed_replica_is_replaced_while_others_answer(url: str, model: Path) -> None:
@@ -224,8 +224,8 @@ async def test_a_killed_replica_is_replaced_while_others_answer(url: str, model:
     async def keep_asking(http: httpx.AsyncClient, number: int) -> None:
         while not is_over:
             body = {"model": "tiny", "prompt": f"{number}", "max_tokens": 4}
-            answer = await http.post("/v1/completions", json=body)
-            outcomes.append(answer.status_code)
+            response = await http.post("/v1/completions", json=body)
+            outcomes.append(response.status_code)
 
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=START, headers=KEY) as http:
         asking = [asyncio.create_task(keep_asking(http, number)) for number in range(4)]
@@ -266,7 +266,7 @@ async def test_replicas_are_added_under_load_and_taken_away_after(url: str, mode
     await eventually(lambda: running() == 2 and len(servers(model)) == 2, START)
 
 
-def test_open_answers_are_finished_when_the_application_ends(url: str, model: Path) -> None:
+def test_open_responses_are_finished_when_the_application_ends(url: str, model: Path) -> None:
     from ray import serve
 
     client = OpenAI(base_url=f"{url}/v1", api_key="sk-ray", max_retries=0)

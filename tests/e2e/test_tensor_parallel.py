@@ -12,7 +12,7 @@ from tests.support.servers import running_triton
 QUESTION = [{"role": "user", "content": "Name three rivers of France and say a sentence about each."}]
 
 
-def answer(server: TritonServer) -> str:
+def respond(server: TritonServer) -> str:
     body = {"messages": json.dumps(QUESTION), "max_new_tokens": 48}
     url = f"http://{server.http_address}/v2/models/ensemble/generate"
     response = httpx.post(url, json=body, timeout=120, trust_env=False)
@@ -23,9 +23,9 @@ def answer(server: TritonServer) -> str:
 
 def test_a_model_served_by_three_ranks_answers_as_one_does(triton_server: TritonServer) -> None:
     with running_triton(tp=3) as server:
-        spread = answer(server)
+        spread = respond(server)
     assert len(spread) > 100
-    assert spread == answer(triton_server)
+    assert spread == respond(triton_server)
 
 
 def test_a_number_of_ranks_that_does_not_fit_keeps_the_server_from_starting_and_says_why() -> None:

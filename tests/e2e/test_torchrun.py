@@ -55,8 +55,8 @@ def test_servers_that_torchrun_starts_register_at_one_proxy_and_leave(tmp_path: 
             assert registered() == expected, (tmp_path / "log").read_text()
             body = {"model": DEFAULT_MODEL_NAME, "prompt": "The capital of France is", "max_tokens": 4}
             for _ in range(4 * RANKS):
-                answer = http.post("/v1/completions", json={**body, "temperature": 0}).json()
-                assert answer["choices"][0]["text"].startswith(" Paris")
+                response = http.post("/v1/completions", json={**body, "temperature": 0}).json()
+                assert response["choices"][0]["text"].startswith(" Paris")
             started.send_signal(signal.SIGTERM)
             started.wait(60)
             assert registered() == set()

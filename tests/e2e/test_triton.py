@@ -17,7 +17,7 @@ from tests.support.servers import running_triton
 from tests.support.waiting import eventually_sync
 
 CAPITAL = json.dumps([{"role": "user", "content": "What is the capital of France?"}])
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 
 def post(server: TritonServer, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -44,26 +44,26 @@ def prompt_ids(count: int = 8, **more: tuple[Any, str]) -> list[grpcclient.Infer
 @pytest.fixture
 def stream(triton_server: TritonServer):
     """A gRPC stream; its responses and errors come out of a queue."""
-    answers: queue.Queue[Any] = queue.Queue()
+    responses: queue.Queue[Any] = queue.Queue()
     with grpcclient.InferenceServerClient(triton_server.grpc_address) as client:
-        client.start_stream(lambda result, error: answers.put(error or result))
-        yield client, answers
+        client.start_stream(lambda result, error: responses.put(error or result))
+        yield client, responses
 
 
 def test_generate_takes_plain_json(triton_server: TritonServer) -> None:
-    answer = post(triton_server, "ensemble/generate", {"messages": CAPITAL, "max_new_tokens": 32})
-    assert answer.status_code == 200, answer.text
-    body = answer.json()
-    assert (body["text_output"], body["finish_reason"], body["generate_token_len"]) == (ANSWER, "stop", 7)
+    response = post(triton_server, "ensemble/generate", {"messages": CAPITAL, "max_new_tokens": 32})
+    assert response.status_code == 200, response.text
+    body = response.json()
+    assert (body["text_output"], body["finish_reason"], body["generate_token_len"]) == (REPLY, "stop", 7)
     finished = post(triton_server, "ensemble/generate", {"text_input": "1, 2, 3, 4,", "max_new_tokens": 4})
     assert "5" in finished.json()["text_output"]
 
 
 def test_generate_stream_sends_the_pieces(triton_server: TritonServer) -> None:
     body = {"messages": CAPITAL, "max_new_tokens": 32, "stream": True}
-    answer = post(triton_server, "ensemble/generate_stream", body)
-    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
-    assert "".join(event["text_output"] for event in events) == ANSWER
+    response = post(triton_server, "ensemble/generate_stream", body)
+    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+    assert "".join(event["text_output"] for event in events) == REPLY
     assert [event["finish_reason"] for event in events][-1] == "stop"
     assert 3 < len(events) <= 8  # one a token, where none was drafted, and the end
 
@@ -82,9 +82,9 @@ def test_generate_stream_sends_the_pieces(triton_server: TritonServer) -> None:
 def test_bad_input_is_a_400_that_names_the_field(
     triton_server: TritonServer, body: dict[str, Any], needle: str
 ) -> None:
-    answer = post(triton_server, "ensemble/generate", body)
-    assert answer.status_code == 400, answer.text
-    assert needle in answer.text
+    response = post(triton_server, "ensemble/generate", body)
+    assert response.status_code == 400, response.text
+    assert needle in response.text
 
 
 def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: TritonServer) -> None:
@@ -95,8 +95,8 @@ def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: Triton
             "batch": [tensor("input_ids", np.ones((2, 3), np.uint32), "UINT32")],
             "two temperatures": [*prompt_ids(), tensor("temperature", np.ones((1, 2), np.float32), "FP32")],
         }
-        answers: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda result, error: answers.put(error or result))
+        responses: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: responses.put(error or result))
         for inputs in bad.values():
             client.async_stream_infer("turbomind", inputs)
             error = answers.get(timeout=60)
@@ -114,7 +114,7 @@ def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: Triton
     ],
 )
 def test_bad_values_at_the_backend_are_answered_with_an_error(stream: Any, inputs: Any, needle: str) -> None:
-    client, answers = stream
+    client, responses = stream
     client.async_stream_infer("turbomind", inputs())
     error = answers.get(timeout=60)
     assert isinstance(error, InferenceServerException)
@@ -131,7 +131,7 @@ def test_closing_a_direct_grpc_stream_frees_its_blocks(triton_server: TritonServ
     before = engine_metrics(triton_server)["requests_cancelled_total"]
     answers: queue.Queue[Any] = queue.Queue()
     with grpcclient.InferenceServerClient(triton_server.grpc_address) as client:
-        client.start_stream(lambda result, error: answers.put(error or result))
+        client.start_stream(lambda result, error: responses.put(error or result))
         client.async_stream_infer("turbomind", long_request())
         answers.get(timeout=60)
         eventually_sync(lambda: not no_blocks_used(triton_server))
@@ -149,7 +149,7 @@ def stop_request(name: str) -> list[grpcclient.InferInput]:
 
 @pytest.mark.parametrize("model", ["turbomind", "ensemble"])
 def test_a_stop_request_ends_the_request_it_names(stream: Any, triton_server: TritonServer, model: str) -> None:
-    client, answers = stream
+    client, responses = stream
     if model == "turbomind":
         inputs = long_request()
     else:
@@ -166,7 +166,7 @@ def test_a_stop_request_ends_the_request_it_names(stream: Any, triton_server: Tr
 
 
 def test_a_stop_that_overtakes_its_request_still_ends_it(stream: Any) -> None:
-    client, answers = stream
+    client, responses = stream
     client.async_stream_infer("turbomind", stop_request("late"), enable_empty_final_response=True)
     assert answers.get(timeout=60) is not None
     client.async_stream_infer("turbomind", long_request(), request_id="late")
@@ -184,10 +184,10 @@ def test_triton_reports_statistics_of_each_request(triton_server: TritonServer) 
 
 
 def test_a_server_reported_to_stop_ends_its_streams_as_cancelled_and_leaves_no_process() -> None:
-    answers: queue.Queue[Any] = queue.Queue()
+    responses: queue.Queue[Any] = queue.Queue()
     with running_triton(cache_max_entry_count=256) as server:
         client = grpcclient.InferenceServerClient(server.grpc_address)
-        client.start_stream(lambda result, error: answers.put(error or result))
+        client.start_stream(lambda result, error: responses.put(error or result))
         names = {str(number) for number in range(4)}
         for name in names:
             client.async_stream_infer("turbomind", long_request(), request_id=name)
@@ -221,7 +221,7 @@ def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_bac
     assert "7" not in expected
 
 
-def test_the_stop_word_that_ended_an_answer_is_reported(triton_server: TritonServer) -> None:
+def test_the_stop_word_that_ended_a_response_is_reported(triton_server: TritonServer) -> None:
     asked = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["zzz", "7", ", 7"], "temperature": 0.0}
     assert post(triton_server, "ensemble/generate", asked).json()["stop_string"] == ", 7"
     assert post(triton_server, "ensemble/generate", asked | {"stop_words": ["zzz"]}).json()["stop_string"] == ""
@@ -246,9 +246,9 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(
 
 
 def test_parameters_of_a_grpc_request_may_be_text(stream: Any) -> None:
-    client, answers = stream
+    client, responses = stream
     client.async_stream_infer(
         "turbomind", prompt_ids(), parameters={"max_tokens": "3", "temperature": "0.5", "seed": "7", "ignore_eos": True}
     )
-    answer = answers.get(timeout=60)
-    assert answer.as_numpy("generate_token_len").item() == 3
+    response = responses.get(timeout=60)
+    assert response.as_numpy("generate_token_len").item() == 3

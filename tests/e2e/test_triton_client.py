@@ -15,18 +15,18 @@ pytestmark = pytest.mark.e2e
 TURNS = ["What is the capital of France?", "And of Italy?"]
 
 
-def stateless_answer(server: TritonServer, messages: list[dict[str, str]]) -> str:
+def stateless_response(server: TritonServer, messages: list[dict[str, str]]) -> str:
     body = {"messages": json.dumps(messages), "max_new_tokens": 512, "temperature": 0.0}
     url = f"http://{server.http_address}/v2/models/ensemble/generate"
-    answer: str = httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"]
-    return answer
+    response: str = httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"]
+    return response
 
 
 def test_a_session_answers_as_the_whole_conversation_would(triton_server: TritonServer) -> None:
     messages: list[dict[str, str]] = []
     for turn in TURNS:
         messages.append({"role": "user", "content": turn})
-        messages.append({"role": "assistant", "content": stateless_answer(triton_server, messages)})
+        messages.append({"role": "assistant", "content": stateless_response(triton_server, messages)})
     command = ("serve", "triton_client", triton_server.grpc_address, "--temperature", "0")
     with TerminalCommand(*command) as terminal:
         for turn in (*TURNS, "end", TURNS[1], "exit"):
@@ -38,7 +38,7 @@ def test_a_session_answers_as_the_whole_conversation_would(triton_server: Triton
     eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0)
 
 
-def test_ctrl_c_stops_the_answer_in_the_engine_and_the_chat_goes_on(triton_server: TritonServer) -> None:
+def test_ctrl_c_stops_the_response_in_the_engine_and_the_chat_goes_on(triton_server: TritonServer) -> None:
     command = ("serve", "triton_client", triton_server.grpc_address, "--temperature", "0", "--max-new-tokens", "4000")
     with TerminalCommand(*command) as terminal:
         terminal.type("Write a very long story about the sea.")

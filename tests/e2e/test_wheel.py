@@ -57,8 +57,8 @@ def offline(base: Environment, model: Path) -> dict[str, object]:
     """What the base install answers, and which modules that took."""
     done = base.run("python", "-c", ASK, str(model))
     assert done.returncode == 0, done.stderr
-    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    response: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return response
 
 
 def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tests(wheel: Path) -> None:
@@ -122,13 +122,13 @@ def test_a_served_gateway_answers_as_the_base_install_does_offline(
 ) -> None:
     (model,) = httpx.get(f"{served.url}/v1/models").json()["data"]
     body = {"model": model["id"], "prompt": "Hello", "max_tokens": 12, "temperature": 0}
-    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
-    assert answer["choices"][0]["text"] == offline["text"]
+    response = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
+    assert response["choices"][0]["text"] == offline["text"]
 
 
 def test_a_served_gateway_keeps_to_a_response_format(served: ApiServer) -> None:
     (model,) = httpx.get(f"{served.url}/v1/models").json()["data"]
     form = {"type": "regex_schema", "regex_schema": "(yes|no)!"}
     body = {"model": model["id"], "prompt": "Hello", "max_tokens": 12, "response_format": form}
-    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
-    assert answer["choices"][0]["text"] in ("yes!", "no!")
+    response = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).json()
+    assert response["choices"][0]["text"] in ("yes!", "no!")

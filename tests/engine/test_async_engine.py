@@ -42,7 +42,7 @@ async def whole(pipe: AsyncEngine, *args: Any, **kwargs: Any) -> Response:
     return response
 
 
-def same_answer(turn: Response, reference: Response) -> bool:
+def same_response(turn: Response, reference: Response) -> bool:
     """Return whether a turn saw as many tokens as the whole conversation, and answered the same."""
     seen = turn.history_token_len + turn.input_token_len
     return (seen, turn.token_ids, turn.text) == (reference.input_token_len, reference.token_ids, reference.text)
@@ -66,15 +66,15 @@ async def test_threads_and_event_loops_share_one_engine(pipe: AsyncEngine) -> No
         others = [loop.run_in_executor(threads, work, 0) for work in (in_a_thread, in_a_thread, in_a_loop_of_its_own)]
         here = [pipe.async_batch_infer(question, SHORT) for question in questions]
         sessions = [whole(pipe, question, 100 + i, SHORT) for i, question in enumerate(questions)]
-        (*answers,) = await asyncio.gather(*others, asyncio.gather(*here), asyncio.gather(*sessions))
-    assert answers[:3] == [want] * 3
-    assert [[response.text for response in answer] for answer in answers[3:]] == [want] * 2
+        (*responses,) = await asyncio.gather(*others, asyncio.gather(*here), asyncio.gather(*sessions))
+    assert responses[:3] == [want] * 3
+    assert [[response.text for response in reply] for reply in responses[3:]] == [want] * 2
 
 
-async def test_the_event_loop_goes_on_while_an_answer_is_made(pipe: AsyncEngine) -> None:
-    answer = asyncio.create_task(pipe.async_batch_infer("Tell me a story.", GenerationConfig(max_new_tokens=48)))
+async def test_the_event_loop_goes_on_while_a_response_is_made(pipe: AsyncEngine) -> None:
+    response = asyncio.create_task(pipe.async_batch_infer("Tell me a story.", GenerationConfig(max_new_tokens=48)))
     ticks = 0
-    while not answer.done():
+    while not response.done():
         await asyncio.sleep(0.001)
         ticks += 1
     assert ticks > 48  # it woke more often than there were tokens
@@ -95,14 +95,14 @@ async def test_a_session_s_turn_is_the_whole_conversation_s(pipe: AsyncEngine, f
     begun = await whole(pipe, [system, user(QUESTION)], 1, first, sequence_end=False)
     turn = await whole(pipe, [user(NEXT)], 1, SHORT, sequence_start=False)
     conversation = [system, user(QUESTION), assistant(begun.text), user(NEXT)]
-    assert same_answer(turn, pipe(conversation, SHORT))
+    assert same_response(turn, pipe(conversation, SHORT))
     assert begun.history_token_len == 0
 
 
 async def test_a_session_begun_again_has_forgotten_the_old_one(pipe: AsyncEngine) -> None:
     await whole(pipe, "Remember the number 42.", 2, CUT_OFF, sequence_end=False)
     again = await whole(pipe, QUESTION, 2, SHORT, sequence_end=False)
-    assert same_answer(again, pipe(QUESTION, SHORT))
+    assert same_response(again, pipe(QUESTION, SHORT))
     await pipe.end_session(2)
 
 
@@ -110,7 +110,7 @@ async def test_step_rolls_a_session_back(pipe: AsyncEngine) -> None:
     begun = await whole(pipe, QUESTION, 3, SHORT, sequence_end=False)
     first = await whole(pipe, "And of Spain?", 3, SHORT, sequence_start=False, sequence_end=False)
     instead = await whole(pipe, NEXT, 3, SHORT, sequence_start=False, step=first.history_token_len)
-    assert same_answer(instead, pipe([user(QUESTION), assistant(begun.text), user(NEXT)], SHORT))
+    assert same_response(instead, pipe([user(QUESTION), assistant(begun.text), user(NEXT)], SHORT))
 
 
 async def test_finished_texts_and_token_ids_go_on_where_the_session_ends(pipe: AsyncEngine) -> None:
@@ -118,7 +118,7 @@ async def test_finished_texts_and_token_ids_go_on_where_the_session_ends(pipe: A
     await whole(pipe, text, 4, GenerationConfig(max_new_tokens=1), do_preprocess=False, sequence_end=False)
     length = len(pipe.tokenizer.encode(text))
     turn = await whole(pipe, more, 4, SHORT, do_preprocess=False, sequence_start=False, step=length, sequence_end=False)
-    assert same_answer(turn, pipe(text + more, SHORT, do_preprocess=False))
+    assert same_response(turn, pipe(text + more, SHORT, do_preprocess=False))
     ids = pipe.tokenizer.encode(more)
     again = await whole(pipe, "", 4, SHORT, input_ids=ids, sequence_start=False, step=length)
     assert again.token_ids == turn.token_ids
@@ -136,10 +136,10 @@ async def test_a_stopped_session_keeps_what_it_has(pipe: AsyncEngine) -> None:
     assert turn.history_token_len >= pieces[-1].input_token_len + 5
 
 
-async def test_leaving_a_session_s_answer_early_stops_it(pipe: AsyncEngine) -> None:
-    answer = pipe.generate("Tell me a story.", 6, ENDLESS, sequence_end=False)
-    await anext(answer)
-    await answer.aclose()
+async def test_leaving_a_session_s_response_early_stops_it(pipe: AsyncEngine) -> None:
+    response = pipe.generate("Tell me a story.", 6, ENDLESS, sequence_end=False)
+    await anext(response)
+    await response.aclose()
     turn = await whole(pipe, "Go on.", 6, SHORT, sequence_start=False)
     assert turn.history_token_len > 0
 
@@ -150,7 +150,7 @@ async def test_a_busy_session_refuses_a_second_request_and_finishes_the_first(pi
         await anext(answer)
         with pytest.raises(ValueError, match="7"):
             await whole(pipe, QUESTION, 7, SHORT, sequence_start=False)
-        assert [piece async for piece in answer][-1].finish_reason
+        assert [piece async for piece in response][-1].finish_reason
         generator = await pipe.get_generator(False, 7)
         ids = pipe.prepare(QUESTION).ids
         outputs = [output async for output in generator.async_stream_infer(ids, SHORT)]
@@ -158,7 +158,7 @@ async def test_a_busy_session_refuses_a_second_request_and_finishes_the_first(pi
 
 
 async def test_get_generator_waits_for_the_session_unless_it_is_to_stop_it(pipe: AsyncEngine) -> None:
-    answer = asyncio.create_task(whole(pipe, "Tell me a story.", 8, ENDLESS))
+    response = asyncio.create_task(whole(pipe, "Tell me a story.", 8, ENDLESS))
     await eventually(lambda: pipe.engine.metrics()["requests_running"] == 1)
     waiting = asyncio.create_task(pipe.get_generator(False, 8))
     generator = await pipe.get_generator(True, 8)
@@ -192,10 +192,10 @@ def test_chat_remembers_the_turns(pipe: AsyncEngine) -> None:
     pipe.chat(NEXT, session=session, gen_config=CUT_OFF)
     pipe.chat("Why?", session=session, gen_config=SHORT)
     conversation = []
-    for question, answer in session.history[:2]:
-        conversation += [user(str(question)), assistant(answer)]
+    for question, response in session.history[:2]:
+        conversation += [user(str(question)), assistant(response)]
     assert [question for question, _ in session.history] == [QUESTION, NEXT, "Why?"]
-    assert same_answer(session.response, pipe([*conversation, user("Why?")], SHORT))
+    assert same_response(session.response, pipe([*conversation, user("Why?")], SHORT))
     assert f"USER: {NEXT}" in repr(session)
     session.close()
     session.close()
@@ -208,7 +208,7 @@ def test_a_closed_chat_goes_on_with_its_history(pipe: AsyncEngine) -> None:
     pipe.chat(NEXT, session=session, gen_config=SHORT)
     assert session.response is not None
     conversation = [user(QUESTION), assistant(session.history[0][1]), user(NEXT)]
-    assert same_answer(session.response, pipe(conversation, SHORT))
+    assert same_response(session.response, pipe(conversation, SHORT))
     session.close()
 
 
@@ -229,24 +229,24 @@ def test_a_chat_the_engine_has_forgotten_begins_again_with_its_history(pipe: Asy
     pipe.chat(NEXT, session=session, gen_config=SHORT)
     assert session.response is not None
     conversation = [user(QUESTION), assistant(session.history[0][1]), user(NEXT)]
-    assert same_answer(session.response, pipe(conversation, SHORT))
+    assert same_response(session.response, pipe(conversation, SHORT))
     session.close()
 
 
-async def test_a_prompt_beyond_the_session_gets_an_empty_answer(pipe: AsyncEngine) -> None:
-    answer = await whole(pipe, "word " * 600, 11, SHORT)
-    assert (answer.text, answer.finish_reason) == ("", "length")
+async def test_a_prompt_beyond_the_session_gets_an_empty_response(pipe: AsyncEngine) -> None:
+    response = await whole(pipe, "word " * 600, 11, SHORT)
+    assert (response.text, response.finish_reason) == ("", "length")
 
 
-def test_several_answers_to_one_prompt_are_a_list(pipe: AsyncEngine) -> None:
+def test_several_responses_to_one_prompt_are_a_list(pipe: AsyncEngine) -> None:
     config = GenerationConfig(n=3, max_new_tokens=8, do_sample=True, temperature=1.5, top_k=0, random_seed=3)
-    answers = pipe([QUESTION, "Write a poem."], config)
-    assert [[one.choice for one in choices] for choices in answers] == [[0, 1, 2]] * 2
-    assert len({tuple(one.token_ids) for one in answers[1]}) > 1
+    responses = pipe([QUESTION, "Write a poem."], config)
+    assert [[one.choice for one in choices] for choices in responses] == [[0, 1, 2]] * 2
+    assert len({tuple(one.token_ids) for one in responses[1]}) > 1
     pieces: dict[tuple[int, int], str] = {}
     for piece in pipe.stream_infer([QUESTION, "Write a poem."], config):
         pieces[piece.index, piece.choice] = pieces.get((piece.index, piece.choice), "") + piece.text
-    assert pieces == {(i, c): one.text for i, choices in enumerate(answers) for c, one in enumerate(choices)}
+    assert pieces == {(i, c): one.text for i, choices in enumerate(responses) for c, one in enumerate(choices)}
     assert [one.finish_reason for one in pipe("word " * 600, config)] == ["length"] * 3
 
 
@@ -260,11 +260,11 @@ def test_logits_processors_see_the_tokens_and_change_the_next_one(pipe: AsyncEng
         return logits
 
     config = GenerationConfig(max_new_tokens=3, ignore_eos=True, logits_processors=[forbid_first])
-    answer = pipe(QUESTION, config)
+    response = pipe(QUESTION, config)
     biased = pipe(QUESTION, GenerationConfig(max_new_tokens=3, ignore_eos=True, bad_token_ids=[free.token_ids[0]]))
-    assert answer.token_ids == biased.token_ids
+    assert response.token_ids == biased.token_ids
     prompt = pipe.prepare(QUESTION).ids
-    assert seen == [prompt + answer.token_ids[:count] for count in range(3)]
+    assert seen == [prompt + response.token_ids[:count] for count in range(3)]
 
 
 def test_a_logits_processor_that_fails_ends_its_own_request(pipe: AsyncEngine) -> None:

@@ -41,8 +41,8 @@ def log_probabilities(directory: Path) -> torch.Tensor:
     """Return the engine's log probabilities of every next token of the text, ``[tokens, vocab]``."""
     config = TurbomindEngineConfig(dtype="float32", cache_max_entry_count=16)
     with pipeline(str(directory), backend_config=config) as model:
-        answer = model(TEXT, GenerationConfig(max_new_tokens=1, output_logits="all"), do_preprocess=False)
-        return torch.as_tensor(answer.logits)[: answer.input_token_len].double().log_softmax(-1)
+        response = model(TEXT, GenerationConfig(max_new_tokens=1, output_logits="all"), do_preprocess=False)
+        return torch.as_tensor(response.logits)[: response.input_token_len].double().log_softmax(-1)
 
 
 def divergence(exact: torch.Tensor, other: torch.Tensor) -> float:

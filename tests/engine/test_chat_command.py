@@ -76,7 +76,7 @@ def test_a_conversation_that_became_too_long_says_so_and_can_be_ended(
     assert "The capital of France is Paris." in said
 
 
-def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(
+def test_ctrl_c_stops_a_response_and_the_conversation_goes_on(
     pipe: AsyncEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = builtins.print

@@ -13,12 +13,12 @@ PROMPTS = [list(range(100 + 7 * i, 145 + 9 * i)) for i in range(3)]
 SMALL_HEADS = {"head_dim": 16, "sliding_window": 24}
 
 
-def answers(directory: Path, **settings: object) -> list[tuple[list[int], torch.Tensor]]:
+def responses(directory: Path, **settings: object) -> list[tuple[list[int], torch.Tensor]]:
     """Return the tokens and logits of prompts that share beginnings, in chunks and steps."""
     with TokenEngine(directory, device="cuda", **settings) as engine:
-        found = [engine.answer(prompt, 6, rows) for prompt in PROMPTS for rows in ("all", "generation")]
-        engine.answer(PROMPTS[0] * 4, 3, "generation")  # what was cached goes to the host, or is lost
-        return [*found, engine.answer(PROMPTS[1], 6, "generation")]
+        found = [engine.generate(prompt, 6, rows) for prompt in PROMPTS for rows in ("all", "generation")]
+        engine.generate(PROMPTS[0] * 4, 3, "generation")  # what was cached goes to the host, or is lost
+        return [*found, engine.generate(PROMPTS[1], 6, "generation")]
 
 
 @pytest.mark.alike(most=2)
@@ -29,10 +29,10 @@ def test_work_that_is_done_later_brings_the_same(tmp_path: Path, architecture: s
     directory = make_small(tmp_path / "model", architecture, **overrides)
     settings = {"cache_max_entry_count": 14, "num_cpu_blocks": 8, "session_len": 220}
     with emulated_cuda() as module:
-        at_once = answers(directory, **settings)
+        at_once = responses(directory, **settings)
         changed = module.calls_of("staging memory changed too early")
         module.defer_work(seed)
-        later = answers(directory, **settings)
+        later = responses(directory, **settings)
         assert module.calls_of("staging memory changed too early") == changed
     for (tokens, logits), (same_tokens, same_logits) in zip(at_once, later, strict=True):
         assert tokens == same_tokens

@@ -87,7 +87,7 @@ def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_
 
     def logits(**more: Any) -> torch.Tensor:
         with TokenEngine(directory, **more) as engine:
-            return engine.answer(PROMPT, 1, "all")[1]
+            return engine.generate(PROMPT, 1, "all")[1]
 
     exact = logits(device="cpu", dtype="float32")
     on_cpu = relative_error(logits(device="cpu", **settings), exact)
@@ -105,7 +105,7 @@ def check_library(operator: str, directory: Path, prompt: list[int], chunk: int,
     def logits(library: int, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
         module.set_library(operator, library)
         with TokenEngine(directory, num_tokens_per_iter=chunk, **more) as engine:
-            return engine.answer(prompt, 1, "all")[1], engine.answer(prompt, 6, "generation")[1]
+            return engine.generate(prompt, 1, "all")[1], engine.generate(prompt, 6, "generation")[1]
 
     try:
         exact = logits(0, device="cpu", dtype="float32")
@@ -160,7 +160,7 @@ def test_codes_with_scales_are_multiplied_as_on_the_cpu(
 
     def logits(device: str) -> torch.Tensor:
         with TokenEngine(tmp_path / "model", device=device, dtype="float32") as engine:
-            return engine.answer(PROMPT, 1, "all")[1]
+            return engine.generate(PROMPT, 1, "all")[1]
 
     # int8 costs 1 % on the CPU, which rounds activations to 8 bits; float8 what rounding them to bfloat16 does.
     assert relative_error(logits("cuda"), logits("cpu")) < (0.03 if form.dtype == torch.int8 else 0.01)
@@ -192,7 +192,7 @@ def test_a_long_prompt_is_multiplied_in_8_bits(
     def logits(device: str) -> torch.Tensor:
         settings = {"dtype": "float32", "num_tokens_per_iter": 256}
         with TokenEngine(tmp_path / "model", device=device, **settings) as engine:
-            return engine.answer(ids, 1, "generation")[1]
+            return engine.generate(ids, 1, "generation")[1]
 
     # With a scale an output x becomes int8, by row as on the CPU, where these 64 inputs are one group, or float8, whose
     # steps are 2^-4 and which the CPU does not round x to. Blocks leave x half precision. Between the layers of a gated
@@ -201,7 +201,7 @@ def test_a_long_prompt_is_multiplied_in_8_bits(
     assert relative_error(logits("cuda"), logits("cpu")) < limit
 
 
-def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: int) -> None:
+def test_responses_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: int) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     prompts = [string.ascii_letters[first : 13 * first] for first in range(1, 5)] + ["another one"]
     greedy = GenerationConfig(max_new_tokens=5, ignore_eos=True)
@@ -229,18 +229,18 @@ def test_more_sequences_than_logits_are_computed_at_once_decode_together(tmp_pat
     )
     prompts = [chr(ord("a") + number % 20) for number in range(300)]
     with pipeline(str(directory), backend_config=config) as pipe:
-        answers = [tuple(response.token_ids) for response in pipe(prompts, gen_config=greedy)]
+        responses = [tuple(response.token_ids) for response in pipe(prompts, gen_config=greedy)]
         alone = [tuple(pipe(prompt, gen_config=greedy).token_ids) for prompt in prompts[:20]]
-    assert answers == alone * 15
+    assert responses == alone * 15
 
 
 def test_a_share_of_the_memory_is_what_the_largest_step_leaves(tmp_path: Path, on_cuda: int) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     with TokenEngine(directory, device="cuda", cache_max_entry_count=0.1) as engine:
-        assert len(engine.answer(PROMPT, 2, "generation")[0]) == 2
+        assert len(engine.generate(PROMPT, 2, "generation")[0]) == 2
 
 
-# Graphs are captured with their sums over ranks in them: an answer's second and third step.
+# Graphs are captured with their sums over ranks in them: a response's second and third step.
 @pytest.mark.alike(most=1)
 @pytest.mark.parametrize("name", ["Llama", "Falcon 7B", "GPT-OSS", "DeepSeek-V2"])
 def test_two_ranks_compute_what_transformers_computes(name: str, tmp_path: Path, two_gpus: None) -> None:
@@ -254,7 +254,7 @@ def test_two_ranks_are_about_as_exact_as_one(settings: dict[str, Any], tmp_path:
 
     def logits(**more: Any) -> torch.Tensor:
         with TokenEngine(directory, device="cuda", **more) as engine:
-            return engine.answer(PROMPT, 1, "all")[1]
+            return engine.generate(PROMPT, 1, "all")[1]
 
     exact = logits()
     assert relative_error(logits(tp=2, **settings), exact) < 1.5 * relative_error(logits(**settings), exact) + 0.01
@@ -308,7 +308,7 @@ def test_images_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int, make: Calla
             device=device, session_len=128, cache_max_entry_count=32, cache_block_seq_len=16, num_tokens_per_iter=20
         )
         with pipeline(str(directory), settings) as model:
-            return [answer.logits for answer in model(prompts, config)]
+            return [response.logits for response in model(prompts, config)]
 
     on_cpu, on_gpu = logits("cpu"), logits("cuda")
     assert max(relative_error(*pair) for pair in zip(on_gpu, on_cpu, strict=True)) < 1e-4
@@ -323,7 +323,7 @@ def test_adapters_add_what_they_add_on_the_cpu(tmp_path: Path, on_cuda: int) -> 
     for device in ("cpu", "cuda"):
         with TokenEngine(directory, device=device, adapters=adapters) as engine:
             # Steps without adapters are launched as graphs in between.
-            found[device] = [engine.answer(prompt, 5, adapter=name) for name in (None, "a", "b", None, "a")]
+            found[device] = [engine.generate(prompt, 5, adapter=name) for name in (None, "a", "b", None, "a")]
     for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
         assert ours[0] == theirs[0]
         assert relative_error(ours[1], theirs[1]) < 1e-4

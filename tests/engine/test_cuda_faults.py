@@ -83,7 +83,7 @@ def test_no_step_takes_more_memory_than_was_taken_at_start(
     cuda.set_library("experts", RIGHT)  # takes experts of bfloat16 in long chunks alone
     with TokenEngine(directory, device="cuda", num_tokens_per_iter=230, max_batch_size=8, **settings) as engine:
         cuda.set_device_memory(0)
-        _, logits = engine.answer(long, 6, "all")  # long products, all logits, decoding far behind
+        _, logits = engine.generate(long, 6, "all")  # long products, all logits, decoding far behind
         assert len(logits) == len(long) + 5
         outputs = [
             submit(engine, [*long, i], 6) for i in range(8)
@@ -104,10 +104,10 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(call: str, when: str, mode
         if when == "in a step":
             cuda.clear_faults()
             cuda.inject_fault(call, 0, NO_MEMORY, False)
-        without, _ = engine.answer(PROMPT, 8, "generation")
-        after, _ = engine.answer(PROMPT, 8, "generation")
+        without, _ = engine.generate(PROMPT, 8, "generation")
+        after, _ = engine.generate(PROMPT, 8, "generation")
     with TokenEngine(model, device="cuda") as engine:
-        assert engine.answer(PROMPT, 8, "generation")[0] == without == after
+        assert engine.generate(PROMPT, 8, "generation")[0] == without == after
 
 
 @pytest.mark.parametrize("call", ["cudaStreamBeginCapture", "cudaGraphUpload"])
@@ -117,9 +117,9 @@ def test_what_one_of_two_ranks_cannot_capture_neither_launches(call: str, model:
         cuda.inject_fault(call, 0, error, False)  # of one rank, and the only shape
         with TokenEngine(model, device="cuda", tp=2, max_batch_size=1) as engine:
             before, summed_by_nccl = cuda.calls_of("cudaGraphLaunch"), cuda.calls_of("ncclAllReduce")
-            answer = wait(submit(engine, PROMPT, 8))
+            response = wait(submit(engine, PROMPT, 8))
             assert cuda.calls_of("ncclAllReduce") == summed_by_nccl  # small sums go around it
-            tokens = [token for output in answer for token in output.token_ids]
+            tokens = [token for output in response for token in output.token_ids]
             found.append((tokens, cuda.calls_of("cudaGraphLaunch") - before))
     assert found[0][1] >= 2 * 7
     assert found[1][1] == 0

@@ -34,7 +34,7 @@ def test_codes_stored_by_output_are_multiplied_as_on_the_cpu(
 
     def logits(device: str) -> torch.Tensor:
         with TokenEngine(tmp_path / "model", device=device, dtype="float32") as engine:
-            return engine.answer(PROMPT, 1, "all")[1]
+            return engine.generate(PROMPT, 1, "all")[1]
 
     assert relative_error(logits("cuda"), logits("cpu")) < 0.03  # of 8-bit activations on the CPU
 
@@ -43,6 +43,6 @@ def test_codes_of_gguf_files_are_multiplied_and_those_with_minima_become_numbers
     source = make_small(tmp_path / "source", "LlamaForCausalLM", hidden_size=64, intermediate_size=96)
     values = write_gguf(source, tmp_path / "model.gguf", "llama", gguf_models.mixed)
     with TokenEngine(tmp_path / "model.gguf", device="cuda", session_len=96) as engine:
-        _, logits = engine.answer(gguf_models.PROMPT, 1, "all")
+        _, logits = engine.generate(gguf_models.PROMPT, 1, "all")
     expected = gguf_models.logits_of_transformers(source, gguf_models.PROMPT, values)
     assert relative_error(logits, expected) < gguf_models.LIMIT

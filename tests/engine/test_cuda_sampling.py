@@ -72,9 +72,9 @@ def answers(directory: Path, device: str, requests: list[tuple[str, GenerationCo
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_are_those_that_the_cpu_chooses(name: str, tiny: Path, on_cuda: None) -> None:
     requests = [(prompt, wanted(name, seed)) for seed, prompt in enumerate(PROMPTS)]
-    here = answers(tiny, "cuda", requests)
-    there = answers(tiny, "cpu", requests)
-    assert [answer.token_ids for answer in here] == [answer.token_ids for answer in there]
+    here = responses(tiny, "cuda", requests)
+    there = responses(tiny, "cpu", requests)
+    assert [response.token_ids for response in here] == [response.token_ids for response in there]
     if name == "log probabilities":
         for ours, theirs in zip(here, there, strict=True):
             assert ours.logprobs is not None
@@ -91,8 +91,8 @@ def test_a_mixed_crowd_that_waits_and_is_preempted_gets_what_each_gets_alone(
     with pipeline(str(tiny), backend_config=config("cuda", 16, cache_max_entry_count=20, num_cpu_blocks=30)) as pipe:
         crowd = pipe([prompt for prompt, _ in requests], gen_config=[chosen for _, chosen in requests])
         assert pipe.engine.metrics()["swapped_in_total"] > 0
-    alone = answers(tiny, "cpu", requests, batch=1)
-    assert [answer.token_ids for answer in crowd] == [answer.token_ids for answer in alone]
+    alone = responses(tiny, "cpu", requests, batch=1)
+    assert [response.token_ids for response in crowd] == [response.token_ids for response in alone]
 
 
 def test_two_ranks_choose_what_one_does(tiny: Path, two_gpus: None, *, all_cases: bool) -> None:
@@ -107,12 +107,12 @@ def test_what_the_device_has_no_room_for_is_chosen_on_the_host(tiny: Path, on_cu
     penalties = GenerationConfig(max_new_tokens=4, ignore_eos=True, repetition_penalty=1.7)
     long_list = GenerationConfig(max_new_tokens=4, ignore_eos=True, bad_token_ids=list(range(0, 290, 2)) * 68)
     requests = [(chr(97 + i % 26) * (1 + i // 26), long_list if i % 7 == 0 else penalties) for i in range(77)]
-    here = answers(tiny, "cuda", requests, batch=77, cache_max_entry_count=100)
-    there = answers(tiny, "cpu", requests)
-    assert [answer.token_ids for answer in here] == [answer.token_ids for answer in there]
+    here = responses(tiny, "cuda", requests, batch=77, cache_max_entry_count=100)
+    there = responses(tiny, "cpu", requests)
+    assert [response.token_ids for response in here] == [response.token_ids for response in there]
 
 
-def test_several_answers_and_stop_words(tiny: Path, on_cuda: None) -> None:
+def test_several_responses_and_stop_words(tiny: Path, on_cuda: None) -> None:
     several = GenerationConfig(max_new_tokens=8, n=3, do_sample=True, top_k=0, random_seed=5, ignore_eos=True)
     plain = GenerationConfig(max_new_tokens=12, ignore_eos=True)
     with (
@@ -130,11 +130,11 @@ def test_several_answers_and_stop_words(tiny: Path, on_cuda: None) -> None:
         assert here(PROMPTS[1], gen_config=plain).text == text
 
 
-def test_answers_keep_to_a_response_format(tiny: Path, on_cuda: None) -> None:
+def test_responses_keep_to_a_response_format(tiny: Path, on_cuda: None) -> None:
     jsonschema = pytest.importorskip("jsonschema")  # machines with a GPU need not have it,
     pytest.importorskip("xgrammar")  # nor what makes grammars
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 999}}, "required": ["n"]}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     chosen = GenerationConfig(max_new_tokens=60, do_sample=True, top_k=0, random_seed=3, response_format=form)
-    for answer in answers(tiny, "cuda", [(prompt, chosen) for prompt in PROMPTS[:3]]):
-        jsonschema.validate(json.loads(answer.text), schema)
+    for response in responses(tiny, "cuda", [(prompt, chosen) for prompt in PROMPTS[:3]]):
+        jsonschema.validate(json.loads(response.text), schema)

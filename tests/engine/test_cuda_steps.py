@@ -21,7 +21,7 @@ def cuda() -> Iterator[NativeModule]:
 
 
 def calls_of_one_more_token(cuda: NativeModule, engine: TokenEngine, *names: str) -> list[float]:
-    """Return how often each call is made for a further token of an answer, where all shapes have come before."""
+    """Return how often each call is made for a further token of a response, where all shapes have come before."""
 
     def count(tokens: int) -> list[int]:
         before = [cuda.calls_of(name) for name in names]
@@ -39,8 +39,8 @@ def test_steps_that_decode_are_captured_before_the_first_request(tmp_path: Path,
     with TokenEngine(directory, device="cuda", tp=tp) as engine:
         before = [cuda.calls_of(name) for name in counted]
         pending = [submit(engine, PROMPT[i:], 6) for i in range(3)]
-        for answer in pending:
-            wait(answer)
+        for response in pending:
+            wait(response)
         captures, launches = (cuda.calls_of(name) - known for name, known in zip(counted, before, strict=True))
     assert before[0] > 0
     assert captures == 0

@@ -24,7 +24,7 @@ def last_output(engine: Engine, config: GenerationConfig) -> EngineOutput:
     return outputs[-1]
 
 
-def test_a_text_with_half_a_character_is_refused_and_costs_nobody_else_an_answer(tmp_path: Path) -> None:
+def test_a_text_with_half_a_character_is_refused_and_costs_nobody_else_a_response(tmp_path: Path) -> None:
     engine = Engine(str(make_tiny_llama(tmp_path / "model")), TurbomindEngineConfig(cache_max_entry_count=16))
     try:
         half_a_character = "\ud800"

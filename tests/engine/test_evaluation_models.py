@@ -65,9 +65,9 @@ def test_continuations_are_scored_as_transformers_scores_them(model: ScoredModel
 def test_what_the_model_would_say_itself_is_greedy(model: ScoredModel) -> None:
     prompt = "The capital of France is"
     ids = model.tokenizer.encode(prompt)
-    (answer,) = model.pipe([prompt], GenerationConfig(max_new_tokens=5, ignore_eos=True), do_preprocess=False)
-    other = [*answer.token_ids[:4], (answer.token_ids[4] + 1) % 1000]
-    (_, is_greedy), (_, is_greedy_too) = model.score([(ids, answer.token_ids), (ids, other)])
+    (response,) = model.pipe([prompt], GenerationConfig(max_new_tokens=5, ignore_eos=True), do_preprocess=False)
+    other = [*response.token_ids[:4], (response.token_ids[4] + 1) % 1000]
+    (_, is_greedy), (_, is_greedy_too) = model.score([(ids, response.token_ids), (ids, other)])
     assert (is_greedy, is_greedy_too) == (True, False)
 
 
@@ -100,8 +100,8 @@ def test_logits_are_held_for_a_few_texts_at_a_time(model: ScoredModel, monkeypat
 
 def test_what_does_not_fit_is_cut_or_refused(model: ScoredModel) -> None:
     long = "word " * 200
-    (answer,) = model.generate([long], [GenerationConfig(max_new_tokens=4, ignore_eos=True)])
-    assert answer
+    (response,) = model.generate([long], [GenerationConfig(max_new_tokens=4, ignore_eos=True)])
+    assert response
     with pytest.raises(ValueError, match="max_new_tokens must be below the session length, 64, got 64"):
         model.generate([long], [GenerationConfig(max_new_tokens=64)])
     with pytest.raises(ValueError, match="a continuation of 70 tokens does not fit the session length, 64"):

@@ -30,7 +30,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     architecture, overrides = MODELS[request.param]
     directory = make_tiny(tmp_path_factory.mktemp("tiny") / "model", architecture, **overrides)
     with TokenEngine(directory) as engine:
-        yield Checkpoint(directory, engine.answer(IDS, 1)[1])
+        yield Checkpoint(directory, engine.generate(IDS, 1)[1])
 
 
 def test_logits_are_bitwise_the_same_alone_and_among_others(checkpoint: Checkpoint) -> None:
@@ -59,7 +59,7 @@ def test_logits_are_bitwise_the_same_alone_and_among_others(checkpoint: Checkpoi
 )
 def test_rounding_keeps_the_logits_near(checkpoint: Checkpoint, settings: dict[str, Any], limit: float) -> None:
     with TokenEngine(checkpoint.directory, **settings) as engine:
-        _, logits = engine.answer(IDS, 1)
+        _, logits = engine.generate(IDS, 1)
     # The median row: where two experts have nearly the same score, rounding may choose the other one.
     distance = (logits - checkpoint.exact).norm(dim=-1) / checkpoint.exact.norm(dim=-1)
     assert float(distance.median()) < limit

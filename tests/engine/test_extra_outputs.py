@@ -49,33 +49,33 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("rows", ["generation", "all"])
 def test_logits_and_hidden_states_are_those_of_transformers(pipe: AsyncEngine, reference: Any, rows: Any) -> None:
     config = GenerationConfig(max_new_tokens=10, ignore_eos=True, output_logits=rows, output_last_hidden_state=rows)
-    answer = pipe(PROMPT, config)
+    response = pipe(PROMPT, config)
     prompt = pipe.prepare(PROMPT).ids
-    theirs = forward(reference, prompt + answer.token_ids[:-1])
+    theirs = forward(reference, prompt + response.token_ids[:-1])
     begin = len(prompt) - 1 if rows == "generation" else 0
-    assert answer.logits is not None
-    assert answer.last_hidden_state is not None
-    assert_close(answer.logits, theirs.logits[0, begin:])
-    assert_close(answer.last_hidden_state, theirs.hidden_states[-1][0, begin:])
+    assert response.logits is not None
+    assert response.last_hidden_state is not None
+    assert_close(response.logits, theirs.logits[0, begin:])
+    assert_close(response.last_hidden_state, theirs.hidden_states[-1][0, begin:])
 
 
-def test_streamed_rows_join_to_those_of_the_whole_answer(pipe: AsyncEngine) -> None:
+def test_streamed_rows_join_to_those_of_the_whole_response(pipe: AsyncEngine) -> None:
     config = GenerationConfig(max_new_tokens=6, output_logits="all", output_last_hidden_state="generation", logprobs=3)
-    answer = pipe(PROMPT, config)
+    response = pipe(PROMPT, config)
     pieces = list(pipe.stream_infer(PROMPT, config))
     logits = [piece.logits for piece in pieces if piece.logits is not None]
     hidden = [piece.last_hidden_state for piece in pieces if piece.last_hidden_state is not None]
-    assert torch.equal(torch.cat(logits), answer.logits)
-    assert torch.equal(torch.cat(hidden), answer.last_hidden_state)
-    assert [row for piece in pieces for row in piece.logprobs or ()] == answer.logprobs
+    assert torch.equal(torch.cat(logits), response.logits)
+    assert torch.equal(torch.cat(hidden), response.last_hidden_state)
+    assert [row for piece in pieces for row in piece.logprobs or ()] == response.logprobs
 
 
 def test_log_probabilities_are_those_of_transformers(pipe: AsyncEngine, reference: Any) -> None:
-    answer = pipe(PROMPT, GenerationConfig(max_new_tokens=16, ignore_eos=True, logprobs=5))
+    response = pipe(PROMPT, GenerationConfig(max_new_tokens=16, ignore_eos=True, logprobs=5))
     prompt = pipe.prepare(PROMPT).ids
-    theirs = forward(reference, prompt + answer.token_ids).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
-    assert len(answer.logprobs) == len(answer.token_ids) == 16
-    for token, ours, row in zip(answer.token_ids, answer.logprobs, theirs, strict=True):
+    theirs = forward(reference, prompt + response.token_ids).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
+    assert len(response.logprobs) == len(response.token_ids) == 16
+    for token, ours, row in zip(response.token_ids, response.logprobs, theirs, strict=True):
         likeliest = row.topk(5).indices.tolist()
         assert set(ours) == {token, *likeliest}
         for candidate, value in ours.items():
@@ -83,8 +83,8 @@ def test_log_probabilities_are_those_of_transformers(pipe: AsyncEngine, referenc
 
 
 def test_without_being_asked_for_there_are_none(pipe: AsyncEngine) -> None:
-    answer = pipe(PROMPT, GenerationConfig(max_new_tokens=2))
-    assert (answer.logits, answer.last_hidden_state, answer.logprobs) == (None, None, None)
+    response = pipe(PROMPT, GenerationConfig(max_new_tokens=2))
+    assert (response.logits, response.last_hidden_state, response.logprobs) == (None, None, None)
 
 
 def texts() -> list[str]:

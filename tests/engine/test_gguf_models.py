@@ -141,8 +141,8 @@ def test_logits_equal_those_of_the_checkpoint_a_file_was_written_from(name: str,
     source = make_small(tmp_path / "source", published, **overrides)
     write_gguf(source, tmp_path / "model.gguf", architecture, extra=extra)
     with TokenEngine(tmp_path / "model.gguf") as engine:
-        answer, logits = engine.answer(PROMPT, 4, "all")
-    assert relative_error(logits, logits_of_transformers(source, PROMPT + answer[:-1])) < TOLERANCE
+        response, logits = engine.generate(PROMPT, 4, "all")
+    assert relative_error(logits, logits_of_transformers(source, PROMPT + response[:-1])) < TOLERANCE
 
 
 def mixed(name: str, shape: tuple[int, ...]) -> Type:
@@ -169,7 +169,7 @@ def test_logits_are_those_of_the_numbers_that_codes_stand_for(name: str, tmp_pat
     values = write_gguf(source, tmp_path / "model.gguf", "llama", QUANTIZED[name])
     expected = logits_of_transformers(source, PROMPT, values)
     with TokenEngine(tmp_path / "model.gguf") as engine:
-        _, logits = engine.answer(PROMPT, 1, "all")
+        _, logits = engine.generate(PROMPT, 1, "all")
     assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < LIMIT
 
 
@@ -194,7 +194,7 @@ def test_experts_are_multiplied_as_codes(name: str, tmp_path: Path) -> None:
     plain = Path(shutil.copytree(source, tmp_path / "plain"))
     save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
     with TokenEngine(tmp_path / "model.gguf") as engine:
-        _, logits = engine.answer(PROMPT, 1, "all")
+        _, logits = engine.generate(PROMPT, 1, "all")
     expected = logits_of_transformers(plain, PROMPT)
     assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < LIMIT
 
@@ -207,7 +207,7 @@ def test_a_split_file_on_two_ranks_answers_as_the_whole_one(tmp_path: Path) -> N
     found = []
     for path, ranks in ((tmp_path / "model.gguf", 1), (tmp_path / "parts-00002-of-00003.gguf", 2)):
         with TokenEngine(path, tp=ranks) as engine:
-            found.append(engine.answer(PROMPT, 1, "all")[1])
+            found.append(engine.generate(PROMPT, 1, "all")[1])
     # Each rank rounds activations in the same groups: only sums are in another order.
     assert relative_error(found[1], found[0]) < LIMIT
 
@@ -217,11 +217,11 @@ def test_a_pipeline_chats_with_a_file(tmp_path: Path) -> None:
     write_gguf(source, tmp_path / "some-model.gguf", "llama")
     config = TurbomindEngineConfig(session_len=128, cache_max_entry_count=8, dtype="float32", model_format="gguf")
     asked = GenerationConfig(max_new_tokens=6, do_sample=False)
-    answers = []
+    responses = []
     for path, backend in (
         (source, TurbomindEngineConfig(**vars(config) | {"model_format": None})),
         (tmp_path / "some-model.gguf", config),
     ):
         with pipeline(str(path), backend_config=backend) as model:
-            answers.append(model("What are the 12 months?", asked).token_ids)
-    assert answers[0] == answers[1]
+            responses.append(model("What are the 12 months?", asked).token_ids)
+    assert responses[0] == responses[1]

@@ -109,8 +109,8 @@ def test_tokens_are_the_same_alone_in_a_batch_and_whatever_is_remembered(model: 
     alone = [
         model(prompt, config, do_preprocess=False).token_ids for prompt, config in zip(prompts, configs, strict=True)
     ]
-    together = [answer.token_ids for answer in model(prompts, configs, do_preprocess=False)]
-    again = [answer.token_ids for answer in model(prompts, configs, do_preprocess=False)]
+    together = [response.token_ids for response in model(prompts, configs, do_preprocess=False)]
+    again = [response.token_ids for response in model(prompts, configs, do_preprocess=False)]
     assert alone == together == again
     assert len({tuple(tokens) for tokens in alone}) > 1
 
@@ -129,7 +129,7 @@ def test_what_takes_too_long_to_compile_is_refused_by_its_sum_and_then_at_once(
         assert model("Hello", PLAIN, do_preprocess=False).token_ids == want
 
 
-def test_honest_answers_end_alongside_hostile_ones_and_are_what_they_are_alone(model: AsyncEngine) -> None:
+def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone(model: AsyncEngine) -> None:
     want_plain = model("Hello", PLAIN, do_preprocess=False).token_ids
     want_structured = model("Hello", structured(HONEST), do_preprocess=False).token_ids
     outcomes: list[str] = []
@@ -161,7 +161,7 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_killed_host_ends_structured_answers_with_a_reason_and_is_started_again(
+def test_a_killed_host_ends_structured_responses_with_a_reason_and_is_started_again(
     model: AsyncEngine, others: Set[int]
 ) -> None:
     want = model("Hello", structured(HONEST), do_preprocess=False).token_ids
@@ -178,7 +178,7 @@ def test_a_killed_host_ends_structured_answers_with_a_reason_and_is_started_agai
     assert host not in processes()
 
 
-def test_closing_in_the_midst_of_structured_answers_leaves_no_process_and_no_descriptor(
+def test_closing_in_the_midst_of_structured_responses_leaves_no_process_and_no_descriptor(
     model_dir: Path, others: Set[int]
 ) -> None:
     load(model_dir).close()
@@ -189,7 +189,7 @@ def test_closing_in_the_midst_of_structured_answers_leaves_no_process_and_no_des
     next(iter(stream))
     slow = threading.Thread(target=swallow, args=(model, structured(MANY_PATTERNS)))
     slow.start()
-    wait_until(lambda: len(processes(others)) >= 3)  # the host, the answer's, and one that compiles
+    wait_until(lambda: len(processes(others)) >= 3)  # the host, the response's, and one that compiles
     model.close()
     slow.join(timeout=DEADLINE_S)
     assert not slow.is_alive()

@@ -1,4 +1,4 @@
-"""Heads of checkpoints draft what their published form computes, and no draft changes an answer."""
+"""Heads of checkpoints draft what their published form computes, and no draft changes a response."""
 
 import dataclasses
 import re
@@ -122,14 +122,16 @@ def pair(case: Case) -> Iterator[tuple[AsyncEngine, AsyncEngine]]:
         {"do_sample": True, "top_k": 20, "stop_words": ["la"], "min_new_tokens": 4, "random_seed": 3},
     ],
 )
-def test_answers_are_those_without_the_head(pair: tuple[AsyncEngine, AsyncEngine], how: dict[str, Any]) -> None:
+def test_responses_are_those_without_the_head(pair: tuple[AsyncEngine, AsyncEngine], how: dict[str, Any]) -> None:
     plain, drafting = pair
     config = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2, **how)
     prompts = [f"{text} {i}" for text in PROMPTS for i in range(3)]
 
     def traces(model: AsyncEngine) -> list[Any]:
-        answers = model(prompts, config)
-        return [trace(one) for answer in answers for one in (answer if isinstance(answer, list) else [answer])]
+        responses = model(prompts, config)
+        return [
+            trace(one) for response in responses for one in (response if isinstance(response, list) else [response])
+        ]
 
     before = drafted(drafting)
     assert traces(drafting) == traces(plain)
@@ -212,9 +214,11 @@ def test_a_head_that_knows_its_model_is_right_each_time(
     settings = {"speculative_config": ONLY_HEADS | config}
     with TokenEngine(model) as plain, TokenEngine(model, **settings) as drafting:
         ids = list(range(40, 75))
-        ids += plain.answer(ids, 300, "generation")[0]  # after this many, the model says the same ones again and again
+        ids += plain.generate(ids, 300, "generation")[
+            0
+        ]  # after this many, the model says the same ones again and again
         (tokens, logits), (expected, expected_logits) = (
-            side.answer(ids, 41, "generation") for side in (drafting, plain)
+            side.generate(ids, 41, "generation") for side in (drafting, plain)
         )
         assert tokens == expected
         assert torch.equal(logits, expected_logits)

@@ -53,14 +53,14 @@ def run(directory: Path, config: Config) -> Iterator[tuple[list[Any], dict[str, 
     """Yield what all conversations answer and the engine's measurements, round after round."""
     with pipeline(str(directory), backend_config=config) as model:
         for _ in range(ROUNDS):
-            yield [trace(answer) for answer in model(CONVERSATIONS[::3], SAMPLED)], model.engine.metrics()
+            yield [trace(response) for response in model(CONVERSATIONS[::3], SAMPLED)], model.engine.metrics()
 
 
 @pytest.mark.parametrize("config_of", [turbomind, in_ranks, of_bytes, pytorch])
 def test_swapping_equals_recomputing_bit_for_bit(directory: Path, config_of: Any) -> None:
     recomputed = list(run(directory, config_of(30)))
     swapped = list(run(directory, config_of(30, num_cpu_blocks=2000)))
-    assert [answers for answers, _ in swapped] == [answers for answers, _ in recomputed]
+    assert [responses for responses, _ in swapped] == [responses for responses, _ in recomputed]
     without, measurements = recomputed[-1][1], swapped[-1][1]
     assert without["evictions_total"] > 0
     assert without["preemptions_total"] > 0
@@ -74,7 +74,7 @@ def test_swapping_equals_recomputing_bit_for_bit(directory: Path, config_of: Any
 
 
 def computed_of_prompts(rounds: list[Any]) -> float:
-    """Return how many rows the last round computed before and alongside the answers' own."""
+    """Return how many rows the last round computed before and alongside the responses' own."""
     measurements, before = rounds[-1][1], rounds[-2][1]
     own = len(rounds[-1][0]) * SAMPLED.max_new_tokens
     return float(measurements["tokens_computed_total"] - before["tokens_computed_total"] - own)

@@ -43,7 +43,8 @@ def engine(directory: Path, **settings: Any) -> AsyncEngine:
 def traces(model: AsyncEngine) -> list[Any]:
     """Return all that a batch answers, exactly."""
     return [
-        (answer.token_ids, [list(entry.items()) for entry in answer.logprobs or []]) for answer in model(ASKED, SAMPLED)
+        (response.token_ids, [list(entry.items()) for entry in response.logprobs or []])
+        for response in model(ASKED, SAMPLED)
     ]
 
 
@@ -87,7 +88,7 @@ PROMPT = [(37 * i * i + 11 * i) % 40000 + 100 for i in range(100)]
 def computed(engine: TokenEngine, prompt: list[int], tokens: int = 1) -> tuple[int, list[int]]:
     """Return how many tokens a request computes, and its response."""
     before = engine.engine.metrics()["tokens_computed_total"]
-    response, _ = engine.answer(prompt, tokens, "generation")
+    response, _ = engine.generate(prompt, tokens, "generation")
     return int(engine.engine.metrics()["tokens_computed_total"] - before), response
 
 
@@ -167,10 +168,10 @@ def test_several_responses_of_one_prompt_go_their_own_ways(directory: Path) -> N
 )
 def test_bits_of_cache_and_weights(directory: Path, settings: dict[str, Any], likeness: float) -> None:
     with TokenEngine(directory) as exact, TokenEngine(directory, **settings) as engine:
-        _, wanted = exact.answer(PROMPT, 1, "all")
-        _, found = engine.answer(PROMPT, 1, "all")
+        _, wanted = exact.generate(PROMPT, 1, "all")
+        _, found = engine.generate(PROMPT, 1, "all")
         assert torch.nn.functional.cosine_similarity(found, wanted).median() > likeness
-        assert torch.equal(engine.answer(PROMPT, 1, "generation")[1][-1], found[-1])
+        assert torch.equal(engine.generate(PROMPT, 1, "generation")[1][-1], found[-1])
 
 
 # The others; each has its own kind of layers.
@@ -221,9 +222,9 @@ def test_heads_divide_among_ranks(name: str, tmp_path: Path) -> None:
     architecture, overrides = MODELS[name]
     directory = make_tiny(tmp_path / "model", architecture, **overrides)
     with TokenEngine(directory) as whole, TokenEngine(directory, tp=2) as divided:
-        response, wanted = whole.answer(PROMPT, 8, "all")
-        assert divided.answer(PROMPT, 8, "all")[0] == response
-        assert relative_error(divided.answer(PROMPT, 8, "generation")[1], wanted[-8:]) < 1e-4
+        response, wanted = whole.generate(PROMPT, 8, "all")
+        assert divided.generate(PROMPT, 8, "all")[0] == response
+        assert relative_error(divided.generate(PROMPT, 8, "generation")[1], wanted[-8:]) < 1e-4
 
 
 @pytest.mark.parametrize(

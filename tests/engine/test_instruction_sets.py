@@ -1,4 +1,4 @@
-"""With each table of kernels that this processor has, an answer is bitwise the same alone, in a batch and in chunks."""
+"""With each kernel table of this processor, a response is bitwise the same alone, in a batch and in chunks."""
 
 import json
 import os
@@ -19,17 +19,17 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 directory, settings = sys.argv[1], json.loads(sys.argv[2])
 prompts = [[{"role": "user", "content": "word " * count + "and?"}] for count in (3, 60, 120)]
 plan = GenerationConfig(max_new_tokens=12, do_sample=True, random_seed=3, top_k=20, logprobs=2, ignore_eos=True)
-answers = {}
+responses = {}
 for name, own in {"together": {}, "chunks": {"max_prefill_token_num": 24}}.items():
     own = {"cache_max_entry_count": 600, "cache_block_seq_len": 16, "session_len": 512} | settings | own
     config = TurbomindEngineConfig(**own)
     with pipeline(directory, backend_config=config) as model:
-        answers[name] = model(prompts, plan)
+        responses[name] = model(prompts, plan)
         if name == "together":
-            answers["alone"] = [model(prompt, plan) for prompt in prompts]
+            responses["alone"] = [model(prompt, plan) for prompt in prompts]
 print(json.dumps({
     name: [(answer.token_ids, [list(entry.items()) for entry in answer.logprobs]) for answer in given]
-    for name, given in answers.items()
+    for name, given in responses.items()
 }))
 """
 
@@ -60,13 +60,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.alike
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("isa", isas() or ["none"])
-def test_answers_are_bitwise_the_same_in_any_company(isa: str, settings: str, directory: Path) -> None:
+def test_responses_are_bitwise_the_same_in_any_company(isa: str, settings: str, directory: Path) -> None:
     environment = os.environ | ({} if isa == "none" else {"LMDEPLOY_CPU_ISA": isa})
     command = [sys.executable, "-c", _ANSWER, str(directory), json.dumps(SETTINGS[settings])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout.splitlines()[-1])
-    assert answers["together"] == answers["alone"] == answers["chunks"]
+    responses = json.loads(done.stdout.splitlines()[-1])
+    assert responses["together"] == responses["alone"] == responses["chunks"]
 
 
 def test_an_instruction_set_that_is_not_here_is_refused_by_name(directory: Path) -> None:

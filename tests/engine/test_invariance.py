@@ -51,7 +51,7 @@ def trace(response: Response) -> tuple[Any, ...]:
 
 def traces(model: AsyncEngine, conversations: list[Any]) -> list[tuple[Any, ...]]:
     """Return what a batch answers."""
-    return [trace(answer) for answer in model(conversations, SAMPLED)]
+    return [trace(response) for response in model(conversations, SAMPLED)]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_with_another_number_of_threads(
         assert traces(model, conversations) == alone
 
 
-def test_a_shared_prefix_over_32_requests_costs_a_tenth_and_changes_no_answer(
+def test_a_shared_prefix_over_32_requests_costs_a_tenth_and_changes_no_response(
     keeping: AsyncEngine, roomy: AsyncEngine
 ) -> None:
     prefix = "The history of bread is long. " * 110
@@ -125,8 +125,8 @@ def test_a_shared_prefix_over_32_requests_costs_a_tenth_and_changes_no_answer(
     def computed(model: AsyncEngine, asked: list[str]) -> tuple[list[Response], float]:
         before = model.engine.metrics()["tokens_computed_total"]
         first = model(asked[0], config)  # the cache learns the prefix from the first
-        answers = [first, *model(asked[1:], config)]
-        return answers, model.engine.metrics()["tokens_computed_total"] - before
+        responses = [first, *model(asked[1:], config)]
+        return responses, model.engine.metrics()["tokens_computed_total"] - before
 
     cached, cost = computed(keeping, prompts)
     plain, full_cost = computed(roomy, prompts[:3])
@@ -134,4 +134,4 @@ def test_a_shared_prefix_over_32_requests_costs_a_tenth_and_changes_no_answer(
     assert prompt_len > 700
     assert full_cost >= 3 * prompt_len
     assert cost * 10 < 32 * prompt_len
-    assert [answer.token_ids for answer in cached[:3]] == [answer.token_ids for answer in plain]
+    assert [response.token_ids for response in cached[:3]] == [response.token_ids for response in plain]

@@ -140,7 +140,7 @@ def make_case(directory: Path, name: str, case: Case) -> Path:
 
 def logits(directory: Path) -> torch.Tensor:
     with TokenEngine(directory) as engine:
-        return engine.answer(PROMPT, 1, "all")[1][: len(PROMPT)]
+        return engine.generate(PROMPT, 1, "all")[1][: len(PROMPT)]
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -46,7 +46,7 @@ def test_transformers_reads_the_numbers_that_the_engine_does(name: str, tmp_path
     with torch.no_grad():
         read, exact = (each(torch.tensor([PROMPT])).logits[0] for each in (model, original))
     with TokenEngine(written, dtype="float32") as engine:
-        served = engine.answer(PROMPT, 1, "all")[1]
+        served = engine.generate(PROMPT, 1, "all")[1]
     assert distance(served, read) < LIMIT
     # It is the model, but for rounding: what is read with a wrong scale or order is off by more than 1.
     assert distance(read, exact) < 0.3

@@ -65,12 +65,12 @@ def add_logn(model: Any, trained: int) -> None:
 
 
 def agrees(engine: TokenEngine, model: Any, prompt: list[int]) -> None:
-    """Compare the prompt's logits, then those of the answer with the prompt's frequencies."""
-    answer, logits = engine.answer(prompt, 8, "all")
+    """Compare the prompt's logits, then those of the response with the prompt's frequencies."""
+    response, logits = engine.generate(prompt, 8, "all")
     assert relative_error(logits[: len(prompt)], forward(model, prompt)) < TOLERANCE
     kind = model.model.rotary_emb.rope_type
     freeze_frequencies(model)
-    assert relative_error(logits, forward(model, prompt + answer[:-1])) < TOLERANCE
+    assert relative_error(logits, forward(model, prompt + response[:-1])) < TOLERANCE
     model.model.rotary_emb.rope_type = kind
 
 
@@ -95,7 +95,7 @@ def test_prompts_stretched_differently_share_no_blocks(tmp_path: Path) -> None:
     with TokenEngine(directory) as engine:
         for length, matched in ((200, 0), (210, 0), (TRAINED - 1, 0), (210, 208), (TRAINED - 2, 48)):
             before = engine.matched_tokens()
-            _, logits = engine.answer(PROMPT[:length], 1, "generation")
+            _, logits = engine.generate(PROMPT[:length], 1, "generation")
             assert engine.matched_tokens() - before == matched
             assert relative_error(logits, forward(model, PROMPT[:length])[-1:]) < TOLERANCE
 

@@ -39,12 +39,12 @@ def check_merged(directory: Path, adapter: Path, scale: float = 2.0, **settings:
     """Compare an adapter's logits with those of `transformers`, in chunks, in steps and behind a cached prefix."""
     merged = merge(directory, adapter, directory.parent / "merged", scale)
     with TokenEngine(directory, adapters={"own": str(adapter)}, **settings) as engine:
-        plain = engine.answer(PROMPT, 8)[1]
-        answer, logits = engine.answer(PROMPT, 8, adapter="own")
-        assert relative_error(logits, reference_logits(merged, PROMPT + answer[:-1])) < TOLERANCE
+        plain = engine.generate(PROMPT, 8)[1]
+        response, logits = engine.generate(PROMPT, 8, adapter="own")
+        assert relative_error(logits, reference_logits(merged, PROMPT + response[:-1])) < TOLERANCE
         assert relative_error(logits[: len(PROMPT)], plain[: len(PROMPT)]) > 0.01
-        longer = PROMPT + answer + FURTHER
-        again, logits = engine.answer(longer, 4, "generation", adapter="own")
+        longer = PROMPT + response + FURTHER
+        again, logits = engine.generate(longer, 4, "generation", adapter="own")
         assert engine.matched_tokens() >= 48
         assert relative_error(logits, reference_logits(merged, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
 
@@ -104,11 +104,11 @@ def test_joined_and_reordered_layers_are_adapted_as_the_checkpoint_names_them(na
     case.publish(directory)
     adapter = make_adapter(tmp_path / "adapter", directory, targets=LAYOUTS[name])
     with TokenEngine(merge(directory, adapter, tmp_path / "merged")) as engine:
-        tokens, expected = engine.answer(PROMPT, 4)
+        tokens, expected = engine.generate(PROMPT, 4)
     with TokenEngine(directory, adapters={"own": str(adapter)}) as engine:
-        plain = engine.answer(PROMPT, 1)[1]
-        answer, logits = engine.answer(PROMPT, 4, adapter="own")
-    assert answer == tokens
+        plain = engine.generate(PROMPT, 1)[1]
+        response, logits = engine.generate(PROMPT, 4, adapter="own")
+    assert response == tokens
     assert relative_error(logits, expected) < TOLERANCE
     assert relative_error(logits[: len(PROMPT)], plain) > 0.01
 
@@ -137,8 +137,8 @@ def test_codes_are_adapted_as_the_numbers_they_stand_for(name: str, tp: int, tmp
     save_file(load_file(source / "model.safetensors") | values, source / "model.safetensors", {"format": "pt"})
     merged = merge(source, adapter, tmp_path / "merged")
     with TokenEngine(tmp_path / "model", adapters={"own": str(adapter)}, tp=tp) as engine:
-        plain = engine.answer(PROMPT, 1)[1]
-        logits = engine.answer(PROMPT, 1, adapter="own")[1]
+        plain = engine.generate(PROMPT, 1)[1]
+        logits = engine.generate(PROMPT, 1, adapter="own")[1]
     exact = reference_logits(merged, PROMPT)
     assert relative_error(logits, exact) < ROUNDED_ACTIVATIONS < 0.2 * relative_error(plain, exact)
 
@@ -150,7 +150,7 @@ def test_a_base_rounded_while_loading_is_adapted_too(bits: int, tmp_path: Path) 
     adapter = make_adapter(tmp_path / "adapter", directory)
     merged = merge(directory, adapter, tmp_path / "merged")
     with TokenEngine(directory, weight_bits=bits, adapters={"own": str(adapter)}) as engine:
-        logits = engine.answer(PROMPT, 1, adapter="own")[1]
+        logits = engine.generate(PROMPT, 1, adapter="own")[1]
     assert relative_error(logits, reference_logits(merged, PROMPT)) < (0.03 if bits == 8 else 0.3)
 
 
@@ -203,7 +203,7 @@ def alone(directory: Path, adapters: dict[str, str]) -> Iterator[dict[str | None
     ],
     ids=["in one batch", "in small chunks", "with prefix hits", "with preemption"],
 )
-def test_answers_of_all_adapters_at_once_are_bitwise_those_alone(
+def test_responses_of_all_adapters_at_once_are_bitwise_those_alone(
     directory: Path, adapters: dict[str, str], alone: dict[str | None, list[tuple[Any, ...]]], settings: dict[str, Any]
 ) -> None:
     assert len({str(alone[name]) for name in NAMES}) == len(NAMES)
@@ -227,11 +227,11 @@ def test_answers_of_all_adapters_at_once_are_bitwise_those_alone(
 
 def test_a_cached_prefix_is_found_by_its_own_adapter_alone(directory: Path, adapters: dict[str, str]) -> None:
     with TokenEngine(directory, adapters=adapters) as engine:
-        engine.answer(PROMPT, 1, "generation", adapter="a")
+        engine.generate(PROMPT, 1, "generation", adapter="a")
         for other in (None, "b"):
-            engine.answer(PROMPT, 1, "generation", adapter=other)
+            engine.generate(PROMPT, 1, "generation", adapter=other)
             assert engine.matched_tokens() == 0
-        engine.answer(PROMPT, 1, "generation", adapter="a")
+        engine.generate(PROMPT, 1, "generation", adapter="a")
         assert engine.matched_tokens() == 32
 
 
@@ -384,7 +384,7 @@ def test_adapters_come_and_go_while_others_answer(
         assert found == [own[0] for own in alone["a"]]
 
 
-def test_an_adapter_that_is_unloaded_finishes_its_answers(
+def test_an_adapter_that_is_unloaded_finishes_its_responses(
     directory: Path, adapters: dict[str, str], alone: dict[str | None, list[tuple[Any, ...]]]
 ) -> None:
     with pipeline(str(directory), config(adapters)) as model:
@@ -409,6 +409,6 @@ def test_more_adapters_than_there_is_room_for_take_turns(directory: Path, tmp_pa
     with pipeline(str(directory), config(paths, max_adapter_mib=room)) as model:
         streams = [(name, model.stream_infer(["Hi"], greedy, adapter_name=name)) for name in names * 3]
         with ThreadPoolExecutor(len(streams)) as threads:
-            answers = threads.map(lambda stream: list(stream[1]), streams)
-            for (name, _), pieces in zip(streams, answers, strict=True):
+            responses = threads.map(lambda stream: list(stream[1]), streams)
+            for (name, _), pieces in zip(streams, responses, strict=True):
                 assert [token for piece in pieces for token in piece.token_ids] == expected[name][0]

@@ -83,9 +83,9 @@ def test_engine_settings_of_the_examples(
 
 def test_sampling_parameters_for_texts_and_openai_messages(pipe: AsyncEngine) -> None:
     gen_config = GenerationConfig(top_p=0.8, top_k=40, temperature=0.8, max_new_tokens=16)
-    answers = [one.text for one in pipe(PROMPTS, gen_config=gen_config)]
-    assert [one.text for one in pipe(CONVERSATIONS, gen_config=gen_config)] == answers
-    assert joined(pipe.stream_infer(CONVERSATIONS, gen_config=gen_config)) == dict(enumerate(answers))
+    responses = [one.text for one in pipe(PROMPTS, gen_config=gen_config)]
+    assert [one.text for one in pipe(CONVERSATIONS, gen_config=gen_config)] == responses
+    assert joined(pipe.stream_infer(CONVERSATIONS, gen_config=gen_config)) == dict(enumerate(responses))
 
 
 def test_sampling_fields_by_name_go_before_the_config(pipe: AsyncEngine) -> None:
@@ -139,9 +139,9 @@ def test_a_text_behind_which_the_model_would_end_has_logits_of_all_its_tokens(
     tokenizer = AutoTokenizer.from_pretrained(default_model_dir)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    answer = pipe(messages, gen_config=GenerationConfig(max_new_tokens=64))
-    assert answer.finish_reason == "stop"
-    ids = prompt + answer.token_ids
+    response = pipe(messages, gen_config=GenerationConfig(max_new_tokens=64))
+    assert response.finish_reason == "stop"
+    ids = prompt + response.token_ids
     logits = pipe.get_logits(ids)
     assert logits.shape == (1, len(ids), pipe.engine.vocab_size)
     assert int(logits[0, -1].argmax()) == tokenizer.eos_token_id
@@ -201,21 +201,21 @@ def test_coroutines_share_a_pipeline(pipe: AsyncEngine) -> None:
 
 def test_threads_are_served_by_one_event_loop_through_queues(pipe: AsyncEngine) -> None:
     questions: list[Queue[str]] = [Queue(), Queue()]
-    answers: list[Queue[Response]] = [Queue(), Queue()]
+    responses: list[Queue[Response]] = [Queue(), Queue()]
 
-    async def answer(asked: "Queue[str]", given: "Queue[Response]") -> None:
+    async def respond(asked: "Queue[str]", given: "Queue[Response]") -> None:
         prompt = await asyncio.to_thread(asked.get)
         given.put(await pipe.async_batch_infer(prompt, SHORT))
 
     async def serve() -> None:
-        await asyncio.gather(*map(answer, questions, answers))
+        await asyncio.gather(*map(respond, questions, responses))
 
     server = threading.Thread(target=asyncio.run, args=(serve(),))
     server.start()
     for asked, prompt in zip(questions, PROMPTS, strict=True):
         asked.put(prompt)
     server.join(60)
-    assert [given.get(timeout=60).text for given in answers] == [one.text for one in pipe(PROMPTS, SHORT)]
+    assert [given.get(timeout=60).text for given in responses] == [one.text for one in pipe(PROMPTS, SHORT)]
 
 
 def test_a_chat_goes_on_in_its_session(pipe: AsyncEngine) -> None:

@@ -52,9 +52,9 @@ def test_layers_that_look_may_stand_anywhere(tmp_path: Path, looking: Sequence[i
     made = make_tiny_mllama(tmp_path / "model", looking=looking, layers=layers)
     messages = turn(make_image(60, 40), "what is it?")
     with engine_of(made) as pipe:
-        answer, ids = pipe(messages, ALL), pipe.prepare(messages).ids
+        response, ids = pipe(messages, ALL), pipe.prepare(messages).ids
     expected = MllamaReference(made)(ids, [make_image(60, 40)])
-    assert relative_error(answer.logits[: len(ids)], expected) < TOLERANCE
+    assert relative_error(response.logits[: len(ids)], expected) < TOLERANCE
 
 
 def test_images_that_follow_each_other_are_looked_at_together(directory: Path) -> None:
@@ -100,11 +100,11 @@ def test_a_session_goes_on_looking_at_its_image(directory: Path) -> None:
         ids = [*pipe.prepare(("what is it?", shown)).ids, *session.response.token_ids]
         session = pipe.chat("and where?", session=session, gen_config=config)
         asked = pipe.tokenizer.encode(" USER: and where? ASSISTANT:", add_bos=False)
-    answer = session.response
-    assert (answer.history_token_len, answer.input_token_len) == (len(ids), len(asked))
+    response = session.response
+    assert (response.history_token_len, response.input_token_len) == (len(ids), len(asked))
     ids += asked
-    expected = MllamaReference(directory)([*ids, *answer.token_ids], [shown])[len(ids) - 1 : -1]
-    assert relative_error(answer.logits, expected[: len(answer.logits)]) < TOLERANCE
+    expected = MllamaReference(directory)([*ids, *response.token_ids], [shown])[len(ids) - 1 : -1]
+    assert relative_error(response.logits, expected[: len(response.logits)]) < TOLERANCE
 
 
 def test_images_swapped_to_the_host_come_back(directory: Path) -> None:

@@ -284,7 +284,7 @@ def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), 
     directory
         Where the checkpoint is made.
     lengths
-        Tokens of the two answers.
+        Tokens of the two responses.
     settings
         Of the engine.
     """

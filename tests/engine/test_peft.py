@@ -49,10 +49,10 @@ def logits_of(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
 
 def check(config: Any, directory: Path, models: dict[str, torch.nn.Module], **settings: Any) -> None:
     with TokenEngine(directory, config=config, **settings) as engine:
-        plain = engine.answer(PROMPT, 1)[1]
+        plain = engine.generate(PROMPT, 1)[1]
         for name, model in models.items():
-            answer, logits = engine.answer(PROMPT, 8, adapter=name)
-            assert relative_error(logits, logits_of(model, PROMPT + answer[:-1])) < TOLERANCE
+            response, logits = engine.generate(PROMPT, 8, adapter=name)
+            assert relative_error(logits, logits_of(model, PROMPT + response[:-1])) < TOLERANCE
             assert relative_error(logits[: len(PROMPT)], plain) > 0.01
 
 

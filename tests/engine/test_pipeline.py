@@ -24,18 +24,18 @@ def blocks_are_free(pipe) -> bool:
     return pipe.engine.metrics()["cache_blocks_used"] == 0
 
 
-def test_texts_messages_and_batches_give_the_same_answer(pipe) -> None:
+def test_texts_messages_and_batches_give_the_same_response(pipe) -> None:
     conversation = [{"role": "user", "content": QUESTION}]
-    answer = pipe(QUESTION, SHORT)
-    assert answer.text == "The capital of France is Paris."
-    assert answer.finish_reason == "stop"
-    assert answer.generate_token_len == len(answer.token_ids)
-    assert pipe(conversation, SHORT).text == answer.text
-    assert [one.text for one in pipe([QUESTION, conversation, QUESTION], [SHORT] * 3)] == [answer.text] * 3
+    response = pipe(QUESTION, SHORT)
+    assert response.text == "The capital of France is Paris."
+    assert response.finish_reason == "stop"
+    assert response.generate_token_len == len(response.token_ids)
+    assert pipe(conversation, SHORT).text == response.text
+    assert [one.text for one in pipe([QUESTION, conversation, QUESTION], [SHORT] * 3)] == [response.text] * 3
     assert pipe([], SHORT) == []
 
 
-def test_streamed_pieces_join_to_the_whole_answer_without_broken_characters(pipe) -> None:
+def test_streamed_pieces_join_to_the_whole_response_without_broken_characters(pipe) -> None:
     config = GenerationConfig(max_new_tokens=48, do_sample=True, temperature=1.5, top_k=0, random_seed=7)
     prompts = ["Tell me about 北京 🐶", "Écris une phrase", "🙂🙂🙂"]
     whole = pipe(prompts, config)
@@ -58,7 +58,7 @@ def test_a_stop_string_over_several_tokens_never_leaks(pipe) -> None:
         assert "".join(pieces) == free[: free.index(stop)]
 
 
-def test_the_same_seed_repeats_an_answer_alone_and_in_company(pipe) -> None:
+def test_the_same_seed_repeats_a_response_alone_and_in_company(pipe) -> None:
     config = GenerationConfig(max_new_tokens=24, do_sample=True, temperature=1.0, top_k=0, random_seed=1234)
     alone = pipe("Write one line about rain.", config)
     together = pipe(["Write one line about rain.", "Hello", "Count to ten"], [config, SHORT, SHORT])
@@ -69,17 +69,17 @@ def test_the_same_seed_repeats_an_answer_alone_and_in_company(pipe) -> None:
     assert other.token_ids != alone.token_ids
 
 
-def test_a_prompt_beyond_the_session_gets_an_empty_answer_of_reason_length(pipe) -> None:
+def test_a_prompt_beyond_the_session_gets_an_empty_response_of_reason_length(pipe) -> None:
     long, short = pipe(["word " * 600, QUESTION], SHORT)
     assert (long.text, long.finish_reason, long.generate_token_len) == ("", "length", 0)
     assert long.input_token_len > 512
     assert "Paris" in short.text
 
 
-def test_an_answer_ends_with_the_session(pipe) -> None:
-    answer = pipe("word " * 400, GenerationConfig(max_new_tokens=512, ignore_eos=True))
-    assert answer.finish_reason == "length"
-    assert answer.input_token_len + answer.generate_token_len == 512
+def test_a_response_ends_with_the_session(pipe) -> None:
+    response = pipe("word " * 400, GenerationConfig(max_new_tokens=512, ignore_eos=True))
+    assert response.finish_reason == "length"
+    assert response.input_token_len + response.generate_token_len == 512
 
 
 def test_a_stream_left_early_frees_its_blocks(pipe) -> None:

@@ -1,4 +1,4 @@
-"""Models whose tokenizers are published as code are served like others: prompts, texts, ends of answers."""
+"""Models whose tokenizers are published as code are served like others: prompts, texts, ends of responses."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.tiny_models import TOKENIZER_FILES, make_tiny_llama
 CONFIG = TurbomindEngineConfig(session_len=256, cache_max_entry_count=64)
 QUESTION = [{"role": "user", "content": "Who? 你好"}]
 
-# How its tokenizer is written, rows of its embedding, its template, the prompt, the mark that ends an answer.
+# How its tokenizer is written, rows of its embedding, its template, the prompt, the mark that ends a response.
 KINDS: dict[str, tuple[Callable[[Path], None], int, str, str, str]] = {
     "qwen": (
         lambda directory: write_qwen(directory, byte_ranks()),
@@ -56,8 +56,8 @@ def test_a_model_with_such_a_tokenizer_is_served(kind: str, tmp_path: Path) -> N
             sampled = GenerationConfig(
                 max_new_tokens=40, do_sample=True, ignore_eos=True, random_seed=1, skip_special_tokens=skips
             )
-            answer = pipe(QUESTION, gen_config=sampled)
-            assert answer.text == table.text(answer.token_ids, skips)
+            response = pipe(QUESTION, gen_config=sampled)
+            assert response.text == table.text(response.token_ids, skips)
         (end,) = tokenizer.encode(mark, add_bos=False)
         ended = pipe(QUESTION, gen_config=GenerationConfig(max_new_tokens=5, logit_bias={end: 100.0}))
         assert (ended.text, ended.finish_reason) == ("", "stop")

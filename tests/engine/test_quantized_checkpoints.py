@@ -39,8 +39,8 @@ def logits_of(directory: Path, **settings: Any) -> torch.Tensor:
     """Return the engine's logits of the prompt, ``[tokens, vocab]``."""
     config = TurbomindEngineConfig(**{"dtype": "float32", "cache_max_entry_count": 16, **settings})
     with pipeline(str(directory), backend_config=config) as model:
-        answer = model(PROMPT, GenerationConfig(max_new_tokens=1, output_logits="all"), do_preprocess=False)
-        return torch.as_tensor(answer.logits)[: answer.input_token_len]
+        response = model(PROMPT, GenerationConfig(max_new_tokens=1, output_logits="all"), do_preprocess=False)
+        return torch.as_tensor(response.logits)[: response.input_token_len]
 
 
 def reference_of(source: Path, values: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -114,7 +114,7 @@ def test_codes_stay_as_they_are_alongside_quantized_weights_and_a_quantized_cach
     assert distance(logits_of(tmp_path / "model", weight_bits=8, quant_policy=8, dtype="bfloat16"), exact) < LIMIT
 
 
-def test_the_prefix_cache_gives_the_same_answer(source: Path, tmp_path: Path) -> None:
+def test_the_prefix_cache_gives_the_same_response(source: Path, tmp_path: Path) -> None:
     quantize_checkpoint(source, tmp_path / "model", Scheme("gptq", sym=True))
     config = TurbomindEngineConfig(enable_prefix_caching=True, cache_max_entry_count=16, cache_block_seq_len=16)
     with pipeline(str(tmp_path / "model"), backend_config=config) as model:

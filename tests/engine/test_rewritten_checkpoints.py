@@ -18,9 +18,9 @@ def test_greedy_tokens_are_those_of_metas_formulas(tmp_path: Path) -> None:
     write(directory, weights, 2)
     config = TurbomindEngineConfig(dtype="float32", model_format="meta_llama", session_len=64, cache_max_entry_count=8)
     with pipeline(str(directory), backend_config=config) as pipe:
-        answer = pipe(TEXT, GenerationConfig(max_new_tokens=COUNT, ignore_eos=True), do_preprocess=False)
+        response = pipe(TEXT, GenerationConfig(max_new_tokens=COUNT, ignore_eos=True), do_preprocess=False)
         ids = pipe.tokenizer.encode(TEXT)
     expected = list(ids)
     for _ in range(COUNT):
         expected.append(int(torch.argmax(logits_by_metas_formulas(weights, expected)[-1])))
-    assert answer.token_ids == expected[len(ids) :]
+    assert response.token_ids == expected[len(ids) :]

@@ -73,17 +73,17 @@ def test_the_logits_are_those_of_weights_that_transformers_widens(source: Path, 
 
 
 @pytest.mark.parametrize("name", ["fp8 in blocks", "smooth_quant int8"])
-def test_an_answer_takes_the_likeliest_tokens_of_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
+def test_a_response_takes_the_likeliest_tokens_of_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
     values = quantize_checkpoint(source, tmp_path / "model", FORMS[name])
     config = TurbomindEngineConfig(cache_max_entry_count=16, model_format=FORMS[name].method)
     with pipeline(str(tmp_path / "model"), backend_config=config) as model:
-        answer = model(PROMPT, GenerationConfig(max_new_tokens=12, ignore_eos=True, top_k=1), do_preprocess=False)
+        response = model(PROMPT, GenerationConfig(max_new_tokens=12, ignore_eos=True, top_k=1), do_preprocess=False)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     model.load_state_dict(values, strict=False)
     prompt = Tokenizer(str(source)).encode(PROMPT)
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + answer.token_ids])).logits[0, len(prompt) - 1 : -1]
-    chosen = logits.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
+        logits = model(torch.tensor([prompt + response.token_ids])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(response.token_ids)[:, None])[:, 0]
     spread = logits.std(-1)
     assert ((logits.amax(-1) - chosen) / spread < 4 * LIMITS[FORMS[name].dtype]).all()
 

@@ -1,4 +1,4 @@
-"""Drafted tokens change when tokens come, and nothing else: answers are bitwise those without drafts."""
+"""Drafted tokens change when tokens come, and nothing else: responses are bitwise those without drafts."""
 
 import itertools
 import re
@@ -94,8 +94,8 @@ def test_any_request_is_answered_as_without_drafts(
 ) -> None:
     plain, drafting = pair
     config = GenerationConfig(**how)
-    assert [trace(answer) for answer in drafting(prompts, config)] == [
-        trace(answer) for answer in plain(prompts, config)
+    assert [trace(response) for response in drafting(prompts, config)] == [
+        trace(response) for response in plain(prompts, config)
     ]
 
 
@@ -104,9 +104,9 @@ def test_what_repeats_takes_fewer_steps(pair: tuple[AsyncEngine, AsyncEngine]) -
     measurements = []
     for model in pair:
         before = model.engine.metrics()
-        answer = model(PROMPTS[0], config)
+        response = model(PROMPTS[0], config)
         after = model.engine.metrics()
-        measurements.append((trace(answer), {name: after[name] - before[name] for name in after}))
+        measurements.append((trace(response), {name: after[name] - before[name] for name in after}))
     (plain_trace, plain), (drafted_trace, drafted) = measurements
     assert drafted_trace == plain_trace
     assert plain["draft_tokens_total"] == 0
@@ -116,7 +116,7 @@ def test_what_repeats_takes_fewer_steps(pair: tuple[AsyncEngine, AsyncEngine]) -
 
 
 @pytest.mark.parametrize("quant_policy", [0, 4, 8])
-def test_several_answers_preemption_prefixes_and_quantized_caches(directory: Path, quant_policy: int) -> None:
+def test_several_responses_preemption_prefixes_and_quantized_caches(directory: Path, quant_policy: int) -> None:
     config = GenerationConfig(max_new_tokens=60, ignore_eos=True, logprobs=2, n=2, do_sample=True, temperature=0.2,
                               random_seed=3, logit_bias=FEW)  # fmt: skip
     traces = []
@@ -128,8 +128,8 @@ def test_several_answers_preemption_prefixes_and_quantized_caches(directory: Pat
             enable_prefix_caching=True,
             speculative_config=drafts,
         ) as model:
-            first = [trace(answer) for answers in model(PROMPTS * 3, config) for answer in answers]
-            again = [trace(answer) for answers in model(PROMPTS * 3, config) for answer in answers]
+            first = [trace(response) for responses in model(PROMPTS * 3, config) for response in responses]
+            again = [trace(response) for responses in model(PROMPTS * 3, config) for response in responses]
             assert first == again
             traces.append(first)
             assert model.engine.metrics()["preemptions_total"] > 0
@@ -137,7 +137,7 @@ def test_several_answers_preemption_prefixes_and_quantized_caches(directory: Pat
     assert traces[0] == traces[1]
 
 
-def test_structured_answers(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
+def test_structured_responses(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
     plain, drafting = pair
     schema = {"type": "array", "items": {"enum": ["yes", "no"]}, "minItems": 20, "maxItems": 20}
     for sampling in ({}, {"do_sample": True, "top_k": 10, "random_seed": 4}, {"do_sample": True, "top_k": 0}):
@@ -209,7 +209,7 @@ def modelled(directory: Path) -> Iterator[AsyncEngine]:
         yield model
 
 
-def test_a_models_drafts_change_no_answer_and_most_are_right(directory: Path, modelled: AsyncEngine) -> None:
+def test_a_models_drafts_change_no_response_and_most_are_right(directory: Path, modelled: AsyncEngine) -> None:
     prompts = [f"{text} {i}" for text in PROMPTS for i in range(4)]
     likeliest = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2)
     drawn = GenerationConfig(
@@ -219,9 +219,9 @@ def test_a_models_drafts_change_no_answer_and_most_are_right(directory: Path, mo
         # A random model's tokens are nearly all as likely, so a little rounding often has another one drawn.
         for config, share in ((likeliest, 0.5), (drawn, 0.1)):
             before = drafted(modelled), accepted(modelled)
-            expected = [trace(answer) for answer in plain(prompts, config)]
+            expected = [trace(response) for response in plain(prompts, config)]
             for _ in range(2):  # the second time, prompts are found in the cache
-                assert [trace(answer) for answer in modelled(prompts, config)] == expected
+                assert [trace(response) for response in modelled(prompts, config)] == expected
             assert accepted(modelled) - before[1] > share * (drafted(modelled) - before[0]) > 0
     assert modelled.engine.metrics()["preemptions_total"] > 0
 
@@ -256,13 +256,13 @@ def test_what_cannot_be_taken_is_named(directory: Path, config: dict[str, Any], 
 
 
 @pytest.mark.parametrize("make", [make_tiny_mllama, make_tiny_qwen_vl], ids=["cross attention", "positions on a grid"])
-def test_answers_about_images(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_responses_about_images(make: Callable[[Path], Path], tmp_path: Path) -> None:
     model = make(tmp_path / "model")
     config = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2, logit_bias=FEW_LETTERS)
     prompts = [("What is there?", make_image(40, 60)), "And here?", ("And there?", make_image(90, 31))]
     with engine(model, session_len=512) as plain, engine(model, session_len=512, speculative_config=DRAFTS) as drafting:
-        assert [trace(answer) for answer in drafting(prompts, config)] == [
-            trace(answer) for answer in plain(prompts, config)
+        assert [trace(response) for response in drafting(prompts, config)] == [
+            trace(response) for response in plain(prompts, config)
         ]
         assert accepted(drafting) > 20
 
@@ -270,7 +270,7 @@ def test_answers_about_images(make: Callable[[Path], Path], tmp_path: Path) -> N
 def test_a_model_in_two_parts(directory: Path) -> None:
     config = GenerationConfig(max_new_tokens=60, ignore_eos=True, logprobs=2, logit_bias=FEW)
     with engine(directory, tp=2) as plain, engine(directory, tp=2, speculative_config=DRAFTS) as drafting:
-        assert [trace(answer) for answer in drafting(PROMPTS, config)] == [
-            trace(answer) for answer in plain(PROMPTS, config)
+        assert [trace(response) for response in drafting(PROMPTS, config)] == [
+            trace(response) for response in plain(PROMPTS, config)
         ]
         assert accepted(drafting) > 20

@@ -30,11 +30,11 @@ class Traffic:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.room = threading.Semaphore(OPEN_AT_ONCE)
-        self.answers: dict[int, list[int]] = {}
+        self.responses: dict[int, list[int]] = {}
         self.ends: dict[int, str] = {}
 
     def take(self, output: EngineOutput) -> None:
-        self.answers.setdefault(output.request, []).extend(output.token_ids)
+        self.responses.setdefault(output.request, []).extend(output.token_ids)
         if output.is_final:
             self.ends[output.request] = output.finish_reason
             self.room.release()
@@ -87,13 +87,13 @@ def run_traffic(engine: Engine, seed: int, requests: int) -> None:
         if traffic.ends[number] == "error":  # two requests met in one session
             continue
         assert traffic.ends[number] == "length"
-        answer = traffic.answers[number]
-        assert len(answer) == count
-        longest = by_prompt.setdefault(key, answer)
-        shared = min(len(longest), len(answer))
-        assert answer[:shared] == longest[:shared]  # greedy: equal prompts begin equally, whatever else ran
-        if len(answer) > len(longest):
-            by_prompt[key] = answer
+        response = traffic.responses[number]
+        assert len(response) == count
+        longest = by_prompt.setdefault(key, response)
+        shared = min(len(longest), len(response))
+        assert response[:shared] == longest[:shared]  # greedy: equal prompts begin equally, whatever else ran
+        if len(response) > len(longest):
+            by_prompt[key] = response
 
 
 @pytest.mark.parametrize(("backend", "requests"), [("turbomind", 2000), ("pytorch", 500)])

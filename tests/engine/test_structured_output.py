@@ -1,4 +1,4 @@
-"""Answers under a response format: they fit it, whatever the model would rather say."""
+"""Responses under a response format: they fit it, whatever the model would rather say."""
 
 import json
 import random
@@ -96,10 +96,10 @@ def test_two_hundred_random_schemas_are_kept_by_a_model_with_random_weights(babb
         for seed, schema in enumerate(schemas)
     ]
     prompts = ["".join(chance.choices("abc def\n{}[]", k=20)) for _ in schemas]
-    answers = babbler(prompts, configs, do_preprocess=False)
-    for schema, answer in zip(schemas, answers, strict=True):
-        assert answer.finish_reason == "stop", (schema, answer.text[-200:])
-        jsonschema.validate(json.loads(answer.text), schema)
+    responses = babbler(prompts, configs, do_preprocess=False)
+    for schema, response in zip(schemas, responses, strict=True):
+        assert response.finish_reason == "stop", (schema, response.text[-200:])
+        jsonschema.validate(json.loads(response.text), schema)
 
 
 def test_the_manuals_schema_works(model: AsyncEngine) -> None:
@@ -110,8 +110,8 @@ def test_the_manuals_schema_works(model: AsyncEngine) -> None:
         )
         for seed in range(5)
     ]
-    answers = model(["Make a self introduction please."] * 5, configs)
-    ended = [json.loads(answer.text) for answer in answers if answer.finish_reason == "stop"]
+    responses = model(["Make a self introduction please."] * 5, configs)
+    ended = [json.loads(response.text) for response in responses if response.finish_reason == "stop"]
     assert len(ended) >= 3
     for value in ended:
         jsonschema.validate(value, GUIDE)
@@ -138,7 +138,7 @@ _SAME_EITHER_WAY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("top_k", [1, 40])
-def test_an_answer_is_the_same_whichever_way_is_found_what_may_come(
+def test_a_response_is_the_same_whichever_way_is_found_what_may_come(
     babbler: AsyncEngine, model: AsyncEngine, top_k: int
 ) -> None:
     def config(response_format: dict[str, Any], seed: int, sigma: float) -> GenerationConfig:
@@ -156,7 +156,7 @@ def test_an_answer_is_the_same_whichever_way_is_found_what_may_come(
     for engine in (babbler, model) if top_k > 1 else (babbler,):
         prompts = [f"Number {seed}: tell me about names." for _, seed in cases]
         few, every = (
-            [answer.token_ids for answer in engine(prompts, [config(*case, sigma) for case in cases])]
+            [response.token_ids for response in engine(prompts, [config(*case, sigma) for case in cases])]
             for sigma in (0.0, 100.0)
         )
         for case, one, other in zip(cases, few, every, strict=True):
@@ -190,8 +190,8 @@ def test_a_regular_expression_is_matched_from_end_to_end(babbler: AsyncEngine, p
         temperature=1.0,
         response_format={"type": "regex_schema", "regex_schema": pattern},
     )
-    for answer in babbler(["Who are you?", "When?", "Really?"], config):
-        assert re.fullmatch(pattern, answer.text), answer.text
+    for response in babbler(["Who are you?", "When?", "Really?"], config):
+        assert re.fullmatch(pattern, response.text), response.text
 
 
 def test_json_object_and_grammar(model: AsyncEngine) -> None:
@@ -205,10 +205,10 @@ def test_json_object_and_grammar(model: AsyncEngine) -> None:
         response_format={"type": "json_object"},
         repetition_penalty=1.3,
     )
-    answer = model("Give me a tiny JSON object with one number.", config)
-    if answer.finish_reason == "stop":
-        assert isinstance(json.loads(answer.text), dict | list | str | int | float | bool | None)
-    assert answer.text.lstrip()[0] in '{["-0123456789tfn'
+    response = model("Give me a tiny JSON object with one number.", config)
+    if response.finish_reason == "stop":
+        assert isinstance(json.loads(response.text), dict | list | str | int | float | bool | None)
+    assert response.text.lstrip()[0] in '{["-0123456789tfn'
 
 
 def test_what_stands_behind_a_mark_is_held_to_its_schema(babbler: AsyncEngine) -> None:
@@ -228,9 +228,9 @@ def test_what_stands_behind_a_mark_is_held_to_its_schema(babbler: AsyncEngine) -
     free, *marked = babbler(["abc"] * 4, configs, do_preprocess=False)
     assert "<call>" not in free.text
     assert free.generate_token_len > 20
-    for answer in marked:
-        assert answer.finish_reason == "stop"
-        jsonschema.validate(json.loads(answer.text.removeprefix("<call>").removesuffix("</call>")), schema)
+    for response in marked:
+        assert response.finish_reason == "stop"
+        jsonschema.validate(json.loads(response.text.removeprefix("<call>").removesuffix("</call>")), schema)
 
 
 def test_one_of_some_texts_comes_whatever_is_in_them(babbler: AsyncEngine) -> None:
@@ -246,16 +246,16 @@ def test_one_of_some_texts_comes_whatever_is_in_them(babbler: AsyncEngine) -> No
         temperature=1.0,
         response_format={"type": "grammar", "grammar": choice_grammar(choices)},
     )
-    assert {answer.text for answer in babbler(["Well?"] * 12, config)} <= set(choices)
+    assert {response.text for response in babbler(["Well?"] * 12, config)} <= set(choices)
 
 
-def test_an_answer_without_stop_tokens_ends_where_its_format_ends(babbler: AsyncEngine) -> None:
+def test_a_response_without_stop_tokens_ends_where_its_format_ends(babbler: AsyncEngine) -> None:
     config = GenerationConfig(
         max_new_tokens=40, ignore_eos=True, response_format={"type": "regex_schema", "regex_schema": "[0-9]{4}"}
     )
-    answer = babbler("A year", config, do_preprocess=False)
-    assert re.fullmatch("[0-9]{4}", answer.text)
-    assert answer.finish_reason == "stop"
+    response = babbler("A year", config, do_preprocess=False)
+    assert re.fullmatch("[0-9]{4}", response.text)
+    assert response.finish_reason == "stop"
 
 
 def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEngine) -> None:
@@ -304,7 +304,7 @@ def test_a_special_token_comes_in_a_structural_tag_that_names_its_text_and_in_no
     (token,) = model.tokenizer.encode(mark, add_bos=False)
     assert model.tokenizer.decode([token]) == ""  # it is special
 
-    def answer(begin: str) -> Any:
+    def respond(begin: str) -> Any:
         tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": "</end>"}
         config = GenerationConfig(
             max_new_tokens=12,
@@ -314,6 +314,6 @@ def test_a_special_token_comes_in_a_structural_tag_that_names_its_text_and_in_no
         )
         return model("Go on", config)
 
-    named = answer(f"call{mark}")
+    named = respond(f"call{mark}")
     assert (named.token_ids.count(token) > 0, named.text.startswith(f"call{mark}")) == (True, True)
-    assert token not in answer("call").token_ids
+    assert token not in respond("call").token_ids

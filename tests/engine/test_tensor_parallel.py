@@ -80,7 +80,7 @@ def test_what_is_rounded_is_rounded_as_on_one_rank(settings: dict[str, Any], lim
 
     def logits(tp: int) -> torch.Tensor:
         with TokenEngine(directory, tp=tp, **settings) as engine:
-            return engine.answer(PROMPT, 1)[1]
+            return engine.generate(PROMPT, 1)[1]
 
     assert relative_error(logits(2), logits(1)) < limit
 
@@ -93,7 +93,7 @@ def difference_of_ranks(directory: Path) -> float:
 
     def logits(tp: int) -> torch.Tensor:
         with TokenEngine(directory, tp=tp) as engine:
-            return engine.answer(PROMPT, 1)[1]
+            return engine.generate(PROMPT, 1)[1]
 
     return relative_error(logits(2), logits(1))
 
@@ -159,20 +159,20 @@ def test_codes_of_8_bits_with_scales_are_divided(form: Form, tmp_path: Path) -> 
     assert difference_of_ranks(tmp_path / "model") < SAME_CODES
 
 
-def answers(directory: Path, tp: int, *, at_once: bool) -> list[tuple[list[int], list[dict[int, float]]]]:
-    """Return tokens and log probabilities of the conversations' answers, computed together or one after another."""
+def responses(directory: Path, tp: int, *, at_once: bool) -> list[tuple[list[int], list[dict[int, float]]]]:
+    """Return tokens and log probabilities of the conversations' responses, computed together or one after another."""
     config = TurbomindEngineConfig(dtype="float32", cache_max_entry_count=800, session_len=1024, tp=tp)
     sampled = GenerationConfig(max_new_tokens=16, do_sample=True, top_k=0, random_seed=5, logprobs=3, ignore_eos=True)
     with pipeline(str(directory), backend_config=config) as pipe:
         found = pipe(CONVERSATIONS, sampled) if at_once else [pipe(text, sampled) for text in CONVERSATIONS]
-        return [(answer.token_ids, answer.logprobs) for answer in found]
+        return [(response.token_ids, response.logprobs) for response in found]
 
 
-def test_answers_are_bitwise_the_same_alone_and_in_a_crowd_and_those_of_one_rank(tmp_path: Path) -> None:
+def test_responses_are_bitwise_the_same_alone_and_in_a_crowd_and_those_of_one_rank(tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model", max_position_embeddings=2048)
-    alone = answers(directory, 2, at_once=False)
-    assert answers(directory, 2, at_once=True) == alone
-    assert [tokens for tokens, _ in answers(directory, 1, at_once=True)] == [tokens for tokens, _ in alone]
+    alone = responses(directory, 2, at_once=False)
+    assert responses(directory, 2, at_once=True) == alone
+    assert [tokens for tokens, _ in responses(directory, 1, at_once=True)] == [tokens for tokens, _ in alone]
 
 
 @pytest.mark.parametrize(

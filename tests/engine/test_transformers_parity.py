@@ -1,8 +1,8 @@
-"""Greedy answers of the default model are those of `transformers`, token for token.
+"""Greedy responses of the default model are those of `transformers`, token for token.
 
-The reference is teacher-forced: `transformers` reads prompt and answer in one pass, and every answer token must be the
-argmax of the logits before it. By induction that is the same as comparing with its own greedy answer, and it shows a
-tie where there is one: a token whose logit is within 1e-4 of the largest counts as right.
+The reference is teacher-forced: `transformers` reads prompt and response in one pass, and every response token
+must be the argmax of the logits before it. By induction that is the same as comparing with its own greedy response, and
+it shows a tie where there is one: a token whose logit is within 1e-4 of the largest counts as right.
 """
 
 import pytest
@@ -28,17 +28,17 @@ def pipe(default_model_dir):
 
 
 @pytest.fixture(scope="module")
-def answers(pipe):
+def responses(pipe):
     return pipe(CONVERSATIONS, GenerationConfig(max_new_tokens=NEW_TOKENS))
 
 
 @pytest.mark.parametrize("index", range(len(CONVERSATIONS)))
-def test_every_greedy_token_is_the_one_transformers_would_choose(index, pipe, answers, reference) -> None:
+def test_every_greedy_token_is_the_one_transformers_would_choose(index, pipe, responses, reference) -> None:
     prompt = pipe.prepare(CONVERSATIONS[index]).ids
-    answer = answers[index]
-    tokens = list(answer.token_ids)
-    assert answer.input_token_len == len(prompt)
-    if answer.finish_reason == "stop":
+    response = responses[index]
+    tokens = list(response.token_ids)
+    assert response.input_token_len == len(prompt)
+    if response.finish_reason == "stop":
         tokens.append(pipe.tokenizer.eos_token_id)
     else:
         assert len(tokens) == NEW_TOKENS
@@ -49,9 +49,9 @@ def test_every_greedy_token_is_the_one_transformers_would_choose(index, pipe, an
     assert not wrong, f"tokens (position, logit behind the best): {wrong}"
 
 
-def test_the_text_is_what_transformers_decodes(pipe, answers) -> None:
-    for answer in answers:
-        assert answer.text == pipe.tokenizer.decode(answer.token_ids).rstrip("\ufffd")
+def test_the_text_is_what_transformers_decodes(pipe, responses) -> None:
+    for response in responses:
+        assert response.text == pipe.tokenizer.decode(response.token_ids).rstrip("\ufffd")
 
 
 def test_the_prompt_is_what_transformers_renders(pipe) -> None:
@@ -60,10 +60,10 @@ def test_the_prompt_is_what_transformers_renders(pipe) -> None:
         assert pipe.prepare(conversation)[0] == pipe.tokenizer.hf_tokenizer(want, add_special_tokens=False).input_ids
 
 
-def test_an_answer_is_the_same_alone_and_in_a_batch(pipe, answers) -> None:
+def test_a_response_is_the_same_alone_and_in_a_batch(pipe, responses) -> None:
     for index in (0, 8, 17):
         alone = pipe(CONVERSATIONS[index], GenerationConfig(max_new_tokens=NEW_TOKENS))
-        assert alone.token_ids == answers[index].token_ids
+        assert alone.token_ids == responses[index].token_ids
 
 
 def test_bfloat16_weights_answer_the_question(default_model_dir) -> None:

@@ -228,9 +228,9 @@ def test_logits_equal_transformers_in_chunks_and_behind_cached_prefixes(
 
 def test_texts_alone_are_computed_as_by_transformers(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
     prompt = "what can be seen where nothing is shown? " * 2
-    answer = engine(prompt, ALL)
+    response = engine(prompt, ALL)
     ids = engine.prepare(prompt).ids
-    assert relative_error(answer.logits[: len(ids)], model[1].logits(ids, [])[: len(ids)]) < TOLERANCE
+    assert relative_error(response.logits[: len(ids)], model[1].logits(ids, [])[: len(ids)]) < TOLERANCE
 
 
 def test_several_images_stand_where_the_message_has_them(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
@@ -241,16 +241,16 @@ def test_several_images_stand_where_the_message_has_them(model: tuple[Case, Seei
         {"role": "assistant", "content": "yes"},
         {"role": "user", "content": [_part(two), {"type": "text", "text": "and this?"}]},
     ]
-    answer = engine(messages, ALL)
+    response = engine(messages, ALL)
     ids = engine.prepare(messages).ids
-    assert relative_error(answer.logits[: len(ids)], seeing.logits(ids, [one, two])) < TOLERANCE
+    assert relative_error(response.logits[: len(ids)], seeing.logits(ids, [one, two])) < TOLERANCE
 
 
 def _part(image: Image.Image) -> dict[str, Any]:
     return {"type": "image_data", "image_data": {"data": image}}
 
 
-def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_images(
+def test_responses_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_images(
     model: tuple[Case, Seeing],
 ) -> None:
     config = GenerationConfig(
@@ -269,7 +269,7 @@ def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_imag
     with model[1].engine() as plain:
         alone = [trace(plain(prompt, config)) for prompt in prompts]
         assert alone[0] != alone[2], "the image makes no difference"
-        assert [trace(answer) for answer in plain(prompts, config)] == alone
+        assert [trace(reply) for reply in plain(prompts, config)] == alone
         both = plain(
             prompts[0],
             GenerationConfig(
@@ -286,19 +286,19 @@ def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_imag
         assert trace(both[0]) == alone[0]
     with model[1].engine(cache_max_entry_count=12, session_len=160, enable_prefix_caching=True) as short:
         for _ in range(2):
-            assert [trace(answer) for answer in short(prompts * 2, config)] == alone * 2
+            assert [trace(reply) for reply in short(prompts * 2, config)] == alone * 2
 
 
 def test_steps_hold_an_image_whose_tokens_see_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tiny.make_tiny_gemma3(tmp_path / "model")
     prompt = ("what is it?", make_image(40, 60))
-    answers = []
+    responses = []
     for tokens in (8, 64):
         settings = TurbomindEngineConfig(**(SETTINGS | {"num_tokens_per_iter": tokens}))
         with pipeline(str(directory), settings) as pipe:
-            answers.append(pipe(prompt, ALL))
+            responses.append(pipe(prompt, ALL))
     assert f"a step holds {tiny.GEMMA3_ROWS + 4} tokens instead of 8" in caplog.text
-    assert torch.equal(*(answer.logits for answer in answers))
+    assert torch.equal(*(response.logits for response in responses))
 
 
 def test_a_prompt_has_as_many_tokens_for_an_image_as_the_tower_gives_rows(engine: AsyncEngine) -> None:

@@ -148,12 +148,12 @@ def test_logits_over_a_video_equal_transformers_in_chunks_and_behind_cached_pref
     with engine_of(directory, enable_prefix_caching=True) as engine:
         prompt = ("what happens here, and when?", chosen.video)
         ids = engine.prepare(prompt).ids
-        answer = engine(prompt, ALL)
-        whole = ids + answer.token_ids
+        response = engine(prompt, ALL)
+        whole = ids + response.token_ids
         with torch.inference_mode():
             inputs = chosen.inputs(processor, theirs.config, chosen.video, whole)
             expected = theirs(input_ids=torch.tensor([whole]), **inputs).logits[0]
-        assert relative_error(answer.logits[: len(whole)], expected[: len(answer.logits)]) < TOLERANCE
+        assert relative_error(response.logits[: len(whole)], expected[: len(response.logits)]) < TOLERANCE
         wanted = GenerationConfig(max_new_tokens=6, output_logits="generation", do_sample=False, ignore_eos=True)
         engine(prompt, wanted)  # publishes its blocks
         before = engine.engine.metrics()["prefix_cache_hits_total"]
@@ -162,7 +162,7 @@ def test_logits_over_a_video_equal_transformers_in_chunks_and_behind_cached_pref
         assert relative_error(again.logits, expected[len(ids) - 1 :][: len(again.logits)]) < TOLERANCE
 
 
-def test_answers_about_videos_are_bitwise_equal_alone_and_in_a_batch(case: tuple[Case, Path]) -> None:
+def test_responses_about_videos_are_bitwise_equal_alone_and_in_a_batch(case: tuple[Case, Path]) -> None:
     chosen, directory = case
     config = GenerationConfig(
         max_new_tokens=12, do_sample=True, temperature=0.9, top_k=0, random_seed=5, logprobs=3, ignore_eos=True
@@ -185,8 +185,8 @@ def test_a_text_behind_a_video_and_an_image_stands_where_it_does_without_chunks(
         {"type": "video_data", "video_data": {"data": chosen.video}},
         {"type": "text", "text": "compare"},
     ]
-    answers = []
+    responses = []
     for tokens in (7, 512):
         with engine_of(directory, num_tokens_per_iter=tokens) as engine:
-            answers.append(engine([{"role": "user", "content": content}], ALL))
-    assert torch.equal(*(answer.logits for answer in answers))
+            responses.append(engine([{"role": "user", "content": content}], ALL))
+    assert torch.equal(*(response.logits for response in responses))

@@ -25,21 +25,21 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_answers_beyond_the_cache_are_those_of_transformers(directory: Path, backend: str) -> None:
+def test_responses_beyond_the_cache_are_those_of_transformers(directory: Path, backend: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     prompt = prompt_of(60 * WINDOW // 2)
     assert len(prompt) > BLOCKS * 16
     settings = {"session_len": 4096, "cache_max_entry_count": BLOCKS}
     with TokenEngine(directory, backend=backend, **settings) as engine, torch.no_grad():
-        answer, logits = engine.answer(prompt, 50, "generation")
-        expected = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+        response, logits = engine.generate(prompt, 50, "generation")
+        expected = model(torch.tensor([prompt + response[:-1]])).logits[0, len(prompt) - 1 :]
         assert relative_error(logits, expected) < 1e-4
 
 
 def test_100k_tokens_fit_into_a_dozen_blocks(directory: Path) -> None:
     settings = {"session_len": 101_000, "cache_max_entry_count": 40, "num_tokens_per_iter": 480}
     with TokenEngine(directory, **settings) as engine:
-        _, logits = engine.answer(prompt_of(100_000), 20, "generation")
+        _, logits = engine.generate(prompt_of(100_000), 20, "generation")
         assert logits.isfinite().all()
         assert engine.engine.metrics()["preemptions_total"] == 0
 
@@ -57,8 +57,8 @@ def test_a_layer_with_a_window_leaves_its_room_to_one_that_sees_everything(
     with TokenEngine(directory, backend=backend, session_len=4096, cache_max_entry_count=BLOCKS) as engine:
         assert engine.engine.session_len == tokens
         prompt = prompt_of(tokens - 30)
-        answer, logits = engine.answer(prompt, 20, "generation")
+        response, logits = engine.generate(prompt, 20, "generation")
         with torch.no_grad():
-            expected = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+            expected = model(torch.tensor([prompt + response[:-1]])).logits[0, len(prompt) - 1 :]
         assert relative_error(logits, expected) < 1e-4
         assert engine.engine.metrics()["preemptions_total"] == 0

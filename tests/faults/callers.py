@@ -21,7 +21,7 @@ STORY: dict[str, Any] = {
 
 
 class Reader(threading.Thread):
-    """Reads one long streamed answer to its end, however that comes."""
+    """Reads one long streamed response to its end, however that comes."""
 
     def __init__(self, server: ApiServer) -> None:
         super().__init__()
@@ -34,17 +34,17 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=STORY, timeout=60, trust_env=False) as answer:
-                for line in filter(None, answer.iter_lines()):
+            with httpx.stream("POST", self._url, json=STORY, timeout=60, trust_env=False) as response:
+                for line in filter(None, response.iter_lines()):
                     self.last = line
                     self.begun.set()
         except httpx.HTTPError as error:
             self.broke = error
 
     def end(self) -> str:
-        """Wait for the end; return the code of the error that the answer ended with, or how its connection broke."""
+        """Wait for the end; return the code of the error that the response ended with, or how its connection broke."""
         self.join(60)
-        assert not self.is_alive(), "an answer waits for ever"
+        assert not self.is_alive(), "a response waits for ever"
         if self.broke is not None:
             return type(self.broke).__name__
         reported = json.loads(self.last.removeprefix("data: "))
@@ -52,7 +52,7 @@ class Reader(threading.Thread):
 
 
 def ask(server: ApiServer, **fields: Any) -> httpx.Response:
-    """Ask for a short answer."""
+    """Ask for a short response."""
     body = STORY | {"max_tokens": 4, "stream": False} | fields
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
 
@@ -60,14 +60,14 @@ def ask(server: ApiServer, **fields: Any) -> httpx.Response:
 def is_answered(server: ApiServer) -> bool:
     """Return whether a request is; what else may come is a refused connection or 503."""
     try:
-        answer = ask(server)
+        response = ask(server)
     except httpx.TransportError:
         return False
-    if answer.status_code == 503:
-        assert answer.json()["error"]["code"] == "service_unavailable"
+    if response.status_code == 503:
+        assert response.json()["error"]["code"] == "service_unavailable"
         return False
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] == 4
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["completion_tokens"] == 4
     return True
 
 

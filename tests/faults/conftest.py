@@ -1,4 +1,4 @@
-"""A model whose answers can be long."""
+"""A model whose responses can be long."""
 
 from pathlib import Path
 

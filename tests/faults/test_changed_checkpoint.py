@@ -19,12 +19,12 @@ WEIGHTS = "model.safetensors"
 
 
 def says(server: ApiServer) -> str:
-    answer = ask(server, temperature=0, max_tokens=16)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
+    response = ask(server, temperature=0, max_tokens=16)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
 
 
-def test_answers_stay_what_they_were_and_a_broken_file_is_reported_when_it_is_next_read(
+def test_responses_stay_what_they_were_and_a_broken_file_is_reported_when_it_is_next_read(
     model: Path, tmp_path: Path
 ) -> None:
     served = Path(shutil.copytree(model, tmp_path / "tiny"))

@@ -1,4 +1,4 @@
-"""Clients that stop in the midst of an answer, and very many of them."""
+"""Clients that stop in the midst of a response, and very many of them."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def server(model: Path) -> Iterator[ApiServer]:
         assert server.end(signal.SIGTERM) == 143, server.output
 
 
-def test_a_stopped_client_is_let_go_and_its_answer_cancelled(server: ApiServer) -> None:
+def test_a_stopped_client_is_let_go_and_its_response_cancelled(server: ApiServer) -> None:
     talkative = STORY | {"logprobs": True, "top_logprobs": 20}  # 2 KB a token: soon more than the sockets hold
     words = [f"{server.url}/v1/chat/completions", json.dumps(talkative)]
     with subprocess.Popen([sys.executable, "-c", CLIENT, *words], stdout=subprocess.PIPE, text=True) as client:
@@ -70,14 +70,14 @@ def test_a_thousand_connections_are_served_and_their_descriptors_come_back(serve
         async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             return await asyncio.open_connection("127.0.0.1", server.port)
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
             writer.write(request)
             return await reader.readline()
 
         peers = [await connect() for _ in range(CONNECTIONS)]
         assert (await asyncio.to_thread(ask, server)).status_code == 200  # one more, while they are idle
         assert open_files(server.process.pid) >= before + CONNECTIONS
-        lines = await asyncio.gather(*(answer(*peer) for peer in peers))
+        lines = await asyncio.gather(*(respond(*peer) for peer in peers))
         for _, writer in peers:
             writer.close()
         return list(lines)

@@ -1,4 +1,4 @@
-"""A clock that is set, in the midst of answers: deadlines and intervals go by one that only runs."""
+"""A clock that is set, in the midst of responses: deadlines and intervals go by one that only runs."""
 
 import re
 import threading
@@ -52,7 +52,7 @@ def test_nothing_but_dates_is_read_from_the_wall_clock() -> None:
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-def test_answers_and_connections_outlive_a_clock_that_is_set(
+def test_responses_and_connections_outlive_a_clock_that_is_set(
     fake: FakeTriton, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     fake.script = Script(hold_after=1, resume=True)
@@ -63,8 +63,8 @@ def test_answers_and_connections_outlive_a_clock_that_is_set(
         httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
     ):
         assert client.get("/health").status_code == 200
-        with client.stream("POST", "/v1/chat/completions", json=BODY) as answer:
-            lines = answer.iter_lines()
+        with client.stream("POST", "/v1/chat/completions", json=BODY) as response:
+            lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             monkeypatch.setattr(time, "time", lambda: real() + jump)
             threading.Timer(0.1, fake.release.set).start()

@@ -1,4 +1,4 @@
-"""SIGKILL of each process of a server: open answers end with a reason, the service comes back, nothing is left."""
+"""SIGKILL of each process of a server: open responses end with a reason, the service comes back, nothing is left."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def stub_of(server: ApiServer, name: str) -> int:
     return pid
 
 
-def test_a_killed_tritonserver_ends_answers_with_a_reason_and_is_replaced(server: ApiServer) -> None:
+def test_a_killed_tritonserver_ends_responses_with_a_reason_and_is_replaced(server: ApiServer) -> None:
     readers = [Reader(server) for _ in range(4)]
     first, regions = server.triton_pid(), regions_of(server)
     assert regions
@@ -74,7 +74,7 @@ def test_a_stopped_tritonserver_is_not_healthy_until_it_goes_on(server: ApiServe
     assert health() == 200
 
 
-def test_a_killed_python_model_ends_answers_with_a_reason_and_is_replaced(server: ApiServer) -> None:
+def test_a_killed_python_model_ends_responses_with_a_reason_and_is_replaced(server: ApiServer) -> None:
     reader = Reader(server)
     first, regions = server.triton_pid(), regions_of(server)
     os.kill(stub_of(server, "preprocessing"), signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_a_killed_python_model_ends_answers_with_a_reason_and_is_replaced(server
     expect_nothing_held(server)
 
 
-def test_a_killed_gateway_worker_costs_its_own_answers_only(server: ApiServer) -> None:
+def test_a_killed_gateway_worker_costs_its_own_responses_only(server: ApiServer) -> None:
     readers = [Reader(server) for _ in range(6)]  # the kernel spreads them over both workers
     workers = server.pids("openai_gateway.process.worker")
     assert len(workers) == 2
@@ -97,7 +97,7 @@ def test_a_killed_gateway_worker_costs_its_own_answers_only(server: ApiServer) -
     broken = [reader for reader in readers if not reader.is_alive()]
     assert {reader.end() for reader in broken} == {"RemoteProtocolError"}
     assert victim not in server.pids("openai_gateway.process.worker")
-    # The engine finishes nobody's answer: what the worker had asked for is cancelled with its connection.
+    # The engine finishes nobody's response: what the worker had asked for is cancelled with its connection.
     for survivor in server.pids("openai_gateway.process.worker"):
         os.kill(survivor, signal.SIGKILL)
     for reader in readers:

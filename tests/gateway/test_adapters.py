@@ -49,8 +49,8 @@ REQUESTS = {
 def test_a_request_names_an_adapter_as_its_model(triton: FakeTriton, path: str) -> None:
     triton.adapters = {"sql": ""}
     with client(triton) as gateway:
-        answer = gateway.post(path, json=REQUESTS[path] | {"model": "sql"})
-        assert answer.json()["model"] == "sql"
+        response = gateway.post(path, json=REQUESTS[path] | {"model": "sql"})
+        assert response.json()["model"] == "sql"
         assert triton.requests[-1].inputs["lora_name"] == "sql"
         gateway.post(path, json=REQUESTS[path] | {"model": "fake-model"})
         assert "lora_name" not in triton.requests[-1].inputs
@@ -119,10 +119,10 @@ def test_an_adapter_that_belongs_to_keys_is_neither_seen_nor_used_by_others(trit
         for key, seen in (("ann", True), ("bob", True), ("eve", False)):
             assert ("theirs" in models(gateway, key)) == seen
             headers = {"Authorization": f"Bearer {key}"}
-            answer = gateway.post(
+            response = gateway.post(
                 "/v1/chat/completions", json={"model": "theirs", "messages": MESSAGES}, headers=headers
             )
-            assert answer.status_code == (200 if seen else 404)
+            assert response.status_code == (200 if seen else 404)
             assert gateway.get("/v1/models/theirs", headers=headers).status_code == (200 if seen else 404)
         assert "ann" not in str(triton.adapters)
 

@@ -10,23 +10,23 @@ from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 
 HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 
-def test_an_answer_has_text_reason_and_usage(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=HELLO)
-    assert answer.object == "chat.completion"
-    assert answer.model == MODEL
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].message.content == ANSWER
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (7, 2, 9)
+def test_a_response_has_text_reason_and_usage(client: openai.OpenAI) -> None:
+    response = client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert response.object == "chat.completion"
+    assert response.model == MODEL
+    assert response.choices[0].message.role == "assistant"
+    assert response.choices[0].message.content == REPLY
+    assert response.choices[0].finish_reason == "stop"
+    assert response.usage is not None
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.total_tokens) == (7, 2, 9)
 
 
-def test_a_stream_adds_up_to_the_answer(client: openai.OpenAI) -> None:
+def test_a_stream_adds_up_to_the_response(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == REPLY
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
     assert chunks[0].choices[0].delta.role == "assistant"
     assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
@@ -47,11 +47,11 @@ def test_usage_is_one_last_chunk_when_asked_for(client: openai.OpenAI) -> None:
 def test_openai_s_streaming_helper_builds_the_same_message(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model=MODEL, messages=HELLO) as stream:
         final = stream.get_final_completion()
-    assert final.choices[0].message.content == ANSWER
+    assert final.choices[0].message.content == REPLY
     assert final.choices[0].message.role == "assistant"
 
 
-async def test_the_async_client_streams_many_answers_at_once(url: str, triton: FakeTriton) -> None:
+async def test_the_async_client_streams_many_responses_at_once(url: str, triton: FakeTriton) -> None:
     async def ask(client: openai.AsyncOpenAI) -> str:
         stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
@@ -61,9 +61,9 @@ async def test_the_async_client_streams_many_answers_at_once(url: str, triton: F
 
 
 def test_the_stream_is_framed_as_openai_s(http: httpx.Client) -> None:
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": True})
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *events, end, rest = answer.text.split("\n\n")
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": True})
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *events, end, rest = response.text.split("\n\n")
     assert (end, rest) == ("data: [DONE]", "")
     assert all(event.startswith("data: {") for event in events)
 
@@ -163,6 +163,6 @@ def test_a_plain_string_is_completed_without_a_template(http: httpx.Client, trit
     assert "messages" not in triton.requests[0].inputs
 
 
-def test_an_answer_cut_by_its_limit_says_so(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_a_response_cut_by_its_limit_says_so(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(finish_reason="length")
     assert client.chat.completions.create(model=MODEL, messages=HELLO).choices[0].finish_reason == "length"

@@ -15,16 +15,16 @@ from tests.support.fake_triton import FIRST_BYTE, FakeTriton, Script, prompt_log
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 TWO = Script(choices=[["a", "b"], ["1", "2", "3"]])
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 
 def test_n_choices_are_separate_and_the_prompt_is_counted_once(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = TWO
-    answer = client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
-    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "ab"), (1, "123")]
+    response = client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
+    assert [(choice.index, choice.message.content) for choice in response.choices] == [(0, "ab"), (1, "123")]
     assert triton.requests[0].inputs["n"] == 2
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 4)
+    assert response.usage is not None
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (7, 4)
 
 
 def test_streamed_choices_interleave_and_add_up(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -42,8 +42,8 @@ def test_streamed_choices_interleave_and_add_up(client: openai.OpenAI, triton: F
 
 def test_n_choices_of_several_prompts_are_numbered_prompt_by_prompt(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = lambda received: Script(choices=[[received.inputs["text_input"] + str(i)] for i in range(2)])
-    answer = client.completions.create(model=MODEL, prompt=["a", "b"], n=2)
-    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "a0"), (1, "a1"), (2, "b0"), (3, "b1")]
+    response = client.completions.create(model=MODEL, prompt=["a", "b"], n=2)
+    assert [(choice.index, choice.text) for choice in response.choices] == [(0, "a0"), (1, "a1"), (2, "b0"), (3, "b1")]
     chunks = client.completions.create(model=MODEL, prompt=["a", "b"], n=2, stream=True)
     texts: defaultdict[int, str] = defaultdict(str)
     for chunk in chunks:
@@ -52,8 +52,8 @@ def test_n_choices_of_several_prompts_are_numbered_prompt_by_prompt(client: open
 
 
 def test_chat_logprobs_have_text_and_bytes_of_every_token(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=2)
-    logprobs = answer.choices[0].logprobs
+    response = client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=2)
+    logprobs = response.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
     second = logprobs.content[1]
@@ -61,7 +61,7 @@ def test_chat_logprobs_have_text_and_bytes_of_every_token(client: openai.OpenAI)
     assert [(top.token, top.logprob) for top in second.top_logprobs] == [("a", -0.25), ("\x07", -1.5)]
 
 
-def test_streamed_logprobs_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:
+def test_streamed_logprobs_are_those_of_the_whole_response(client: openai.OpenAI) -> None:
     content: list[Any] = []
     stream = client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=1, stream=True)
     text = ""
@@ -75,8 +75,8 @@ def test_streamed_logprobs_are_those_of_the_whole_answer(client: openai.OpenAI) 
 
 
 def test_completion_logprobs_have_offsets_and_the_likeliest_tokens(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt="a", logprobs=2)
-    logprobs = answer.choices[0].logprobs
+    response = client.completions.create(model=MODEL, prompt="a", logprobs=2)
+    logprobs = response.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens == ["<pad>", "a"]
     assert logprobs.text_offset == [0, 5]
@@ -86,9 +86,9 @@ def test_completion_logprobs_have_offsets_and_the_likeliest_tokens(client: opena
 
 
 def test_token_texts_are_asked_for_where_there_is_no_table(asking_client: openai.OpenAI) -> None:
-    answer = asking_client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True)
-    assert answer.choices[0].logprobs is not None
-    assert [token.token for token in answer.choices[0].logprobs.content or []] == ["<pad>", "a"]
+    response = asking_client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True)
+    assert response.choices[0].logprobs is not None
+    assert [token.token for token in response.choices[0].logprobs.content or []] == ["<pad>", "a"]
 
 
 def test_penalties_bias_and_formats_reach_the_engine(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -178,8 +178,8 @@ def test_formats_come_in_the_words_of_vllms_clients_too(
 def test_more_than_one_format_and_what_is_none_are_refused(
     http: httpx.Client, wrong: Any, param: str, status: int
 ) -> None:
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, **wrong})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, **wrong})
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
 def test_a_schema_nested_too_deeply_is_refused_by_name(http: httpx.Client) -> None:
@@ -187,9 +187,9 @@ def test_a_schema_nested_too_deeply_is_refused_by_name(http: httpx.Client) -> No
     for _ in range(200):
         schema = {"not": schema}
     wanted = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "response_format": wanted})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "response_format.json_schema.schema"
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "response_format": wanted})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "response_format.json_schema.schema"
 
 
 def test_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
@@ -208,15 +208,15 @@ def test_echo_with_logprobs_reports_the_prompt_s_too(
     options: Any = {"model": MODEL, "prompt": ["ab", "c"], "echo": True, "logprobs": 1, "n": n}
     texts = [""] * (2 * n)
     said: list[dict[str, list[Any]]] = [{} for _ in texts]
-    answers = client.completions.create(**options, stream=stream)
-    for answer in answers if stream else [answers]:
-        for choice in answer.choices:
+    responses = client.completions.create(**options, stream=stream)
+    for response in responses if stream else [responses]:
+        for choice in response.choices:
             texts[choice.index] += choice.text
             for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
                 said[choice.index].setdefault(name, []).extend(values)
     assert triton.requests[0].inputs["prompt_logprobs"] == 1
     for number, prompt in enumerate(["ab", "c"] if n == 1 else ["ab", "ab", "c", "c"]):
-        assert texts[number] == prompt + ANSWER
+        assert texts[number] == prompt + REPLY
         logprobs = said[number]
         assert logprobs["tokens"][: 1 + len(prompt)] == ["<s>", *prompt]
         assert logprobs["token_logprobs"][: 1 + len(prompt)] == [
@@ -225,13 +225,13 @@ def test_echo_with_logprobs_reports_the_prompt_s_too(
         ]
         assert logprobs["top_logprobs"][0] is None
         assert set(logprobs["top_logprobs"][1]) == {prompt[0], "?"}
-        assert logprobs["token_logprobs"][1 + len(prompt) :][:2] == [-0.5, -0.25]  # of the answer
+        assert logprobs["token_logprobs"][1 + len(prompt) :][:2] == [-0.5, -0.25]  # of the response
         assert len({len(values) for values in logprobs.values()}) == 1
         assert logprobs["text_offset"][: 2 + len(prompt)] == [0, *range(1 + len(prompt))]
 
 
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_prompt_can_be_scored_without_an_answer(
+def test_a_prompt_can_be_scored_without_a_response(
     client: openai.OpenAI, triton: FakeTriton, logprobs: int | None
 ) -> None:
     triton.script = Script(texts=[""], finish_reason="length")
@@ -251,10 +251,10 @@ def test_prompt_logprobs_are_reported_as_vllm_reports_them(
     client: openai.OpenAI, triton: FakeTriton, echo: bool
 ) -> None:
     options: Any = {"model": MODEL, "n": 2, "logprobs": 0, "echo": echo, "extra_body": {"prompt_logprobs": 1}}
-    answer = client.completions.create(prompt=["ab", "c"], **options)
+    response = client.completions.create(prompt=["ab", "c"], **options)
     assert [request.inputs["prompt_logprobs"] for request in triton.requests] == [1, 1]
-    for choice, prompt in zip(answer.choices, ["ab", "ab", "c", "c"], strict=True):
-        assert choice.text == (prompt if echo else "") + ANSWER
+    for choice, prompt in zip(response.choices, ["ab", "ab", "c", "c"], strict=True):
+        assert choice.text == (prompt if echo else "") + REPLY
         first, *others = choice.prompt_logprobs
         assert first is None
         for position, (place, letter) in enumerate(zip(others, prompt, strict=True), 1):
@@ -271,9 +271,9 @@ def test_prompt_logprobs_are_reported_as_vllm_reports_them(
 def test_prompt_logprobs_of_a_chat_stand_alongside_its_choices(client: openai.OpenAI, triton: FakeTriton) -> None:
     options: Any = {"model": MODEL, "messages": HELLO, "n": 2}
     assert client.chat.completions.create(**options).prompt_logprobs is None
-    answer = client.chat.completions.create(**options, extra_body={"prompt_logprobs": 0})
+    response = client.chat.completions.create(**options, extra_body={"prompt_logprobs": 0})
     assert triton.requests[1].inputs["prompt_logprobs"] == 0
-    assert answer.prompt_logprobs == [None]  # the fake has one token for every chat
+    assert response.prompt_logprobs == [None]  # the fake has one token for every chat
     for fields in ({"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 0, "stream": True}):
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(**options, extra_body=fields)
@@ -281,15 +281,15 @@ def test_prompt_logprobs_of_a_chat_stand_alongside_its_choices(client: openai.Op
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_of_answers_are_reported_and_taken_where_that_is_asked_for(
+def test_tokens_of_responses_are_reported_and_taken_where_that_is_asked_for(
     client: openai.OpenAI, triton: FakeTriton, stream: bool
 ) -> None:
     triton.script = TWO
     options: Any = {"model": MODEL, "messages": HELLO, "n": 2, "stream": stream}
     given: dict[int, Any] = {}
-    answers = client.chat.completions.create(**options, extra_body={"return_token_ids": True})
-    for answer in answers if stream else [answers]:
-        given |= {choice.index: choice.token_ids for choice in answer.choices if choice.finish_reason}
+    responses = client.chat.completions.create(**options, extra_body={"return_token_ids": True})
+    for response in responses if stream else [responses]:
+        given |= {choice.index: choice.token_ids for choice in response.choices if choice.finish_reason}
     first = [0, 100, 1, 101]
     assert given == ({0: first, 1: [*first, 2, 102]} if stream else {0: first[:2], 1: first[:2]})
     triton.script = Script()
@@ -304,9 +304,9 @@ def test_tokens_of_answers_are_reported_and_taken_where_that_is_asked_for(
 
 
 def test_a_prompt_of_tokens_is_continued(client: openai.OpenAI, triton: FakeTriton) -> None:
-    answer = client.completions.create(model=MODEL, prompt=[[100, 101], [102]], echo=True)
+    response = client.completions.create(model=MODEL, prompt=[[100, 101], [102]], echo=True)
     assert [request.inputs["input_ids"] for request in triton.requests] in ([[100, 101], [102]], [[102], [100, 101]])
-    assert [choice.text[:2] for choice in answer.choices] == ["ab", "cT"]
+    assert [choice.text[:2] for choice in response.choices] == ["ab", "cT"]
 
 
 def test_what_a_tool_returns_may_be_an_object(http: httpx.Client, triton: FakeTriton) -> None:

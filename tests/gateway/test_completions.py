@@ -11,19 +11,19 @@ def echo(received: Received) -> Script:
 
 
 def test_a_prompt_is_continued_as_is(client: openai.OpenAI, triton: FakeTriton) -> None:
-    answer = client.completions.create(model=MODEL, prompt="Once upon")
-    assert answer.object == "text_completion"
-    assert answer.choices[0].text == "The capital of France is Paris."
+    response = client.completions.create(model=MODEL, prompt="Once upon")
+    assert response.object == "text_completion"
+    assert response.choices[0].text == "The capital of France is Paris."
     assert triton.requests[0].inputs["text_input"] == "Once upon"
     assert triton.requests[0].inputs["max_new_tokens"] == 16
 
 
 def test_several_prompts_get_a_choice_each_and_one_usage(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = echo
-    answer = client.completions.create(model=MODEL, prompt=["a", "b", "c"], max_tokens=5)
-    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "<a>"), (1, "<b>"), (2, "<c>")]
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (21, 6)
+    response = client.completions.create(model=MODEL, prompt=["a", "b", "c"], max_tokens=5)
+    assert [(choice.index, choice.text) for choice in response.choices] == [(0, "<a>"), (1, "<b>"), (2, "<c>")]
+    assert response.usage is not None
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (21, 6)
 
 
 def test_a_stream_of_several_prompts_distinguishes_them(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -53,8 +53,8 @@ def test_lmdeploy_s_benchmark_request_is_accepted(http: httpx.Client, triton: Fa
         "stream": True,
         "ignore_eos": True,
     }
-    answer = http.post("/v1/completions", json=asked, headers={"authorization": "Bearer None"})
-    assert answer.status_code == 200
+    response = http.post("/v1/completions", json=asked, headers={"authorization": "Bearer None"})
+    assert response.status_code == 200
     assert triton.requests[0].inputs["ignore_eos"] is True
 
 

@@ -28,7 +28,7 @@ async def test_a_client_that_leaves_before_the_first_token_is_cancelled_in_the_e
     assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 5)
 
 
-async def test_a_client_that_leaves_mid_answer_is_cancelled_in_the_engine(url: str, triton: FakeTriton) -> None:
+async def test_a_client_that_leaves_mid_response_is_cancelled_in_the_engine(url: str, triton: FakeTriton) -> None:
     triton.script = Script(hold_after=2)
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
@@ -40,7 +40,7 @@ async def test_a_client_that_leaves_mid_answer_is_cancelled_in_the_engine(url: s
     assert triton.stops.get() == triton.requests[0].id
 
 
-async def test_complete_answers_cancel_nothing(url: str, triton: FakeTriton) -> None:
+async def test_complete_responses_cancel_nothing(url: str, triton: FakeTriton) -> None:
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         for stream in (False, True):
             await http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})

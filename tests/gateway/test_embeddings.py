@@ -62,19 +62,19 @@ def expected(text: str) -> np.ndarray:
 @pytest.mark.parametrize("encoding", ["float", "base64", None])
 def test_texts_become_vectors_of_length_one(openai_client: openai.OpenAI, encoding: str | None) -> None:
     more = {} if encoding is None else {"encoding_format": encoding}
-    answer = openai_client.embeddings.create(model=MODEL, input=TEXTS, **more)  # without a format it asks for base64
-    assert [each.index for each in answer.data] == [0, 1, 2]
-    for text, each in zip(TEXTS, answer.data, strict=True):
+    response = openai_client.embeddings.create(model=MODEL, input=TEXTS, **more)  # without a format it asks for base64
+    assert [each.index for each in response.data] == [0, 1, 2]
+    for text, each in zip(TEXTS, response.data, strict=True):
         vector = each.embedding if encoding != "base64" else np.frombuffer(base64.b64decode(each.embedding), "<f4")
         np.testing.assert_allclose(vector, expected(text), rtol=1e-6)
-    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 3 * 7
-    assert answer.model == MODEL
+    assert response.usage.prompt_tokens == response.usage.total_tokens == 3 * 7
+    assert response.model == MODEL
 
 
 def test_tokens_are_texts_too_and_vectors_can_be_cut(openai_client: openai.OpenAI) -> None:
     ids = [token_ids("one"), token_ids("another text")]
-    answer = openai_client.embeddings.create(model=MODEL, input=ids, encoding_format="float", dimensions=2)
-    for text, each in zip(TEXTS, answer.data, strict=False):
+    response = openai_client.embeddings.create(model=MODEL, input=ids, encoding_format="float", dimensions=2)
+    for text, each in zip(TEXTS, response.data, strict=False):
         cut = expected(text)[:2]
         np.testing.assert_allclose(each.embedding, cut / np.linalg.norm(cut), rtol=1e-6)
     alone = openai_client.embeddings.create(model=MODEL, input=ids[0], encoding_format="float")
@@ -83,8 +83,10 @@ def test_tokens_are_texts_too_and_vectors_can_be_cut(openai_client: openai.OpenA
 
 def test_more_texts_than_run_at_once_come_in_their_order(openai_client: openai.OpenAI) -> None:
     texts = [f"text {'abcd' * (number % 7)} {number}" for number in range(150)]
-    answer = openai_client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
-    np.testing.assert_allclose([each.embedding for each in answer.data], [expected(text) for text in texts], rtol=1e-6)
+    response = openai_client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    np.testing.assert_allclose(
+        [each.embedding for each in response.data], [expected(text) for text in texts], rtol=1e-6
+    )
 
 
 def test_documents_are_ranked_by_their_nearness_to_the_query(embedder: str) -> None:
@@ -93,13 +95,13 @@ def test_documents_are_ranked_by_their_nearness_to_the_query(embedder: str) -> N
     scores = [float(expected("ababab") @ expected(text)) for text in texts]
     order = sorted(range(3), key=lambda index: -scores[index])
     for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
-        answer = httpx.post(
+        response = httpx.post(
             f"{embedder}{path}", json={"query": "ababab", "documents": documents}, trust_env=False
         ).json()
-        assert [result["index"] for result in answer["results"]] == order
-        assert [result["document"]["text"] for result in answer["results"]] == [texts[index] for index in order]
+        assert [result["index"] for result in response["results"]] == order
+        assert [result["document"]["text"] for result in response["results"]] == [texts[index] for index in order]
         np.testing.assert_allclose(
-            [result["relevance_score"] for result in answer["results"]], sorted(scores)[::-1], rtol=1e-5
+            [result["relevance_score"] for result in response["results"]], sorted(scores)[::-1], rtol=1e-5
         )
     asked = {"query": "ababab", "documents": documents, "top_n": 1, "return_documents": False}
     (best,) = httpx.post(f"{embedder}/v1/rerank", json=asked, trust_env=False).json()["results"]

@@ -13,11 +13,11 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
-def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """Return the OpenAI error of an answer, whose form is checked."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    body = answer.json()
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """Return the OpenAI error of a response, whose form is checked."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
     error: dict[str, Any] = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
     # as LMDeploy's clients expect it
@@ -110,8 +110,8 @@ def test_a_bad_field_is_named(
 ) -> None:
     field = param.partition(".")[0].partition("[")[0]
     body = json.dumps({"model": MODEL, "messages": HELLO, field: value})
-    answer = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
-    error = error_of(answer, 400)
+    response = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    error = error_of(response, 400)
     assert error["param"] == param
     assert (error["code"] in ("invalid_type", "missing_required_parameter")) == is_mistyped
     assert param in error["message"] or field in error["message"] or "tool_calls" in error["message"]
@@ -187,8 +187,8 @@ def test_a_body_that_is_not_said_to_be_json_is_refused_and_reported_so(http: htt
 def test_a_body_beyond_the_limit_is_a_413(http: httpx.Client, chunked: bool) -> None:
     body = b" " * (MAX_BODY + 1)
     content: Any = iter([body[:50_000], body[50_000:]]) if chunked else body
-    answer = http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
-    assert str(MAX_BODY) in error_of(answer, 413)["message"]
+    response = http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    assert str(MAX_BODY) in error_of(response, 413)["message"]
     assert http.get("/health").status_code == 200
 
 
@@ -208,9 +208,9 @@ def test_an_unknown_model_is_a_404(client: openai.OpenAI, triton: FakeTriton) ->
     ("path", "why"), [("/v1/audio/speech", "neither hear nor speak"), ("/v1/images/generations", "make no images")]
 )
 def test_what_no_model_here_does_is_said(http: httpx.Client, path: str, why: str) -> None:
-    answer = http.post(path, json={})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
-    assert why in answer.json()["error"]["message"]
+    response = http.post(path, json={})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
+    assert why in response.json()["error"]["message"]
 
 
 def test_unknown_urls_and_methods_are_openai_errors(http: httpx.Client) -> None:
@@ -250,14 +250,14 @@ def test_an_engine_error_within_a_stream_is_an_error_event(client: openai.OpenAI
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_the_engine_cancelled_is_never_passed_off_as_finished(
+def test_a_response_the_engine_cancelled_is_never_passed_off_as_finished(
     http: httpx.Client, triton: FakeTriton, stream: bool
 ) -> None:
     triton.script = Script(texts=["half"], finish_reason="cancelled")
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})
-    error_of(answer, 503)
-    triton.script = Script(texts=["half", " an answer"], finish_reason="cancelled")
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})
-    assert "cancelled" not in answer.text
-    assert '"error"' in answer.text
-    assert "[DONE]" not in answer.text
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})
+    error_of(response, 503)
+    triton.script = Script(texts=["half", " a response"], finish_reason="cancelled")
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})
+    assert "cancelled" not in response.text
+    assert '"error"' in response.text
+    assert "[DONE]" not in response.text

@@ -11,7 +11,7 @@ from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script, token_ids
 from tests.support.waiting import eventually
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 
 def turn(http: httpx.Client, **fields: Any) -> httpx.Response:
@@ -22,8 +22,8 @@ def turn(http: httpx.Client, **fields: Any) -> httpx.Response:
 
 def test_a_conversation_begins_goes_on_and_ends(http: httpx.Client, triton: FakeTriton) -> None:
     triton.script = Script(history_token_len=3)
-    answer = turn(http).json()
-    assert answer == {"text": ANSWER, "tokens": 2, "input_tokens": 7, "history_tokens": 3, "finish_reason": "stop"}
+    response = turn(http).json()
+    assert response == {"text": REPLY, "tokens": 2, "input_tokens": 7, "history_tokens": 3, "finish_reason": "stop"}
     assert turn(http).status_code == 200
     inputs = [request.inputs for request in triton.requests]
     assert [given["sequence_start"] for given in inputs] == [False, True, False]  # the engine knows what it holds
@@ -49,10 +49,10 @@ def test_a_turn_without_interactive_mode_ends_its_session(http: httpx.Client, tr
 
 
 def test_a_stream_is_one_object_a_line(http: httpx.Client) -> None:
-    answer = turn(http, stream=True)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = [json.loads(line) for line in answer.text.splitlines()]
-    assert "".join(line["text"] for line in lines) == ANSWER
+    response = turn(http, stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert "".join(line["text"] for line in lines) == REPLY
     assert [line["tokens"] for line in lines] == [2, 4, 6, 6]
     assert [line["finish_reason"] for line in lines] == [None, None, None, "stop"]
     assert lines[-1]["text"] == ""
@@ -61,9 +61,9 @@ def test_a_stream_is_one_object_a_line(http: httpx.Client) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_control_requests_answer_parseable_lines(http: httpx.Client, stream: bool) -> None:
     for fields in ({"cancel": True, "prompt": ""}, {"prompt": "", "request_output_len": 0, "interactive_mode": False}):
-        answer = turn(http, stream=stream, **fields)
-        assert answer.status_code == 200
-        assert json.loads(answer.text)["finish_reason"] == "stop"
+        response = turn(http, stream=stream, **fields)
+        assert response.status_code == 200
+        assert json.loads(response.text)["finish_reason"] == "stop"
 
 
 async def test_cancel_stops_what_the_session_runs(url: str, triton: FakeTriton) -> None:
@@ -72,8 +72,8 @@ async def test_cancel_stops_what_the_session_runs(url: str, triton: FakeTriton) 
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
         running = asyncio.create_task(http.post("/v1/chat/interactive", json=body))
         await eventually(lambda: len(triton.requests) == 2)
-        answer = await http.post("/v1/chat/interactive", json=body | {"cancel": True, "prompt": ""})
-        assert answer.json()["text"] == ""
+        response = await http.post("/v1/chat/interactive", json=body | {"cancel": True, "prompt": ""})
+        assert response.json()["text"] == ""
         assert triton.controls == [{"STOP": 1, "CORRID": 5}]
         await running
 
@@ -97,26 +97,26 @@ def test_a_whole_conversation_can_be_restored(http: httpx.Client, triton: FakeTr
     ],
 )
 def test_bad_fields_are_named(http: httpx.Client, fields: dict[str, Any], param: str, status: int) -> None:
-    answer = turn(http, **fields)
-    assert answer.status_code == status
-    assert answer.json()["error"]["param"] == param
+    response = turn(http, **fields)
+    assert response.status_code == status
+    assert response.json()["error"]["param"] == param
 
 
 def test_a_session_in_use_is_occupied_for_the_other_apis(http: httpx.Client) -> None:
     turn(http, session_id=77)
     body = {"model": MODEL, "messages": "a", "session_id": 77}
-    answer = http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["message"] == "The session_id `77` is occupied."
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["message"] == "The session_id `77` is occupied."
     turn(http, session_id=77, prompt="", request_output_len=0, interactive_mode=False)
     assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
 def test_encode_counts_tokens(http: httpx.Client) -> None:
     def encode(**fields: Any) -> Any:
-        answer = http.post("/v1/encode", json=fields)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = http.post("/v1/encode", json=fields)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     assert encode(input="hé") == {"input_ids": token_ids("hé"), "length": 4}
     assert encode(input="hé", add_bos=False) == {"input_ids": token_ids("hé")[1:], "length": 3}

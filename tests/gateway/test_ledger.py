@@ -33,10 +33,10 @@ async def test_a_request_is_listed_for_as_long_as_the_engine_may_be_at_work_on_i
         with pytest.raises(TritonRequestError):
             await anext(client.generate(refused))
         fake.script = Script(hold_after=1)
-        answer = client.generate(left)
-        await anext(answer)
+        response = client.generate(left)
+        await anext(response)
         assert left.request_id in open_requests(path)
-        await answer.aclose()
+        await response.aclose()
         await eventually(lambda: open_requests(path) == set())
     assert left.request_id in {fake.stops.get(timeout=60), fake.stops.get(timeout=60)}
 

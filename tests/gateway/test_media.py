@@ -86,8 +86,10 @@ def test_images_of_an_interactive_prompt(http: httpx.Client, triton: FakeTriton,
 def test_what_is_wrong_with_an_image_is_the_caller_s_error(http: httpx.Client, triton: FakeTriton, model: str) -> None:
     reason = "messages[0].content[0].image_url.url: the image is broken"
     triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, reason))
-    answer = http.post("/v1/chat/completions", json={"model": model, "messages": [{"role": "user", "content": SHOWN}]})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, reason)
+    response = http.post(
+        "/v1/chat/completions", json={"model": model, "messages": [{"role": "user", "content": SHOWN}]}
+    )
+    assert (response.status_code, response.json()["error"]["message"]) == (400, reason)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +108,9 @@ def test_what_may_not_be_had_is_refused_by_name_and_triton_never_asked(
         parts = [*SHOWN, {"type": kind, kind: {"url": url}}]
         body = {"model": model, "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]}
         before = len(triton.requests)
-        answer = small.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 400
-        error = answer.json()["error"]
+        response = small.post("/v1/chat/completions", json=body)
+        assert response.status_code == 400
+        error = response.json()["error"]
         assert error["param"] == f"messages[1].content[2].{kind}.url"
         assert reason in error["message"]
         assert len(triton.requests) == before
@@ -183,9 +185,9 @@ def test_a_model_that_reads_text_only_has_nothing_fetched(
     }
     path_of = {"interactive": "/v1/chat/interactive"}
     with gateway(engine_dir=engine_dir) as base, httpx.Client(base_url=base, trust_env=False) as http:
-        answer = http.post(path_of.get(path, path), json=bodies[path])
-    assert answer.status_code == 400
-    assert "reads text only" in answer.text
+        reply = http.post(path_of.get(path, path), json=bodies[path])
+    assert reply.status_code == 400
+    assert "reads text only" in reply.text
     assert reads == []
     assert triton.requests == []
 
@@ -196,10 +198,10 @@ def test_the_files_of_a_request_have_this_many_bytes_together(
     monkeypatch.setattr(media, "REQUEST_BYTES", 2 * FILE_BYTES)
     with gateway() as base, httpx.Client(base_url=base, trust_env=False) as http:
         assert http.post("/v1/chat/completions", json=naming(folder, model, 2)).status_code == 200
-        answer = http.post("/v1/chat/completions", json=naming(folder, model, 3))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "messages[0].content[2].image_url.url"
-    assert f"at most {2 * FILE_BYTES} bytes together" in answer.text
+        response = http.post("/v1/chat/completions", json=naming(folder, model, 3))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages[0].content[2].image_url.url"
+    assert f"at most {2 * FILE_BYTES} bytes together" in response.text
     assert len(triton.requests) == 1
 
 

@@ -1,4 +1,4 @@
-"""What ``/metrics`` says of answers, under our names and under those of other servers."""
+"""What ``/metrics`` says of responses, under our names and under those of other servers."""
 
 import asyncio
 import random
@@ -93,7 +93,7 @@ def test_times_are_measured_from_the_request_s_head_and_from_token_to_token(monk
     assert said.one(f"{own}answers_total", finished_reason="length") == 1
 
 
-def test_every_answer_is_counted_once_whatever_the_endpoint(fake: FakeTriton, url: str) -> None:
+def test_every_response_is_counted_once_whatever_the_endpoint(fake: FakeTriton, url: str) -> None:
     assert ask(url) == 200
     assert ask(url, stream=False, n=2) == 200
     with httpx.Client(base_url=url, trust_env=False) as http:
@@ -102,18 +102,18 @@ def test_every_answer_is_counted_once_whatever_the_endpoint(fake: FakeTriton, ur
         assert http.post("/v1/responses", json={"model": MODEL, "input": "hi"}).status_code == 200
         assert http.post("/v1/chat/interactive", json={"prompt": "hi"}).status_code == 200
     said, own = scrape(url), "lmdeploy_gateway_"
-    # The fake engine streams three pieces of two tokens, counts two in a whole answer, and seven in a prompt.
+    # The fake engine streams three pieces of two tokens, counts two in a whole response, and seven in a prompt.
     assert said.one(f"{own}answers_total", finished_reason="stop") == 7
     assert said.one(f"{own}answer_tokens_sum") == 6 + 6 * 2
     assert said.one(f"{own}prompt_tokens_sum") == 6 * 7
     assert said.one(f"{own}answer_seconds_count") == 6
-    # Of answers that do not stream, nobody sees the first token.
+    # Of responses that do not stream, nobody sees the first token.
     assert said.one(f"{own}time_to_first_token_seconds_count") == 1
     assert said.one(f"{own}inter_token_seconds_count") == 4
     assert said.one(f"{own}time_per_output_token_seconds_count") == 1
 
 
-async def test_answers_that_are_left_or_fail_are_separate(fake: FakeTriton, url: str) -> None:
+async def test_responses_that_are_left_or_fail_are_separate(fake: FakeTriton, url: str) -> None:
     fake.script = Script(fail_after=1, error=(grpc.StatusCode.INTERNAL, "broken"))
     ask(url)
     fake.script = Script(hold_after=1)
@@ -156,7 +156,7 @@ def test_the_same_is_reported_under_other_servers_names_in_one_series_each(url: 
     assert said.one("vllm:request_success_total", finished_reason="stop", model_name=MODEL, engine="0") == 1
 
 
-def test_series_are_there_before_the_first_answer(url: str) -> None:
+def test_series_are_there_before_the_first_response(url: str) -> None:
     said = scrape(url)
     for name in (name for names in OTHER_NAMES.values() for name in names):
         assert set(said.of_family(name).values()) == {0.0}

@@ -17,8 +17,8 @@ def test_the_engine_s_model_is_listed(client: openai.OpenAI) -> None:
 
 
 def test_health_is_empty_when_ready_and_503_when_not(http: httpx.Client, triton: FakeTriton) -> None:
-    answer = http.get("/health")
-    assert (answer.status_code, answer.content) == (200, b"")
+    response = http.get("/health")
+    assert (response.status_code, response.content) == (200, b"")
     triton.ready = False
     assert http.get("/health").status_code == 503
 
@@ -38,18 +38,18 @@ def test_a_gateway_serves_under_the_name_it_is_given_and_starts_before_triton() 
         assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
         assert http.get("/health").status_code == 503
         asked = {"model": "mine", "messages": [{"role": "user", "content": "a"}], "stream": True}
-        answer = http.post("/v1/chat/completions", json=asked)
-        assert answer.status_code == 503
-        assert answer.json()["error"]["type"] == "server_error"
+        response = http.post("/v1/chat/completions", json=asked)
+        assert response.status_code == 503
+        assert response.json()["error"]["type"] == "server_error"
 
 
 def test_browsers_may_call_from_anywhere_where_every_origin_is_allowed(triton: FakeTriton) -> None:
     preflight = {"origin": "http://a.example", "access-control-request-method": "POST"}
     settings = Settings(triton_address=triton.address, allow_origins=("*",))
     with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False) as http:
-        answer = http.options("/v1/chat/completions", headers=preflight)
-    assert (answer.status_code, answer.headers["access-control-max-age"]) == (200, "600")
-    assert answer.headers["access-control-allow-origin"] == "*"
+        response = http.options("/v1/chat/completions", headers=preflight)
+    assert (response.status_code, response.headers["access-control-max-age"]) == (200, "600")
+    assert response.headers["access-control-allow-origin"] == "*"
 
 
 def test_the_api_is_documented(http: httpx.Client) -> None:

@@ -92,8 +92,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", REQUESTS)
 def test_a_request_goes_to_the_model_it_names(triton: FakeTriton, gateway: TestClient, path: str) -> None:
     for name, asked in (("small", "small"), ("big@1", "big_1"), ("big@2", "big_2"), ("big", "big_2")):
-        answer = gateway.post(path, json=REQUESTS[path] | {"model": name})
-        assert answer.json()["model"] == name
+        response = gateway.post(path, json=REQUESTS[path] | {"model": name})
+        assert response.json()["model"] == name
         assert triton.requests[-1].model == f"ensemble.{asked}"
     unknown = gateway.post(path, json=REQUESTS[path] | {"model": "bigger"})
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
@@ -206,9 +206,9 @@ def test_a_bad_wish_is_refused_in_a_sentence(triton: FakeTriton, gateway: TestCl
 
 def test_while_somebody_loads_nobody_else_does(gateway: TestClient, registry: Registry) -> None:
     with registry.changing():
-        for answer in (load(gateway, "new"), unload(gateway, "small")):
-            assert answer.status_code == 409
-            assert "try again" in answer.json()["error"]["message"]
+        for response in (load(gateway, "new"), unload(gateway, "small")):
+            assert response.status_code == 409
+            assert "try again" in response.json()["error"]["message"]
     assert "small" in cards(gateway)
 
 
@@ -226,9 +226,9 @@ def test_only_administrators_load_and_unload(triton: FakeTriton, gateway: TestCl
 
 def test_a_server_of_one_model_keeps_it(triton: FakeTriton) -> None:
     with TestClient(create_app(Settings(triton_address=triton.address, admin_keys=("boss",)))) as client:
-        for answer in (load(client, "new"), unload(client, "fake-model")):
-            assert answer.status_code == 400
-            assert "--models-file" in answer.json()["error"]["message"]
+        for response in (load(client, "new"), unload(client, "fake-model")):
+            assert response.status_code == 400
+            assert "--models-file" in response.json()["error"]["message"]
         assert chat(client, "fake-model").status_code == 200
         assert triton.requests[-1].model == "ensemble"
 
@@ -241,14 +241,14 @@ def test_metrics_are_of_each_model(gateway: TestClient) -> None:
     assert f'{ends}"big@1"}} 0.0' in page
 
 
-def test_an_answer_that_is_cut_off_by_unloading_says_so(triton: FakeTriton, gateway: TestClient) -> None:
+def test_a_response_that_is_cut_off_by_unloading_says_so(triton: FakeTriton, gateway: TestClient) -> None:
     import grpc
 
     def script(received: Received) -> Script:
-        reason = "the model was unloaded before the answer had ended"
+        reason = "the model was unloaded before the response had ended"
         return Script(texts=("a", "b"), fail_after=1, error=(grpc.StatusCode.NOT_FOUND, reason))
 
     triton.script = script
     streamed = chat(gateway, "small", stream=True).text
-    assert "the model was unloaded before the answer had ended" in streamed
+    assert "the model was unloaded before the response had ended" in streamed
     assert chat(gateway, "small").status_code == 404

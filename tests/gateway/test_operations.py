@@ -43,9 +43,9 @@ def test_a_key_is_needed_where_keys_are_set(fake: FakeTriton) -> None:
     settings = Settings(triton_address=fake.address, api_keys=("k1", "k2"), allow_origins=("*",))
     with running_gateway(settings) as url, connect(url) as http:
         for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic k1"}, {"authorization": "k1"}):
-            answer = http.get("/v1/models", headers=header)
-            assert answer.status_code == 401
-            body = answer.json()
+            response = http.get("/v1/models", headers=header)
+            assert response.status_code == 401
+            body = response.json()
             expected = {
                 "message": "Please request with valid api key!",
                 "type": "invalid_request_error",
@@ -81,10 +81,10 @@ def test_cors_is_what_the_settings_say(fake: FakeTriton) -> None:
     )
     ask = {"access-control-request-method": "POST", "access-control-request-headers": "x-mine"}
     with running_gateway(settings) as url, connect(url) as http:
-        answer = http.options("/v1/models", headers={"origin": "http://a.example", **ask})
-        assert answer.headers["access-control-allow-origin"] == "http://a.example"
-        assert answer.headers["access-control-allow-credentials"] == "true"
-        assert answer.headers["access-control-allow-methods"] == "POST"
+        response = http.options("/v1/models", headers={"origin": "http://a.example", **ask})
+        assert response.headers["access-control-allow-origin"] == "http://a.example"
+        assert response.headers["access-control-allow-credentials"] == "true"
+        assert response.headers["access-control-allow-methods"] == "POST"
         assert (
             "access-control-allow-origin"
             not in http.options("/v1/models", headers={"origin": "http://b", **ask}).headers
@@ -94,13 +94,13 @@ def test_cors_is_what_the_settings_say(fake: FakeTriton) -> None:
 def test_no_web_page_may_call_unless_it_is_named(fake: FakeTriton) -> None:
     preflight = {"origin": "http://a", "access-control-request-method": "POST"}
     with running_gateway(Settings(triton_address=fake.address)) as url, connect(url) as http:
-        for answer in (
+        for response in (
             http.options(
                 "/v1/chat/completions", headers=preflight | {"access-control-request-headers": "content-type"}
             ),
             http.get("/v1/models", headers={"origin": "http://a"}),
         ):
-            assert not [name for name in answer.headers if name.startswith("access-control")]
+            assert not [name for name in response.headers if name.startswith("access-control")]
         assert http.options("/v1/chat/completions", headers=preflight).status_code == 405
 
 
@@ -128,8 +128,8 @@ def test_without_keys_a_form_of_another_page_changes_nothing(
         assert http.post("/v1/files", headers=headers, **form).status_code == status
         assert len(http.get("/v1/files").json()["data"]) == (status == 200)
     with running_gateway(replace(settings, api_keys=("k",))) as url, connect(url) as http:
-        answer = http.post("/v1/files", headers=headers | {"authorization": "Bearer k"}, **form)
-        assert answer.status_code == 200  # who has a key is no page of somebody else's
+        response = http.post("/v1/files", headers=headers | {"authorization": "Bearer k"}, **form)
+        assert response.status_code == 200  # who has a key is no page of somebody else's
 
 
 async def test_requests_beyond_the_limit_are_reported_to_come_later(fake: FakeTriton) -> None:
@@ -153,7 +153,7 @@ async def test_requests_beyond_the_limit_are_reported_to_come_later(fake: FakeTr
             await eventually(served)
 
 
-def test_every_answer_has_a_request_id_of_ours_or_the_caller_s(http: httpx.Client) -> None:
+def test_every_response_has_a_request_id_of_ours_or_the_caller_s(http: httpx.Client) -> None:
     first, second = (http.get("/health").headers["x-request-id"] for _ in range(2))
     assert first != second
     assert http.get("/nothing").headers["x-request-id"]

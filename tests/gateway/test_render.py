@@ -16,9 +16,9 @@ def test_a_conversation_is_reported_as_the_tokens_that_preprocessing_makes(
     http: httpx.Client, triton: FakeTriton
 ) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hé"}], "stream": True, "max_tokens": 5}
-    answer = http.post("/v1/chat/completions/render", json=body, headers={"x-request-id": "mine"})
-    assert answer.status_code == 200
-    assert answer.json() == {"request_id": "mine", "model": MODEL, "token_ids": token_ids("<user>hé")}
+    response = http.post("/v1/chat/completions/render", json=body, headers={"x-request-id": "mine"})
+    assert response.status_code == 200
+    assert response.json() == {"request_id": "mine", "model": MODEL, "token_ids": token_ids("<user>hé")}
     assert triton.requests == []
 
 
@@ -35,8 +35,8 @@ def test_a_conversation_is_reported_as_the_tokens_that_preprocessing_makes(
 def test_each_prompt_of_a_completion_is_reported(
     http: httpx.Client, triton: FakeTriton, prompt: Any, expected: list[list[int]]
 ) -> None:
-    answer = http.post("/v1/completions/render", json={"model": MODEL, "prompt": prompt})
-    assert [one["token_ids"] for one in answer.json()] == expected
+    response = http.post("/v1/completions/render", json={"model": MODEL, "prompt": prompt})
+    assert [one["token_ids"] for one in response.json()] == expected
     assert triton.requests == []
 
 
@@ -67,5 +67,5 @@ def test_tools_are_applied(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_cannot_be_reported_is_refused(http: httpx.Client, body: dict[str, Any], status: int, param: str) -> None:
-    answer = http.post("/v1/chat/completions/render", json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    response = http.post("/v1/chat/completions/render", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)

@@ -10,7 +10,7 @@ import pytest
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 TOOL: Any = {
     "type": "function",
     "name": "get_weather",
@@ -22,7 +22,7 @@ CALL = 'I look.<tool_call>{"name": "get_weather", "arguments": {"location": "Bos
 
 def test_a_text_is_answered(client: openai.OpenAI, triton: FakeTriton) -> None:
     response = client.responses.create(model=MODEL, input="Hello", instructions="Be brief.", max_output_tokens=9)
-    assert response.output_text == ANSWER
+    assert response.output_text == REPLY
     assert response.status == "completed"
     assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 2, 9)
@@ -47,17 +47,17 @@ def test_events_come_in_openai_s_order_and_build_the_response(client: openai.Ope
         "response.completed",
     ]
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == ANSWER
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == REPLY
     last = events[-1]
     assert last.type == "response.completed"
-    assert last.response.output_text == ANSWER
+    assert last.response.output_text == REPLY
     assert last.response.usage is not None
     assert last.response.usage.output_tokens == 6
 
 
 def test_the_streaming_helper_understands_it(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input="Hello") as stream:
-        assert stream.get_final_response().output_text == ANSWER
+        assert stream.get_final_response().output_text == REPLY
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -110,7 +110,7 @@ def test_parse_gives_pydantic_objects(client: openai.OpenAI, triton: FakeTriton)
     assert json.loads(triton.requests[0].inputs["response_format"])["type"] == "json_schema"
 
 
-def test_an_answer_cut_by_its_limit_is_incomplete(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_a_response_cut_by_its_limit_is_incomplete(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(finish_reason="length")
     response = client.responses.create(model=MODEL, input="Hello")
     assert response.status == "incomplete"

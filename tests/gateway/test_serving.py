@@ -114,8 +114,8 @@ def test_a_stopping_server_answers_what_is_open_and_takes_no_more(fake: FakeTrit
         def read() -> None:
             with httpx.stream(
                 "POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=30
-            ) as answer:
-                for line in answer.iter_lines():
+            ) as response:
+                for line in response.iter_lines():
                     lines.append(line)
                     begun.set()
 

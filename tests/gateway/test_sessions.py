@@ -31,9 +31,11 @@ def fake() -> Iterator[FakeTriton]:
 
 def turn(url: str, key: str | None = None, **fields: Any) -> httpx.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    answer = httpx.post(f"{url}/v1/chat/interactive", json=TURN | fields, headers=headers, timeout=20, trust_env=False)
-    assert answer.status_code == 200, answer.text
-    return answer
+    response = httpx.post(
+        f"{url}/v1/chat/interactive", json=TURN | fields, headers=headers, timeout=20, trust_env=False
+    )
+    assert response.status_code == 200, response.text
+    return response
 
 
 def keyed(fake: FakeTriton) -> Settings:
@@ -97,8 +99,8 @@ def test_a_session_is_occupied_for_the_key_that_has_it(fake: FakeTriton) -> None
         turn(url, "ann's", session_id=5)
         for key, status in (("ann's", 400), ("bob's", 200)):
             headers = {"authorization": f"Bearer {key}"}
-            answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
-            assert answer.status_code == status
+            response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
+            assert response.status_code == status
 
 
 def test_what_a_caller_sends_never_begins_a_line_of_the_log(fake: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,6 +155,6 @@ def test_the_engine_is_reported_callers_apart_by_their_keys(fake: FakeTriton) ->
 @pytest.mark.parametrize("salt", [7, "x" * 257, ["a"]])
 def test_a_salt_is_a_short_text(fake: FakeTriton, salt: Any) -> None:
     with running_gateway(Settings(triton_address=fake.address)) as url:
-        answer = httpx.post(f"{url}/v1/chat/interactive", json=TURN | {"cache_salt": salt}, trust_env=False)
-    assert answer.status_code in (400, 422)
-    assert "cache_salt" in answer.text
+        response = httpx.post(f"{url}/v1/chat/interactive", json=TURN | {"cache_salt": salt}, trust_env=False)
+    assert response.status_code in (400, 422)
+    assert "cache_salt" in response.text

@@ -100,9 +100,9 @@ def test_a_head_that_never_ends_is_refused(fake: FakeTriton) -> None:
     with running_gateway(settings) as url, connected(url) as client:
         endless = HEAD + b"x-more: a\r\n" * MAX_HEAD
         client.sendall(endless[: MAX_HEAD + 1])  # not more: what is not read when a connection is closed resets it
-        answer = all_of(client)
-        assert answer.startswith(b"HTTP/1.1 431")
-        assert str(MAX_HEAD).encode() in answer
+        response = all_of(client)
+        assert response.startswith(b"HTTP/1.1 431")
+        assert str(MAX_HEAD).encode() in response
 
 
 @pytest.mark.parametrize("declared", [b"content-length: 99\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n2\r\n{"])
@@ -110,8 +110,8 @@ def test_a_body_that_never_ends_gives_its_place_back(fake: FakeTriton, declared:
     settings = Settings(triton_address=fake.address, max_requests=1)
     with running_gateway(settings, timeouts=ClientTimeouts(body=SHORT)) as url, connected(url) as client:
         client.sendall(HEAD + declared)
-        answer = all_of(client)
-        head, _, body = answer.partition(b"\r\n\r\n")
+        response = all_of(client)
+        head, _, body = response.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408")
         assert json.loads(body)["error"]["message"] == "The request did not come in time."
         eventually_sync(lambda: open_requests(url) == 0)
@@ -127,7 +127,7 @@ def test_a_client_that_takes_its_time_within_the_limits_is_served(fake: FakeTrit
         assert b"data: [DONE]" in all_of(client)
 
 
-def test_an_answer_longer_than_the_deadlines_of_its_request_is_not_cut(fake: FakeTriton) -> None:
+def test_a_response_longer_than_the_deadlines_of_its_request_is_not_cut(fake: FakeTriton) -> None:
     fake.reset()
     fake.script = Script(hold_after=1, resume=True)
     timeouts = ClientTimeouts(head=SHORT, body=SHORT, write=SHORT)

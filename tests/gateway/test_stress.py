@@ -18,7 +18,7 @@ from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton, Received, Script
 from tests.support.waiting import eventually_sync
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 MIB = 2**20
 # Python's allocator keeps some of what it once had; a leak of a request's buffers would be hundreds of MiB.
@@ -64,9 +64,9 @@ async def ask_many(url: str, count: int) -> list[str]:
 
     async def ask(http: httpx.AsyncClient) -> str:
         text = ""
-        async with http.stream("POST", "/v1/chat/completions", json=BODY) as answer:
-            assert answer.status_code == 200
-            async for line in answer.aiter_lines():
+        async with http.stream("POST", "/v1/chat/completions", json=BODY) as response:
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     (choice,) = json.loads(line[6:])["choices"]
                     text += choice["delta"].get("content", "")
@@ -86,7 +86,7 @@ async def test_256_streams_at_a_time_are_all_whole(served: Served) -> None:
         return Script()
 
     served.fake.script = together
-    assert await ask_many(served.url, 256) == [ANSWER] * 256
+    assert await ask_many(served.url, 256) == [REPLY] * 256
     assert served.fake.stops.empty()
 
 
@@ -118,8 +118,8 @@ async def test_a_thousand_clients_that_leave_cost_nothing_and_disturb_nobody(ser
         body = {**BODY, "messages": [{"role": "user", "content": "Stay"}], "stream": False}
         async with httpx.AsyncClient(base_url=served.url, trust_env=False, timeout=60) as http:
             for _ in range(50):
-                answer = await http.post("/v1/chat/completions", json=body)
-                texts.append(answer.json()["choices"][0]["message"]["content"])
+                response = await http.post("/v1/chat/completions", json=body)
+                texts.append(response.json()["choices"][0]["message"]["content"])
         return texts
 
     await leave_many(200)
@@ -161,8 +161,8 @@ async def test_a_client_that_hardly_reads_holds_no_memory_and_nobody_up(served: 
         for _ in range(5):  # five seconds of one byte a second, and of others being served
             for connection in connections:
                 assert connection.recv(1)
-            answer = await http.post("/v1/chat/completions", json=body)
-            assert answer.json()["choices"][0]["message"]["content"] == ANSWER
+            response = await http.post("/v1/chat/completions", json=body)
+            assert response.json()["choices"][0]["message"]["content"] == REPLY
             await asyncio.sleep(1)
     assert served.memory() - before < ROOM
     for connection in connections:

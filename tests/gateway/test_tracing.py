@@ -1,4 +1,4 @@
-"""Spans of requests and structured logs: what they say, and that they cost nothing and nobody an answer."""
+"""Spans of requests and structured logs: what they say, and that they cost nothing and nobody a response."""
 
 import json
 import subprocess
@@ -105,7 +105,7 @@ def test_a_failure_is_seen_in_the_spans(fake: FakeTriton, tmp_path: Path) -> Non
     assert prompt["attributes"]["error.type"] == "INTERNAL"
 
 
-def test_each_choice_has_an_answer_and_all_one_queue(fake: FakeTriton, tmp_path: Path) -> None:
+def test_each_choice_has_a_response_and_all_one_queue(fake: FakeTriton, tmp_path: Path) -> None:
     names = [span["name"] for span in spans_of(fake, tmp_path / "spans", (BODY | {"n": 3}, TRACED))]
     assert (names.count("queue"), names.count("prompt"), names.count("answer")) == (1, 3, 3)
 
@@ -118,7 +118,7 @@ def test_health_and_metrics_leave_no_spans(fake: FakeTriton, tmp_path: Path) -> 
     assert file.read_text() == ""
 
 
-def test_a_collector_that_is_away_costs_no_answer_and_is_counted(
+def test_a_collector_that_is_away_costs_no_response_and_is_counted(
     fake: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")

@@ -22,7 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
     INTERACTIVE: {"prompt": "a", "session_id": 3},
     "/v1/encode": {"input": "a"},
 }
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 # id, method, path, status
 ENDPOINTS = [
@@ -63,10 +63,10 @@ def test_unknown_fields_are_ignored(http: httpx.Client, path: str) -> None:
     assert http.post(path, json=body).status_code == 200
 
 
-def semantic_error(answer: httpx.Response, status: int) -> str:
-    """Return the text of an answer whose body has the members of LMDeploy's errors."""
-    assert answer.status_code == status, answer.text
-    body = answer.json()
+def semantic_error(response: httpx.Response, status: int) -> str:
+    """Return the text of a response whose body has the members of LMDeploy's errors."""
+    assert response.status_code == status, response.text
+    body = response.json()
     expected = {"type": "invalid_request_error", "code": status, "object": "error"}
     assert {name: body[name] for name in expected} == expected
     assert "param" in body
@@ -121,9 +121,9 @@ MISTYPED: list[tuple[str, bytes]] = [
 def test_wrong_json_and_wrong_types_are_reported_in_both_forms_with_422_where_only_lmdeploy_s_clients_ask(
     http: httpx.Client, triton: FakeTriton, path: str, body: bytes
 ) -> None:
-    answer = http.post(path, content=body, headers={"content-type": "application/json"})
-    semantic_error(answer, 400 if path in (CHAT, COMPLETIONS) else 422)
-    (detail,) = answer.json()["detail"]
+    response = http.post(path, content=body, headers={"content-type": "application/json"})
+    semantic_error(response, 400 if path in (CHAT, COMPLETIONS) else 422)
+    (detail,) = response.json()["detail"]
     assert {"type", "loc", "msg", "input"} <= set(detail)
     assert detail["loc"][0] == "body"
     assert triton.requests == []
@@ -157,9 +157,9 @@ def test_b3_unknown_paths_and_methods_say_so_as_the_framework_does(http: httpx.C
 
 def test_b3_a_cancel_is_answered_before_values_are_looked_at(http: httpx.Client) -> None:
     body = {"prompt": "", "session_id": 3, "cancel": True, "top_p": 9, "temperature": 9}
-    answer = http.post(INTERACTIVE, json=body)
-    assert answer.status_code == 200
-    assert answer.json() == {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "stop"}
+    response = http.post(INTERACTIVE, json=body)
+    assert response.status_code == 200
+    assert response.json() == {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "stop"}
     body["session_id"] = -1
     assert semantic_error(http.post(INTERACTIVE, json=body), 400) == "please set a session_id to cancel a request"
 
@@ -172,14 +172,14 @@ def test_b3_a_cancel_is_answered_before_values_are_looked_at(http: httpx.Client)
         "the prompt must be shorter than the session length of 8 tokens, got more",
     ],
 )
-def test_b3_a_conversation_that_is_too_long_has_an_empty_answer(
+def test_b3_a_conversation_that_is_too_long_has_an_empty_response(
     http: httpx.Client, triton: FakeTriton, stream: bool, words: str
 ) -> None:
     triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
-    answer = http.post(INTERACTIVE, json=BODIES[INTERACTIVE] | {"stream": stream, "interactive_mode": True})
-    assert answer.status_code == 200
+    response = http.post(INTERACTIVE, json=BODIES[INTERACTIVE] | {"stream": stream, "interactive_mode": True})
+    assert response.status_code == 200
     expected = {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "length"}
-    assert json.loads(answer.text) == expected
+    assert json.loads(response.text) == expected
 
 
 def test_b4_a_model_card_has_every_member(http: httpx.Client) -> None:
@@ -242,26 +242,26 @@ DEFAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 def test_fields_and_defaults(
     http: httpx.Client, triton: FakeTriton, path: str, fields: dict[str, Any], inputs: dict[str, Any]
 ) -> None:
-    answer = http.post(path, json=BODIES[path] | fields)
-    assert answer.status_code == 200, answer.text
+    response = http.post(path, json=BODIES[path] | fields)
+    assert response.status_code == 200, response.text
     given = triton.requests[0].inputs
     assert {name: given[name] for name in inputs} == {
         name: pytest.approx(value) if isinstance(value, float) else value for name, value in inputs.items()
     }
 
 
-def events(answer: httpx.Response) -> list[Any]:
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *lines, last, end = answer.text.split("\n\n")
+def events(response: httpx.Response) -> list[Any]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *lines, last, end = response.text.split("\n\n")
     assert (last, end) == ("data: [DONE]", "")
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_b5_an_answer_has_the_members_clients_read(http: httpx.Client) -> None:
+def test_b5_a_response_has_the_members_clients_read(http: httpx.Client) -> None:
     body = http.post(CHAT, json=BODIES[CHAT]).json()
     assert {"id", "object", "created", "model", "choices", "usage"} <= set(body)
     (choice,) = body["choices"]
-    assert choice["message"] | {"role": "assistant", "content": ANSWER, "tool_calls": None} == choice["message"]
+    assert choice["message"] | {"role": "assistant", "content": REPLY, "tool_calls": None} == choice["message"]
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "stop")
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
@@ -271,7 +271,7 @@ def test_b5_a_stream_is_events_with_an_end(http: httpx.Client) -> None:
     chunks = events(http.post(CHAT, json=BODIES[CHAT] | {"stream": True}))
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     choices = [chunk["choices"][0] for chunk in chunks]
-    assert "".join(choice["delta"].get("content", "") for choice in choices) == ANSWER
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == REPLY
     assert choices[0]["delta"]["role"] == "assistant"
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
 
@@ -279,7 +279,7 @@ def test_b5_a_stream_is_events_with_an_end(http: httpx.Client) -> None:
 def test_b6_every_event_of_a_stream_has_a_text(http: httpx.Client) -> None:
     chunks = events(http.post(COMPLETIONS, json=BODIES[COMPLETIONS] | {"stream": True}))
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == ANSWER
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == REPLY
 
 
 def test_b6_a_list_of_prompts_gives_a_choice_each(http: httpx.Client) -> None:
@@ -289,11 +289,11 @@ def test_b6_a_list_of_prompts_gives_a_choice_each(http: httpx.Client) -> None:
 
 
 def test_b7_a_stream_is_lines_of_objects_without_an_end_mark(http: httpx.Client) -> None:
-    answer = http.post(INTERACTIVE, json=BODIES[INTERACTIVE] | {"stream": True})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = [json.loads(line) for line in answer.text.splitlines()]
+    response = http.post(INTERACTIVE, json=BODIES[INTERACTIVE] | {"stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [json.loads(line) for line in response.text.splitlines()]
     assert all(set(line) == {"text", "tokens", "input_tokens", "history_tokens", "finish_reason"} for line in lines)
-    assert "".join(line["text"] for line in lines) == ANSWER
+    assert "".join(line["text"] for line in lines) == REPLY
     assert (lines[-1]["text"], lines[-1]["finish_reason"]) == ("", "stop")
 
 
@@ -305,9 +305,9 @@ def test_b9_gradio_s_three_requests_of_a_cancel_are_lines(http: httpx.Client, st
         {"prompt": "", "request_output_len": 0, "interactive_mode": False},
         {"prompt": history, "request_output_len": 0, "interactive_mode": True},
     ):
-        answer = http.post(INTERACTIVE, json={"session_id": 1, "stream": stream} | fields)
-        assert answer.status_code == 200
-        assert {"text", "tokens", "finish_reason"} <= set(json.loads(answer.text.splitlines()[0]))
+        response = http.post(INTERACTIVE, json={"session_id": 1, "stream": stream} | fields)
+        assert response.status_code == 200
+        assert {"text", "tokens", "finish_reason"} <= set(json.loads(response.text.splitlines()[0]))
 
 
 OF_ALL: dict[str, Any] = {"repetition_penalty": 1.0, "ignore_eos": False, "skip_special_tokens": True, "kwargs": {}}
@@ -364,6 +364,6 @@ BODIES_OF_CLIENTS: list[tuple[str, str, dict[str, Any]]] = [
     ("path", "body"), [case[1:] for case in BODIES_OF_CLIENTS], ids=[case[0] for case in BODIES_OF_CLIENTS]
 )
 def test_what_clients_send_is_served_with_any_key(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
-    answer = http.post(path, json=body, headers={"authorization": "Bearer None", "user-agent": "Test Client"})
-    assert answer.status_code == 200, answer.text
-    assert "error" not in answer.text
+    response = http.post(path, json=body, headers={"authorization": "Bearer None", "user-agent": "Test Client"})
+    assert response.status_code == 200, response.text
+    assert "error" not in response.text

@@ -34,7 +34,7 @@ def uniform(seed: int, counter: int) -> float:
 
 
 def test_philox_gives_the_published_words() -> None:
-    # Known answers of Random123, philox4x32 of 10 rounds: counter and key all 0.
+    # Known responses of Random123, philox4x32 of 10 rounds: counter and key all 0.
     assert philox(0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 

@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 REQUESTS, AT_A_TIME = 500, 32
 MESSAGES = [{"role": "user", "content": "Hello"}]
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 
 @pytest.mark.slow
@@ -43,15 +43,15 @@ async def test_no_request_is_lost_when_a_node_dies_and_returns() -> None:
             async def ask(number: int) -> None:
                 async with at_a_time:
                     body = {"model": "m", "messages": MESSAGES, "stream": number % 2 == 0}
-                    answer = await http.post("/v1/chat/completions", json=body)
-                    if answer.status_code != 200:
-                        outcomes.append(f"{answer.status_code} {answer.text}")
+                    response = await http.post("/v1/chat/completions", json=body)
+                    if response.status_code != 200:
+                        outcomes.append(f"{response.status_code} {response.text}")
                     elif number % 2:
                         outcomes.append(
-                            "whole" if answer.json()["choices"][0]["message"]["content"] == ANSWER else "bad"
+                            "whole" if response.json()["choices"][0]["message"]["content"] == REPLY else "bad"
                         )
                     else:
-                        outcomes.append("whole" if answer.text.endswith("data: [DONE]\n\n") else "cut")
+                        outcomes.append("whole" if response.text.endswith("data: [DONE]\n\n") else "cut")
 
             async def nodes() -> int:
                 return len((await http.get("/nodes/status")).json())

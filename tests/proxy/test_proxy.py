@@ -23,7 +23,7 @@ from tests.support.proxies import running_proxy
 from tests.support.waiting import eventually, eventually_sync
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 QUICK = {"check_seconds": 0.2, "return_seconds": 0.1, "retry_seconds": 3.0}
 PAGE = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 13\r\n\r\n<html></html>"
 STREAM_OF_NOTHING = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -97,9 +97,9 @@ def test_what_is_reported_about_a_node_is_kept(stack: ExitStack) -> None:
 def test_a_node_that_cannot_be_asked_is_not_added(stack: ExitStack, url: str) -> None:
     proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
     url = stack.enter_context(garbage_server()) if url == "GARBAGE" else url
-    answer = proxy.post("/nodes/add", json={"url": url})
-    assert answer.status_code == 200
-    assert json.loads(answer.json())["error_code"] == 10402
+    response = proxy.post("/nodes/add", json={"url": url})
+    assert response.status_code == 200
+    assert json.loads(response.json())["error_code"] == 10402
     assert proxy.get("/nodes/status").json() == {}
 
 
@@ -120,9 +120,9 @@ def test_real_clients_work_through_the_proxy(stack: ExitStack) -> None:
     client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60))
     assert client.chat.completions.create(model="m2", messages=HELLO).choices[0].message.content == ANSWER
     chunks = client.chat.completions.create(model="m1", messages=HELLO, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
-    assert client.completions.create(model="m1", prompt="a").choices[0].text == ANSWER
-    assert client.responses.create(model="m1", input="a").output_text == ANSWER
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == REPLY
+    assert client.completions.create(model="m1", prompt="a").choices[0].text == REPLY
+    assert client.responses.create(model="m1", input="a").output_text == REPLY
     assert [len(fake.requests) for fake in nodes.fakes] == [3, 1]
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="m3", messages=HELLO)
@@ -197,9 +197,9 @@ def test_a_request_waits_for_a_node_that_is_coming_back(stack: ExitStack) -> Non
     timer.join()
     nodes.fakes[0].ready = False
     eventually_sync(lambda: proxy.get("/nodes/status").json() == {})
-    answer = proxy.post("/v1/completions", json={"model": "m", "prompt": "a"})
-    assert answer.status_code == 503
-    assert answer.json()["error"]["type"] == "server_error"
+    response = proxy.post("/v1/completions", json={"model": "m", "prompt": "a"})
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "server_error"
 
 
 @pytest.mark.parametrize("garbage", [b"\x00\xffgarbage\n\n", PAGE, PAGE[:-2], STREAM_OF_NOTHING])

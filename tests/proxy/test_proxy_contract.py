@@ -53,9 +53,9 @@ def test_nodes_are_added_with_what_is_known_of_them(
 
 
 def test_b8_a_node_without_models_that_cannot_be_asked_is_reported_with_200(proxy: httpx.Client) -> None:
-    answer = proxy.post("/nodes/add", json={"url": NOWHERE})
-    assert answer.status_code == 200
-    assert json.loads(answer.json())["error_code"] == 10402
+    response = proxy.post("/nodes/add", json={"url": NOWHERE})
+    assert response.status_code == 200
+    assert json.loads(response.json())["error_code"] == 10402
 
 
 def test_b8_an_unknown_node_can_be_removed(proxy: httpx.Client) -> None:
@@ -64,9 +64,9 @@ def test_b8_an_unknown_node_can_be_removed(proxy: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_b8_an_unknown_model_is_a_404_in_lmdeploy_s_words(proxy: httpx.Client, path: str) -> None:
-    answer = proxy.post(path, json={"model": "X", "messages": "a", "prompt": "a"})
-    assert answer.status_code == 404
-    body = answer.json()
+    response = proxy.post(path, json={"model": "X", "messages": "a", "prompt": "a"})
+    assert response.status_code == 404
+    body = response.json()
     assert (body["message"], body["code"], body["object"]) == ("The model `X` does not exist.", 404, "error")
 
 
@@ -86,8 +86,8 @@ def test_b8_a_request_reaches_its_node_without_the_caller_s_key(proxy: httpx.Cli
     with running_gateway(Settings(triton_address=fake.address, api_keys=("of-the-node",))) as node:
         proxy.post("/nodes/add", json={"url": node, "status": {"models": ["m"]}})
         headers = {"authorization": "Bearer of-the-node"}
-        answer = proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}, headers=headers)
-        assert answer.status_code == 401
+        response = proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}, headers=headers)
+        assert response.status_code == 401
 
 
 def test_b8_a_server_registers_by_url_and_models_and_sends_no_key(fake: FakeTriton) -> None:

@@ -47,17 +47,17 @@ def test_both_engines_answer_the_same_and_a_lost_worker_gets_its_adapters_back(t
     adapters = {"own": str(make_adapter(tmp_path / "adapter", directory))}
     prompt = list(range(100, 140))
     with TokenEngine(directory, adapters=adapters) as native:
-        want = [native.answer(prompt, 16, adapter=name)[0] for name in ("own", None)]
+        want = [native.generate(prompt, 16, adapter=name)[0] for name in ("own", None)]
     assert want[0] != want[1]
     config = PytorchEngineConfig(
         dtype="float32", block_size=16, num_gpu_blocks=64, session_len=256, enable_prefix_caching=True,
         adapters=adapters,
     )  # fmt: skip
     with TokenEngine(directory, config=config) as engine:
-        assert [engine.answer(prompt, 16, adapter=name)[0] for name in ("own", None)] == want
+        assert [engine.generate(prompt, 16, adapter=name)[0] for name in ("own", None)] == want
         os.kill(worker(), signal.SIGKILL)
         eventually_sync(lambda: takes_requests(engine.engine), timeout=RESTART)
-        assert [engine.answer(prompt, 16, adapter=name)[0] for name in ("own", None)] == want
+        assert [engine.generate(prompt, 16, adapter=name)[0] for name in ("own", None)] == want
         wider = make_tiny_llama(tmp_path / "wider", hidden_size=64)
         with pytest.raises(ValueError, match="it was trained for another base"):
             engine.engine.load_adapter("wide", str(make_adapter(tmp_path / "wide", wider)))

@@ -1,4 +1,4 @@
-"""A model spread over two processes answers as one in a single process."""
+"""A model spread over two processes responses as one in a single process."""
 
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,19 @@ from tests.support.token_engine import TokenEngine, relative_error
 PROMPT = list(range(100, 150))
 
 
-def answers(directory: Path, adapter: Path, tp: int) -> list[tuple[list[int], torch.Tensor]]:
-    """Return the greedy answer and the logits of prompt and answer, with the adapter and without."""
+def responses(directory: Path, adapter: Path, tp: int) -> list[tuple[list[int], torch.Tensor]]:
+    """Return the greedy response and the logits of prompt and response, with the adapter and without."""
     config = PytorchEngineConfig(
         dtype="float32", tp=tp, session_len=256, num_gpu_blocks=32, block_size=16, adapters={"own": str(adapter)}
     )
     with TokenEngine(directory, config=config) as engine:
-        return [engine.answer(PROMPT, 12, adapter=name) for name in ("own", None)]
+        return [engine.generate(PROMPT, 12, adapter=name) for name in ("own", None)]
 
 
 def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model", num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
     adapter = make_adapter(tmp_path / "adapter", directory)
-    whole, divided = (answers(directory, adapter, tp) for tp in (1, 2))
+    whole, divided = (responses(directory, adapter, tp) for tp in (1, 2))
     assert whole[0][0] != whole[1][0]
     for (tokens, logits), (divided_tokens, divided_logits) in zip(whole, divided, strict=True):
         assert divided_tokens == tokens

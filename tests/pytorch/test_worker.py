@@ -39,7 +39,7 @@ def engine(directory: Path) -> Iterator[Engine]:
 
 
 class Answer:
-    """A request's answer, as it comes."""
+    """A request's response, as it comes."""
 
     def __init__(self, engine: Engine, tokens: int) -> None:
         self.tokens: list[int] = []
@@ -56,7 +56,7 @@ class Answer:
             self.ended.set()
 
     def wait(self) -> "Answer":
-        assert self.ended.wait(TIMEOUT), "no answer"
+        assert self.ended.wait(TIMEOUT), "no response"
         return self
 
 
@@ -74,9 +74,9 @@ def takes_requests(engine: Engine) -> bool:
         return False
 
 
-def test_its_answers_are_the_turbomind_engines(engine: Engine, directory: Path) -> None:
+def test_its_responses_are_the_turbomind_engines(engine: Engine, directory: Path) -> None:
     with TokenEngine(directory) as native:
-        tokens, _ = native.answer(PROMPT, 20)
+        tokens, _ = native.generate(PROMPT, 20)
     assert Answer(engine, 20).wait().tokens == tokens
 
 

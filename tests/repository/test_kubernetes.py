@@ -157,7 +157,7 @@ def test_probes_give_a_model_time_to_load_at_first_and_when_triton_is_started_ag
 
 
 @pytest.mark.parametrize("which", ["base", "kserve"])
-def test_a_pod_that_ends_may_finish_its_answers(which: str) -> None:
+def test_a_pod_that_ends_may_finish_its_responses(which: str) -> None:
     pod = pods()[which]
     (container,) = pod["containers"]
     command, pause = container["lifecycle"]["preStop"]["exec"]["command"]

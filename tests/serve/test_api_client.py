@@ -19,7 +19,7 @@ from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script, token_ids
 from tests.support.gateways import running_gateway
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def test_models_are_listed_and_remembered(api: APIClient, url: str) -> None:
 
 def test_completions_are_yielded_whole_or_in_pieces(api: APIClient) -> None:
     (whole,) = api.chat_completions_v1("fake-model", [{"role": "user", "content": "hi"}])
-    assert whole["choices"][0]["message"]["content"] == ANSWER
+    assert whole["choices"][0]["message"]["content"] == REPLY
     pieces = list(api.chat_completions_v1("fake-model", "hi", stream=True))
-    assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces) == ANSWER
+    assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces) == REPLY
     (completion,) = api.completions_v1("fake-model", prompt="hi")
-    assert completion["choices"][0]["text"] == ANSWER
+    assert completion["choices"][0]["text"] == REPLY
     assert len(list(api.completions_v1("fake-model", prompt="hi", stream=True))) == 4
 
 
@@ -58,7 +58,7 @@ def test_every_argument_is_a_field(api: APIClient, triton: FakeTriton) -> None:
     assert (inputs["random_seed"], inputs["max_new_tokens"]) == (5, 4)
 
 
-def test_errors_are_yielded_like_answers(api: APIClient) -> None:
+def test_errors_are_yielded_like_responses(api: APIClient) -> None:
     (error,) = api.chat_completions_v1("another", "hi")
     assert error["message"] == "The model `another` does not exist."
     (error,) = api.chat_completions_v1("another", "hi", stream=True)
@@ -74,11 +74,11 @@ def test_encode_counts(api: APIClient) -> None:
 
 def test_a_conversation_is_remembered_and_ended(api: APIClient, triton: FakeTriton) -> None:
     pieces = list(api.chat("hi", 5, stream=True))
-    assert "".join(text for text, _, _ in pieces) == ANSWER
+    assert "".join(text for text, _, _ in pieces) == REPLY
     assert [reason for _, _, reason in pieces] == [None, None, None, "stop"]
     assert triton.sessions == {engine_session(5, "k")}
     (said,) = api.chat_interactive_v1("again", session_id=5, interactive_mode=True)
-    assert said["text"] == ANSWER
+    assert said["text"] == REPLY
     api.end_session(5)
     assert triton.sessions == set()
     with pytest.raises(ValueError, match="session_id"):
@@ -90,7 +90,7 @@ def test_the_functions_of_older_clients_work_without_a_client_object(url: str, t
     assert get_model_list(f"{url}/v1/models") is None
     where = f"{url}/v1/chat/interactive"
     pieces = list(get_streaming_response("hi", where, 5, interactive_mode=True, temperature=0.5, api_key="k"))
-    assert "".join(text for text, _, _ in pieces) == ANSWER
+    assert "".join(text for text, _, _ in pieces) == REPLY
     assert [reason for _, _, reason in pieces] == [None, None, None, "stop"]
     assert triton.sessions == {engine_session(5, "k")}
     assert triton.requests[-1].inputs["temperature"] == 0.5
@@ -103,10 +103,10 @@ def chat(url: str, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60)
 
 
-def test_the_terminal_streams_answers_starts_anew_and_leaves(url: str, triton: FakeTriton) -> None:
+def test_the_terminal_streams_responses_starts_anew_and_leaves(url: str, triton: FakeTriton) -> None:
     done = chat(url, "Hello\nthere\n\nAgain\n\nend\n\nOnce more\n\nexit\n", "--api-key", "k", "--session-id", "7")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(ANSWER) == 3
+    assert done.stdout.count(REPLY) == 3
     turns = [json.loads(request.inputs["messages"]) for request in triton.requests]
     asked = list(dict.fromkeys(turn[0]["content"] for turn in turns))
     assert asked == ["Hello\nthere", "Again", "Once more"]
@@ -155,10 +155,10 @@ def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTr
     try:
         wait_for(b">>> ")
         os.write(ours, b"Hexlo\x1b[D\x1b[D\x1b[D\x04l\n\n")  # left, left, left, delete, l
-        wait_for(ANSWER.encode())
+        wait_for(REPLY.encode())
         wait_for(b">>> ", 2)
         os.write(ours, b"\x1b[A\n\n")  # the last line again
-        wait_for(ANSWER.encode(), 2)
+        wait_for(REPLY.encode(), 2)
         wait_for(b">>> ", 3)
         os.write(ours, b"exit\n")
         assert process.wait(60) == 0

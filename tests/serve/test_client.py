@@ -24,7 +24,7 @@ async def test_chunks_arrive_in_order_and_the_last_one_says_why_it_ended(client:
     assert (chunks[-1].input_token_len, chunks[-1].generate_token_len) == (7, 6)
 
 
-async def test_the_whole_answer_is_one_chunk_when_not_streaming(client: TritonClient) -> None:
+async def test_the_whole_response_is_one_chunk_when_not_streaming(client: TritonClient) -> None:
     (chunk,) = await run(client, GenerateRequest(messages=HELLO, stream=False))
     assert (chunk.text, chunk.finish_reason) == ("The capital of France is Paris.", "stop")
 
@@ -204,7 +204,7 @@ async def test_an_error_after_some_chunks_comes_after_those_chunks(client: Trito
         await anext(chunks)
 
 
-async def test_an_answer_without_an_end_is_an_error(client: TritonClient, triton: FakeTriton) -> None:
+async def test_a_response_without_an_end_is_an_error(client: TritonClient, triton: FakeTriton) -> None:
     triton.script = Script(finish_reason="")
     with pytest.raises(TritonRequestError, match="without a finish reason"):
         await run(client, GenerateRequest(text_input="Once"))
@@ -277,5 +277,5 @@ async def test_the_model_name_is_the_configured_one_or_the_directory_s(
 
 
 async def test_many_streams_share_one_channel(client: TritonClient) -> None:
-    answers = await asyncio.gather(*(run(client, GenerateRequest(text_input=str(n))) for n in range(32)))
-    assert all("".join(chunk.text for chunk in chunks).endswith("Paris.") for chunks in answers)
+    responses = await asyncio.gather(*(run(client, GenerateRequest(text_input=str(n))) for n in range(32)))
+    assert all("".join(chunk.text for chunk in chunks).endswith("Paris.") for chunks in responses)

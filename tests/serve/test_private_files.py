@@ -75,7 +75,7 @@ def test_triton_s_log_is_private_also_one_of_an_earlier_start(tmp_path: Path, mo
 
 
 def test_kept_files_are_private_in_a_folder_that_is_not(tmp_path: Path) -> None:
-    write_whole(tmp_path / "whole", b"an answer")
+    write_whole(tmp_path / "whole", b"a response")
     upload = Store(tmp_path / "files", Limits(1000, 1000, 10)).of(None).files.upload()
     upload.write(b"a prompt")
     kept = [path for path in (tmp_path / "files").rglob("*") if path.is_file() and path.name != "lock"]

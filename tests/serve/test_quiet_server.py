@@ -24,9 +24,9 @@ def test_a_server_that_sleeps_for_an_hour_answers_and_ends_at_once(monkeypatch: 
     thread.start()
     eventually_sync(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
-    answer = httpx.get(f"http://127.0.0.1:{port}", trust_env=False)
-    assert answer.status_code == 204
-    assert answer.headers["date"].endswith("GMT")
+    response = httpx.get(f"http://127.0.0.1:{port}", trust_env=False)
+    assert response.status_code == 204
+    assert response.headers["date"].endswith("GMT")
     server.should_exit = True
     thread.join(timeout=20)
     assert not thread.is_alive()

@@ -72,9 +72,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 @pytest.mark.parametrize("group", CLOSED)
 def test_a_closed_protocol_is_refused_without_the_key_over_http(server: TritonServer, group: str) -> None:
     with httpx.Client(base_url=f"http://{server.http_address}/v2/", trust_env=False) as client:
-        answers = {path: client.request(method, path, content=b"{}") for method, path in OVER_HTTP[group]}
+        responses = {path: client.request(method, path, content=b"{}") for method, path in OVER_HTTP[group]}
         predicted = client.request(*OVER_HTTP[group][0], headers={"lmdeploy-admin": new_key()})
-    assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(answers, 403)
+    assert {path: response.status_code for path, response in responses.items()} == dict.fromkeys(responses, 403)
     assert predicted.status_code == 403
 
 

@@ -12,7 +12,7 @@ from lmdeploy.cli.main import main
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.terminal import TerminalCommand
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 PROMPT = ">>> "
 
 
@@ -36,7 +36,7 @@ def test_turns_of_a_conversation_are_one_session(triton: FakeTriton) -> None:
     assert [inputs["sequence_start"] for inputs in (first, second, third)] == [True, False, True]
     assert {inputs["session_id"] for inputs in (first, second, third)} == {7}
     assert [(control["END"], control["CORRID"]) for control in triton.controls] == [(1, 7), (1, 7)]
-    assert terminal.shown.count(ANSWER) == 3
+    assert terminal.shown.count(REPLY) == 3
     assert terminal.shown.startswith("fake-model: an empty line sends the message")
 
 
@@ -75,15 +75,15 @@ def test_a_session_the_server_has_forgotten_begins_again_with_the_whole_conversa
         terminal.wait_for(PROMPT, 2)
         triton.sessions.clear()
         terminal.type("two")
-        terminal.wait_for(ANSWER, 2)
+        terminal.wait_for(REPLY, 2)
         terminal.type("exit")
         assert terminal.status() == 0
     last = triton.requests[-1].inputs
-    assert conversation(last) == [("user", "one"), ("assistant", ANSWER), ("user", "two")]
+    assert conversation(last) == [("user", "one"), ("assistant", REPLY), ("user", "two")]
     assert last["sequence_start"] is True
 
 
-def test_after_an_answer_that_was_cut_off_the_whole_conversation_is_sent(triton: FakeTriton) -> None:
+def test_after_a_response_that_was_cut_off_the_whole_conversation_is_sent(triton: FakeTriton) -> None:
     triton.script = Script(finish_reason="length")
     with chat(triton) as terminal:
         for turn in ("one", "two", "exit"):
@@ -100,7 +100,7 @@ def test_an_error_is_shown_and_the_conversation_goes_on(triton: FakeTriton) -> N
         terminal.wait_for("top_k must be >= 0, got -1")
         triton.script = Script()
         terminal.type("two")
-        terminal.wait_for(ANSWER)
+        terminal.wait_for(REPLY)
         terminal.type("exit")
         assert terminal.status() == 0
     assert conversation(triton.requests[-1].inputs) == [("user", "two")]
@@ -118,7 +118,7 @@ def test_a_server_that_goes_away_is_named_and_may_come_back(triton: FakeTriton) 
         deadline = time.monotonic() + 20
         for attempt in itertools.count(2):  # gRPC waits up to a second before it connects again
             terminal.wait_for(PROMPT, attempt)
-            if ANSWER in terminal.shown:
+            if REPLY in terminal.shown:
                 break
             assert time.monotonic() < deadline, terminal.shown
             terminal.type("two")

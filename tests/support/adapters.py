@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
-OWN_TEMPLATE = "{% for message in messages %}{{ message.role|upper }}: {{ message.content }}\n{% endfor %}ANSWER:"
+OWN_TEMPLATE = "{% for message in messages %}{{ message.role|upper }}: {{ message.content }}\n{% endfor %}REPLY:"
 _WEIGHTS = "adapter_model.safetensors"
 
 

@@ -103,12 +103,12 @@ class ChatPage:
         return self._texts('#chat [data-testid="user"]')
 
     @property
-    def answers(self) -> list[str]:
-        """What stands on the model's side: answers, and the line under each."""
+    def responses(self) -> list[str]:
+        """What stands on the model's side: responses, and the line under each."""
         return self._texts('#chat [data-testid="bot"]')
 
     @property
-    def is_answering(self) -> bool:
+    def is_generating(self) -> bool:
         """Whether the Stop button is offered."""
         return any(button.is_displayed() for button in self._driver.find_elements(By.CSS_SELECTOR, _BUTTONS["stop"]))
 
@@ -143,7 +143,7 @@ class ChatPage:
         """Wait until this many questions stand there and nothing runs any more."""
 
         def is_answered() -> bool:
-            return len(self.questions) == count and self._shown(_BUTTONS["send"]) and not self.is_answering
+            return len(self.questions) == count and self._shown(_BUTTONS["send"]) and not self.is_generating
 
         self.wait(is_answered, timeout)
 

@@ -31,7 +31,7 @@ def emulated_cuda() -> Iterator[NativeModule]:
 
 
 def submit(engine: TokenEngine, ids: list[int], tokens: int) -> Outputs:
-    """Ask for an answer of ``tokens`` tokens."""
+    """Ask for a response of ``tokens`` tokens."""
     outputs: list[EngineOutput] = []
     done = threading.Event()
 
@@ -47,5 +47,5 @@ def submit(engine: TokenEngine, ids: list[int], tokens: int) -> Outputs:
 def wait(pending: Outputs) -> list[EngineOutput]:
     """Return what was answered."""
     outputs, done = pending
-    assert done.wait(TIMEOUT), "no answer"
+    assert done.wait(TIMEOUT), "no response"
     return outputs

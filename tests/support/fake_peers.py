@@ -23,7 +23,7 @@ with open(os.environ["FAKE_PEERS_LOG"], "a") as log:
     print("llama-batched-bench", flags["-npl"], flags["-npp"], flags["-ntg"], flags["-c"], file=log)
 print(json.dumps({"speed_tg": 300.0 if flags["-fa"] == "on" else 200.0}))
 """
-# Answers as genai_worker.py does: first token after 1 s, then a token every 0.1 s.
+# Responses as genai_worker.py does: first token after 1 s, then a token every 0.1 s.
 OPENVINO = """
 import json, os, sys
 for line in sys.stdin:

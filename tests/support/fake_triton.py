@@ -1,4 +1,4 @@
-"""A stand-in for Triton: the KServe gRPC service over scripted answers, in this process, in milliseconds."""
+"""A stand-in for Triton: the KServe gRPC service over scripted responses, in this process, in milliseconds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Script:
     hold_after : responses after which the engine waits until it is cancelled (or `release` is set)
     resume : whether it goes on to a proper end after it was released
     engine_seconds : before the batch, to the first token, to the end
-    stop_string : what of its stop words ended the answer
+    stop_string : what of its stop words ended the response
     cached_token_len : of the prompt, found in the cache
     """
 
@@ -166,10 +166,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
         self._require_key(context)
-        answer = service_pb2.RepositoryIndexResponse()
+        response = service_pb2.RepositoryIndexResponse()
         for name in self.loaded:
-            answer.models.add(name=name, version="1", state="READY")
-        return answer
+            response.models.add(name=name, version="1", state="READY")
+        return response
 
     def _require_key(self, context: Any) -> None:
         given = dict(context.invocation_metadata()).get("triton-grpc-protocol-lmdeploy-admin")
@@ -178,22 +178,22 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         received = _received(request)
-        answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+        response = service_pb2.ModelInferResponse(model_name=request.model_name)
         kind = request.model_name.partition(".")[0]  # with several models, their names follow
         if kind == "preprocessing":
             try:
                 ids = _prompt(received.inputs)
             except ValueError as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            answer.outputs.add(name="INPUT_ID", datatype="UINT32", shape=[1, len(ids)])
-            answer.raw_output_contents.append(struct.pack(f"<{len(ids)}I", *ids))
+            response.outputs.add(name="INPUT_ID", datatype="UINT32", shape=[1, len(ids)])
+            response.raw_output_contents.append(struct.pack(f"<{len(ids)}I", *ids))
         elif kind == "postprocessing":
             text = TOKEN_BYTES.join(received.inputs["TOKENS_BATCH"]).decode(errors="replace")
-            answer.outputs.add(name="OUTPUT", datatype="BYTES", shape=[1])
-            answer.raw_output_contents.append(_bytes(text))
+            response.outputs.add(name="OUTPUT", datatype="BYTES", shape=[1])
+            response.raw_output_contents.append(_bytes(text))
         else:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.model_name}")
-        return answer
+        return response
 
     def ModelStreamInfer(self, request_iterator: Any, context: Any) -> Iterator[Any]:
         for request in request_iterator:
@@ -353,12 +353,12 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "top_logprobs": ("FP32", [1, 2, top], struct.pack(f"<{2 * top}f", *chain(*values))),
     }
     tensors |= _prompt_tensors(received, is_first=index == done == 0)
-    answer = service_pb2.ModelInferResponse(model_name=received.model, id=received.id)
+    response = service_pb2.ModelInferResponse(model_name=received.model, id=received.id)
     for name in [name for name in tensors if name in received.outputs]:  # an order of its own, as Triton's ensembles
         datatype, shape, raw = tensors[name]
-        answer.outputs.add(name=name, datatype=datatype, shape=shape)
-        answer.raw_output_contents.append(raw)
-    return service_pb2.ModelStreamInferResponse(infer_response=answer)
+        response.outputs.add(name=name, datatype=datatype, shape=shape)
+        response.raw_output_contents.append(raw)
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
 
 
 def embedding_of(ids: Sequence[int]) -> bytes:

@@ -31,8 +31,8 @@ def digest_of(name: str, directory: Path, backend: str) -> str:
     digest = hashlib.sha256()
     with TokenEngine(directory, backend=backend) as engine:
         for prompt, rows in ((PROMPT, "all"), (PROMPT[:40] + FURTHER, "generation"), (PROMPT * 3, "generation")):
-            answer, logits = engine.answer(prompt, 8, rows)
-            digest.update(torch.tensor(answer).numpy().tobytes())
+            response, logits = engine.generate(prompt, 8, rows)
+            digest.update(torch.tensor(response).numpy().tobytes())
             digest.update(logits.numpy().tobytes())
     return digest.hexdigest()
 

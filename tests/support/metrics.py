@@ -11,8 +11,8 @@ Labels = frozenset[tuple[str, str]]
 
 def engine_metrics(server: TritonServer) -> dict[str, float]:
     """Return the ``turbomind_*`` metrics by name, without the prefix."""
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as response:
+        lines = response.read().decode().splitlines()
     prefix = "turbomind_"
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(prefix))
     return {name.split("{")[0].removeprefix(prefix): float(value) for name, value in pairs}

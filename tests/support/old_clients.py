@@ -48,9 +48,9 @@ class OldClient:
         done = self._run(["-c", _COMMAND, "serve", "triton_client", address, *options], typed)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
-        _, *answers = done.stdout.split(_PROMPT)
-        assert len(answers) == len(turns) + 1, done.stdout
-        return [answer.strip() for answer in answers[:-1]]
+        _, *responses = done.stdout.split(_PROMPT)
+        assert len(responses) == len(turns) + 1, done.stdout
+        return [response.strip() for response in responses[:-1]]
 
     def run_script(self, script: str, *arguments: str) -> Any:
         """Run a Python script against the package; return the JSON value it prints on its last line."""

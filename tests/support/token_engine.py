@@ -37,10 +37,10 @@ class TokenEngine:
     def __exit__(self, *exception: object) -> None:
         self.engine.close()
 
-    def answer(
+    def generate(
         self, ids: Sequence[int], tokens: int, rows: str = "all", adapter: str | None = None
     ) -> tuple[list[int], torch.Tensor]:
-        """Return the greedy answer of ``tokens`` tokens, and the logits of ``rows`` (``all`` or ``generation``)."""
+        """Return the greedy response of ``tokens`` tokens, and the logits of ``rows`` (``all`` or ``generation``)."""
         config = GenerationConfig(max_new_tokens=tokens, ignore_eos=True, output_logits=rows)
         done = threading.Event()
         outputs: list[EngineOutput] = []
@@ -51,7 +51,7 @@ class TokenEngine:
                 done.set()
 
         self.engine.submit(list(ids), config, receive, stream=False, adapter_name=adapter)
-        assert done.wait(TIMEOUT), "no answer"
+        assert done.wait(TIMEOUT), "no response"
         assert not outputs[-1].error, outputs[-1].error
         logits = [torch.from_numpy(output.logits) for output in outputs if output.logits is not None]
         return [token for output in outputs for token in output.token_ids], torch.cat(logits)

@@ -64,11 +64,11 @@ def test_what_was_promised_and_not_measured_is_named() -> None:
 def test_a_prompt_s_rate_ends_at_its_first_token() -> None:
     asked: list[tuple[int, int, int]] = []
 
-    def answer(requests: Any, concurrency: int) -> list[Record]:
+    def respond(requests: Any, concurrency: int) -> list[Record]:
         asked.extend((len(request.input_ids), request.output_len, concurrency) for request in requests)
         return [Record(1.0, [(1.5, 1)]), Record(1.5, [(3.0, 1)])]
 
-    assert Match("prefill", 4, 1, 512, 1).rate(answer) == 2 * 512 / 2.0
+    assert Match("prefill", 4, 1, 512, 1).rate(respond) == 2 * 512 / 2.0
     assert asked == [(512, 1, 1)] * 2
 
 
@@ -76,7 +76,7 @@ def test_our_engine_answers_tokens_with_exactly_as_many_as_asked_for(model: Path
     config = TurbomindEngineConfig(weight_bits=8, max_batch_size=4, cache_max_entry_count=64)
     with in_process(str(model), config) as engine:
         requests = [TokenRequest((5, 6, 7), 9), TokenRequest((8, 9), 4), TokenRequest((8, 9), 6)]
-        records = engine.answer(requests, 2, GREEDY)
+        records = engine.generate(requests, 2, GREEDY)
     assert [(record.input_len, record.output_len) for record in records] == [(3, 9), (2, 4), (2, 6)]
 
 

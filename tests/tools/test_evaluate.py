@@ -44,7 +44,7 @@ def said_as_json(prompt: str) -> str:
     return f'{{"city": "{found[3]}", "name": "{found[1]}", "age": {found[2]}}}'
 
 
-# From a question's text to its answer, read again by other means.
+# From a question's text to its response, read again by other means.
 SOLVED = {
     "sums": lambda prompt: str(sum(map(int, re.findall(r"\d+", prompt.splitlines()[-1])))),
     "copying": lambda prompt: prompt.splitlines()[-2].removeprefix("Words: "),

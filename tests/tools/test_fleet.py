@@ -15,12 +15,12 @@ SHARED = Costs(step=0, row=1, prompt=0, batch=10_000)  # all at once, each at 1/
 REQUESTS = 60_000
 
 
-def arrivals(rate: float, answers: np.ndarray) -> Trace:
-    """Return a trace of Poisson arrivals of requests that are nothing but their answers."""
-    rows = len(answers)
+def arrivals(rate: float, responses: np.ndarray) -> Trace:
+    """Return a trace of Poisson arrivals of requests that are nothing but their responses."""
+    rows = len(responses)
     times = np.cumsum(np.random.default_rng(1).exponential(1 / rate, rows))
     nothing = {name: np.zeros(rows) for name in COLUMNS}
-    return nothing | {"time": times, "session": np.arange(rows, dtype=float), "answer": answers}
+    return nothing | {"time": times, "session": np.arange(rows, dtype=float), "answer": responses}
 
 
 def exponential(mean: float = 1.0) -> np.ndarray:
@@ -43,8 +43,8 @@ def test_constant_times_halve_the_wait_as_pollaczek_and_khinchine_say() -> None:
 @pytest.mark.parametrize("kind", ["constant", "exponential", "two kinds"])
 def test_a_shared_processor_takes_the_same_mean_time_whatever_the_lengths_are(kind: str) -> None:
     two_kinds = np.where(np.random.default_rng(3).random(REQUESTS) < 0.9, 0.5, 5.5)
-    answers = {"constant": np.ones(REQUESTS), "exponential": exponential(), "two kinds": two_kinds}[kind]
-    assert mean_time(arrivals(0.6, answers), SHARED) == pytest.approx(1 / (1 - 0.6), rel=0.06)
+    responses = {"constant": np.ones(REQUESTS), "exponential": exponential(), "two kinds": two_kinds}[kind]
+    assert mean_time(arrivals(0.6, responses), SHARED) == pytest.approx(1 / (1 - 0.6), rel=0.06)
 
 
 def test_the_less_loaded_of_two_is_as_good_as_theory_says() -> None:

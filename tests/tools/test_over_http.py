@@ -43,7 +43,7 @@ def test_requests_say_greedy_fixed_length_streaming(fake: FakeTriton, url: str) 
     assert inputs["temperature"] == 0
 
 
-def test_answer_of_another_length_is_an_error(url: str) -> None:
+def test_response_of_another_length_is_an_error(url: str) -> None:
     with pytest.raises(RuntimeError, match="6 tokens, expected 7"):
         run_over_http(url, [Request("a b c", 7)], 1, GREEDY)
 

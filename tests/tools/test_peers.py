@@ -83,16 +83,16 @@ def test_a_program_that_fails_shows_what_it_printed(log: Path) -> None:
         llama_cpp.prefill_rate(MODEL, 512, 2)
     fake_peers.write_program(openvino_python(), fake_peers.FAILING)
     with genai(MODEL, 4) as peer, pytest.raises(RuntimeError, match=r"(?s)ended while it answered.*no such processor"):
-        peer.answer(token_requests(1, 4, 4, 0), 1)
+        peer.generate(token_requests(1, 4, 4, 0), 1)
 
 
 def test_openvino_answers_in_records(log: Path) -> None:
     fake_peers.install(MODEL)
     with genai(MODEL, 4) as peer:
-        records = peer.answer([TokenRequest((5, 6, 7), 11)] * 2, 2)
+        records = peer.generate([TokenRequest((5, 6, 7), 11)] * 2, 2)
         assert [(record.input_len, record.output_len) for record in records] == [(3, 11)] * 2
         assert steady_rate(records) == pytest.approx(20.0)
-        assert peer.answer([TokenRequest((5,), 3)], 1)[0].first_token_latency == 1.0
+        assert peer.generate([TokenRequest((5,), 3)], 1)[0].first_token_latency == 1.0
 
 
 def test_steady_rate_is_that_of_the_steps_whatever_the_order_inside_a_step() -> None:

@@ -112,4 +112,4 @@ def test_the_crowd_has_the_lengths_of_conversations() -> None:
     found = lengths(1000)
     assert found == lengths(1000)
     assert 180 < mean(prompt for prompt, _ in found) < 260
-    assert 160 < mean(answer for _, answer in found) < 240
+    assert 160 < mean(response for _, response in found) < 240

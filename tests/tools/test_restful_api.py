@@ -72,7 +72,7 @@ def test_results_are_a_table_lines_of_json_and_an_image(url: str, fake: FakeTrit
     assert (asked["text_input"], asked["ignore_eos"], asked["temperature"]) == ("hello", True, 0.0)
 
 
-def test_other_fields_and_whole_answers(url: str, fake: FakeTriton) -> None:
+def test_other_fields_and_whole_responses(url: str, fake: FakeTriton) -> None:
     profile(
         url, "--num-prompts", "3", "--disable-stream", "--disable-ignore-eos", "--extra-request-body", '{"top_k": 7}'
     )

@@ -59,8 +59,8 @@ def pipe(directory: Path, adapters: dict[str, str]) -> Iterator[AsyncEngine]:
 
 
 def as_written(pipe: AsyncEngine, text: str, adapter: str | None) -> str:
-    answer: str = pipe(text, GREEDY, do_preprocess=False, adapter_name=adapter).text
-    return answer
+    response: str = pipe(text, GREEDY, do_preprocess=False, adapter_name=adapter).text
+    return response
 
 
 def test_each_adapter_is_asked_in_its_own_words(pipe: AsyncEngine, directory: Path) -> None:
@@ -72,8 +72,8 @@ def test_each_adapter_is_asked_in_its_own_words(pipe: AsyncEngine, directory: Pa
 
 def test_sessions_are_asked_so_too(pipe: AsyncEngine, directory: Path) -> None:
     with pipe.session(GREEDY, adapter_name="file") as session:
-        answer = session(MESSAGES[0]["content"], stream_response=False)
-        assert answer.text == as_written(pipe, written(directory, OWN_TEMPLATE), "file")
+        response = session(MESSAGES[0]["content"], stream_response=False)
+        assert response.text == as_written(pipe, written(directory, OWN_TEMPLATE), "file")
 
 
 def test_an_adapter_that_is_loaded_later_brings_its_own_and_takes_it_along(

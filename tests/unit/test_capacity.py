@@ -134,7 +134,7 @@ def test_the_estimate_of_a_processor_is_near_what_was_measured_there(bits: int, 
 
 
 def made(**load: Any) -> Plan:
-    return plan(SIZES, DEVICE, Storage(), Load(**{"prompt": 1000, "answer": 100, **load}), PERFECT)
+    return plan(SIZES, DEVICE, Storage(), Load(**{"prompt": 1000, "output": 100, **load}), PERFECT)
 
 
 def test_a_plan_is_what_a_pencil_gets() -> None:
@@ -147,7 +147,7 @@ def test_a_plan_is_what_a_pencil_gets() -> None:
     prompt = 2 * (1000 * 0.8e9 + 5e5 * 1e5 + 0.1e9) / 100e12
     rate = 1 / (prompt + 100 * step / 72)
     assert result.request_rate == pytest.approx(rate)
-    assert result.answer_rate == pytest.approx(100 * rate)
+    assert result.output_rate == pytest.approx(100 * rate)
     assert result.replicas == -int(-100 // (0.8 * rate))
     assert made().replicas == 0
 
@@ -161,9 +161,9 @@ def test_a_bound_on_the_time_between_tokens_is_kept_and_costs_replicas() -> None
 
 @given(st.floats(1, 5000), st.floats(1, 500), st.floats(0, 0.9), st.floats(0.1, 1000))
 def test_found_prefixes_and_better_devices_never_need_more_replicas(
-    prompt: float, answer: float, prefix: float, rate: float
+    prompt: float, response: float, prefix: float, rate: float
 ) -> None:
-    load = {"prompt": prompt, "answer": answer, "rate": rate}
+    load = {"prompt": prompt, "output": response, "rate": rate}
     assert made(**load, prefix=prefix).replicas <= made(**load).replicas
     twice = plan(SIZES, DEVICE.times(2), Storage(), Load(**load), PERFECT)
     assert twice.replicas <= made(**load).replicas
@@ -178,7 +178,7 @@ def test_found_prefixes_and_better_devices_never_need_more_replicas(
             Device("full", 2.05e9, 1e12, 1e14),
             "the cache holds 400 tokens alongside the weights, a request needs 1100",
         ),
-        ({"token_seconds": 1e-4}, DEVICE, "one answer alone gets a token every"),
+        ({"token_seconds": 1e-4}, DEVICE, "one response alone gets a token every"),
     ],
 )
 def test_what_does_not_fit_is_reported(load: dict[str, Any], device: Device, said: str) -> None:

@@ -24,7 +24,7 @@ def test_base_writes_contents_as_they_are() -> None:
     assert MODELS.get("base")().render([USER]) == "Hi, 你好"
 
 
-def test_internlm2_has_a_place_for_tool_answers() -> None:
+def test_internlm2_has_a_place_for_tool_responses() -> None:
     prompt = MODELS.get("internlm2")().render([USER, {"role": "tool", "content": "42"}])
     assert prompt.endswith("<|im_start|>environment\n42<|im_end|>\n<|im_start|>assistant\n")
 
@@ -53,8 +53,8 @@ def test_a_conversation_in_pieces_is_the_whole_prompt(default_model_dir: Path, n
     for turn in range(1, 4):
         new = [{"role": "user", "content": f"and <now {turn}>?"}, {"role": "assistant", "content": "x"}, USER]
         held += [{"role": "assistant", "content": "Hello!"}, *new]
-        answers = sum(message["role"] == "assistant" for message in held[: -len(new)])
-        pieces += generated + "Hello!" + template.render_continuation(new, False, answers)
+        responses = sum(message["role"] == "assistant" for message in held[: -len(new)])
+        pieces += generated + "Hello!" + template.render_continuation(new, False, responses)
         assert pieces == template.render(held)
 
 
@@ -65,7 +65,7 @@ def test_what_the_model_itself_ended_is_not_ended_again(default_model_dir: Path,
     assert cut_off == (template.eoa if name else "<|im_end|>") + template.render_continuation([USER])
 
 
-def test_any_token_that_ends_an_answer_closes_the_turn(default_model_dir: Path, tmp_path: Path) -> None:
+def test_any_token_that_ends_a_response_closes_the_turn(default_model_dir: Path, tmp_path: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / file).symlink_to(default_model_dir / file)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from tools import default_model
 
 
-def test_its_end_of_turn_ends_the_answer(default_model_dir: Path) -> None:
+def test_its_end_of_turn_ends_the_response(default_model_dir: Path) -> None:
     generation = json.loads((default_model_dir / "generation_config.json").read_text())
     config = json.loads((default_model_dir / "config.json").read_text())
     assert generation["eos_token_id"] == config["eos_token_id"] == 2

@@ -55,7 +55,7 @@ _DESCRIBED = {
     "llava-chatml": _TIGHT_CHATML,
     # 01-ai/Yi, VL/llava/conversation.py, mm_default_conv.
     "yi-vl": "{S}\n\n### Human: Hi, 你好\n### Assistant: Hello!\n### Human: and now?\n### Assistant:",
-    # THUDM/cogvlm-chat-hf, modeling_cogvlm.py, _history_to_prompt; the end of an answer: LMDeploy 0.6.
+    # THUDM/cogvlm-chat-hf, modeling_cogvlm.py, _history_to_prompt; the end of a response: LMDeploy 0.6.
     "cogvlm": "Question: Hi, 你好 Answer: Hello!</s>\nQuestion: and now? Answer:",
     "cogvlm2": "Question: Hi, 你好 Answer: Hello!<|end_of_text|>\nQuestion: and now? Answer:",
     # allenai/Molmo-7B-D-0924, preprocessing_molmo.py, message format "role".

@@ -110,7 +110,7 @@ def test_smollm_cuts_digits_off_before_spaces_are_words(tmp_path: Path) -> None:
     assert found == [["x", "    ", *"2024"], ["x", "   ", " ", *"2024"]]
 
 
-def test_what_ends_an_answer_is_found_in_metadata_and_template(tmp_path: Path) -> None:
+def test_what_ends_a_response_is_found_in_metadata_and_template(tmp_path: Path) -> None:
     metadata = byte_level_metadata(default_model_dir()) | {"tokenizer.ggml.eos_token_id": 0}
     assert write_tokenizer(metadata, tmp_path)["eos_token_id"] == [0, 2]  # <|endoftext|>, <|im_end|> of the template
     del metadata["tokenizer.chat_template"]

@@ -35,7 +35,7 @@ def test_messages_become_the_ids_transformers_gives(model: Any, default_model_di
     assert response.array("REQUEST_INPUT_LEN").tolist() == [[len(expected)]]
 
 
-def test_a_conversation_may_leave_no_room_for_an_answer(model: Any, default_model_dir: Path) -> None:
+def test_a_conversation_may_leave_no_room_for_a_response(model: Any, default_model_dir: Path) -> None:
     reference = AutoTokenizer.from_pretrained(default_model_dir)
     expected = reference.apply_chat_template(MESSAGES, add_generation_prompt=False, return_dict=True)["input_ids"]
     reported = {"messages": MESSAGES, "chat_template_kwargs": {"add_generation_prompt": False}}
@@ -68,7 +68,7 @@ def array(value: Any, kind: Any) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("start", [False, None])
-def test_messages_of_a_session_that_goes_on_are_only_what_follows_the_last_answer(
+def test_messages_of_a_session_that_goes_on_are_only_what_follows_the_last_response(
     model: Any, default_model_dir: Path, start: bool | None
 ) -> None:
     reference = AutoTokenizer.from_pretrained(default_model_dir)
@@ -239,21 +239,21 @@ def test_a_bad_request_is_refused_and_its_neighbours_are_answered(model: Any, ca
 
 def test_a_text_of_many_bytes_that_fits_is_answered(model: Any, default_model_dir: Path) -> None:
     text = "internationalization " * 4000
-    [answer] = model.execute([Request(text_input=text)])
+    [response] = model.execute([Request(text_input=text)])
     tokens = AutoTokenizer.from_pretrained(default_model_dir)(text)["input_ids"]
     assert len(text) > 8 * 8192
     assert len(tokens) <= 8192
-    assert answer.array("INPUT_ID").tolist() == [tokens]
+    assert response.array("INPUT_ID").tolist() == [tokens]
 
 
 def test_where_special_tokens_are_cut_does_not_count(model: Any, default_model_dir: Path) -> None:
     other = type(model)()
     other.initialize(arguments(model_path=str(default_model_dir), split_special_tokens="true"))
     text = "internationalization " * 3400 + "<|im_end|>" * 200
-    [answer] = other.execute([Request(text_input=text)])
+    [response] = other.execute([Request(text_input=text)])
     assert len(text) > 8 * 8192
-    assert answer.error is None
-    assert 8192 - 4 * 200 < answer.array("INPUT_ID").shape[1] <= 8192  # cuts, four bytes each, would not fit
+    assert response.error is None
+    assert 8192 - 4 * 200 < response.array("INPUT_ID").shape[1] <= 8192  # cuts, four bytes each, would not fit
 
 
 def test_prompts_are_as_long_as_the_session_length_allows(model: Any, default_model_dir: Path) -> None:
@@ -261,8 +261,8 @@ def test_prompts_are_as_long_as_the_session_length_allows(model: Any, default_mo
         other = type(model)()
         config = json.dumps({"session_len": session_len})
         other.initialize(arguments(model_path=str(default_model_dir), engine_config=config))
-        [answer] = other.execute([Request(text_input="🙂x" * 1000)])
-        assert ("session length of 100 tokens" in str(answer.error)) == is_refused
+        [response] = other.execute([Request(text_input="🙂x" * 1000)])
+        assert ("session length of 100 tokens" in str(response.error)) == is_refused
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ OWN_SYSTEM = {"internlm2", "internlm3", "internvl-internlm2", "internvl2_5"}
 NO_SYSTEM = {"mixtral", "gemma", "chatglm"}
 # The published template puts the system prompt into the last turn of the user, and only there.
 SYSTEM_IN_LAST_TURN = {"mistral-v3", "mistral-nemo"}
-# The published template strips answers alone.
+# The published template strips responses alone.
 STRIPS_ANSWERS = {"mistral-v3"}
 
 
@@ -92,13 +92,13 @@ def call(name: str, arguments: Any, call_id: str) -> dict[str, Any]:
 
 
 def with_calls(count: int, *, arguments: Any = None) -> list[dict[str, Any]]:
-    """Return a conversation with as many calls in one answer."""
+    """Return a conversation with as many calls in one response."""
     made = [call("add", arguments or {"a": 1, "b": i}, f"callid00{i}") for i in range(count)]
     returned = [{"role": "tool", "content": f"{1 + i}", "tool_call_id": f"callid00{i}"} for i in range(count)]
     return [USER, {"role": "assistant", "content": "", "tool_calls": made}, *returned]
 
 
-# name -> how many calls its published template allows in one answer
+# name -> how many calls its published template allows in one response
 WITH_TOOLS = {"qwen2d5": 2, "qwen3": 2, "llama3_1": 1, "llama3_2": 1, "mistral-v3": 2, "mistral-nemo": 2, "gpt-oss": 1}
 
 

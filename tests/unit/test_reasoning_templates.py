@@ -93,7 +93,7 @@ def test_gpt_oss_keeps_what_it_thought_before_calls_until_it_answered(said: dict
 
 
 def test_results_for_gpt_oss_are_named_after_their_own_calls() -> None:
-    """The published template knows one call an answer only."""
+    """The published template knows one call a response only."""
     messages = [
         USER,
         {"role": "assistant", "content": "", "tool_calls": [call("add", "1"), call("now", "2")]},

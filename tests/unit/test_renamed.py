@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmdeploy import renamed
+from lmdeploy.cli.main import main
 from lmdeploy.turbomind.engine import Engine
 from lmdeploy.turbomind.repository import MODELS, copy_models
 from openai_gateway.metrics.page import GatewayMetrics
@@ -18,7 +22,8 @@ TABLES = (
     renamed.GATEWAY_METRICS,
     renamed.ENGINE_METRICS,
     renamed.CONVERSATION_KEYS,
-    renamed.TOOL_OPTIONS,
+    renamed.OPTIONS,
+    renamed.JSON_KEYS,
 )
 
 
@@ -66,8 +71,40 @@ def test_the_engines_counters_have_both_names() -> None:
     }
 
 
-def test_conversations_with_the_old_key_are_read(tmp_path: Path) -> None:
+def test_conversations_with_the_old_keys_are_read(tmp_path: Path) -> None:
     image = tmp_path / "one.png"
     image.write_bytes(b"")
-    (turn,) = conversation_of({"turns": [{"question": "?", "pictures": [str(image)]}]}, tmp_path).turns
+    (turn,) = conversation_of(
+        {"turns": [{"question": "?", "pictures": [str(image)], "answers": [{"text": "!"}]}]}, tmp_path
+    ).turns
     assert turn.images == (str(image),)
+    assert turn.response.text == "!"
+
+
+def test_an_old_option_works_with_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser(prog="program")
+    size = parser.add_argument("--new-size", type=int, default=1)
+    flag = parser.add_argument("--new-flag", action="store_true")
+    renamed.accept_old_option(parser, size, "--size")
+    renamed.accept_old_option(parser, flag, "--flag")
+    assert parser.parse_args(["--size", "3", "--flag"]) == argparse.Namespace(new_size=3, new_flag=True)
+    assert capsys.readouterr().err.splitlines() == [
+        "program: --size is called --new-size now; the old name works until 0.3",
+        "program: --flag is called --new-flag now; the old name works until 0.3",
+    ]
+    assert parser.parse_args([]) == argparse.Namespace(new_size=1, new_flag=False)
+    assert capsys.readouterr().err == ""
+    assert "--size" not in parser.format_help().replace("--new-size", "")
+
+
+def test_a_plan_takes_and_reports_the_old_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    reports = []
+    for option in ("--answer", "--output-tokens"):
+        assert main(["plan", str(tmp_path), "--gpu", "L4", option, "50", "--json"]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert reports[0] == reports[1]
+    for old, new in renamed.JSON_KEYS.items():
+        assert reports[0][old] == reports[0][new]

@@ -283,7 +283,7 @@ def test_marks_of_chat_templates_are_single_special_tokens(
         ("chatglm3", {"</s>"}),
     ],
 )
-def test_tokens_that_end_an_answer_are_found(request: pytest.FixtureRequest, kind: str, ends: set[str]) -> None:
+def test_tokens_that_end_a_response_are_found(request: pytest.FixtureRequest, kind: str, ends: set[str]) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     assert set(tokenizer.end_tokens()) == ends
     assert tokenizer.token_bytes().special[tokenizer.eos_token_id or 0]

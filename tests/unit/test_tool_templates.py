@@ -136,10 +136,10 @@ def test_what_a_template_writes_the_parser_reads(name: str) -> None:
     whole = template.render(CONVERSATION[:3], [TOOL], add_generation_prompt=False)
     asked = template.render(CONVERSATION[:2], [TOOL])
     assert whole.startswith(asked)
-    answer = whole.removeprefix(asked)
+    response = whole.removeprefix(asked)
     for end in ("<|im_end|>\n", "<|eot_id|>", "</s>", " ", "<｜end▁of▁sentence｜>"):
-        answer = answer.removesuffix(end)
-    found = parse(answer, frozenset({"add"}))
+        response = response.removesuffix(end)
+    found = parse(response, frozenset({"add"}))
     assert [(made.name, json.loads(made.arguments)) for made in found.calls] == [
         ("add", {"a": 1, "b": 2}),
         ("add", {"a": 3}),

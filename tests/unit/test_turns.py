@@ -12,7 +12,7 @@ from tests.support.published_templates import DATA, INDEX, stop_clocks
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}
 REMINDER = {"role": "system", "content": "It is Monday."}
-ANSWER = {"role": "assistant", "content": "Ann."}
+REPLY = {"role": "assistant", "content": "Ann."}
 CALL = {"id": "a23456789", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "7", "tool_call_id": "a23456789", "name": "f"}
@@ -30,13 +30,13 @@ def template(name: str) -> JinjaChatTemplate:
     "messages",
     [
         [SYSTEM, USER, REMINDER],
-        [SYSTEM, USER, REMINDER, ANSWER, {"role": "user", "content": "And where?"}],
+        [SYSTEM, USER, REMINDER, REPLY, {"role": "user", "content": "And where?"}],
         [USER, {"role": "user", "content": "Today."}],
         [
             SYSTEM,
             REMINDER,
             USER,
-            ANSWER,
+            REPLY,
             {"role": "assistant", "content": "Or Bob."},
             {"role": "user", "content": "Sure?"},
         ],
@@ -61,7 +61,7 @@ def test_what_the_user_says_after_a_result_is_not_refused(name: str) -> None:
 
 
 def test_where_turns_are_free_nothing_is_joined() -> None:
-    said = [SYSTEM, USER, REMINDER, ANSWER, USER]
+    said = [SYSTEM, USER, REMINDER, REPLY, USER]
     assert template("qwen2d5").render(said).count("<|im_start|>") == len(said) + 1
 
 
@@ -92,4 +92,4 @@ def test_built_in_templates_continue_a_response_too(name: str) -> None:
 @pytest.mark.parametrize("last", [USER, CALLING, {"role": "assistant", "content": ""}])
 def test_only_what_the_assistant_began_goes_on(last: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be the assistant's, with content and without calls"):
-        template("qwen2d5").render([USER, ANSWER, USER, last], continue_final_message=True)
+        template("qwen2d5").render([USER, REPLY, USER, last], continue_final_message=True)

@@ -90,9 +90,9 @@ def test_a_redirect_is_followed_as_far_as_the_rules_allow(host: ThreadingHTTPSer
 
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [("/long", "at most 100000 bytes"), ("/missing", "answered 404"), ("/slow", "no answer in time")],
+    [("/long", "at most 100000 bytes"), ("/missing", "answered 404"), ("/slow", "no response in time")],
 )
-def test_an_answer_that_is_too_long_too_late_or_none_is_refused(
+def test_a_response_that_is_too_long_too_late_or_none_is_refused(
     host: ThreadingHTTPServer, path: str, reason: str
 ) -> None:
     seconds = 0.5 if path == "/slow" else 60
@@ -144,8 +144,8 @@ def test_names_of_this_network_are_not_fetched_from(address: str, monkeypatch: p
 
 
 def test_what_was_checked_is_what_is_connected_to(host: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([[(socket.AF_INET, 1, 6, "", ("127.0.0.1", 80))]])
-    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: next(answers))
+    responses = iter([[(socket.AF_INET, 1, 6, "", ("127.0.0.1", 80))]])
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: next(responses))
     connected: list[Any] = []
     real = socket.socket.connect
     monkeypatch.setattr(

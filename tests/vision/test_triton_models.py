@@ -47,12 +47,12 @@ def prepared(directory: Path) -> dict[str, Any]:
         assert {tensor.name for tensor in plain.output_tensors} == {"INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS"}
         refused = Request(messages=json.dumps(ASK))
         refused.wanted = ["INPUT_ID", "STOP_WORDS"]
-        [answer] = model.execute([refused])
-        assert "ensemble_vision" in str(answer.error)
+        [reply] = model.execute([refused])
+        assert "ensemble_vision" in str(reply.error)
         counted = Request(messages=json.dumps(ASK))
         counted.wanted = ["INPUT_ID"]
-        [answer] = model.execute([counted])
-        assert answer.array("INPUT_ID").tolist() == tensors["INPUT_ID"].tolist()
+        [reply] = model.execute([counted])
+        assert reply.array("INPUT_ID").tolist() == tensors["INPUT_ID"].tolist()
     return tensors
 
 

@@ -18,7 +18,7 @@ from tests.support.images import file_of, make_image
 
 pytestmark = pytest.mark.browser
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 
 
 @pytest.fixture
@@ -49,27 +49,27 @@ def test_model_name_is_the_title(page: ChatPage) -> None:
 
 def test_question_is_answered_with_token_count_and_speed_below(page: ChatPage) -> None:
     page.ask("What is the capital of France?")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     assert page.questions == ["What is the capital of France?"]
-    answer, summary = page.answers
-    assert answer == ANSWER
+    response, summary = page.responses
+    assert response == REPLY
     assert "6 tokens" in summary
     assert "tokens/s" in summary
 
 
-def test_answer_shows_while_it_is_generated(page: ChatPage, fake_triton: FakeTriton) -> None:
+def test_response_shows_while_it_is_generated(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=2)
     page.ask("Hello")
-    page.wait(lambda: page.answers == ["The capital of France"])
-    assert page.is_answering
+    page.wait(lambda: page.responses == ["The capital of France"])
+    assert page.is_generating
     fake_triton.release.set()
-    page.wait(lambda: page.answers[:1] == [ANSWER])
+    page.wait(lambda: page.responses[:1] == [REPLY])
 
 
 def test_stop_cancels_in_the_engine_and_keeps_what_was_said(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=2)
     page.ask("Hello")
-    page.wait(lambda: page.answers == ["The capital of France"])
+    page.wait(lambda: page.responses == ["The capital of France"])
     page.press("stop")
     page.wait_for_answer(1)
     assert fake_triton.stops.get(timeout=60) == fake_triton.requests[0].id
@@ -94,17 +94,17 @@ def test_closed_tab_cancels_in_the_engine(
     fake_triton.script = Script(hold_after=1)
     leaving = ChatPage(driver, page_url)
     leaving.ask("Hello")
-    leaving.wait(lambda: leaving.answers == ["The capital"])
+    leaving.wait(lambda: leaving.responses == ["The capital"])
     leaving.close()
     assert fake_triton.stops.get(timeout=60) == fake_triton.requests[0].id
 
 
 def test_earlier_turns_are_sent_along(page: ChatPage, fake_triton: FakeTriton) -> None:
     page.ask("First")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     page.ask("Second")
-    page.wait_for_answer(2)
-    assert messages(fake_triton) == [("user", "First"), ("assistant", ANSWER), ("user", "Second")]
+    page.wait_for_response(2)
+    assert messages(fake_triton) == [("user", "First"), ("assistant", REPLY), ("user", "Second")]
 
 
 def test_images_go_with_the_next_question_and_stay_in_the_conversation(
@@ -116,7 +116,7 @@ def test_images_go_with_the_next_question_and_stay_in_the_conversation(
     driver.find_element(By.CSS_SELECTOR, "#question input[type=file]").send_keys("\n".join(map(str, files)))
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 2)
     page.ask("What is this?")
-    page.wait(lambda: page.answers[:1] == [ANSWER] and not page.is_answering)
+    page.wait(lambda: page.responses[:1] == [REPLY] and not page.is_generating)
     assert fake_triton.requests[-1].model == "ensemble_vision"
     (said,) = json.loads(fake_triton.requests[-1].inputs["messages"])
     sent = [part["image_url"]["url"].partition(",")[2] for part in said["content"] if part["type"] == "image_url"]
@@ -124,7 +124,7 @@ def test_images_go_with_the_next_question_and_stay_in_the_conversation(
     assert said["content"][-1] == {"type": "text", "text": "What is this?"}
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat img")) == 2)
     page.ask("And now?")
-    page.wait(lambda: len(fake_triton.requests) == 2 and not page.is_answering)
+    page.wait(lambda: len(fake_triton.requests) == 2 and not page.is_generating)
     first, _, last = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert first == said
     assert last == {"role": "user", "content": "And now?"}
@@ -152,7 +152,7 @@ def test_images_may_be_pasted_and_dropped(
     driver.execute_script(_HAND_OVER, field, kind, base64.b64encode(content).decode())
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 1)
     page.ask("What is this?")
-    page.wait(lambda: page.answers[:1] == [ANSWER] and not page.is_answering)
+    page.wait(lambda: page.responses[:1] == [REPLY] and not page.is_generating)
     (said,) = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert base64.b64decode(said["content"][0]["image_url"]["url"].partition(",")[2]) == content
     assert driver.find_elements(By.CSS_SELECTOR, "#question img") == []
@@ -162,27 +162,27 @@ def test_a_long_text_that_is_pasted_is_the_question(page: ChatPage, fake_triton:
     text = "All of it. " * 400
     page.paste(text)
     page.press("send")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     assert messages(fake_triton) == [("user", text.strip())]
 
 
-def test_retry_replaces_the_last_answer(page: ChatPage, fake_triton: FakeTriton) -> None:
+def test_retry_replaces_the_last_response(page: ChatPage, fake_triton: FakeTriton) -> None:
     page.ask("Hello")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     fake_triton.script = Script(texts=["Another", " one"])
     page.press("retry")
-    page.wait(lambda: page.answers[:1] == ["Another one"])
+    page.wait(lambda: page.responses[:1] == ["Another one"])
     assert page.questions == ["Hello"]
     assert messages(fake_triton) == [("user", "Hello")]
 
 
 def test_clear_starts_a_new_conversation(page: ChatPage, fake_triton: FakeTriton) -> None:
     page.ask("Before")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     page.press("clear")
     page.wait(lambda: page.questions == [])
     page.ask("After")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     assert messages(fake_triton) == [("user", "After")]
 
 
@@ -192,9 +192,9 @@ def test_every_browser_has_its_own_history(open_page: Callable[[], ChatPage], fa
     for page, question in ((one, "from one"), (other, "from the other")):
         page.focus()
         page.ask(question)
-        page.wait_for_answer(1)
+        page.wait_for_response(1)
         assert page.questions == [question]
-        assert page.answers[0] == "seen 1"
+        assert page.responses[0] == "seen 1"
 
 
 def test_two_browsers_are_answered_at_once(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> None:
@@ -202,7 +202,7 @@ def test_two_browsers_are_answered_at_once(open_page: Callable[[], ChatPage], fa
     for page in (open_page(), open_page()):
         page.focus()
         page.ask("Hello")
-        page.wait(lambda page=page: page.answers == ["The capital"])
+        page.wait(lambda page=page: page.responses == ["The capital"])
     assert len(fake_triton.requests) == 2
 
 
@@ -210,15 +210,15 @@ def test_server_away_is_said_and_recovered_from_without_reload(page: ChatPage, f
     fake_triton.stop()
     try:
         page.ask("Hello")
-        page.wait_for_answer(1)
-        assert page.answers == ["The model server is away. Press Retry when it is back."]
+        page.wait_for_response(1)
+        assert page.responses == ["The model server is away. Press Retry when it is back."]
         page.wait(lambda: page.status == "The model server is away")
     finally:
         fake_triton.start()
     fake_triton.reset()
     page.wait(lambda: page.status == "ready")
     page.press("retry")
-    page.wait(lambda: page.answers[:1] == [ANSWER])
+    page.wait(lambda: page.responses[:1] == [REPLY])
 
 
 def test_refusal_of_the_engine_is_shown(page: ChatPage, fake_triton: FakeTriton) -> None:
@@ -227,21 +227,21 @@ def test_refusal_of_the_engine_is_shown(page: ChatPage, fake_triton: FakeTriton)
     refusal = (grpc.StatusCode.INVALID_ARGUMENT, "the prompt has 9000 tokens, expected at most 8192")
     fake_triton.script = Script(fail_after=0, error=refusal)
     page.ask("Hello")
-    page.wait_for_answer(1)
-    assert page.answers == [f"The model server refused or failed this: {refusal[1]}"]
+    page.wait_for_response(1)
+    assert page.responses == [f"The model server refused or failed this: {refusal[1]}"]
 
 
-def test_markup_in_an_answer_stays_text_or_markdown(page: ChatPage, fake_triton: FakeTriton) -> None:
+def test_markup_in_a_response_stays_text_or_markdown(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(texts=["<script>document.title='owned'</script>\n\n**bold**"])
     page.ask("<b>Hello</b>")
-    page.wait_for_answer(1)
-    assert page.answers[0] == "bold"
+    page.wait_for_response(1)
+    assert page.responses[0] == "bold"
     assert "owned" not in page.browser_title
 
 
 def test_page_asks_no_other_host(page: ChatPage, driver: webdriver.Chrome) -> None:
     page.ask("Hello")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     assert requested_hosts(driver) <= {"127.0.0.1"}
 
 
@@ -250,9 +250,9 @@ def test_an_adapter_is_chosen_where_there_are_some(page: ChatPage, fake_triton: 
     fake_triton.adapters |= {"pirate": "", "secret": '["digest of a key"]'}
     page.wait(lambda: page.models == ["fake-model", "pirate"])  # the page looks every few seconds
     page.ask("Who are you?")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     assert "lora_name" not in fake_triton.requests[-1].inputs
     page.choose_model("pirate")
     page.ask("And now?")
-    page.wait_for_answer(2)
+    page.wait_for_response(2)
     assert fake_triton.requests[-1].inputs["lora_name"] == "pirate"

@@ -12,8 +12,8 @@ import pytest
 from lmdeploy.serve.client import TritonUnavailable
 from tests.support.fake_triton import FakeTriton
 from tests.support.waiting import eventually
-from webui.answering import answer_last
-from webui.conversation import Answer, Call, Outcome, Piece, Turn, to_messages
+from webui.conversation import Call, Outcome, Piece, Response, Turn, to_messages
+from webui.generating import generate_last
 from webui.settings import Settings
 from webui.triton import TritonServer
 from webui.view import chat_view, turn_at
@@ -32,7 +32,7 @@ class Scripted:
         self.steps = steps
         self.left = False
 
-    async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
+    async def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         try:
             for step in self.steps:
                 if step is None:
@@ -45,21 +45,21 @@ class Scripted:
             self.left = True
 
 
-async def answered(*steps: Piece | Exception | None) -> Answer:
+async def answered(*steps: Piece | Exception | None) -> Response:
     turn = Turn("Hi")
-    await answer_last(Scripted(*steps), [turn], SETTINGS)
-    return turn.answer
+    await generate_last(Scripted(*steps), [turn], SETTINGS)
+    return turn.response
 
 
-async def test_answer_grows_and_counts_tokens() -> None:
-    answer = await answered(piece("Hel", 1), piece("", 2), piece("lo", 3, "stop"))
-    assert (answer.text, answer.token_count, answer.outcome) == ("Hello", 3, Outcome.COMPLETE)
+async def test_response_grows_and_counts_tokens() -> None:
+    response = await answered(piece("Hel", 1), piece("", 2), piece("lo", 3, "stop"))
+    assert (response.text, response.token_count, response.outcome) == ("Hello", 3, Outcome.COMPLETE)
 
 
 @pytest.mark.parametrize(
     ("reason", "ending"), [("stop", "prompt 3"), ("length", "stopped at the token limit"), ("cancelled", "stopped")]
 )
-async def test_metrics_say_why_an_answer_ended_early(reason: str, ending: str) -> None:
+async def test_metrics_say_why_a_response_ended_early(reason: str, ending: str) -> None:
     metrics = (await answered(piece("Hello", 1, reason))).metrics()
     assert metrics[0] == "1 token"
     assert metrics[-1].endswith(ending)
@@ -67,18 +67,18 @@ async def test_metrics_say_why_an_answer_ended_early(reason: str, ending: str) -
 
 async def test_cancelled_task_leaves_the_stream_and_keeps_the_text() -> None:
     turns, client = [Turn("Hi")], Scripted(piece("Hel", 1), None)
-    task = asyncio.create_task(answer_last(client, turns, SETTINGS))
-    await eventually(lambda: turns[0].answer.text != "")
+    task = asyncio.create_task(generate_last(client, turns, SETTINGS))
+    await eventually(lambda: turns[0].response.text != "")
     task.cancel()
     await task
     assert client.left
-    assert (turns[0].answer.text, turns[0].answer.outcome) == ("Hel", Outcome.STOPPED)
+    assert (turns[0].response.text, turns[0].response.outcome) == ("Hel", Outcome.STOPPED)
 
 
 async def test_error_midway_keeps_the_text_and_is_said() -> None:
     turns = [Turn("Hi")]
-    await answer_last(Scripted(piece("Hel", 1), TritonUnavailable("gone")), turns, SETTINGS)
-    assert turns[0].answer.outcome is Outcome.FAILED
+    await generate_last(Scripted(piece("Hel", 1), TritonUnavailable("gone")), turns, SETTINGS)
+    assert turns[0].response.outcome is Outcome.FAILED
     assert [message["content"] for message in chat_view(turns)][1] == "Hel"
     assert "server is away" in chat_view(turns)[2]["content"]
 
@@ -87,33 +87,33 @@ async def test_stream_without_an_end_is_a_failure() -> None:
     assert (await answered(piece("Hel", 1))).outcome is Outcome.FAILED
 
 
-async def test_reasoning_and_calls_are_separate_from_the_answer() -> None:
+async def test_reasoning_and_calls_are_separate_from_the_response() -> None:
     parts = [Piece(reasoning="Let me "), Piece(reasoning="look."), Piece(calls={0: Call("find", "{", "c1")})]
-    answer = await answered(*parts, Piece(calls={0: Call("", "}"), 1: Call("ask", "{}", "c2")}, finish_reason="stop"))
-    assert (answer.reasoning, answer.calls) == ("Let me look.", [Call("find", "{}", "c1"), Call("ask", "{}", "c2")])
-    assert answer.thought > 0
+    response = await answered(*parts, Piece(calls={0: Call("", "}"), 1: Call("ask", "{}", "c2")}, finish_reason="stop"))
+    assert (response.reasoning, response.calls) == ("Let me look.", [Call("find", "{}", "c1"), Call("ask", "{}", "c2")])
+    assert response.thought > 0
 
 
 def said(question: str, text: str) -> Turn:
-    return Turn(question, answers=[Answer(text, outcome=Outcome.COMPLETE, token_count=1)])
+    return Turn(question, responses=[Response(text, outcome=Outcome.COMPLETE, token_count=1)])
 
 
-def test_turns_without_an_answer_are_not_sent() -> None:
-    turns = [said("one", "1"), Turn("two", answers=[Answer(outcome=Outcome.FAILED)]), Turn("three")]
+def test_turns_without_a_response_are_not_sent() -> None:
+    turns = [said("one", "1"), Turn("two", responses=[Response(outcome=Outcome.FAILED)]), Turn("three")]
     assert [message["content"] for message in to_messages("", turns)] == ["one", "1", "three"]
 
 
 def test_what_is_said_after_a_call_is_its_result() -> None:
-    turn = Turn("Weather?", answers=[Answer(calls=[Call("look", '{"a": 1}', "c1")], outcome=Outcome.COMPLETE)])
+    turn = Turn("Weather?", responses=[Response(calls=[Call("look", '{"a": 1}', "c1")], outcome=Outcome.COMPLETE)])
     _, call, result = to_messages("", [turn, Turn("Sunny")])
     assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"a": 1}'}
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "Sunny"}
 
 
-def test_another_answer_stands_alongside_the_first_and_the_shown_one_is_sent() -> None:
+def test_another_response_stands_alongside_the_first_and_the_shown_one_is_sent() -> None:
     turns = [said("one", "1"), Turn("two")]
     turns[0].ask_again()
-    turns[0].answer.text = "uno"
+    turns[0].response.text = "uno"
     assert to_messages("", turns)[1]["content"] == "uno"
     turns[0].show(-1)
     assert to_messages("", turns)[1]["content"] == "1"
@@ -123,26 +123,26 @@ def test_another_answer_stands_alongside_the_first_and_the_shown_one_is_sent() -
 
 def test_every_message_that_is_shown_belongs_to_its_turn() -> None:
     turns = [said("one", "1"), said("two", "2")]
-    turns[1].answer.reasoning = "hm"
+    turns[1].response.reasoning = "hm"
     found = [turn_at(turns, index) for index in range(len(chat_view(turns)))]
     assert found == [0] * 3 + [1] * 4
 
 
-async def test_triton_itself_is_reported_the_tokens_of_answers_and_says_what_it_cannot_do(
+async def test_triton_itself_is_reported_the_tokens_of_responses_and_says_what_it_cannot_do(
     fake_triton: FakeTriton,
 ) -> None:
     server = TritonServer(fake_triton.address)
     turns = [Turn("one")]
-    await answer_last(server, turns, SETTINGS)
+    await generate_last(server, turns, SETTINGS)
     turns.append(Turn("two"))
-    await answer_last(server, turns, SETTINGS)
+    await generate_last(server, turns, SETTINGS)
     said = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
-    assert said == {"role": "assistant", "content": turns[0].answer.text, "token_ids": turns[0].answer.token_ids}
+    assert said == {"role": "assistant", "content": turns[0].response.text, "token_ids": turns[0].response.token_ids}
     assert said["token_ids"]
     for settings in (Settings(tools="[]"), Settings(thinking_budget=9)):
         turn = Turn("three")
-        await answer_last(server, [turn], settings)
-        assert turn.answer.outcome is Outcome.FAILED
-        assert turn.answer.error.endswith("a server with OpenAI's API, and this page asks Triton itself.")
+        await generate_last(server, [turn], settings)
+        assert turn.response.outcome is Outcome.FAILED
+        assert turn.response.error.endswith("a server with OpenAI's API, and this page asks Triton itself.")
     assert len(fake_triton.requests) == 2
     await server.close()

@@ -45,17 +45,17 @@ def test_conversations_are_listed_opened_and_outlive_the_page(page: ChatPage, dr
     page.open_settings()
     page.set(system="Rhyme.", top_k=3)
     page.ask("First")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     page.press("clear")
     page.wait(lambda: page.questions == [])
     page.ask("Second")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     page.wait(lambda: page.conversations == ["Second", "First"])
     page.in_list(1).click()
     page.wait(lambda: page.questions == ["First"])
-    assert page.answers[0] == FIRST
+    assert page.responses[0] == FIRST
     driver.refresh()
-    page.wait(lambda: page.questions == ["First"] and page.answers[0] == FIRST)
+    page.wait(lambda: page.questions == ["First"] and page.responses[0] == FIRST)
     page.open_settings()
     page.wait(lambda: page.value("top_k") == "3")
     assert driver.find_element(By.CSS_SELECTOR, "#system textarea").get_attribute("value") == "Rhyme."
@@ -63,13 +63,13 @@ def test_conversations_are_listed_opened_and_outlive_the_page(page: ChatPage, dr
 
 def test_a_conversation_is_renamed_and_deleted(page: ChatPage, driver: webdriver.Chrome) -> None:
     page.ask("First")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     page.wait(lambda: page.conversations == ["First"])
     page.click(page.in_list(0, "rename"))
     driver.switch_to.active_element.send_keys(Keys.CONTROL + "a" + Keys.NULL + "Capitals" + Keys.ENTER)
     page.wait(lambda: page.conversations == ["Capitals"])
     page.ask("More")
-    page.wait_for_answer(2)
+    page.wait_for_response(2)
     assert page.conversations == ["Capitals"]
     page.click(page.in_list(0, "delete"))
     assert page.conversations == ["Capitals"]  # asked once more
@@ -82,58 +82,60 @@ def test_open_pages_do_not_lose_each_others_conversations(open_page: Callable[[]
     for each, question in ((page, "from one"), (other, "from the other"), (page, "again")):
         each.focus()
         each.ask(question)
-        each.wait(lambda each=each, question=question: question in each.questions and not each.is_answering)
+        each.wait(lambda each=each, question=question: question in each.questions and not each.is_generating)
     page.wait(lambda: sorted(page.conversations) == ["from one", "from the other"])
 
 
 def test_a_question_in_other_words_replaces_what_followed(page: ChatPage, fake_triton: FakeTriton) -> None:
     for number, question in enumerate(("One", "Two"), 1):
         page.ask(question)
-        page.wait_for_answer(number)
+        page.wait_for_response(number)
     page.rewrite(0, "Uno")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     assert page.questions == ["Uno"]
     assert json.loads(fake_triton.requests[-1].inputs["messages"]) == [{"role": "user", "content": "Uno"}]
 
 
-def test_answers_stand_alongside_each_other(page: ChatPage, fake_triton: FakeTriton, driver: webdriver.Chrome) -> None:
+def test_responses_stand_alongside_each_other(
+    page: ChatPage, fake_triton: FakeTriton, driver: webdriver.Chrome
+) -> None:
     page.ask("Hello")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     fake_triton.script = Script(texts=["Another", " one"])
     page.press("retry")
-    page.wait(lambda: page.answers[:1] == [OTHER] and not page.is_answering)
-    assert "2 of 2" in page.answers[1]
+    page.wait(lambda: page.responses[:1] == [OTHER] and not page.is_generating)
+    assert "2 of 2" in page.responses[1]
     driver.find_element(By.CSS_SELECTOR, "#chat .place .by-1").click()
-    page.wait(lambda: page.answers[:1] == [FIRST])
+    page.wait(lambda: page.responses[:1] == [FIRST])
     page.ask("And?")
-    page.wait_for_answer(2)
+    page.wait_for_response(2)
     assert json.loads(fake_triton.requests[-1].inputs["messages"])[1]["content"] == FIRST
 
 
-def test_leaving_a_conversation_stops_its_answer_and_keeps_it(page: ChatPage, fake_triton: FakeTriton) -> None:
+def test_leaving_a_conversation_stops_its_response_and_keeps_it(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=1)
     page.ask("Hello")
-    page.wait(lambda: page.answers == ["The capital"])
+    page.wait(lambda: page.responses == ["The capital"])
     page.press("clear")
     assert fake_triton.requests[0].cancelled.wait(60)
     page.wait(lambda: page.questions == [] and page.conversations == ["Hello"])
     page.in_list(0).click()
-    page.wait(lambda: page.answers[:1] == ["The capital"])
+    page.wait(lambda: page.responses[:1] == ["The capital"])
 
 
 def test_escape_stops_and_shift_enter_begins_a_line(page: ChatPage, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(hold_after=1)
     page.type("One" + Keys.SHIFT + Keys.ENTER + Keys.NULL + "Two" + Keys.ENTER)
-    page.wait(lambda: page.answers == ["The capital"])
+    page.wait(lambda: page.responses == ["The capital"])
     page.type(Keys.ESCAPE)
-    page.wait(lambda: not page.is_answering and page.answers[1].endswith("stopped"))
+    page.wait(lambda: not page.is_generating and page.responses[1].endswith("stopped"))
     assert page.questions == ["One\nTwo"]
 
 
 def test_what_is_exported_can_be_imported(page: ChatPage, driver: webdriver.Chrome, tmp_path: Path) -> None:
     driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     page.ask("First of all")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     page.press("export-json")
     page.press("export-markdown")
     file, document = tmp_path / "First-of-all.json", tmp_path / "First-of-all.md"
@@ -142,5 +144,5 @@ def test_what_is_exported_can_be_imported(page: ChatPage, driver: webdriver.Chro
     page.press("clear")
     page.wait(lambda: page.questions == [])
     driver.find_element(By.CSS_SELECTOR, "#conversations input[type=file]").send_keys(str(file))
-    page.wait(lambda: page.questions == ["First of all"] and page.answers[0] == FIRST)
+    page.wait(lambda: page.questions == ["First of all"] and page.responses[0] == FIRST)
     page.wait(lambda: len(page.conversations) == 2)

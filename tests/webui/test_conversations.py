@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from webui.conversation import Answer, Call, Outcome, Turn
+from webui.conversation import Call, Outcome, Response, Turn
 from webui.conversations import Conversation, conversation_of, imported
 from webui.export import as_json, as_markdown, file_name
 from webui.settings import Settings
 
 
 def a_conversation() -> Conversation:
-    answers = [
-        Answer("First", "Hm\nwell", [Call("look", '{"a": 1}', "c")], Outcome.COMPLETE, "", 3, 7, 5, 0.5, 1.0, 2.0),
-        Answer("Other", outcome=Outcome.FAILED, error="broke"),
+    responses = [
+        Response("First", "Hm\nwell", [Call("look", '{"a": 1}', "c")], Outcome.COMPLETE, "", 3, 7, 5, 0.5, 1.0, 2.0),
+        Response("Other", outcome=Outcome.FAILED, error="broke"),
     ]
-    return Conversation("x", "", Settings(system_prompt="Be brief."), [Turn("What\nis it?", (), answers, 1)])
+    return Conversation("x", "", Settings(system_prompt="Be brief."), [Turn("What\nis it?", (), responses, 1)])
 
 
 def test_a_conversation_comes_back_as_it_was_kept() -> None:
@@ -37,7 +37,7 @@ def test_messages_of_the_api_are_a_conversation() -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url"}]
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": parts}]
     said = imported(json.dumps({"messages": [*messages, {"role": "assistant", "content": "Yes"}]}))
-    assert (said.settings.system_prompt, said.turns[0].question.strip(), said.turns[0].answer.text) == (
+    assert (said.settings.system_prompt, said.turns[0].question.strip(), said.turns[0].response.text) == (
         "S",
         "Hi",
         "Yes",
@@ -53,10 +53,10 @@ def test_a_file_without_a_conversation_is_refused(text: str) -> None:
 def test_what_a_browser_reports_is_not_trusted() -> None:
     wild = {
         "id": 5,
-        "turns": [{"question": [], "answers": [{"text": 1, "token_count": -1, "calls": [7]}], "shown": 1e9}],
+        "turns": [{"question": [], "responses": [{"text": 1, "token_count": -1, "calls": [7]}], "shown": 1e9}],
     }
     turn = conversation_of(wild).turns[0]
-    assert (turn.question, turn.answer) == ("", Answer(outcome=Outcome.STOPPED))
+    assert (turn.question, turn.response) == ("", Response(outcome=Outcome.STOPPED))
 
 
 def test_a_browser_can_name_no_file_but_uploads(tmp_path: Path) -> None:
@@ -72,12 +72,12 @@ def test_a_browser_can_name_no_file_but_uploads(tmp_path: Path) -> None:
     assert conversation_of(reported).turns[0].images == ()
 
 
-def test_an_answer_whose_page_was_closed_was_stopped() -> None:
+def test_a_response_whose_page_was_closed_was_stopped() -> None:
     kept = Conversation(turns=[Turn("Hi")]).to_json()
-    assert conversation_of(kept).turns[0].answer.outcome is Outcome.STOPPED
+    assert conversation_of(kept).turns[0].response.outcome is Outcome.STOPPED
 
 
-def test_a_document_has_questions_reasoning_calls_and_the_shown_answer() -> None:
+def test_a_document_has_questions_reasoning_calls_and_the_shown_response() -> None:
     said = a_conversation()
     assert "*broke*" in as_markdown(said)
     said.turns[0].shown = 0

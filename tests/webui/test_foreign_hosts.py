@@ -78,7 +78,7 @@ def test_no_host_hears_of_what_a_model_writes(
     try:
         fake_triton.script = Script(texts=[WRITTEN.format(url)])
         page.ask("Hello")
-        page.wait_for_answer(1)
+        page.wait_for_response(1)
         time.sleep(2)  # in which a browser asks for what it shows
     finally:
         page.close()
@@ -104,7 +104,7 @@ def test_a_key_is_shown_in_a_browser_and_nothing_on_the_page_is_missing(
         page = ChatPage(driver, url)
         try:
             page.ask("Hello")
-            page.wait_for_answer(1)
+            page.wait_for_response(1)
         finally:
             page.close()
         assert window not in driver.window_handles

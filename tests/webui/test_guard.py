@@ -106,7 +106,7 @@ def test_the_bodies_of_all_requests_together_are_bounded(http: httpx.Client, pag
                 break  # refused
         refused = [client.recv(32) for client in clients if _has_come(client)]
         assert refused
-        assert all(answer.startswith(b"HTTP/1.1 503") for answer in refused)
+        assert all(response.startswith(b"HTTP/1.1 503") for response in refused)
         assert len(refused) <= 5
     finally:
         for client in clients:

@@ -1,4 +1,4 @@
-"""A later turn of a chat costs what is new in it, in whatever tokens the model wrote its answers."""
+"""A later turn of a chat costs what is new in it, in whatever tokens the model wrote its responses."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +12,8 @@ from lmdeploy.tokenizer import Tokenizer
 from openai_gateway.settings import Settings
 from tests.support.gateways import running_gateway
 from tests.support.servers import running_triton
-from webui.answering import answer_last
 from webui.conversation import Outcome, Turn
+from webui.generating import generate_last
 from webui.openai_client import OpenAIClient
 from webui.settings import Settings as PageSettings
 
@@ -32,15 +32,15 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_is_found_in_the_cache_in_the_tokens_it_was_written_in(url: str, stream: bool) -> None:
+def test_a_response_is_found_in_the_cache_in_the_tokens_it_was_written_in(url: str, stream: bool) -> None:
     letter = Tokenizer(str(default_model_dir())).encode("k", add_bos=False)
     messages: Any = [{"role": "user", "content": f"Write a letter. {stream}"}]
     # One token again and again, of which the tokenizer would put several together.
     options: Any = {"logit_bias": {letter[0]: 100}, "max_tokens": 70, "extra_body": {"return_token_ids": True}}
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
-        answers = client.chat.completions.create(model=MODEL, messages=messages, **options, stream=stream)
-        *_, answer = answers if stream else [answers]
-        ids = answer.choices[0].token_ids
+        responses = client.chat.completions.create(model=MODEL, messages=messages, **options, stream=stream)
+        *_, response = responses if stream else [responses]
+        ids = response.choices[0].token_ids
         assert ids == letter * 70
         messages += [{"role": "assistant", "content": "k" * 70}, {"role": "user", "content": "Another one."}]
 
@@ -63,10 +63,10 @@ async def test_the_page_s_later_turns_find_all_that_was_said(url: str) -> None:
     held = 0
     for question in ("Write a table of planets.", "Now of animals.", "And 12 numbers, please."):
         turns.append(Turn(question))
-        await answer_last(client, turns, PageSettings(temperature=1.5, max_new_tokens=48))
-        answer = turns[-1].answer
-        assert not held or answer.cached_count == held // BLOCK * BLOCK
-        assert answer.prompt_count is not None
-        # Of an answer that ended by itself the last token was computed, for the mark of its end.
-        held = answer.prompt_count + answer.token_count - (answer.outcome == Outcome.LENGTH)
+        await generate_last(client, turns, PageSettings(temperature=1.5, max_new_tokens=48))
+        response = turns[-1].response
+        assert not held or response.cached_count == held // BLOCK * BLOCK
+        assert response.prompt_count is not None
+        # Of a response that ended by itself the last token was computed, for the mark of its end.
+        held = response.prompt_count + response.token_count - (response.outcome == Outcome.LENGTH)
     await client.close()

@@ -9,13 +9,13 @@ from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_gateway
-from webui.answering import answer_last
 from webui.conversation import Outcome, Turn
 from webui.conversations import Conversation
+from webui.generating import generate_last
 from webui.openai_client import OpenAIClient
 from webui.settings import Settings as PageSettings
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -32,30 +32,30 @@ async def client(url: str) -> AsyncIterator[OpenAIClient]:
     await client.close()
 
 
-async def test_an_answer_is_streamed_to_its_end(client: OpenAIClient) -> None:
-    pieces = [piece async for piece in client.answer(HELLO, PageSettings())]
-    assert "".join(piece.text for piece in pieces) == ANSWER
+async def test_a_response_is_streamed_to_its_end(client: OpenAIClient) -> None:
+    pieces = [piece async for piece in client.respond(HELLO, PageSettings())]
+    assert "".join(piece.text for piece in pieces) == REPLY
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
     assert pieces[-1].prompt_count == 7
 
 
 async def test_the_page_takes_its_turns(client: OpenAIClient) -> None:
     turn = Turn("Hello")
-    await answer_last(client, [turn], PageSettings())
-    assert (turn.answer.outcome, turn.answer.text) == (Outcome.COMPLETE, ANSWER)
+    await generate_last(client, [turn], PageSettings())
+    assert (turn.response.outcome, turn.response.text) == (Outcome.COMPLETE, REPLY)
 
 
-async def test_a_later_question_reports_the_tokens_of_the_answers(
+async def test_a_later_question_reports_the_tokens_of_the_responses(
     client: OpenAIClient, fake_triton: FakeTriton
 ) -> None:
     turns = [Turn("Hello")]
-    await answer_last(client, turns, PageSettings())
+    await generate_last(client, turns, PageSettings())
     turns.append(Turn("And?"))
-    await answer_last(client, turns, PageSettings())
-    answer = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
-    assert answer == {"role": "assistant", "content": ANSWER, "token_ids": turns[0].answer.token_ids}
-    assert len(answer["token_ids"]) == turns[0].answer.token_count > 0
-    assert ANSWER in str(kept := Conversation(turns=turns).to_json())
+    await generate_last(client, turns, PageSettings())
+    response = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
+    assert response == {"role": "assistant", "content": REPLY, "token_ids": turns[0].response.token_ids}
+    assert len(response["token_ids"]) == turns[0].response.token_count > 0
+    assert REPLY in str(kept := Conversation(turns=turns).to_json())
     assert "token_ids" not in str(kept)
 
 
@@ -67,7 +67,7 @@ async def test_the_server_says_its_model_and_that_it_is_there(client: OpenAIClie
 async def test_an_adapter_answers_who_asks_for_it(client: OpenAIClient, fake_triton: FakeTriton) -> None:
     fake_triton.adapters["pirate"] = ""
     assert await client.models() == ["fake-model", "pirate"]
-    await answer_last(client, [Turn("Hello")], PageSettings(model="pirate"))
+    await generate_last(client, [Turn("Hello")], PageSettings(model="pirate"))
     assert fake_triton.requests[-1].inputs["lora_name"] == "pirate"
 
 
@@ -82,13 +82,13 @@ async def test_a_wrong_key_and_a_server_that_is_away_are_reported(url: str) -> N
 
 async def test_a_refused_request_names_what_is_wrong(client: OpenAIClient) -> None:
     with pytest.raises(TritonRequestError, match="temperature"):
-        async for _ in client.answer(HELLO, PageSettings(temperature=9.0)):
+        async for _ in client.respond(HELLO, PageSettings(temperature=9.0)):
             pass
 
 
 async def test_every_setting_is_understood(client: OpenAIClient, fake_triton: FakeTriton) -> None:
     settings = PageSettings("", "", 0.5, 0.9, 3, 0.1, 9, 1.5, 0.5, 0.25, 7, ("END",), '{"type": "object"}', "off")
-    async for _ in client.answer(HELLO, settings):
+    async for _ in client.respond(HELLO, settings):
         pass
     inputs = fake_triton.requests[-1].inputs
     reported = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty", "presence_penalty")

@@ -1,4 +1,4 @@
-"""Reasoning in the text of an answer."""
+"""Reasoning in the text of a response."""
 
 import pytest
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from lmdeploy.renamed import accept_old_option
 from tools.bench import arguments as flags
 from tools.bench.matches import MATCHES, Rounds, full_cache, over_http, play
 from tools.bench.peers.places import thread_count, why_missing
@@ -37,13 +38,13 @@ def main() -> None:
     parser = flags.parser("Measure the engine alongside llama.cpp and OpenVINO GenAI, against the project's targets.")
     parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PART,...", help=", ".join(PARTS))
     parser.add_argument("--rounds", type=flags.positive, default=3)
-    parser.add_argument(
+    timeout = parser.add_argument(
         "--timeout",
-        "--patience",
         type=float,
         default=TIMEOUT,
         help="seconds to wait, before each measurement, for processors that are the machine's own; 0: none",
     )
+    accept_old_option(parser, timeout, "--patience")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios (PNG, needs matplotlib)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed or not measured")
     arguments = parser.parse_args()

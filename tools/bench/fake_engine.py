@@ -43,7 +43,7 @@ class FakeEngine(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 def _response(text: str, finish_reason: str, count: int) -> Any:
-    answer = service_pb2.ModelInferResponse(model_name="ensemble")
+    response = service_pb2.ModelInferResponse(model_name="ensemble")
     tensors = {
         "text_output": ("BYTES", struct.pack("<I", len(text)) + text.encode()),
         "finish_reason": ("BYTES", struct.pack("<I", len(finish_reason)) + finish_reason.encode()),
@@ -51,9 +51,9 @@ def _response(text: str, finish_reason: str, count: int) -> Any:
         "generate_token_len": ("INT32", struct.pack("<i", count)),
     }
     for name, (datatype, raw) in tensors.items():
-        answer.outputs.add(name=name, datatype=datatype, shape=[1, 1])
-        answer.raw_output_contents.append(raw)
-    return service_pb2.ModelStreamInferResponse(infer_response=answer)
+        response.outputs.add(name=name, datatype=datatype, shape=[1, 1])
+        response.raw_output_contents.append(raw)
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
 
 
 def main() -> None:

@@ -57,11 +57,11 @@ class InProcess:
         sampling: GenerationConfig,
         advance: Callable[[], None] = ignore,
     ) -> Summary:
-        """Answer all requests, this many at a time; as :meth:`answer`, in numbers."""
-        records = self.answer(self.tokenize(requests), concurrency, sampling, advance)
+        """Answer all requests, this many at a time; as :meth:`generate`, in numbers."""
+        records = self.generate(self.tokenize(requests), concurrency, sampling, advance)
         return summarize(records, duration(records))
 
-    def answer(
+    def generate(
         self,
         requests: Sequence[TokenRequest],
         concurrency: int,

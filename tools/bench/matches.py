@@ -1,7 +1,7 @@
 """The matches of ``tools.bench.compare``: what is run on which sides.
 
 Every engine gets the same model, as many threads, the same numbers of tokens and greedy decoding, and no engine keeps a
-prompt for later. Ours and OpenVINO's answers are timed token by token; llama.cpp is timed by its own programs.
+prompt for later. Ours and OpenVINO's responses are timed token by token; llama.cpp is timed by its own programs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_STREAMS = 32
 PREFILLS = 2  # prompts of a measurement
 HTTP_STREAMS = 16
 SMALL_CACHE = 0.05  # of the free memory; more than these workloads fill
-# The full cache: long answers, and room for three of the 16-bit sequences of mean length, 640 tokens.
+# The full cache: long responses, and room for three of the 16-bit sequences of mean length, 640 tokens.
 FULL_REQUESTS, FULL_BLOCKS = 20, 30
 FULL_PROMPTS, FULL_OUTPUTS = Lengths(128, 384), Lengths(256, 512)
 
@@ -69,12 +69,14 @@ class Match:
         """Of llama.cpp's weights: it reads prompts fastest with 4."""
         return 4 if self.part == "prefill" else self.bits
 
-    def rate(self, answer: Answer) -> float:
+    def rate(self, response: Answer) -> float:
         """Return an engine's tokens/s: of prompts up to the first token, or generated while all streams generate."""
         if self.part == "prefill":
-            records = answer(token_requests(PREFILLS, self.prompt_len, 1, seed=1), 1)
+            records = response(token_requests(PREFILLS, self.prompt_len, 1, seed=1), 1)
             return PREFILLS * self.prompt_len / sum(record.first_token_latency for record in records)
-        return steady_rate(answer(token_requests(self.streams, self.prompt_len, self.output_len, seed=1), self.streams))
+        return steady_rate(
+            response(token_requests(self.streams, self.prompt_len, self.output_len, seed=1), self.streams)
+        )
 
     def llama_rate(self, model: Path) -> float:
         """Return the tokens/s of llama.cpp."""
@@ -124,18 +126,18 @@ def play(
     for bits in GGUF_TYPES:
         chosen = [match for match in matches if match.bits == bits]
         if chosen:
-            with _answers(model_path, bits) as (answers, cost):
+            with _answers(model_path, bits) as (responses, cost):
                 for match in chosen:
-                    yield str(match), *_play(match, model_path, rounds, answers, cost, limits)
+                    yield str(match), *_play(match, model_path, rounds, responses, cost, limits)
 
 
 def _play(
-    match: Match, model_path: Path, rounds: Rounds, answers: dict[str, Answer], cost: ModelCost, limits: Limits
+    match: Match, model_path: Path, rounds: Rounds, responses: dict[str, Answer], cost: ModelCost, limits: Limits
 ) -> tuple[dict[str, list[float]], float | None]:
     sides: dict[str, Callable[[], float]] = {}
-    for name, answer in answers.items():
-        match.rate(answer)  # warm up
-        sides[name] = lambda answer=answer: match.rate(answer)  # type: ignore[misc]
+    for name, response in responses.items():
+        match.rate(response)  # warm up
+        sides[name] = lambda response=response: match.rate(response)  # type: ignore[misc]
     model = gguf(model_path, match.llama_bits)
     if why_missing("llama.cpp", model_path, match.llama_bits) is None:
         sides[f"llama.cpp {GGUF_TYPES[match.llama_bits]}"] = lambda: match.llama_rate(model)
@@ -149,12 +151,12 @@ def _answers(model_path: Path, bits: int) -> Iterator[tuple[dict[str, Answer], M
     config = engine_config(bits)
     with ExitStack() as stack:
         ours = stack.enter_context(in_process(str(model_path), config))
-        answers: dict[str, Answer] = {OURS: lambda requests, streams: ours.answer(requests, streams, GREEDY)}
+        responses: dict[str, Answer] = {OURS: lambda requests, streams: ours.generate(requests, streams, GREEDY)}
         if why_missing("openvino", model_path, bits) is None:
-            answers[f"openvino {GGUF_TYPES[bits]}"] = stack.enter_context(
+            responses[f"openvino {GGUF_TYPES[bits]}"] = stack.enter_context(
                 genai(gguf(model_path, bits), MOST_STREAMS)
-            ).answer
-        yield answers, model_cost(ours.spec, config)
+            ).generate
+        yield responses, model_cost(ours.spec, config)
 
 
 def over_http(model_path: Path, rounds: Rounds) -> Measured:

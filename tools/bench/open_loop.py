@@ -122,24 +122,24 @@ async def _ask(session: aiohttp.ClientSession, target: Target, request: Request)
     if target.stream:
         body["stream_options"] = {"include_usage": True}
     record = Record(started=time.perf_counter())
-    async with session.post(target.url, data=orjson.dumps(body | target.extra)) as answer:
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status}: {(await answer.text())[:300]}")
+    async with session.post(target.url, data=orjson.dumps(body | target.extra)) as response:
+        if response.status != 200:
+            raise RuntimeError(f"{response.status}: {(await response.text())[:300]}")
         if not target.stream:
-            _count(record, orjson.loads(await answer.read()), time.perf_counter())
+            _count(record, orjson.loads(await response.read()), time.perf_counter())
         else:
-            async for line in answer.content:
+            async for line in response.content:
                 if line.startswith(_DATA) and not line.startswith(_DONE):
                     _count(record, orjson.loads(line[len(_DATA) :]), time.perf_counter())
     if not record.arrivals:
-        raise RuntimeError("an answer has no text")
+        raise RuntimeError("a response has no text")
     return record
 
 
 def _count(record: Record, said: dict[str, Any], now: float) -> None:
     """Count what an event brings: a token for a piece of text, corrected by the usage at the end."""
     if error := said.get("error"):
-        raise RuntimeError(f"an answer failed: {error}")
+        raise RuntimeError(f"a response failed: {error}")
     if any(choice.get("text") for choice in said.get("choices", ())):
         record.arrivals.append((now, 1))
     if usage := said.get("usage"):

@@ -46,14 +46,14 @@ async def _answer(
             if line.startswith(DATA) and not line.startswith(DONE):
                 _note(record, orjson.loads(line[len(DATA) :]), time.perf_counter())
     if record.output_len != request.output_len:
-        raise RuntimeError(f"an answer has {record.output_len} tokens, expected {request.output_len}")
+        raise RuntimeError(f"a response has {record.output_len} tokens, expected {request.output_len}")
     return record
 
 
 def _note(record: Record, event: dict[str, object], now: float) -> None:
     """Count an event's token; tokens whose text came with a later one are counted by the usage at the end."""
     if error := event.get("error"):
-        raise RuntimeError(f"an answer failed: {error}")
+        raise RuntimeError(f"a response failed: {error}")
     choices = event.get("choices")
     if isinstance(choices, list) and choices and choices[0].get("text"):
         record.arrivals.append((now, 1))
@@ -77,7 +77,7 @@ async def _run(
     waiting = list(reversed(requests))
     records: list[Record] = []
     headers = {"content-type": "application/json"}
-    # Some servers close a connection after an answer without saying so; a new one costs nothing alongside a request.
+    # Some servers close a connection after a response without saying so; a new one costs nothing alongside a request.
     connector = aiohttp.TCPConnector(limit=concurrency, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
@@ -99,7 +99,7 @@ async def _run(
         return records, time.perf_counter() - started
 
 
-def answers_over_http(
+def over_http(
     url: str,
     requests: Sequence[Request],
     concurrency: int,
@@ -108,7 +108,7 @@ def answers_over_http(
     *,
     counts_always: bool = False,
 ) -> list[Record]:
-    """As :func:`run_over_http`, with the record of each answer.
+    """As :func:`run_over_http`, with the record of each response.
 
     Parameters
     ----------
@@ -144,6 +144,6 @@ def run_over_http(
     Raises
     ------
     RuntimeError
-        A request was refused or failed, or its answer has not the length asked for.
+        A request was refused or failed, or its response has not the length asked for.
     """
     return summarize(*asyncio.run(_run(url.rstrip("/"), requests, concurrency, sampling, advance, False)))

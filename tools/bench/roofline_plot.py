@@ -76,9 +76,9 @@ def measure(model_path: str, rounds: int) -> list[Point]:
         with in_process(model_path, config) as engine:
             cost = model_cost(engine.spec, config)
             for match in matches:
-                rates = [match.rate(lambda requests, many: engine.answer(requests, many, GREEDY))]  # warms up
+                rates = [match.rate(lambda requests, many: engine.generate(requests, many, GREEDY))]  # warms up
                 rates = [
-                    match.rate(lambda requests, many: engine.answer(requests, many, GREEDY)) for _ in range(rounds)
+                    match.rate(lambda requests, many: engine.generate(requests, many, GREEDY)) for _ in range(rounds)
                 ]
                 points.append(point(match, cost, median(rates)))
                 print(f"-- {match}: {median(rates):.1f} tokens/s", flush=True)

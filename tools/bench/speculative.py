@@ -1,6 +1,6 @@
 """What speculation brings by kind of text: ``python -m tools.bench.speculative [MODEL]``.
 
-The same requests go to an engine that drafts nothing and to one that does, in turns. Their answers must be the same;
+The same requests go to an engine that drafts nothing and to one that does, in turns. Their responses must be the same;
 what differs is the time from the first token to the last.
 """
 
@@ -132,23 +132,23 @@ KINDS = {
 
 
 def run(engine: AsyncEngine, kind: Kind) -> tuple[float, list[list[int]]]:
-    """Return tokens per second behind the first ones, and the answers' tokens."""
+    """Return tokens per second behind the first ones, and the responses' tokens."""
     seconds = 0.0
-    answers: list[list[int]] = []
+    responses: list[list[int]] = []
     later = 0
     for prompts in [list(kind.prompts)] if kind.at_a_time else [[prompt] for prompt in kind.prompts]:
         found: list[list[int]] = [[] for _ in prompts]
         first = 0.0
         before = 0
-        for answer in engine.stream_infer(prompts, gen_config=kind.how):
-            found[answer.index].extend(answer.token_ids or [])
+        for response in engine.stream_infer(prompts, gen_config=kind.how):
+            found[response.index].extend(response.token_ids or [])
             if first == 0.0 and all(found):
                 first = time.perf_counter()
                 before = sum(map(len, found))
         seconds += time.perf_counter() - first
         later += sum(map(len, found)) - before
-        answers += found
-    return later / seconds, answers
+        responses += found
+    return later / seconds, responses
 
 
 def main() -> None:
@@ -183,9 +183,9 @@ def main() -> None:
             before = drafting.engine.metrics()
             for _ in range(arguments.rounds):
                 wait_until_quiet(arguments.timeout)
-                (ours, answers), (theirs, expected) = run(drafting, kind), run(plain, kind)
-                if answers != expected:
-                    raise SystemExit(f"{name}: an answer is another one with drafts")
+                (ours, responses), (theirs, expected) = run(drafting, kind), run(plain, kind)
+                if responses != expected:
+                    raise SystemExit(f"{name}: a response is another one with drafts")
                 rates.append((ours, theirs))
             after = drafting.engine.metrics()
             grown = {key: after[key] - before[key] for key in after}

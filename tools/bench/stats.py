@@ -79,7 +79,7 @@ def steady_rate(records: Sequence[Record]) -> float:
         # The response before `begin` may be of the same step as the last request's first one.
         steady = [(time, count) for time, count in record.arrivals if time >= begin]
         if len(steady) < 2:
-            raise RuntimeError("the answers are too short to measure a rate: one ended before the last one began")
+            raise RuntimeError("the responses are too short to measure a rate: one ended before the last one began")
         total += sum(count for _, count in steady[1:]) / (steady[-1][0] - steady[0][0])
     return total
 

@@ -76,7 +76,7 @@ def sampled(work: Callable[[], object]) -> dict[str, float]:
 
 def _answer(engine: InProcess, match: Match, times: int) -> None:
     for _ in range(times):
-        match.rate(lambda requests, many: engine.answer(requests, many, GREEDY))
+        match.rate(lambda requests, many: engine.generate(requests, many, GREEDY))
 
 
 def measure(model_path: str, bits: int, repeats: int) -> dict[str, dict[str, float]]:

@@ -1,6 +1,6 @@
 """16 streams under a response format alongside 16 without: ``python -m tools.bench.structured [MODEL]``.
 
-Every stream has a prompt of its own. A format may end an answer early; its twin without a format then has as many
+Every stream has a prompt of its own. A format may end a response early; its twin without a format then has as many
 tokens, so that both sides compute the same. They run in turn, so that what else the machine does falls on both.
 """
 
@@ -29,7 +29,7 @@ def record(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a list that does not end before the answer does."""
+    """Return the schema of a list that does not end before the response does."""
     return {"type": "array", "items": row, "minItems": 50}
 
 
@@ -70,7 +70,7 @@ def run(
         for length in lengths
     ]
     start = time.perf_counter()
-    found = [answer.generate_token_len for answer in engine(prompts, configs)]
+    found = [response.generate_token_len for response in engine(prompts, configs)]
     return sum(found) / (time.perf_counter() - start), found
 
 

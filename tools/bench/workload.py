@@ -92,7 +92,7 @@ def dataset_requests(path: Path, count: int, outputs: Lengths, seed: int) -> lis
     path
         A JSON list of ``{"conversations": [{"from": "human", "value": "..."}, ...]}``.
     outputs
-        Bounds of the answers' lengths, drawn at random: real answers depend on the model that gave them.
+        Bounds of the responses' lengths, drawn at random: real responses depend on the model that gave them.
     """
     generator = random.Random(seed)
     conversations = [entry["conversations"] for entry in json.loads(path.read_text(encoding="utf-8"))]

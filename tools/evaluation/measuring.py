@@ -64,5 +64,5 @@ class Evaluation:
     def _ask(self, pipe: AsyncEngine, task: str) -> float:
         asked = questions(task, self._questions, lambda text: len(pipe.tokenizer.encode(text, add_bos=False)))
         config = GenerationConfig(max_new_tokens=MOST_ANSWER_TOKENS, stop_words=["\n"])
-        answers = pipe([one.prompt for one in asked], config, do_preprocess=False)
-        return share_right(asked, [answer.text for answer in answers])
+        responses = pipe([one.prompt for one in asked], config, do_preprocess=False)
+        return share_right(asked, [response.text for response in responses])

@@ -35,7 +35,7 @@ def arithmetic(source: random.Random, _: CountTokens) -> Question:
     sums = [(source.randint(2, 49), source.randint(2, 49)) for _ in range(5)]
     *solved, asked = [f"{left} + {right} = {left + right}" for left, right in sums]
     prompt = "\n".join([*solved, asked.rsplit(" ", 1)[0]])
-    return Question(prompt, lambda answer: _first_number(answer) == sum(sums[-1]))
+    return Question(prompt, lambda response: _first_number(response) == sum(sums[-1]))
 
 
 def copying(source: random.Random, _: CountTokens) -> Question:
@@ -43,7 +43,7 @@ def copying(source: random.Random, _: CountTokens) -> Question:
     *solved, asked = [" ".join(source.sample(WORDS, 6)) for _ in range(3)]
     examples = [f"Words: {words}\nThe same words: {words}\n\n" for words in solved]
     prompt = f"{''.join(examples)}Words: {asked}\nThe same words:"
-    return Question(prompt, lambda answer: answer.split() == asked.split())
+    return Question(prompt, lambda response: response.split() == asked.split())
 
 
 def passkey(source: random.Random, count_tokens: CountTokens) -> Question:
@@ -59,7 +59,7 @@ def json_objects(source: random.Random, _: CountTokens) -> Question:
     ]
     texts = [f"{one['name']} is {one['age']} years old and lives in {one['city']}.\nJSON:" for one in records]
     solved = [f"{text} {json.dumps(one)}\n\n" for text, one in zip(texts, records, strict=True)][:-1]
-    return Question("".join([*solved, texts[-1]]), lambda answer: _parsed(answer) == records[-1])
+    return Question("".join([*solved, texts[-1]]), lambda response: _parsed(response) == records[-1])
 
 
 TASKS: dict[str, Callable[[random.Random, CountTokens], Question]] = {
@@ -76,9 +76,9 @@ def questions(task: str, count: int, count_tokens: CountTokens, seed: int = 0) -
     return [TASKS[task](source, count_tokens) for _ in range(count)]
 
 
-def share_right(asked: list[Question], answers: list[str]) -> float:
+def share_right(asked: list[Question], responses: list[str]) -> float:
     """Return the share of answers whose first line is right."""
-    lines = [text.strip().split("\n", 1)[0] for text in answers]
+    lines = [text.strip().split("\n", 1)[0] for text in responses]
     return sum(one.is_right(line) for one, line in zip(asked, lines, strict=True)) / len(asked)
 
 

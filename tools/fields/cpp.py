@@ -30,7 +30,7 @@ _TYPES = {
 _SETTING_TYPES = {**_TYPES, Kind.NUMBER: "double", Kind.JSON: "Json"}
 _FIELD_TYPES = {**_TYPES, Kind.NUMBER: "float"}
 _GENERATION = """\
-// How an answer is generated, as a request says it.
+// How a response is generated, as a request says it.
 {note}
 #pragma once
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from lmdeploy.renamed import accept_old_option
 from tools.gpu_check import machine
 from tools.gpu_check.dry_run import stand_ins
 from tools.gpu_check.journal import Journal
@@ -33,9 +34,10 @@ def arguments() -> argparse.Namespace:
         "--earlier", nargs="+", type=Path, default=[], metavar="FILE", help="gpu_check.jsonl of earlier calls"
     )
     parser.add_argument("--list", action="store_true", help="print the stages and their seconds, and do nothing")
-    parser.add_argument(
-        "--dry-run", "--rehearse", action="store_true", help="with CUDA's emulation, tiny shapes and no GPU"
+    dry_run = parser.add_argument(
+        "--dry-run", action="store_true", help="with CUDA's emulation, tiny shapes and no GPU"
     )
+    accept_old_option(parser, dry_run, "--rehearse")
     return parser.parse_args()
 
 

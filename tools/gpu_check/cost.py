@@ -123,15 +123,15 @@ def least_seconds(
     Parameters
     ----------
     lengths
-        Of each request's prompt and answer, in tokens.
+        Of each request's prompt and response, in tokens.
     """
     waiting = list(reversed(lengths))
     running: list[list[int]] = []  # tokens of the prompt still to be computed, context so far, tokens still to come
     seconds = 0.0
     while waiting or running:
         while waiting and len(running) < batch:
-            prompt, answer = waiting.pop()
-            running.append([prompt, 0, answer])
+            prompt, response = waiting.pop()
+            running.append([prompt, 0, response])
         decoding = [state for state in running if state[0] == 0]
         rows = sampled = len(decoding)
         contexts = float(sum(state[1] for state in decoding))

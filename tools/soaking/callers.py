@@ -1,4 +1,4 @@
-"""Callers of a server: they send one request, take its answer in their manner, and say how it ended."""
+"""Callers of a server: they send one request, take its response in their manner, and say how it ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Outcome:
     started, ended
         Seconds of ``time.perf_counter()``.
     arrivals
-        When the answer's events came.
+        When the response's events came.
     detail
         What a failure said.
     """
@@ -46,7 +46,7 @@ class Outcome:
     detail: str = ""
 
     def gaps(self) -> list[float]:
-        """Return the seconds between events; of an answer that was cut off, the last wait too."""
+        """Return the seconds between events; of a response that was cut off, the last wait too."""
         times = [*self.arrivals, *([self.ended] if self.end == "cut" and self.arrivals else [])]
         return [now - before for before, now in pairwise(times)]
 
@@ -85,7 +85,7 @@ class Caller:
         ask
             The request.
         hold
-            Seconds for which an unread answer or an unfinished request is held.
+            Seconds for which an unread response or an unfinished request is held.
         """
         outcome = Outcome(ask.name, time.perf_counter())
         self.outcomes.append(outcome)
@@ -114,17 +114,17 @@ class Caller:
         timeout = aiohttp.ClientTimeout(total=None)
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session,
-            session.post(self.url + ask.path, data=self._body(ask)) as answer,
+            session.post(self.url + ask.path, data=self._body(ask)) as response,
         ):
-            if answer.status != 200:
-                outcome.end = _refusal(answer.status)
-                outcome.detail = (await answer.text())[:300]
+            if response.status != 200:
+                outcome.end = _refusal(response.status)
+                outcome.detail = (await response.text())[:300]
                 return
             if not ask.body.get("stream"):
-                await answer.read()
+                await response.read()
                 outcome.end = "answered"
                 return
-            async for line in answer.content:
+            async for line in response.content:
                 if not line.startswith(DATA) or line.startswith(DONE):
                     continue
                 outcome.arrivals.append(time.perf_counter())
@@ -161,6 +161,6 @@ def _refusal(status: int) -> str:
 
 async def model_of(url: str) -> str:
     """Return the name of the first model of a server."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as answer:
-        listed: dict[str, Any] = orjson.loads(await answer.read())
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        listed: dict[str, Any] = orjson.loads(await response.read())
     return str(listed["data"][0]["id"])

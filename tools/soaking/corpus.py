@@ -16,7 +16,7 @@ Manner = Literal["read", "leave", "unread", "unfinished"]
 
 @dataclass(frozen=True)
 class Ask:
-    """One request and how its answer is taken.
+    """One request and how its response is taken.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Ask:
 
 
 def read_corpus(path: Path = CORPUS) -> list[tuple[Ask, Ask]]:
-    """Return the hostile requests of a file, each with its twin: same prompt, same length of the answer, no harm."""
+    """Return the hostile requests of a file, each with its twin: same prompt, same length of the response, no harm."""
     return [_pair(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 

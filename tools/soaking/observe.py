@@ -75,8 +75,8 @@ class Observer:
                 resident, shared = map(int, (process / "statm").read_text().split()[1:3])
                 sample.memory[name] = sample.memory.get(name, 0.0) + (resident - shared) * _PAGE / 2**20
                 sample.files[name] = sample.files.get(name, 0) + len(list((process / "fd").iterdir()))
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self._url}/metrics", timeout=5) as answer:
-            for line in answer.read().decode().splitlines():
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self._url}/metrics", timeout=5) as response:
+            for line in response.read().decode().splitlines():
                 name = line.split("{")[0].split(" ")[0]
                 if name in _METRICS:
                     sample.measurements[_METRICS[name]] = float(line.rsplit(" ", 1)[1])

@@ -39,7 +39,7 @@ class Traffic:
     seed
         Of all that is random.
     longest
-        Most tokens of a prompt, and of an answer; a quarter of it is usual.
+        Most tokens of a prompt, and of a response; a quarter of it is usual.
     """
 
     def __init__(self, caller: Caller, hostile: Sequence[Ask], seed: int, longest: int) -> None:

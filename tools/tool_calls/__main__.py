@@ -96,13 +96,13 @@ async def ask_all(pipe: AsyncEngine, parser: str, ways: Sequence[str], cases: Se
     app = create_app(settings, cast(TritonClient, LocalClient(pipe)))
     asked = [(case, way) for way in ways for case in cases if way != "required" or case.calls]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bench", timeout=None) as client:
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(client.post("/v1/chat/completions", json=body(case, way)) for case, way in asked)
         )
     judged = []
-    for (case, way), answer in zip(asked, answers, strict=True):
-        answer.raise_for_status()
-        judged.append(judge(case, way, answer.json()["choices"][0]["message"]))
+    for (case, way), response in zip(asked, responses, strict=True):
+        response.raise_for_status()
+        judged.append(judge(case, way, response.json()["choices"][0]["message"]))
     return judged
 
 

@@ -84,7 +84,7 @@ class _Guard:
             Route("/login", BodyLimit(request_response(self._login), MAX_LOGIN_BYTES), methods=["POST"]),
             Route(f"{_API}/run/predict", events, methods=["POST"]),
             Route(f"{_API}/queue/join", events, methods=["POST"]),
-            Route(f"{_API}/queue/data", self._answers, methods=["GET"]),
+            Route(f"{_API}/queue/data", self._stream, methods=["GET"]),
             Route(f"{_API}/heartbeat/{{session}}", self._heartbeat, methods=["GET"]),
             Route(f"{_API}/upload", forms, methods=["POST"]),
             Route(f"{_API}/file={{path:path}}", self._file, methods=["GET"]),
@@ -118,7 +118,7 @@ class _Guard:
         while_open = self._sessions.request(event.session, event.number, event.size)
         return _FromGradio(self._gradio, body=event.body, while_open=while_open)
 
-    async def _answers(self, request: Request) -> Response:
+    async def _stream(self, request: Request) -> Response:
         name = _session_name(request.query_params.get("session_hash", ""))
         if name not in self._sessions:
             raise HTTPException(404, "The page has no such session.")

@@ -93,7 +93,7 @@ Numbers sums_of(P2pAllReduce& peers, Numbers numbers) {
                            cudaMemcpyDeviceToHost),
                 "copying from the GPU");
   });
-  if (timeout.is_over()) throw internal_error("no answer for 20 s");
+  if (timeout.is_over()) throw internal_error("no response for 20 s");
   return numbers;
 }
 

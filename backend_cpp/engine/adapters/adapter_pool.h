@@ -46,7 +46,7 @@ class AdapterPool {
   // Opens an adapter's directory. Throws Error for a name that is taken, an adapter that does not fit the model, and
   // one that is larger than the limit.
   void add(const std::string& name, const std::string& directory, const std::string& note);
-  // Later requests are refused; answers that are open end as if it had stayed. Throws Error for an unknown name.
+  // Later requests are refused; responses that are open end as if it had stayed. Throws Error for an unknown name.
   void remove(const std::string& name);
   // In the order of their names.
   std::vector<AdapterInfo> list() const;

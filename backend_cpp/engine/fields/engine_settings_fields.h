@@ -57,7 +57,7 @@ struct EngineSettings {
   std::string download_dir;
   // Which version of it: a branch, tag or commit.
   std::string revision;
-  // Most prompt tokens in a step. On a CPU the default means 256, which keeps running answers going.
+  // Most prompt tokens in a step. On a CPU the default means 256, which keeps running responses going.
   int max_prefill_token_num = 8192;
   // Token budget of a step, for prefill and decode together; 0: max_prefill_token_num.
   int num_tokens_per_iter = 0;

@@ -1,4 +1,4 @@
-// How an answer is generated, as a request says it.
+// How a response is generated, as a request says it.
 // Written by `make fields` from lmdeploy/messages.py and lmdeploy/serve/request.py; change that.
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace turbomind {
 
 struct GenerationFields {
-  // Answers to one prompt, distinguished by their index.
+  // Responses to one prompt, distinguished by their index.
   int n = 1;
   // Most tokens to generate; None, on the wire -1: up to the session length, which also bounds larger numbers.
   int max_new_tokens = 512;
@@ -50,7 +50,7 @@ struct GenerationFields {
   bool skip_special_tokens = true;
   // Return the log probability of each token, and of this many likeliest ones alongside it.
   std::optional<int> logprobs;
-  // What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" |
+  // What the response has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" |
   // "lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...",
   // grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar's, such as triggered_tags).
   std::string response_format;

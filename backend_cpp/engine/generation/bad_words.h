@@ -1,8 +1,8 @@
-// What must not come about in an answer: token sequences, and strings however they are cut into tokens.
+// What must not come about in a response: token sequences, and strings however they are cut into tokens.
 //
 // A token is forbidden when it would complete a sequence, or when its bytes, after the text so far, would complete a
 // string. Which tokens complete a string depends only on how much of it has come already, so the list is made once for
-// each such state. The answers to one request share these lists; each keeps its own states.
+// each such state. The responses to one request share these lists; each keeps its own states.
 //
 // Used by the step thread only.
 #pragma once
@@ -24,7 +24,7 @@ class BadWords {
   BadWords(const std::vector<std::string>& texts, const std::vector<std::vector<int32_t>>& sequences,
            const TokenTable& table);
 
-  // How much of each string is at the end of an answer's text.
+  // How much of each string is at the end of a response's text.
   using States = std::vector<int>;
   States begin() const { return States(texts_.size(), 0); }
   void advance(States& states, std::string_view bytes) const;

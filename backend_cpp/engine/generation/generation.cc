@@ -12,7 +12,7 @@ namespace turbomind {
 
 namespace {
 
-// Random streams of a request's answers begin a multiple of the golden ratio apart.
+// Random streams of a request's responses begin a multiple of the golden ratio apart.
 constexpr uint64_t kSeedStride = 0x9E3779B97F4A7C15u;
 constexpr int kMaxVerdicts = 256;  // on the likeliest tokens, before all that may come are asked for
 
@@ -22,8 +22,8 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 }  // namespace
 
-Answer::Answer(std::shared_ptr<const GenerationRules> rules, int index, uint64_t seed, uint64_t sequence,
-               std::vector<int32_t>& tokens)
+Generation::Generation(std::shared_ptr<const GenerationRules> rules, int index, uint64_t seed, uint64_t sequence,
+                       std::vector<int32_t>& tokens)
     : rules_(std::move(rules)),
       tokens_(tokens),
       index_(index),
@@ -41,25 +41,25 @@ Answer::Answer(std::shared_ptr<const GenerationRules> rules, int index, uint64_t
   choice_.logprobs = rules_->params.logprobs.value_or(-1);
   if (!rules_->grammar) return;
   matcher_ = rules_->grammar->new_matcher(rules_->params.stop_token_ids);
-  // Without stop tokens, what may come also says where the answer ends; a hook is to be called once a token.
+  // Without stop tokens, what may come also says where the response ends; a hook is to be called once a token.
   const int deciding = Sampler::deciding(rules_->sampling);
   needs_few_verdicts_ = !rules_->params.stop_token_ids.empty() && !rules_->params.logits_hook && deciding > 0 &&
                         deciding <= kMaxVerdicts / 2;
 }
 
-bool Answer::needs_logits() const {
+bool Generation::needs_logits() const {
   const GenerationParams& params = rules_->params;
   return params.logits_hook || params.logits != RowsWanted::kNone || params.hidden_states != RowsWanted::kNone ||
          params.generates_nothing();
 }
 
-bool Answer::knows_choice() {
+bool Generation::knows_choice() {
   if (!matcher_) return true;
   const GrammarState* state = matcher_->state();
   return state != nullptr && !is_complete(*state);
 }
 
-const TokenChoice& Answer::choice(int in_flight) {
+const TokenChoice& Generation::choice(int in_flight) {
   const int position = generated() + in_flight;
   choice_.draw = static_cast<uint64_t>(position);
   choice_.in_flight = in_flight;
@@ -73,7 +73,7 @@ const TokenChoice& Answer::choice(int in_flight) {
   return choice_;
 }
 
-FinishReason Answer::advance(Sampler& sampler, float* logits, const float* hidden) {
+FinishReason Generation::advance(Sampler& sampler, float* logits, const float* hidden) {
   const GenerationParams& params = rules_->params;
   const int vocab = rules_->space.vocab_size;
   if (params.output_embedding) unsent_.embedding.assign(hidden, hidden + rules_->space.hidden_size);
@@ -110,11 +110,11 @@ FinishReason Answer::advance(Sampler& sampler, float* logits, const float* hidde
 }
 
 // What may come next, if it is known. Where the likeliest tokens may do, it may never be asked for.
-const GrammarState* Answer::known_state() {
+const GrammarState* Generation::known_state() {
   return needs_few_verdicts_ ? matcher_->peek() : matcher_->state();
 }
 
-FinishReason Answer::wait_for_grammar(const float* logits, const float* hidden) {
+FinishReason Generation::wait_for_grammar(const float* logits, const float* hidden) {
   matcher_->state();  // asks
   if (const std::optional<Error> failure = matcher_->failure()) throw Error(*failure);
   kept_logits_.assign(logits, logits + rules_->space.vocab_size);
@@ -127,7 +127,7 @@ FinishReason Answer::wait_for_grammar(const float* logits, const float* hidden) 
 // Forbids what the grammar does, as far as it could be chosen. False: that takes to know all that may come. What is
 // chosen of the logits then is what would be chosen of logits in which nothing stands that the grammar forbids, since
 // the likeliest tokens alone decide and all of these are allowed.
-bool Answer::forbid_likeliest(Sampler& sampler, float* logits) {
+bool Generation::forbid_likeliest(Sampler& sampler, float* logits) {
   const std::vector<int32_t> likeliest = sampler.likeliest(logits, kMaxVerdicts);
   int missing = Sampler::deciding(choice_);
   std::vector<int32_t> asked;
@@ -148,17 +148,17 @@ bool Answer::forbid_likeliest(Sampler& sampler, float* logits) {
   return missing == 0;
 }
 
-bool Answer::can_resume() {
+bool Generation::can_resume() {
   return matcher_->state() != nullptr || matcher_->failure().has_value();
 }
 
-FinishReason Answer::resume(Sampler& sampler) {
+FinishReason Generation::resume(Sampler& sampler) {
   std::vector<float> logits = std::exchange(kept_logits_, {});
   const std::vector<float> hidden = std::exchange(kept_hidden_, {});
   return advance(sampler, logits.data(), hidden.data());
 }
 
-FinishReason Answer::advance(const ChosenToken& chosen) {
+FinishReason Generation::advance(const ChosenToken& chosen) {
   if (is_ended_by(chosen.token)) return FinishReason::kStop;
   if (const int top = choice_.logprobs; top >= 0) {
     TokenLogprobs& entry = unsent_.logprobs.emplace_back();
@@ -170,7 +170,7 @@ FinishReason Answer::advance(const ChosenToken& chosen) {
   return append_and_jump(chosen.token);
 }
 
-std::optional<Output> Answer::take_output(FinishReason finish) {
+std::optional<Output> Generation::take_output(FinishReason finish) {
   unsent_.text += finish == FinishReason::kNone ? text_.take() : text_.take_rest();
   if (finish == FinishReason::kNone && !rules_->params.stream) return std::nullopt;
   unsent_.index = index_;
@@ -181,27 +181,27 @@ std::optional<Output> Answer::take_output(FinishReason finish) {
   return std::exchange(unsent_, {});
 }
 
-// Tokens that limits other than a grammar's forbid at this position of the answer.
-std::vector<int32_t> Answer::forbidden_tokens(int position) const {
+// Tokens that limits other than a grammar's forbid at this position of the response.
+std::vector<int32_t> Generation::forbidden_tokens(int position) const {
   std::vector<int32_t> forbidden;
   if (position < rules_->params.min_new_tokens) forbidden = rules_->params.stop_token_ids;
   rules_->bad_words.append_forbidden(bad_word_states_, tokens_, forbidden);
   return forbidden;
 }
 
-const int32_t* Answer::mask_of_only(int32_t token) {
+const int32_t* Generation::mask_of_only(int32_t token) {
   only_.assign((static_cast<size_t>(rules_->space.vocab_size) + 31) / 32, 0);
   only_[static_cast<size_t>(token) / 32] = static_cast<int32_t>(uint32_t{1} << (token % 32));
   return only_.data();
 }
 
-// Whether nothing more may come at a place of its grammar. That an answer without stop tokens is at its end is not
+// Whether nothing more may come at a place of its grammar. That a response without stop tokens is at its end is not
 // always known when its last token comes.
-bool Answer::is_complete(const GrammarState& state) const {
+bool Generation::is_complete(const GrammarState& state) const {
   return state.is_finished || generated() >= rules_->params.max_new_tokens;
 }
 
-bool Answer::is_ended_by(int32_t token) {
+bool Generation::is_ended_by(int32_t token) {
   if (token < 0) {
     throw internal_error(matcher_ ? "no token satisfies the response format and the other limits"
                                   : "the model produced logits that are not numbers, or no token is allowed");
@@ -211,8 +211,8 @@ bool Answer::is_ended_by(int32_t token) {
   return true;
 }
 
-// Takes a token that is part of the answer.
-FinishReason Answer::append(int32_t token) {
+// Takes a token that is part of the response.
+FinishReason Generation::append(int32_t token) {
   const GenerationParams& params = rules_->params;
   const TokenTable& table = rules_->space.tokens;
   tokens_.push_back(token);
@@ -232,7 +232,7 @@ FinishReason Answer::append(int32_t token) {
   return generated() >= params.max_new_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
-FinishReason Answer::append_and_jump(int32_t token) {
+FinishReason Generation::append_and_jump(int32_t token) {
   const FinishReason finish = append(token);
   const GenerationParams& params = rules_->params;
   const bool wants_rows = params.logprobs || params.logits_hook || params.logits != RowsWanted::kNone ||
@@ -242,7 +242,7 @@ FinishReason Answer::append_and_jump(int32_t token) {
 
 // Where the grammar is known to leave one token only, takes it without running the model; the next step computes all of
 // them at once.
-FinishReason Answer::jump_forward() {
+FinishReason Generation::jump_forward() {
   FinishReason finish = FinishReason::kNone;
   while (finish == FinishReason::kNone) {
     const GrammarState* state = known_state();

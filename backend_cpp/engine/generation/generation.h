@@ -1,10 +1,10 @@
-// One answer of a request: its next token, what that means as text, when it ends, and what its caller has not been
+// One response of a request: its next token, what that means as text, when it ends, and what its caller has not been
 // sent.
 //
 // A token comes from the model's logits, chosen here, or from a runner that chooses by choice(). Either way it goes
 // through penalties, what is forbidden and the grammar before it is chosen, and through grammar, text and limits after.
 //
-// Knows nothing of blocks, steps or other answers. Used by the step thread only.
+// Knows nothing of blocks, steps or other responses. Used by the step thread only.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@
 
 namespace turbomind {
 
-class Answer {
+class Generation {
  public:
-  // `tokens` holds the prompt, gets the answer's tokens, and must outlive the answer. Answers to one request differ in
-  // `index`; each draws from a random stream of its own, made of `seed`. `sequence` is TokenChoice::sequence.
-  Answer(std::shared_ptr<const GenerationRules> rules, int index, uint64_t seed, uint64_t sequence,
-         std::vector<int32_t>& tokens);
-  Answer(const Answer&) = delete;
+  // `tokens` holds the prompt, gets the response's tokens, and must outlive the response. Responses to one request
+  // differ in `index`; each draws from a random stream of its own, made of `seed`. `sequence` is TokenChoice::sequence.
+  Generation(std::shared_ptr<const GenerationRules> rules, int index, uint64_t seed, uint64_t sequence,
+             std::vector<int32_t>& tokens);
+  Generation(const Generation&) = delete;
 
   // Tokens it has.
   int generated() const { return static_cast<int>(tokens_.size()) - rules_->prompt_len; }
@@ -58,8 +58,8 @@ class Answer {
   const TokenChoice& choice(int in_flight);
 
   // Takes the next token, and those behind it that a grammar leaves no choice about: chosen from its row, logits
-  // [vocab] (changed) and hidden [hidden], or by a runner. Returns why the answer ends, kNone where it goes on. Throws
-  // Error where no token can come; the answer is then to be ended.
+  // [vocab] (changed) and hidden [hidden], or by a runner. Returns why the response ends, kNone where it goes on.
+  // Throws Error where no token can come; the response is then to be ended.
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
   FinishReason advance(const ChosenToken& chosen);
 
@@ -96,7 +96,7 @@ class Answer {
   FinishReason jump_forward();
 
   std::shared_ptr<const GenerationRules> rules_;
-  std::vector<int32_t>& tokens_;  // prompt, then answer
+  std::vector<int32_t>& tokens_;  // prompt, then response
   int index_;
   TokenChoice choice_;
   Penalties penalties_;

@@ -1,5 +1,5 @@
-// What the answers to one request have in common: how their tokens are chosen, what must not come about, what ends
-// them. Made once a request, shared by its answers, changed by nobody.
+// What the responses to one request have in common: how their tokens are chosen, what must not come about, what ends
+// them. Made once a request, shared by its responses, changed by nobody.
 //
 // Used by the step thread only.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace turbomind {
 
-// What an answer must know of the model. The table must outlive the rules.
+// What a response must know of the model. The table must outlive the rules.
 struct OutputSpace {
   const TokenTable& tokens;
   int vocab_size;
@@ -32,7 +32,7 @@ struct GenerationRules {
   const GenerationParams params;
   const OutputSpace space;
   const int prompt_len;
-  const SamplingParams sampling;  // but for seed and draw, which are an answer's own
+  const SamplingParams sampling;  // but for seed and draw, which are a response's own
   const std::vector<StringPattern> stop_strings;
   const BadWords bad_words;
   const PromptTokens prompt_tokens;

@@ -8,12 +8,12 @@
 
 namespace turbomind {
 
-// One for all answers: it keeps nothing between two calls but room to work in. Used by the step thread only.
+// One for all responses: it keeps nothing between two calls but room to work in. Used by the step thread only.
 class Sampler {
  public:
   explicit Sampler(int vocab_size) : vocab_size_(vocab_size) {}
 
-  // The token number rule.draw of an answer, or -1 when the logits hold NaN or allow no token. Penalties, biases and
+  // The token number rule.draw of a response, or -1 when the logits hold NaN or allow no token. Penalties, biases and
   // what is forbidden (-infinity) are in `logits` [vocab] already, to which top-n sigma adds. Order: top-n sigma,
   // temperature, top-k, top-p, min-p, that of `transformers` where it has the step.
   int32_t sample(float* logits, const SamplingParams& rule);

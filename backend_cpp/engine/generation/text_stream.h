@@ -24,7 +24,7 @@ class TextStream {
 
   // Text that can be shown and has not been taken before.
   std::string take();
-  // The same at the end of the answer, when nothing more can follow: text held back for a stop string is released, an
+  // The same at the end of the response, when nothing more can follow: text held back for a stop string is released, an
   // unfinished character is dropped. Before a stop string it becomes U+FFFD: what follows does not finish it.
   std::string take_rest();
 

@@ -33,7 +33,7 @@ void ThinkingBudget::advance(std::string_view bytes) {
   if (text_.size() >= end.size()) text_.erase(0, text_.size() - end.size() + 1);
 }
 
-// An answer that begins otherwise has no reasoning.
+// A response that begins otherwise has no reasoning.
 void ThinkingBudget::look_for_begin() {
   const std::string& begin = params_.thinking_begin;
   text_.erase(0, std::min(text_.find_first_not_of(kBlank), text_.size()));

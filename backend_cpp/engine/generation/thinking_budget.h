@@ -1,7 +1,7 @@
-// Ends the reasoning of an answer that has thought long enough: from then on the tokens that end them have to come.
+// Ends the reasoning of a response that has thought long enough: from then on the tokens that end them have to come.
 //
-// Reasoning begin with the answer, or with a mark that the answer begins with, and end with another mark, if the budget
-// does not end them first. Marks are found in the text, however it is cut into tokens.
+// Reasoning begin with the response, or with a mark that the response begins with, and end with another mark, if the
+// budget does not end them first. Marks are found in the text, however it is cut into tokens.
 //
 // Used by the step thread only.
 #pragma once
@@ -24,7 +24,7 @@ class ThinkingBudget {
   bool is_open() const { return is_open_; }
   // The token that has to come next; -1: any may.
   int32_t forced() const;
-  // Takes the answer's next token.
+  // Takes the response's next token.
   void advance(std::string_view bytes);
 
  private:
@@ -33,7 +33,7 @@ class ThinkingBudget {
   const GenerationParams& params_;
   bool is_open_;
   bool has_begun_;
-  int tokens_ = 0;     // of the answer
+  int tokens_ = 0;     // of the response
   size_t forced_ = 0;  // that came since the budget was spent
   std::string text_;   // that may hold a mark yet
 };

@@ -1,7 +1,7 @@
-// Names the places that answers reach in a grammar, so that equal ones are found to be equal.
+// Names the places that responses reach in a grammar, so that equal ones are found to be equal.
 //
-// The grammar as nodes, each with what it reads and where that leads; rules call each other as functions do. Where an
-// answer has come to is a set of items: a node, and the stack of nodes to return to. Stacks are shared lists and sets
+// The grammar as nodes, each with what it reads and where that leads; rules call each other as functions do. Where a
+// response has come to is a set of items: a node, and the stack of nodes to return to. Stacks are shared lists and sets
 // are kept once, so that a place is a small number and a byte that was read before at it costs one look-up. What has
 // the same items has the same future; the reverse does not hold, and need not.
 //

@@ -1,7 +1,7 @@
-// Constrains answers to a grammar: JSON schema, regular expression or EBNF.
+// Constrains responses to a grammar: JSON schema, regular expression or EBNF.
 //
 // What may come next is found elsewhere, in a process of the grammar's own (engine/grammar/grammar_process.h),
-// alongside the model's steps. An answer asks, goes on when it is known, and sits out steps until then.
+// alongside the model's steps. A response asks, goes on when it is known, and sits out steps until then.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@
 
 namespace turbomind {
 
-// A place in a grammar, as far as what may come next. Answers at the same place share it.
+// A place in a grammar, as far as what may come next. Responses at the same place share it.
 struct GrammarState {
-  // A bit a token that may come next; tokens that end the answer are allowed where the grammar may end.
-  // (vocab_size + 31) / 32 words; none when the answer is complete.
+  // A bit a token that may come next; tokens that end the response are allowed where the grammar may end.
+  // (vocab_size + 31) / 32 words; none when the response is complete.
   std::vector<int32_t> mask;
   int32_t only_token = -1;   // the one that may come; -1: none or several
-  bool is_finished = false;  // the answer is complete; only without stop tokens, which end an answer otherwise
+  bool is_finished = false;  // the response is complete; only without stop tokens, which end a response otherwise
 };
 
 // The only token that a mask allows, or -1 when there are none or several.
 int32_t only_token(const std::vector<int32_t>& mask);
 
-// Follows one answer through its grammar. Used by the step thread.
+// Follows one response through its grammar. Used by the step thread.
 class GrammarMatcher {
  public:
   virtual ~GrammarMatcher() = default;
@@ -36,7 +36,8 @@ class GrammarMatcher {
   // What may come next, and asks for it when nobody has. Null: it is not known yet, or never will be. Valid until
   // accept().
   virtual const GrammarState* state() = 0;
-  // The same, but does not ask where it may not be worth it: where answers come for the first time, and much may come.
+  // The same, but does not ask where it may not be worth it: where responses come for the first time, and much may
+  // come.
   virtual const GrammarState* peek() { return state(); }
   // Finds here and now which of `tokens` may come next, in their order: exactly those that state() allows. False: that
   // can only be found by asking.
@@ -60,7 +61,7 @@ class GrammarMatcher {
   virtual void accept(int32_t token) = 0;
 };
 
-// A compiled grammar, shared by answers.
+// A compiled grammar, shared by responses.
 class Grammar {
  public:
   virtual ~Grammar() = default;

@@ -50,11 +50,11 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
   Matcher(std::shared_ptr<const ProcessGrammar> grammar, const std::vector<int32_t>& stop_token_ids)
       : grammar_(std::move(grammar)),
         stop_token_ids_(stop_token_ids),
-        answer_(++grammar_->last_answer_),
+        id_(++grammar_->last_id_),
         place_(grammar_->automaton_.start()) {}
 
   ~Matcher() override {
-    if (is_open_) grammar_->connection_->send(wire::Writer(wire::kClose).put(answer_).take());
+    if (is_open_) grammar_->connection_->send(wire::Writer(wire::kClose).put(id_).take());
   }
 
   const GrammarState* state() override {
@@ -180,15 +180,15 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
 
   void advance(uint32_t question) {
     GrammarConnection& connection = *grammar_->connection_;
-    if (!is_open_) connection.send(wire::Writer(wire::kOpen).put(answer_).put(stop_token_ids_).take());
+    if (!is_open_) connection.send(wire::Writer(wire::kOpen).put(id_).put(stop_token_ids_).take());
     is_open_ = true;
-    connection.send(wire::Writer(wire::kAdvance).put(answer_).put(question).put(unsent_).take());
+    connection.send(wire::Writer(wire::kAdvance).put(id_).put(question).put(unsent_).take());
     unsent_.clear();
   }
 
   const std::shared_ptr<const ProcessGrammar> grammar_;
   const std::vector<int32_t> stop_token_ids_;
-  const uint32_t answer_;
+  const uint32_t id_;
   bool is_open_ = false;  // the process knows of it
   Automaton::Place place_;
   std::shared_ptr<AskedState> state_;  // null: not asked yet

@@ -1,13 +1,13 @@
 // A grammar that a process of its own follows.
 //
-// The automaton says which answers are at the same place; what may come there is asked for once and kept, within a
-// bound. So the process is only asked about places that are new, and an answer at a known place waits for nothing.
+// The automaton says which responses are at the same place; what may come there is asked for once and kept, within a
+// bound. So the process is only asked about places that are new, and a response at a known place waits for nothing.
 //
 //   accept(token) -> place -> known here?  yes: its state
 //                                          no:  the process gets the tokens that it has not seen, and the question
 //
-// At a place where nobody was before and much may come, the process is only asked when somebody cannot do without: an
-// answer that looks at its likeliest tokens alone can ask the automaton about these, and most such places are never
+// At a place where nobody was before and much may come, the process is only asked when somebody cannot do without: a
+// response that looks at its likeliest tokens alone can ask the automaton about these, and most such places are never
 // come to again.
 #pragma once
 
@@ -40,7 +40,8 @@ class ProcessGrammar final : public Grammar, public std::enable_shared_from_this
  private:
   class Matcher;
 
-  // States by place; null: somebody was there, and nobody has asked. What may come also depends on what ends an answer.
+  // States by place; null: somebody was there, and nobody has asked. What may come also depends on what ends a
+  // response.
   using States = std::unordered_map<Automaton::Place, std::shared_ptr<AskedState>>;
 
   void count_bytes() const;
@@ -53,7 +54,7 @@ class ProcessGrammar final : public Grammar, public std::enable_shared_from_this
   mutable Automaton automaton_;
   mutable std::map<std::vector<int32_t>, States> states_;  // by stop tokens
   mutable size_t state_bytes_ = 0;
-  mutable uint32_t last_answer_ = 0;
+  mutable uint32_t last_id_ = 0;
   mutable std::atomic<size_t> bytes_;
 };
 

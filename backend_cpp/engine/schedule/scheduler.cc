@@ -22,13 +22,13 @@ SpanRows wanted_rows(const Sequence& sequence) {
 }
 
 // Whether there is anything to compute: not while the last row waits for a grammar; behind a token that nobody has
-// seen, only if it cannot be the answer's last.
+// seen, only if it cannot be the response's last.
 bool has_next_row(const Sequence& sequence) {
-  if (sequence.answer.waits_for_grammar()) return false;
+  if (sequence.generation.waits_for_grammar()) return false;
   return sequence.in_flight == 0 || sequence.chosen() < sequence.params().max_new_tokens;
 }
 
-// Whether one row is left to compute, for the next token of an answer.
+// Whether one row is left to compute, for the next token of a response.
 bool is_decoding(Sequence& sequence) {
   return sequence.pending() == 1 && sequence.chosen() > 0 && has_next_row(sequence) &&
          sequence.images.unwritten(sequence.cached(), sequence.cached() + 1).empty();
@@ -49,7 +49,7 @@ Speculator::Candidate candidate(const BlockCache& cache, Sequence& sequence, int
           most,
           has_images ? nullptr : &sequence.memory.tables(),
           sequence.memory.published_draft_rows(cache),
-          &sequence.answer};
+          &sequence.generation};
 }
 
 // How many leading tokens of two sequences have the same keys, values and states.
@@ -72,7 +72,7 @@ int shared_tokens(const Sequence& one, const Sequence& other) {
   return shared;
 }
 
-// Drafts that it can take before its answer ends.
+// Drafts that it can take before its response ends.
 int most_drafts(const Sequence& sequence) {
   return sequence.params().max_new_tokens - sequence.chosen() - 1;
 }
@@ -152,7 +152,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   if (!step.is_empty()) step.moves = blocks_.take_moves();
 }
 
-// Drafts for the answers that go on in the step.
+// Drafts for the responses that go on in the step.
 void Scheduler::add_drafts(int room) {
   const int rows = config_.max_step_tokens - room;
   const bool has_state = blocks_.plan().group_of(MemoryKind::kState) >= 0;
@@ -160,7 +160,7 @@ void Scheduler::add_drafts(int room) {
   std::vector<Speculator::Candidate> candidates;
   std::vector<Sequence*> sequences;
   for (const auto& sequence : running_) {
-    const bool goes_on = sequence->planned > 0 && sequence->in_flight == 0 && sequence->answer.can_take_drafts() &&
+    const bool goes_on = sequence->planned > 0 && sequence->in_flight == 0 && sequence->generation.can_take_drafts() &&
                          wanted_rows(*sequence) == SpanRows::kLast;
     if (!goes_on) continue;
     const int end = sequence->cached() + sequence->planned;
@@ -187,7 +187,7 @@ void Scheduler::add_drafts(int room) {
 // Of a sequence's drafts, those that its answer can take become rows of the step.
 void Scheduler::take_own_drafts(Sequence& sequence) {
   std::vector<int32_t>& drafts = sequence.drafts.tokens;
-  drafts.resize(sequence.answer.can_take_of(drafts));
+  drafts.resize(sequence.generation.can_take_of(drafts));
   const int state = blocks_.plan().group_of(MemoryKind::kState);
   if (state >= 0 && !drafts.empty()) {
     const int spare = running_count() * blocks_.plan().pages_of_block() + blocks_.group(state).pages;
@@ -215,7 +215,7 @@ void Scheduler::note_hidden(const Step& step, const float* row_hidden) {
 bool Scheduler::would_draft(const Step& step) const {
   const auto rows = static_cast<int>(step.input.tokens.size());
   return speculator_ != nullptr && std::ranges::any_of(step.sequences, [&](const auto& sequence) {
-           return sequence->is_open && sequence->answer.can_take_drafts() &&
+           return sequence->is_open && sequence->generation.can_take_drafts() &&
                   speculator_->would_draft(candidate(blocks_, *sequence, most_drafts(*sequence)), rows);
          });
 }

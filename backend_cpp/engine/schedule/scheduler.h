@@ -3,9 +3,9 @@
 // Order. Sequences are served by priority, then by arrival.
 //
 // Rows. A step holds at most `max_step_tokens` rows. Every decoding sequence gets its row first, so a long prompt never
-// delays running answers; what is left of the budget goes to prompts, cut into chunks. At least a quarter of the budget
-// is left for prompts (max_batch_size is at most three quarters of max_step_tokens), so running answers never starve
-// one.
+// delays running responses; what is left of the budget goes to prompts, cut into chunks. At least a quarter of the
+// budget is left for prompts (max_batch_size is at most three quarters of max_step_tokens), so running responses never
+// starve one.
 //
 // Memory. A waiting sequence is admitted when blocks for all its tokens and one more are available; what the cache
 // still holds of it is used, not computed. A running sequence that needs a block when none is available takes those of
@@ -20,7 +20,7 @@
 // small enough to fit into a step alongside all decoding sequences. Where tokens look at images by cross-attention,
 // these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
 //
-// Drafts. Where drafts are made at how answers go on, a step that has everything above takes them as further rows of
+// Drafts. Where drafts are made at how responses go on, a step that has everything above takes them as further rows of
 // their sequences, as far as blocks are free; they take nothing from anybody.
 //
 // A state that drafts have changed cannot be cut back: it is copied before, and where a draft was wrong, the copy takes

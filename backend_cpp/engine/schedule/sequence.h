@@ -1,7 +1,7 @@
-// A request inside the engine, and each of its answers as the scheduler sees it: tokens, cache blocks and how far it
+// A request inside the engine, and each of its responses as the scheduler sees it: tokens, cache blocks and how far it
 // has come.
 //
-//   tokens   |-------- prompt --------|---- answer ----| unseen |
+//   tokens   |-------- prompt --------|--- response ---| unseen |
 //            |---- cached ----|------ pending() ---------------|
 //            |- published -|                                       (whole blocks)
 //
@@ -24,7 +24,7 @@
 
 namespace turbomind {
 
-// The answers to one request, and what they share.
+// The responses to one request, and what they share.
 struct SequenceGroup {
   RequestId request = 0;
   std::shared_ptr<const GenerationRules> rules;
@@ -34,20 +34,20 @@ struct SequenceGroup {
   std::optional<Clock::time_point> deadline;
   int priority = 0;                        // lower numbers are served first
   uint64_t arrival = 0;                    // order of arrival
-  uint64_t seed = 0;                       // of the first answer
+  uint64_t seed = 0;                       // of the first response
   PrefixScope scope;                       // where its blocks are published
   uint64_t draft_scope = 0;                // of the texts that its draft tokens come from
   std::vector<int> marks;                  // as likely_forks() finds them, where layers need it
   int history_len = 0;                     // leading tokens that came from the session
-  std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last answer has ended
+  std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last response has ended
   std::vector<ImageGroup> looked_at;       // the same, where tokens look at them
-  int open_answers = 1;                    // answers that have not finished; those that never began are not counted
+  int open_sequences = 1;                  // responses that have not finished; those that never began are not counted
   bool may_match = true;                   // published blocks can stand for its prompt
   bool keeps_blocks = false;               // blocks stay published when it ends
   std::shared_ptr<const std::vector<int32_t>> prompt;  // history and input, for a caller who wants it back
   float grammar_seconds = -1;                          // as in Request
   Clock::time_point accepted;
-  std::optional<Clock::time_point> admitted;  // when the first answer came into the batch
+  std::optional<Clock::time_point> admitted;  // when the first response came into the batch
   int cached_len = 0;                         // tokens of its prompt that were found in the cache then
 };
 
@@ -57,7 +57,7 @@ struct Sequence {
       : group(std::move(of)),
         index(which),
         tokens(std::move(all_tokens)),
-        answer(group->rules, index, group->seed, group->arrival << 24 | static_cast<uint64_t>(index), tokens),
+        generation(group->rules, index, group->seed, group->arrival << 24 | static_cast<uint64_t>(index), tokens),
         images(group->looked_at) {}
   Sequence(const Sequence&) = delete;
 
@@ -71,18 +71,18 @@ struct Sequence {
   int pending() const { return static_cast<int>(tokens.size()) + in_flight - cached(); }
   // Leading tokens whose keys, values and states are in `memory`.
   int cached() const { return memory.cached(); }
-  // Tokens of the answer, those that nobody has seen included.
-  int chosen() const { return answer.generated() + in_flight; }
-  // Order of service: priority, then arrival, then answer.
+  // Tokens of the response, those that nobody has seen included.
+  int chosen() const { return generation.generated() + in_flight; }
+  // Order of service: priority, then arrival, then response.
   bool is_before(const Sequence& other) const {
     if (group->priority != other.group->priority) return group->priority < other.group->priority;
     return group->arrival != other.group->arrival ? group->arrival < other.group->arrival : index < other.index;
   }
 
   std::shared_ptr<SequenceGroup> group;
-  int index;                    // which of the n answers
-  std::vector<int32_t> tokens;  // prompt, then answer
-  Answer answer;
+  int index;                    // which of the n responses
+  std::vector<int32_t> tokens;  // prompt, then response
+  Generation generation;
 
   SequenceMemory memory;
   int planned = 0;         // rows of this sequence in the step being built or run, drafts included
@@ -90,7 +90,7 @@ struct Sequence {
   int in_flight_span = 0;  // the span that chooses the last of them
   Drafts drafts;           // tokens after `tokens`; none where any are unseen
   ImageBlocks images;      // that its tokens look at
-  bool is_open = true;     // false: the answer has ended, and only a step under way still knows of it
+  bool is_open = true;     // false: the response has ended, and only a step under way still knows of it
   std::optional<Clock::time_point> first_token;
   Clock::time_point last_token;
 };

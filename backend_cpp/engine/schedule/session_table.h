@@ -22,7 +22,7 @@ namespace turbomind {
 struct SessionLimits {
   std::chrono::seconds idle{3600};      // sessions unused for so long are forgotten
   size_t count = 4096;                  // of idle sessions beyond, the least recently used are
-  int session_len = 2048;               // tokens of history, input and one of an answer
+  int session_len = 2048;               // tokens of history, input and one of a response
   size_t embedding_bytes = ~size_t{0};  // of idle sessions whose embeddings take more, the least recently used go
 };
 

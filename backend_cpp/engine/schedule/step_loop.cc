@@ -37,9 +37,9 @@ void StepLoop::begin(Step& step) {
     for (size_t i = 0; i < step.sequences.size(); ++i) {
       StepSpan& span = step.input.spans[i];
       Sequence& sequence = *step.sequences[i];
-      if (span.wanted != SpanRows::kLast || span.drafts > 0 || sequence.answer.needs_logits()) continue;
-      if (!sequence.answer.knows_choice()) continue;  // chosen here, when it is known
-      const TokenChoice& choice = sequence.answer.choice(sequence.in_flight);
+      if (span.wanted != SpanRows::kLast || span.drafts > 0 || sequence.generation.needs_logits()) continue;
+      if (!sequence.generation.knows_choice()) continue;  // chosen here, when it is known
+      const TokenChoice& choice = sequence.generation.choice(sequence.in_flight);
       if (!runner_.reserve(choice)) continue;
       span.wanted = SpanRows::kNone;
       span.choice = &choice;
@@ -90,7 +90,7 @@ bool StepLoop::can_overlap(const Step& step) const {
   if (!runner_.traits().chooses_tokens || step.was_short_of_blocks) return false;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     if (step.input.spans[i].wanted != SpanRows::kNone) return false;
-    if (step.input.spans[i].choice != nullptr && step.sequences[i]->answer.needs_known_tokens()) return false;
+    if (step.input.spans[i].choice != nullptr && step.sequences[i]->generation.needs_known_tokens()) return false;
   }
   return !scheduler_.would_draft(step);
 }

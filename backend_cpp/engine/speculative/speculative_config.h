@@ -15,7 +15,7 @@ struct SpeculativeConfig {
   // Texts that repeat are found by this many tokens at least, and compared as far as this many.
   int prompt_lookup_min = 1;
   int prompt_lookup_max = 32;
-  int shared_tokens = 0;  // of recent answers, in which other requests look too
+  int shared_tokens = 0;  // of recent responses, in which other requests look too
   // A model that drafts where nothing repeats.
   bool has_model = false;
   std::string model;     // its engine directory, or what lmdeploy.turbomind.engine_dir finds; empty: the model itself

@@ -74,8 +74,8 @@ bool Speculator::is_model_better(const Candidate& candidate) const {
 void Speculator::find_forced(const Candidate& candidate, const PromptLookup& lookup) {
   std::vector<int32_t>& forced = candidate.drafts.forced;
   forced.clear();
-  if (tokens_ == nullptr || candidate.answer == nullptr) return;
-  const std::string text = candidate.answer->forced_text();
+  if (tokens_ == nullptr || candidate.generation == nullptr) return;
+  const std::string text = candidate.generation->forced_text();
   if (text.empty()) return;
   forced = tokens_->of(text, kMaxDrafts);
   const auto is_found = [&](size_t i) { return lookup.has_draft() && lookup.token(static_cast<int>(i)) == forced[i]; };
@@ -132,10 +132,11 @@ void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int 
   int most = std::min(shared_.config.num_speculative_tokens, room / count);
   int missing = 0;
   for (const Candidate& candidate : candidates) {
-    all.push_back({candidate.tokens, *candidate.tables, candidate.found_rows, candidate.drafts.cache,
-                   candidate.drafts.hidden, candidate.drafts.rows,
-                   [answer = candidate.answer](int ahead) -> const SamplingParams& { return answer->choice(ahead); },
-                   candidate.drafts.tokens});
+    all.push_back(
+        {candidate.tokens, *candidate.tables, candidate.found_rows, candidate.drafts.cache, candidate.drafts.hidden,
+         candidate.drafts.rows,
+         [generation = candidate.generation](int ahead) -> const SamplingParams& { return generation->choice(ahead); },
+         candidate.drafts.tokens});
     missing += model_->missing_rows(all.back());
     most = std::min(most, candidate.most);
   }

@@ -41,7 +41,7 @@ class Speculator {
  public:
   // A sequence that drafts may be made for.
   struct Candidate {
-    const std::vector<int32_t>& tokens;  // prompt, then answer
+    const std::vector<int32_t>& tokens;  // prompt, then response
     int prompt_len;
     uint64_t scope;  // in which it finds the texts of others
     Drafts& drafts;  // none yet
@@ -49,10 +49,10 @@ class Speculator {
     // What a draft model needs; null: it makes none for this sequence.
     const PageTables* tables = nullptr;  // with places for the tokens and `most` drafts
     int found_rows = 0;                  // as in Drafter::Work
-    Answer* answer = nullptr;
+    Generation* generation = nullptr;
   };
 
-  // `model`: null where there is none; `tokens`: null where no answer has a grammar. Both must outlive this.
+  // `model`: null where there is none; `tokens`: null where no response has a grammar. Both must outlive this.
   explicit Speculator(const SpeculativeConfig& config, Drafter* model = nullptr, LikelyTokens* tokens = nullptr)
       : shared_(config), model_(model), tokens_(tokens) {}
 

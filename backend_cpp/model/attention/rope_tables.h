@@ -1,9 +1,9 @@
 // Cosines and sines of a step's rows, for each rotary embedding of a model.
 //
 // Where frequencies depend on the length of a sequence (StretchSpec), it is the length of its prompt, from the first
-// token of the prompt to the last of the answer. So a prompt is computed as `transformers` computes it in one pass, and
-// the keys of a sequence are all rotated by the same frequencies, however far the answer goes and however the prompt
-// was cut.
+// token of the prompt to the last of the response. So a prompt is computed as `transformers` computes it in one pass,
+// and the keys of a sequence are all rotated by the same frequencies, however far the response goes and however the
+// prompt was cut.
 #pragma once
 
 #include <vector>

@@ -246,7 +246,7 @@ void visit_fields(RouterSpec& part, Visit&& visit) {
 
 // Layers whose MLP is a mixture of experts, each an MLP as `MlpSpec` says.
 struct MoeSpec {
-  // How many there are, and how many answer for one token.
+  // Experts in a layer, and those active for a token.
   int num_experts = 0;
   int experts_per_token = 0;
   // Of one expert.
@@ -255,9 +255,9 @@ struct MoeSpec {
   RouterSpec router;
   // For each layer whether it has experts; empty: all have.
   std::vector<bool> layers;
-  // Of the expert that answers for every token; 0: none.
+  // Of the shared expert; 0: none.
   int shared_intermediate_size = 0;
-  // Whether its answer is multiplied by the sigmoid of a linear layer with one output.
+  // Whether its output is multiplied by the sigmoid of a linear layer with one output.
   bool has_shared_gate = false;
 };
 

@@ -358,10 +358,10 @@ TEST(random_histories_of_all_groups_read_what_was_written) {
 namespace {
 
 // A sequence that runs all its tokens at once, but for the stops of its memory, and goes.
-int run_whole(BlockCache& cache, const Tokens& tokens, const std::vector<int>& marks = {}, int answer = 0) {
+int run_whole(BlockCache& cache, const Tokens& tokens, const std::vector<int>& marks = {}, int response = 0) {
   SequenceMemory memory;
   const PrefixKey key{0, tokens};
-  const auto prompt = static_cast<int>(tokens.size()) - answer;
+  const auto prompt = static_cast<int>(tokens.size()) - response;
   memory.match(cache, key, prompt - 1, prompt, marks);
   const int cached = memory.cached();
   while (memory.cached() < static_cast<int>(tokens.size())) {

@@ -34,10 +34,10 @@ struct Fixture {
   // Takes tokens as the engine does, and ends what is finished.
   void take(Sequence& sequence, const SpanOutput& output) {
     ++outputs[sequence.group->request];
-    const FinishReason finish =
-        output.chosen != nullptr
-            ? sequence.answer.advance(*output.chosen)
-            : sequence.answer.advance(sampler, output.logits_of(output.rows - 1), output.hidden_of(output.rows - 1));
+    const FinishReason finish = output.chosen != nullptr
+                                    ? sequence.generation.advance(*output.chosen)
+                                    : sequence.generation.advance(sampler, output.logits_of(output.rows - 1),
+                                                                  output.hidden_of(output.rows - 1));
     if (finish != FinishReason::kNone) end(sequence.group->request);
   }
   void end(RequestId id) {

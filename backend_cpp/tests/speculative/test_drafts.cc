@@ -1,4 +1,4 @@
-// Drafts: where they are found, which of them are worth a row, and that they change no answer.
+// Drafts: where they are found, which of them are worth a row, and that they change no response.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -109,7 +109,7 @@ TEST(draft_tokens_come_from_texts_of_the_same_caller_and_salt_alone) {
       request.params.caller = is_second ? caller : "ann";
       request.params.cache_salt = is_second ? salt : "salt";
       engine.submit(std::move(request));
-      CHECK(collector.wait(is_second ? 2 : 1).tokens == expected_answer({1, 2, 3}, 40));
+      CHECK(collector.wait(is_second ? 2 : 1).tokens == expected_tokens({1, 2, 3}, 40));
     }
     return engine.stats().speculation.accepted - before;
   };
@@ -208,7 +208,7 @@ ENGINE_TEST(drafts_bring_the_same_answers_in_fewer_steps) {
     Collector collector;
     Engine engine(config, std::make_unique<StubRunner>(), letters());
     engine.submit(make_request(1, {1, 2, 3}, 300, collector.callback()));
-    CHECK(collector.wait(1).tokens == expected_answer({1, 2, 3}, 300));
+    CHECK(collector.wait(1).tokens == expected_tokens({1, 2, 3}, 300));
     const EngineStats stats = engine.stats();
     steps[drafts] = stats.steps;
     const SpeculationStats& drafting = stats.speculation;

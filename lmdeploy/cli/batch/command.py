@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model)",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="where answers go, and are added to"
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="where responses go, and are added to"
     )
     parser.add_argument(
         "--errors", type=Path, metavar="FILE", help="where rows that fail go (default: OUTPUT with .errors.jsonl)"
@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="INT",
         help="requests in the engine at a time; it computes --max-batch-size of them together (default: %(default)s)",
     )
-    options.add_answer_parsers(parser)
+    options.add_output_parsers(parser)
     options.add_generation_config(parser)
     options.add_media_options(parser)
     parser.add_argument("--log-level", default="ERROR", choices=options.LOG_LEVELS, help="default: %(default)s")
@@ -52,15 +52,15 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the rows that have no answer yet; return the exit status."""
+    """Answer the rows that have no response yet; return the exit status."""
     require("serve", "`lmdeploy batch`")
-    from lmdeploy.cli.batch.answering import BatchError, answer_file
+    from lmdeploy.cli.batch.running import BatchError, run_file
     from lmdeploy.logs import configure
 
     configure(args.log_level)
     errors = args.errors or args.output.with_name(f"{args.output.stem}.errors.jsonl")
     try:
-        completed, failed = answer_file(args, args.output, errors)
+        completed, failed = run_file(args, args.output, errors)
     except (BatchError, ValueError, OSError) as error:
         print(f"lmdeploy batch: {error}", file=sys.stderr)
         return 1

@@ -12,15 +12,15 @@ import httpx
 Json = dict[str, Any]
 ChatPiece = tuple[str, int, Literal["stop", "length"] | None]
 
-_CONNECT = 10.0  # seconds; an answer may take as long as it takes
+_CONNECT = 10.0  # seconds; a response may take as long as it takes
 _NOT_FIELDS = frozenset({"self", "kwargs"})
 
 
 class APIClient:
     """A client of one server.
 
-    Answers, and errors too, are handed out as the JSON objects the server sends: one for a whole answer, one a piece
-    for a streamed one.
+    Responses and errors are returned as the JSON objects that the server sends: one for a whole response, one a
+    piece for a streamed one.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ class APIClient:
     def available_models(self) -> list[str] | None:
         """The ids of the served models; None when the server does not say."""
         if self._models is None:
-            answer = self._http.get("/v1/models")
-            if answer.is_success:
-                self._models = [card["id"] for card in answer.json()["data"]]
+            response = self._http.get("/v1/models")
+            if response.is_success:
+                self._models = [card["id"] for card in response.json()["data"]]
         return self._models
 
     def encode(
@@ -88,9 +88,9 @@ class APIClient:
             The server refused.
         """
         body = {"input": input, "do_preprocess": do_preprocess, "add_bos": add_bos}
-        answer = self._http.post("/v1/encode", json=body)
-        answer.raise_for_status()
-        said = answer.json()
+        response = self._http.post("/v1/encode", json=body)
+        response.raise_for_status()
+        said = response.json()
         return said["input_ids"], said["length"]
 
     def chat_completions_v1(
@@ -114,7 +114,7 @@ class APIClient:
         skip_special_tokens: bool | None = True,
         **kwargs: Any,
     ) -> Iterator[Json]:
-        """Yield the answer to a conversation; `kwargs` are further fields of the request."""
+        """Yield the response to a conversation; `kwargs` are further fields of the request."""
         yield from self._ask("/v1/chat/completions", _fields(locals()) | kwargs)
 
     def completions_v1(
@@ -157,7 +157,7 @@ class APIClient:
         adapter_name: str | None = None,
         **kwargs: Any,
     ) -> Iterator[Json]:
-        """Yield the answer to the next turn of a conversation the server remembers."""
+        """Yield the response to the next turn of a conversation the server remembers."""
         yield from self._ask("/v1/chat/interactive", _fields(locals()) | kwargs)
 
     def chat(
@@ -173,7 +173,7 @@ class APIClient:
         repetition_penalty: float = 1.0,
         ignore_eos: bool = False,
     ) -> Iterator[ChatPiece]:
-        """Yield text, number of tokens so far and finish reason of the answer to the next turn of a conversation.
+        """Yield text, number of tokens so far and finish reason of the response to the next turn of a conversation.
 
         Raises
         ------
@@ -198,12 +198,12 @@ class APIClient:
         self.end_session(session_id)
 
     def _ask(self, path: str, body: Json) -> Iterator[Json]:
-        """Yield every JSON object of an answer: framed as events, as lines, or alone."""
-        with self._http.stream("POST", path, json=body) as answer:
-            if not answer.headers["content-type"].startswith("text/event-stream"):
-                yield json.loads(answer.read())
+        """Yield every JSON object of a response: framed as events, as lines, or alone."""
+        with self._http.stream("POST", path, json=body) as response:
+            if not response.headers["content-type"].startswith("text/event-stream"):
+                yield json.loads(response.read())
                 return
-            for line in answer.iter_lines():
+            for line in response.iter_lines():
                 payload = line.removeprefix("data: ")
                 if payload and payload != "[DONE]":
                     yield json.loads(payload)
@@ -211,8 +211,8 @@ class APIClient:
 
 def get_model_list(api_url: str, headers: dict[str, str] | None = None) -> list[str] | None:
     """Return the ids of the models behind ``http://host:port/v1/models``; None when the server does not say."""
-    answer = httpx.get(api_url, headers=headers, timeout=_CONNECT, trust_env=False)
-    return [card["id"] for card in answer.json()["data"]] if answer.is_success else None
+    response = httpx.get(api_url, headers=headers, timeout=_CONNECT, trust_env=False)
+    return [card["id"] for card in response.json()["data"]] if response.is_success else None
 
 
 def get_streaming_response(
@@ -255,8 +255,8 @@ def get_streaming_response(
         yield from _chat_pieces(client.chat_interactive_v1(**fields))
 
 
-def _chat_pieces(answers: Iterator[Json]) -> Iterator[ChatPiece]:
-    for said in answers:
+def _chat_pieces(responses: Iterator[Json]) -> Iterator[ChatPiece]:
+    for said in responses:
         if "text" not in said:
             raise RuntimeError(said.get("message", str(said)))
         yield said["text"], said["tokens"], said["finish_reason"]

@@ -52,7 +52,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning of an answer; bytes of its body follow.
+    """The beginning of a response; bytes of its body follow.
 
     Attributes
     ----------

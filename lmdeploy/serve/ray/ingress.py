@@ -57,21 +57,21 @@ class Ingress:
     def __init__(
         self, replicas: DeploymentHandle, adapters: tuple[str, ...], max_body_bytes: int, api_keys: tuple[str, ...]
     ) -> None:
-        self._replicas = replicas.options(method_name="answer", stream=True)
+        self._replicas = replicas.options(method_name="respond", stream=True)
         self._adapters = frozenset(adapters)
         self._max_body_bytes = max_body_bytes
         self._api_keys = api_keys
         self._paths = ServedPaths()
 
     async def __call__(self, request: Request) -> Response:
-        """Return a replica's answer."""
+        """Return a replica's response."""
         try:
             self._check(request)
             asked = await self._read(request)
             if asked.path != "/health":
-                return await self._answer(asked)
+                return await self._respond(asked)
             try:
-                return await asyncio.wait_for(self._answer(asked), _HEALTH_SECONDS)
+                return await asyncio.wait_for(self._respond(asked), _HEALTH_SECONDS)
             except asyncio.TimeoutError:
                 raise ApiError(503, "No replica is ready.", code="service_unavailable") from None
         except ApiError as error:
@@ -124,8 +124,8 @@ class Ingress:
             pieces.append(piece)
         return b"".join(pieces)
 
-    async def _answer(self, asked: Asked) -> Response:
-        """Return the answer of the first replica that gives one: all of it, or the beginning of a stream.
+    async def _respond(self, asked: Asked) -> Response:
+        """Return the response of the first replica that gives one: all of it, or the beginning of a stream.
 
         Raises
         ------
@@ -160,12 +160,12 @@ class Ingress:
         handle = self._replicas
         if asked.model in self._adapters:
             handle = handle.options(multiplexed_model_id=asked.model)
-        answer: Any = handle.remote(asked)
+        response: Any = handle.remote(asked)
         try:
-            async for piece in answer:
+            async for piece in response:
                 yield piece
         finally:
-            answer.cancel()  # does nothing to an answer that has ended
+            response.cancel()  # does nothing to a response that has ended
 
 
 def _sent_on(request: Request) -> tuple[tuple[str, str], ...]:
@@ -191,8 +191,8 @@ async def _events(pieces: AsyncGenerator[Head | bytes, None]) -> AsyncIterator[b
                 assert isinstance(piece, bytes)
                 yield piece
         except RayError as error:
-            logger.warning("a replica failed within its answer: %s", error)
-            yield event(ApiError(502, "The replica failed within its answer.").body())
+            logger.warning("a replica failed within its response: %s", error)
+            yield event(ApiError(502, "The replica failed within its response.").body())
 
 
 async def _whole(pieces: AsyncGenerator[Head | bytes, None], head: Head) -> Response:

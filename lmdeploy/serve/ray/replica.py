@@ -73,8 +73,8 @@ class Replica:
             await asyncio.sleep(_POLL)
         threading.Thread(target=self._end_with_server, name="server's end", daemon=True).start()
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[Head | bytes, None]:
-        """Yield the answer's head, then its body as it comes. Who leaves the generator ends the request."""
+    async def respond(self, asked: Asked) -> AsyncGenerator[Head | bytes, None]:
+        """Yield the response's head, then its body as it comes. Who leaves the generator ends the request."""
         if model := serve.get_multiplexed_model_id():
             await self.adapter(model)
         async with AsyncExitStack() as open_:
@@ -83,17 +83,17 @@ class Replica:
                 asked.method, url, data=asked.body, headers=asked.headers, allow_redirects=False
             )
             try:
-                answer = await open_.enter_async_context(request)
+                response = await open_.enter_async_context(request)
             except aiohttp.ClientError:  # its server has just ended
                 yield Head(self._name, UNAVAILABLE, {})
                 return
             kept = {
                 name: value
-                for name, value in ((name.lower(), value) for name, value in answer.headers.items())
+                for name, value in ((name.lower(), value) for name, value in response.headers.items())
                 if name in _SENT_BACK or name.startswith(_ALLOWED_BACK)
             }
-            yield Head(self._name, answer.status, kept)
-            async for piece in answer.content.iter_any():
+            yield Head(self._name, response.status, kept)
+            async for piece in response.content.iter_any():
                 yield piece
 
     @serve.multiplexed(max_num_models_per_replica=_ADAPTERS)
@@ -108,8 +108,8 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what the autoscaling policy goes by: requests that wait before the engine's batch."""
-        async with self._http.get(self._base / "metrics") as answer:
-            found = _WAITING.search(await answer.text())
+        async with self._http.get(self._base / "metrics") as response:
+            found = _WAITING.search(await response.text())
         return {"waiting": float(found[1]) if found else 0.0}
 
     async def __del__(self) -> None:  # Ray calls it once no request is open
@@ -120,8 +120,8 @@ class Replica:
 
     async def _is_healthy(self) -> bool:
         try:
-            async with self._http.get(self._base / "health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
-                return answer.status == 200
+            async with self._http.get(self._base / "health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+                return response.status == 200
         except (aiohttp.ClientError, asyncio.TimeoutError):
             return False
 

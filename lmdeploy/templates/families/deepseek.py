@@ -13,9 +13,9 @@ _END = "<｜end▁of▁sentence｜>"
 
 
 class DeepSeekV3ChatTemplate(BaseChatTemplate):
-    """DeepSeek V2.5, V3 and R1: answers are written without their reasoning.
+    """DeepSeek V2.5, V3 and R1: responses are written without their reasoning.
 
-    Calls and what tools returned have marks of their own, of which the answer goes on without another opening. The
+    Calls and what tools returned have marks of their own, of which the response goes on without another opening. The
     published template has no place for tools.
     """
 
@@ -46,8 +46,8 @@ class DeepSeekV3ChatTemplate(BaseChatTemplate):
                 said = arranged.pop()["content"] if follows_tool else ""
                 message = {"role": "tool", "content": said + output}
             elif message["role"] == "assistant":
-                answer = message["content"].rpartition("</think>")[2]
-                message = {**message, "content": answer, "goes_on": follows_tool}
+                response = message["content"].rpartition("</think>")[2]
+                message = {**message, "content": response, "goes_on": follows_tool}
             arranged.append(message)
         return arranged
 

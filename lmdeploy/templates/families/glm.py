@@ -27,7 +27,7 @@ class ChatGLM2ChatTemplate(BaseChatTemplate):
 
 
 class GLM4ChatTemplate(ToolChatTemplate):
-    """GLM-4: tools stand in a system turn of their own, a call in an answer that begins with the function's name."""
+    """GLM-4: tools stand in a system turn of their own, a call in a response that begins with the function's name."""
 
     calls = GLM4
 

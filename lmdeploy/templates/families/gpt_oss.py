@@ -1,4 +1,4 @@
-"""gpt-oss: OpenAI's harmony format, in which an answer has channels: ``analysis``, ``commentary`` and ``final``."""
+"""gpt-oss: OpenAI's harmony format, in which a response has channels: ``analysis``, ``commentary`` and ``final``."""
 
 from lmdeploy.templates import dates
 from lmdeploy.templates.calls import Call, Tool, as_json
@@ -16,7 +16,7 @@ _RESULT = "<|channel|>commentary<|message|>"
 class GptOssChatTemplate(ToolChatTemplate):
     """gpt-oss. The model chooses the channel, so a prompt ends before it.
 
-    The ``developer`` has the system prompt of a conversation and its tools. What was thought of earlier answers
+    The ``developer`` has the system prompt of a conversation and its tools. What was thought of earlier responses
     is left out, but for that before calls whose results have not been answered yet.
     """
 
@@ -39,9 +39,9 @@ class GptOssChatTemplate(ToolChatTemplate):
         system, others = self._system(messages)
         header: Message = {"role": "system", "content": _header(system, messages[0].get("declared", ""))}
         said = [message for message in others if message["role"] != "system"]
-        answers = [i for i, message in enumerate(said) if message["role"] == "assistant" and not _calls(message)]
-        last_answer = max(answers, default=-1)
-        kept = [{**message, "is_answered": i <= last_answer} for i, message in enumerate(said)]
+        responses = [i for i, message in enumerate(said) if message["role"] == "assistant" and not _calls(message)]
+        last_response = max(responses, default=-1)
+        kept = [{**message, "is_answered": i <= last_response} for i, message in enumerate(said)]
         return [header, *_with_named_results(kept)]
 
     def _turn(self, message: Message) -> str:

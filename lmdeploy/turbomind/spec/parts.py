@@ -136,7 +136,7 @@ class MoeSpec:
     Parameters
     ----------
     num_experts, experts_per_token
-        How many there are, and how many answer for one token.
+        Experts in a layer, and those active for a token.
     intermediate_size
         Of one expert.
     router
@@ -144,9 +144,9 @@ class MoeSpec:
     layers
         For each layer whether it has experts; empty: all have.
     shared_intermediate_size
-        Of the expert that answers for every token; 0: none.
+        Of the shared expert; 0: none.
     has_shared_gate
-        Whether its answer is multiplied by the sigmoid of a linear layer with one output.
+        Whether its output is multiplied by the sigmoid of a linear layer with one output.
     """
 
     num_experts: Count

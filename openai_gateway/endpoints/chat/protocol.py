@@ -1,4 +1,4 @@
-"""Body and answer of ``POST /v1/chat/completions``."""
+"""Body and response of ``POST /v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
 
     @property
     def limit_field(self) -> str:
-        """What the limit of the answer's tokens is called here."""
+        """What the limit of the response's tokens is called here."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
@@ -181,7 +181,7 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
 
 
 class ChatMessage(BaseModel):
-    """The answer's message."""
+    """The response's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -192,7 +192,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer of a chat completion."""
+    """One response of a chat completion."""
 
     index: int
     message: ChatMessage
@@ -202,7 +202,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """Answer of ``POST /v1/chat/completions`` without streaming."""
+    """Response of ``POST /v1/chat/completions`` without streaming."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"

@@ -14,7 +14,7 @@ from openai_gateway.endpoints.chat.writer import ChatWriter
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
-from openai_gateway.generation.collecting import Answer, collect
+from openai_gateway.generation.collecting import CollectedChoice, collect
 from openai_gateway.generation.counting import CountingWriter
 from openai_gateway.generation.logprobs import chat_logprobs, prompt_logprobs, scored_prompt
 from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
@@ -45,10 +45,10 @@ async def create_chat_completion(
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate), body.choices)
     if body.shown_stops:
         chunks = with_stop_strings(chunks, body.shown_stops)
-    answer_id, created = f"chatcmpl-{generate.request_id}", int(time.time())
+    response_id, created = f"chatcmpl-{generate.request_id}", int(time.time())
     if body.stream:
         frame: dict[str, Any] = {
-            "id": answer_id,
+            "id": response_id,
             "object": "chat.completion.chunk",
             "created": created,
             "model": chosen.name,
@@ -60,26 +60,26 @@ async def create_chat_completion(
         end = done(usage_event, lambda: sum(writer.reasoning_tokens for writer in writers))
         counting = [CountingWriter(writer) for writer in writers] if body.counts_always else writers
         return EventResponse(event_stream([chunks], counting, end))
-    answers = await run_unless_disconnected(request.receive, collect([chunks], body.choices))
+    responses = await run_unless_disconnected(request.receive, collect([chunks], body.choices))
     choices = []
-    for index, answer in enumerate(answers.choices):
+    for index, response in enumerate(responses.choices):
         reasoning = reasoning_of(body, thinking)
-        choice = await _choice(body, chosen.model, index, answer, reasoning)
+        choice = await _choice(body, chosen.model, index, response, reasoning)
         if body.return_token_ids:
-            choice.token_ids = answer.token_ids
+            choice.token_ids = response.token_ids
         choices.append(choice)
         if reasoning is not None:
-            answers.usage.completion_tokens_details.reasoning_tokens += reasoning.token_count
+            responses.usage.completion_tokens_details.reasoning_tokens += reasoning.token_count
     scores = None
     if body.prompt_logprobs is not None:
-        scored = scored_prompt(answers.choices[0].chunks[0])
+        scored = scored_prompt(responses.choices[0].chunks[0])
         scores = await prompt_logprobs(scored, chosen.model.token_texts, body.prompt_logprobs)
     return ChatCompletion(
-        id=answer_id,
+        id=response_id,
         created=created,
         model=chosen.name,
         choices=choices,
-        usage=answers.usage,
+        usage=responses.usage,
         prompt_logprobs=scores,
     )
 
@@ -145,12 +145,16 @@ def _writer(
 
 
 async def _choice(
-    body: ChatCompletionRequest, model: ServedModel, index: int, answer: Answer, reasoning: ReasoningParser | None
+    body: ChatCompletionRequest,
+    model: ServedModel,
+    index: int,
+    response: CollectedChoice,
+    reasoning: ReasoningParser | None,
 ) -> ChatChoice:
-    delta = ReasoningDelta(content=answer.text) if reasoning is None else reasoning.whole_of(answer.chunks)
+    delta = ReasoningDelta(content=response.text) if reasoning is None else reasoning.whole_of(response.chunks)
     text = delta.reasoning if delta.reasoning and body.include_reasoning is not False else None
-    message, reason = ChatMessage(content=delta.content, reasoning_content=text), answer.finish_reason
-    logprobs = await chat_logprobs(answer.chunks, model.token_texts) if body.logprobs else None
+    message, reason = ChatMessage(content=delta.content, reasoning_content=text), response.finish_reason
+    logprobs = await chat_logprobs(response.chunks, model.token_texts) if body.logprobs else None
     parser = _call_parser(body, model)
     if parser is not None and (found := parse_with(parser, delta.content)).calls:
         calls = [tool_call(call) for call in found.calls[: _max_calls(body)]]

@@ -28,15 +28,15 @@ class ChatWriter:
     texts : TokenTexts, optional
         Log probabilities are written with them; None: not written.
     reasoning : ReasoningParser, optional
-        Finds them in the answer; None: there are none.
+        Finds them in the response; None: there are none.
     reports_reasoning : bool
         Whether they are written.
     parser : ToolCallParser, optional
-        Finds the calls in the answer; None: all of it is text.
+        Finds the calls in the response; None: all of it is text.
     max_calls : int, optional
         Further calls are left out.
     reports_tokens : bool
-        Whether the last event reports the tokens of the whole answer.
+        Whether the last event reports the tokens of the whole response.
     reason_of_calls : str
         ``tool_calls``, or ``function_call`` where calls are written as they were before there were tools.
     """

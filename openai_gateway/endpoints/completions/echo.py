@@ -1,4 +1,4 @@
-"""A prompt that is reported before its answers."""
+"""A prompt that is reported before its responses."""
 
 from __future__ import annotations
 

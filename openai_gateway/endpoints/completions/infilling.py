@@ -27,5 +27,5 @@ def whole_prompt(body: CompletionRequest, model: ServedModel, prompt: str | list
 
 
 def stops_of_middle(body: CompletionRequest, model: ServedModel) -> list[str]:
-    """Return what ends the answer alongside what the body says."""
+    """Return what ends the response alongside what the body says."""
     return list(model.infilling.stop_words) if body.suffix and model.infilling else []

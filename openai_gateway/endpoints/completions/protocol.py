@@ -1,4 +1,4 @@
-"""Body and answer of ``POST /v1/completions``."""
+"""Body and response of ``POST /v1/completions``."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class CompletionRequest(GenerationFields, StructuredFields):
         if self.suffix and (self.echo or not isinstance(self.prompts[0], str)):
             raise FieldError("suffix", "suffix needs prompts that are texts, and no echo")
         if self.only_scores and self.choices > 1:
-            raise FieldError("n", "n must be 1 when echo is true and max_tokens is 0: there is one answer")
+            raise FieldError("n", "n must be 1 when echo is true and max_tokens is 0: there is one response")
         if self.choices > 1 and self._reported_of_prompts() > _MAX_ECHOED:
-            raise FieldError("n", "n must be lower: its answers would repeat too much of the prompt")
+            raise FieldError("n", "n must be lower: its responses would repeat too much of the prompt")
         return self
 
     def _reported_of_prompts(self) -> int:
-        """Return about how many characters, or values alongside tokens of four, the prompt takes in all answers."""
+        """Return about how many characters, or values alongside tokens of four, the prompt takes in all responses."""
         echoed = 0 if not self.echo else 1 if self.logprobs is None else 4 * (2 + self.logprobs)
         scored = 0 if self.prompt_logprobs is None else 4 * (2 + self.prompt_logprobs)
         return sum(map(len, self.prompts)) * self.choices * (echoed + scored)
@@ -84,7 +84,7 @@ class CompletionRequest(GenerationFields, StructuredFields):
 
 
 class CompletionChoice(BaseModel):
-    """One answer of a completion."""
+    """One response of a completion."""
 
     index: int
     text: str
@@ -94,7 +94,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Answer of ``POST /v1/completions`` without streaming."""
+    """Response of ``POST /v1/completions`` without streaming."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

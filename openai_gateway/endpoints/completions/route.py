@@ -15,7 +15,7 @@ from openai_gateway.endpoints.completions.writer import CompletionWriter
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
-from openai_gateway.generation.collecting import Answer, collect
+from openai_gateway.generation.collecting import CollectedChoice, collect
 from openai_gateway.generation.counting import CountingWriter
 from openai_gateway.generation.logprobs import completion_logprobs, prompt_logprobs, scored_tokens
 from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
@@ -45,21 +45,26 @@ async def create_completion(
     streams = [gateway.watched(request, model, model.client.generate(generate), choices) for generate in generates]
     if body.shown_stops:
         streams = [with_stop_strings(stream, body.shown_stops) for stream in streams]
-    answer_id, created = f"cmpl-{generates[0].request_id}", int(time.time())
+    response_id, created = f"cmpl-{generates[0].request_id}", int(time.time())
     if body.stream:
-        frame: dict[str, Any] = {"id": answer_id, "object": "text_completion", "created": created, "model": chosen.name}
+        frame: dict[str, Any] = {
+            "id": response_id,
+            "object": "text_completion",
+            "created": created,
+            "model": chosen.name,
+        }
         usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
         if body.includes_usage:
             frame["usage"] = None
         writers = [_writer(body, model, frame, index, echo) for index, echo in enumerate(echoes)]
         counting = [CountingWriter(writer) for writer in writers] if body.counts_always else writers
         return EventResponse(event_stream(streams, counting, done(usage_event)))
-    answers = await run_unless_disconnected(request.receive, collect(streams, choices))
+    responses = await run_unless_disconnected(request.receive, collect(streams, choices))
     made = [
-        await _choice(body, model, index, echo, answer)
-        for index, (echo, answer) in enumerate(zip(echoes, answers.choices, strict=True))
+        await _choice(body, model, index, echo, response)
+        for index, (echo, response) in enumerate(zip(echoes, responses.choices, strict=True))
     ]
-    return Completion(id=answer_id, created=created, model=chosen.name, choices=made, usage=answers.usage)
+    return Completion(id=response_id, created=created, model=chosen.name, choices=made, usage=responses.usage)
 
 
 def _generate_request(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> GenerateRequest:
@@ -85,20 +90,20 @@ def _writer(
 
 
 async def _choice(
-    body: CompletionRequest, model: ServedModel, index: int, echo: Echo, answer: Answer
+    body: CompletionRequest, model: ServedModel, index: int, echo: Echo, response: CollectedChoice
 ) -> CompletionChoice:
     logprobs = None
-    echo.look_at(answer.chunks)
+    echo.look_at(response.chunks)
     texts, scores = model.token_texts, None
     if body.prompt_logprobs is not None:
         scores = await prompt_logprobs(echo.scored, texts, body.prompt_logprobs)
     if body.logprobs is not None:
-        scored = [*(echo.scored if body.echo else ()), *scored_tokens(answer.chunks)]
+        scored = [*(echo.scored if body.echo else ()), *scored_tokens(response.chunks)]
         logprobs, _ = await completion_logprobs(scored, texts, body.logprobs, await echo.offset(texts))
     return CompletionChoice(
         index=index,
-        text=echo.text + answer.text,
+        text=echo.text + response.text,
         logprobs=logprobs,
         prompt_logprobs=scores,
-        finish_reason=answer.finish_reason,
+        finish_reason=response.finish_reason,
     )

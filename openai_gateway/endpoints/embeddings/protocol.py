@@ -1,4 +1,4 @@
-"""Body and answer of ``/v1/embeddings``."""
+"""Body and response of ``/v1/embeddings``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Embedding(BaseModel):
 
 
 class EmbeddingList(BaseModel):
-    """Answer of ``POST /v1/embeddings``."""
+    """Response of ``POST /v1/embeddings``."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]

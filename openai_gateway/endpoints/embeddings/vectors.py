@@ -75,9 +75,9 @@ async def states_of(
     for begin in range(0, len(generates), _AT_A_TIME):
         some = generates[begin : begin + _AT_A_TIME]
         streams = [gateway.watched(request, model, model.client.generate(generate)) for generate in some]
-        answers = await run_unless_disconnected(request.receive, collect(streams))
-        rows += [answer.chunks[-1].embedding for answer in answers.choices]
-        tokens += answers.usage.prompt_tokens
+        responses = await run_unless_disconnected(request.receive, collect(streams))
+        rows += [response.chunks[-1].embedding for response in responses.choices]
+        tokens += responses.usage.prompt_tokens
     states = np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1)
     return states, TokenCounts(prompt_tokens=tokens, total_tokens=tokens)
 

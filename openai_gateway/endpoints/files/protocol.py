@@ -1,4 +1,4 @@
-"""Bodies and answers of ``/v1/files`` (platform.openai.com/docs/api-reference/files)."""
+"""Bodies and responses of ``/v1/files`` (platform.openai.com/docs/api-reference/files)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Page(BaseModel, Generic[T]):
 
 
 class Deleted(BaseModel):
-    """Answer of ``DELETE /v1/files/{id}``."""
+    """Response of ``DELETE /v1/files/{id}``."""
 
     id: str
     object: Literal["file"] = "file"

@@ -61,7 +61,7 @@ async def create_file(request: Request, owned: OwnedDependency, gateway: Gateway
 
 
 async def _drop(body: AsyncIterator[bytes]) -> None:
-    """Read what is left of a body, so that its client reads our answer."""
+    """Read what is left of a body, so that its client reads our response."""
     with contextlib.suppress(ClientDisconnect):
         async for _ in body:
             continue

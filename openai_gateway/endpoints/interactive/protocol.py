@@ -1,4 +1,4 @@
-"""Body and answer of LMDeploy's ``POST /v1/chat/interactive``."""
+"""Body and response of LMDeploy's ``POST /v1/chat/interactive``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class InteractiveRequest(SamplingFields):
 
     @property
     def limit_field(self) -> str:
-        """What the limit of the answer's tokens is called here."""
+        """What the limit of the response's tokens is called here."""
         return "request_output_len"
 
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class InteractiveRequest(SamplingFields):
 
 
 class InteractiveResponse(BaseModel):
-    """An answer, or a piece of one; ``tokens`` counts from its beginning."""
+    """A response, or a piece of one; ``tokens`` counts from its beginning."""
 
     text: str
     tokens: int

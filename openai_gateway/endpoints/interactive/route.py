@@ -45,15 +45,15 @@ async def chat_interactive(
     chunks = _nothing_if_too_long(gateway.watched(request, model, turn))
     if body.stream:
         return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_error_line)
-    answers = await run_unless_disconnected(request.receive, collect([chunks]))
-    (answer,) = answers.choices
-    last = answer.chunks[-1]
+    responses = await run_unless_disconnected(request.receive, collect([chunks]))
+    (response,) = responses.choices
+    last = response.chunks[-1]
     return InteractiveResponse(
-        text=answer.text,
+        text=response.text,
         tokens=last.generate_token_len,
         input_tokens=last.input_token_len,
         history_tokens=last.history_token_len,
-        finish_reason=answer.finish_reason,
+        finish_reason=response.finish_reason,
     )
 
 
@@ -90,7 +90,7 @@ async def _turn(
 async def _go_on(
     client: TritonClient, request: GenerateRequest, if_unknown: GenerateRequest
 ) -> AsyncGenerator[GenerateChunk, None]:
-    """Yield the answer to `request`, or to `if_unknown` when the engine does not know the session.
+    """Yield the response to `request`, or to `if_unknown` when the engine does not know the session.
 
     Only the engine knows which conversations it holds: it forgets those that are idle, and other gateways begin some.
     """
@@ -108,7 +108,7 @@ async def _go_on(
 
 
 async def _nothing_if_too_long(chunks: AsyncGenerator[GenerateChunk, None]) -> AsyncGenerator[GenerateChunk, None]:
-    """Yield `chunks`; an empty answer that its limit has cut when the conversation is too long for the model.
+    """Yield `chunks`; an empty response that its limit has cut when the conversation is too long for the model.
 
     LMDeploy's clients break on an error here.
     """
@@ -123,7 +123,7 @@ async def _nothing_if_too_long(chunks: AsyncGenerator[GenerateChunk, None]) -> A
 
 
 class _LineWriter:
-    """Writes an answer as LMDeploy's clients read it: one JSON object a line, the last one without text."""
+    """Writes a response as LMDeploy's clients read it: one JSON object a line, the last one without text."""
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         last = chunks[-1]

@@ -147,7 +147,7 @@ class OutputConfig(Strict):
 
 
 class Prompted(Strict):
-    """What an answer, and the count of a prompt's tokens, is made from."""
+    """What a response, and the count of a prompt's tokens, is made from."""
 
     model: Text
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]

@@ -30,7 +30,7 @@ router = APIRouter(route_class=BoundedRoute, responses=_FAILURES)
 
 
 class TokenCount(BaseModel):
-    """Answer of ``POST /v1/messages/count_tokens``."""
+    """Response of ``POST /v1/messages/count_tokens``."""
 
     input_tokens: int
 
@@ -51,9 +51,9 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate))
     if body.stream:
         return EventResponse(event_stream([chunks], [writer], writer.end), frame_error=_error_event)
-    answers = await run_unless_disconnected(request.receive, collect([chunks]))
-    await writer.write(answers.choices[0].chunks)
-    writer.end(answers.usage)
+    responses = await run_unless_disconnected(request.receive, collect([chunks]))
+    await writer.write(responses.choices[0].chunks)
+    writer.end(responses.usage)
     return Response(orjson.dumps(writer.message), media_type="application/json")
 
 

@@ -30,7 +30,7 @@ class MessageWriter:
     message_id, model : str
         Of the message.
     reasoning : ReasoningParser, optional
-        Finds them in the answer; None: there are none.
+        Finds them in the response; None: there are none.
     format : str
         How calls are written.
     """

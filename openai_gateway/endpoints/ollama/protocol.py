@@ -73,7 +73,7 @@ class Asked(Strict):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer comes in pieces: it does unless asked not to."""
+        """Whether the response comes in pieces: it does unless asked not to."""
         return self.stream is not False
 
     @property

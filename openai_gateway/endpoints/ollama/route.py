@@ -51,7 +51,7 @@ async def chat(body: ChatRequest, request: Request, gateway: GatewayDependency) 
     if body.is_empty:
         return _loaded("chat", body)
     asked = body.as_openai(await chosen.model.context_len())
-    return await _answer("chat", asked, body.streams, body.model, chosen, request, gateway)
+    return await _respond("chat", asked, body.streams, body.model, chosen, request, gateway)
 
 
 @router.post("/api/generate", response_model=dict[str, Any], responses=_LINES)
@@ -65,7 +65,7 @@ async def generate(body: GenerateRequest, request: Request, gateway: GatewayDepe
         infilling = infilling_by(chosen.model)
         plain, stops = infilling.prompt(body.prompt, body.suffix), list(infilling.stop_words)
     asked = body.as_openai(await chosen.model.context_len(), plain)
-    return await _answer("generate", asked, body.streams, body.model, chosen, request, gateway, stops)
+    return await _respond("generate", asked, body.streams, body.model, chosen, request, gateway, stops)
 
 
 @router.post("/api/embed")
@@ -132,7 +132,7 @@ def _loaded(kind: Kind, body: ChatRequest | GenerateRequest) -> Response:
     return Response(orjson.dumps(loaded), media_type="application/json")
 
 
-async def _answer(
+async def _respond(
     kind: Kind,
     body: ChatCompletionRequest,
     streams: bool,
@@ -156,10 +156,10 @@ async def _answer(
     if streams:
         stream = event_stream([chunks], [writer], writer.end)
         return EventResponse(stream, frame_error=_last_line, media_type="application/x-ndjson")
-    answers = await run_unless_disconnected(request.receive, collect([chunks]))
-    await writer.write(answers.choices[0].chunks)
-    writer.end(answers.usage)
-    return Response(orjson.dumps(writer.answer), media_type="application/json")
+    responses = await run_unless_disconnected(request.receive, collect([chunks]))
+    await writer.write(responses.choices[0].chunks)
+    writer.end(responses.usage)
+    return Response(orjson.dumps(writer.response), media_type="application/json")
 
 
 def _last_line(error: ApiError) -> bytes:

@@ -1,4 +1,4 @@
-"""An answer as lines of JSON, or as one."""
+"""A response as lines of JSON, or as one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = Literal["chat", "generate"]
 
 
 class LineWriter:
-    """Writes one answer; `answer` is all of it, once it has ended.
+    """Writes one response; `response` is all of it, once it has ended.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class LineWriter:
     begin
         When the request came, by ``time.perf_counter``.
     reasoning, parser
-        Find reasoning and calls in the answer; None: there are none.
+        Find reasoning and calls in the response; None: there are none.
     texts
         Log probabilities are written with them; None: not written.
     """
@@ -58,10 +58,10 @@ class LineWriter:
         self._begun: tuple[str, str] | None = None  # the call being found: name, arguments so far
         self._reason = ""
         self._texts = texts
-        self._logprobs: list[dict[str, Any]] = []  # of the whole answer
+        self._logprobs: list[dict[str, Any]] = []  # of the whole response
         self._written = 0  # of these
         self._engine_seconds: tuple[float, ...] = ()
-        self.answer: dict[str, Any] = {}
+        self.response: dict[str, Any] = {}
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the lines for the next chunks."""
@@ -77,11 +77,11 @@ class LineWriter:
         return lines
 
     def end(self, usage: Usage) -> bytes:
-        """Return the last line, after which `answer` is whole."""
+        """Return the last line, after which `response` is whole."""
         now = time.perf_counter()
         first = self._first or now
         measured = (-1.0, *self._engine_seconds)[-2:]  # by the engine, negative where it was not
-        prompt, answer = (
+        prompt, response = (
             seen if of_engine < 0 else of_engine
             for of_engine, seen in zip(measured, (first - self._begin, now - first), strict=True)
         )
@@ -93,11 +93,11 @@ class LineWriter:
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(prompt),
             "eval_count": usage.completion_tokens,
-            "eval_duration": nanoseconds(answer),
+            "eval_duration": nanoseconds(response),
         }
         unwritten = self._next_logprobs()
         everything = {"logprobs": self._logprobs} if self._texts is not None else {}
-        self.answer = piece(self._kind, self._model, self._text, self._reasoning, self._calls) | everything | last
+        self.response = piece(self._kind, self._model, self._text, self._reasoning, self._calls) | everything | last
         return orjson.dumps(piece(self._kind, self._model, "") | unwritten | last) + b"\n"
 
     def _next_logprobs(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class LineWriter:
 def piece(
     kind: Kind, model: str, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return what every line has: the next piece of an answer."""
+    """Return what every line has: the next piece of a response."""
     delta: dict[str, Any] = {"thinking": reasoning} if reasoning else {}
     if kind == "generate":
         delta["response"] = text

@@ -63,7 +63,7 @@ class ContentPart(Strict):
 
 
 class RefusalPart(Strict):
-    """What the model said in place of an answer."""
+    """What the model said in place of a response."""
 
     type: Literal["refusal"]
     refusal: AnyText

@@ -52,7 +52,7 @@ class TextFormat(Strict):
             return None
         if self.type == "json_object" or self.schema_ is None:
             return {"type": "json_object"}
-        schema = {"type": "json_schema", "json_schema": {"name": self.name or "answer", "schema": self.schema_}}
+        schema = {"type": "json_schema", "json_schema": {"name": self.name or "response", "schema": self.schema_}}
         return enforced_format("schema", schema)
 
     @model_validator(mode="after")
@@ -97,8 +97,8 @@ class ResponsesRequest(SamplingFields):
     reasoning: ReasoningSettings | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: Annotated[list[AnyText], Field(max_length=32, fail_fast=True)] | None = None
-    prompt_cache_key: AnyText | None = Field(None, description="Repeated in the answer; caching needs none.")
-    safety_identifier: AnyText | None = Field(None, description="Repeated in the answer.")
+    prompt_cache_key: AnyText | None = Field(None, description="Repeated in the response; caching needs none.")
+    safety_identifier: AnyText | None = Field(None, description="Repeated in the response.")
     metadata: Annotated[dict[AnyText, AnyText], BeforeValidator(at_most(64)), Field(max_length=64)] | None = None
 
     @model_validator(mode="before")
@@ -118,7 +118,7 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def limit_field(self) -> str:
-        """What the limit of the answer's tokens is called here."""
+        """What the limit of the response's tokens is called here."""
         return "max_output_tokens"
 
     @cached_property
@@ -153,7 +153,7 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def grammar(self) -> dict[str, Any] | None:
-        """What the answer has to look like, in the engine's form."""
+        """What the response has to look like, in the engine's form."""
         return self.text.format.for_engine() if self.text and self.text.format else None
 
     @property
@@ -173,7 +173,7 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log probabilities are part of the answer."""
+        """Whether log probabilities are part of the response."""
         return "message.output_text.logprobs" in (self.include or ())
 
     @property

@@ -53,9 +53,9 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     if body.stream:
         events = storing.before_the_end(event_stream([chunks], [writer], writer.end))
         return EventResponse(events, frame_error=writer.error)
-    answers = await run_unless_disconnected(request.receive, collect([chunks]))
-    await writer.write(answers.choices[0].chunks)
-    writer.end(answers.usage)
+    responses = await run_unless_disconnected(request.receive, collect([chunks]))
+    await writer.write(responses.choices[0].chunks)
+    writer.end(responses.usage)
     await storing()
     return Response(orjson.dumps(writer.response), media_type="application/json")
 
@@ -87,7 +87,7 @@ class ItemList(BaseModel):
 
 
 class Deleted(BaseModel):
-    """Answer of ``DELETE /v1/responses/{id}``."""
+    """Response of ``DELETE /v1/responses/{id}``."""
 
     id: str
     object: Literal["response"] = "response"

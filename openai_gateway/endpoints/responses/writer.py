@@ -33,7 +33,7 @@ class ResponseWriter:
     served : ServedModel
         It has the texts of tokens for log probabilities, and knows how calls are written.
     reasoning : ReasoningParser, optional
-        Finds them in the answer; None: there are none.
+        Finds them in the response; None: there are none.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Bodies and answers of ``/v1/rerank``, ``/v1/score``, ``/v1/classify`` and ``/v1/pooling``."""
+"""Bodies and responses of ``/v1/rerank``, ``/v1/score``, ``/v1/classify`` and ``/v1/pooling``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RankedDocument(BaseModel):
 
 
 class Ranking(BaseModel):
-    """Answer of ``POST /v1/rerank``, the best document first."""
+    """Response of ``POST /v1/rerank``, the best document first."""
 
     id: str
     model: str
@@ -104,7 +104,7 @@ class Score(BaseModel):
 
 
 class ScoreList(BaseModel):
-    """Answer of ``POST /v1/score``."""
+    """Response of ``POST /v1/score``."""
 
     id: str
     object: Literal["list"] = "list"
@@ -152,7 +152,7 @@ class Classified(BaseModel):
 
 
 class ClassifiedList(BaseModel):
-    """Answer of ``POST /v1/classify``."""
+    """Response of ``POST /v1/classify``."""
 
     id: str
     object: Literal["list"] = "list"
@@ -177,7 +177,7 @@ class Pooled(BaseModel):
 
 
 class PooledList(BaseModel):
-    """Answer of ``POST /v1/pooling``."""
+    """Response of ``POST /v1/pooling``."""
 
     id: str
     object: Literal["list"] = "list"

@@ -57,8 +57,8 @@ async def score(body: ScoreRequest, request: Request, gateway: GatewayDependency
     chosen = await gateway.choose(body.model, request)
     scores, usage = await scores_of_pairs(gateway, request, chosen, body.firsts, body.seconds, body)
     data = [Score(index=index, score=float(value)) for index, value in enumerate(scores)]
-    answer_id, created = _id("score", request), int(time.time())
-    return ScoreList(id=answer_id, created=created, model=chosen.name, data=data, usage=usage)
+    response_id, created = _id("score", request), int(time.time())
+    return ScoreList(id=response_id, created=created, model=chosen.name, data=data, usage=usage)
 
 
 @router.post("/v1/classify")
@@ -72,8 +72,8 @@ async def classify(body: ClassifyRequest, request: Request, gateway: GatewayDepe
         Classified(index=index, label=head.labels[int(row.argmax())], probs=row.tolist(), num_classes=len(head.labels))
         for index, row in enumerate(rows)
     ]
-    answer_id, created = _id("classify", request), int(time.time())
-    return ClassifiedList(id=answer_id, created=created, model=chosen.name, data=data, usage=usage)
+    response_id, created = _id("classify", request), int(time.time())
+    return ClassifiedList(id=response_id, created=created, model=chosen.name, data=data, usage=usage)
 
 
 @router.post("/v1/pooling")
@@ -88,8 +88,8 @@ async def pool(body: PoolingRequest, request: Request, gateway: GatewayDependenc
     is_text = body.encoding_format == "base64"
     made = [base64.b64encode(row.astype("<f4").tobytes()).decode() if is_text else row.tolist() for row in rows]
     data = [Pooled(index=index, data=each) for index, each in enumerate(made)]
-    answer_id, created = _id("pool", request), int(time.time())
-    return PooledList(id=answer_id, created=created, model=chosen.name, data=data, usage=usage)
+    response_id, created = _id("pool", request), int(time.time())
+    return PooledList(id=response_id, created=created, model=chosen.name, data=data, usage=usage)
 
 
 def _id(kind: str, request: Request) -> str:

@@ -1,4 +1,4 @@
-"""Batches over a real server, and `lmdeploy batch` without one: the same rows, the same answers."""
+"""Batches over a real server, and `lmdeploy batch` without one: the same rows, the same responses."""
 
 import json
 from pathlib import Path

@@ -26,11 +26,11 @@ def begin(client: openai.OpenAI, content: bytes, **more: object) -> openai.types
 
 
 def echo(received: Received) -> Script:
-    """Answer each request with its own prompt."""
+    """RowResponse each request with its own prompt."""
     return Script(texts=(received.inputs["messages"],))
 
 
-def test_each_row_gets_the_answer_that_a_request_gets(ann: openai.OpenAI, triton: FakeTriton) -> None:
+def test_each_row_gets_the_response_that_a_request_gets(ann: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = echo
     made = begin(ann, jsonl(*(row(f"row {n}", f"question {n}") for n in range(40))), metadata={"for": "us"})
     assert (made.object, made.status, made.metadata) == ("batch", "validating", {"for": "us"})
@@ -46,9 +46,9 @@ def test_each_row_gets_the_answer_that_a_request_gets(ann: openai.OpenAI, triton
         assert line["error"] is None
         assert line["response"]["status_code"] == 200
         assert line["response"]["request_id"].startswith("req_")
-        answer = openai.types.chat.ChatCompletion.model_validate(line["response"]["body"])
-        assert f"question {number}" in (answer.choices[0].message.content or "")
-        assert answer.model == MODEL
+        response = openai.types.chat.ChatCompletion.model_validate(line["response"]["body"])
+        assert f"question {number}" in (response.choices[0].message.content or "")
+        assert response.model == MODEL
     assert len(triton.requests) == 40
     output = ann.files.retrieve(done.output_file_id or "")
     assert (output.purpose, output.filename) == ("batch_output", f"{done.id}_output.jsonl")
@@ -96,7 +96,7 @@ def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: 
     )
     assert "url must be one of /v1/chat/completions, " in reported["no url"]["error"]["message"]
     assert reported["body"]["error"]["message"].endswith("body must be an object, got 'text'")
-    assert "a batch has whole answers" in reported["stream"]["error"]["message"]
+    assert "a batch has whole responses" in reported["stream"]["error"]["message"]
     assert "line 1 has it too" in reported["good"]["error"]["message"]
     for name, status in (("range", 400), ("model", 404), ("field", 400)):
         response = reported[name]["response"]
@@ -178,7 +178,7 @@ def test_a_file_without_rows_fails_and_says_so(ann: openai.OpenAI) -> None:
     assert done.errors.data[0].message == ("The input file must have 1 to 50000 requests, a line each; it has no.")
 
 
-def test_a_batch_that_is_not_done_in_time_keeps_its_answers_and_names_the_rest(
+def test_a_batch_that_is_not_done_in_time_keeps_its_responses_and_names_the_rest(
     triton: FakeTriton, tmp_path: Path
 ) -> None:
     settings = Settings(triton_address=triton.address, files_dir=tmp_path)

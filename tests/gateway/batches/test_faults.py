@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from openai_gateway.app import create_app
 from openai_gateway.batches import files, records
 from openai_gateway.batches import runner as runner_module
-from openai_gateway.batches.asking import Answer
+from openai_gateway.batches.asking import RowResponse
 from openai_gateway.batches.disk import write_whole
 from openai_gateway.batches.files import Limits, Upload
 from openai_gateway.batches.results import Results
@@ -67,10 +67,10 @@ def owned_with_batch(store: Store) -> tuple[Owned, str]:
 
 
 def runner_of(store: Store, asked: Counter[str]) -> BatchRunner:
-    async def ask(row: Row) -> Answer:
+    async def ask(row: Row) -> RowResponse:
         await asyncio.sleep(0)
         asked[row.custom_id] += 1
-        return Answer(200, "req_1", b'{"object":"chat.completion"}')
+        return RowResponse(200, "req_1", b'{"object":"chat.completion"}')
 
     def asking(key: str | None) -> Ask:
         return ask
@@ -151,7 +151,7 @@ def left_in(folder: Path) -> set[str]:
 
 
 async def post_file(app: FastAPI, size: int) -> tuple[int, dict[str, Any], int]:
-    """Upload this many bytes; return the status, the answer, and how many bytes were read."""
+    """Upload this many bytes; return the status, the response, and how many bytes were read."""
     chunk = b"x" * (64 * 1024)
     head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     head += b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
@@ -182,19 +182,19 @@ async def test_an_upload_never_lies_in_memory_as_a_whole(tmp_path: Path) -> None
     await post_file(app, MIB)
     tracemalloc.start()
     try:
-        status, answer, _ = await post_file(app, 64 * MIB)
+        status, response, _ = await post_file(app, 64 * MIB)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (status, answer["bytes"]) == (200, 64 * MIB)
+    assert (status, response["bytes"]) == (200, 64 * MIB)
     assert peak < 8 * MIB
 
 
 async def test_an_upload_that_is_refused_is_read_to_its_end_so_that_its_client_reads_why(tmp_path: Path) -> None:
     app = create_app(Settings(files_dir=tmp_path, max_key_bytes=MIB))
     assert (await post_file(app, MIB))[0] == 200
-    status, answer, read = await post_file(app, 32 * MIB)
-    assert (status, answer["error"]["code"]) == (403, "quota_exceeded")
+    status, response, read = await post_file(app, 32 * MIB)
+    assert (status, response["error"]["code"]) == (403, "quota_exceeded")
     assert read > 32 * MIB
     assert not {name for name in left_in(tmp_path) if name.endswith(".part")}
 
@@ -202,6 +202,6 @@ async def test_an_upload_that_is_refused_is_read_to_its_end_so_that_its_client_r
 async def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(Settings(files_dir=tmp_path))
     monkeypatch.setattr(Upload, "write", _full)
-    status, answer, _ = await post_file(app, MIB)
-    assert (status, answer["error"]["message"]) == (507, "The server's disk is full.")
+    status, response, _ = await post_file(app, MIB)
+    assert (status, response["error"]["message"]) == (507, "The server's disk is full.")
     assert left_in(tmp_path) == set()

@@ -145,9 +145,9 @@ def test_what_is_no_form_is_refused_with_a_sentence(
     base_url: str, settings: Settings, content_type: str, body: bytes, message: str
 ) -> None:
     headers = {"content-type": content_type, "authorization": "Bearer ann"}
-    answer = httpx.post(f"{base_url}/files", content=body, headers=headers, trust_env=False)
-    assert answer.status_code in (400, 422)
-    assert any(part in answer.json()["error"]["message"] for part in message.split("|")), answer.text
+    response = httpx.post(f"{base_url}/files", content=body, headers=headers, trust_env=False)
+    assert response.status_code in (400, 422)
+    assert any(part in response.json()["error"]["message"] for part in message.split("|")), response.text
     assert settings.files_dir is not None
     assert list(settings.files_dir.rglob("*.part")) == []
 
@@ -176,5 +176,5 @@ def test_a_server_that_keeps_nothing_says_how_it_would(asking_client: openai.Ope
 def test_a_path_with_several_methods_names_them_all(base_url: str) -> None:
     headers = {"authorization": "Bearer ann"}
     for path, allowed in (("files", "GET, POST"), ("files/file-1", "GET, DELETE"), ("files/x/content", "GET")):
-        answer = httpx.put(f"{base_url}/{path}", headers=headers, trust_env=False)
-        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        response = httpx.put(f"{base_url}/{path}", headers=headers, trust_env=False)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)

@@ -29,9 +29,9 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 
 def ask(http: httpx.Client, **fields: Any) -> Any:
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO} | fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
 
 
 def events(http: httpx.Client, **fields: Any) -> list[Any]:
@@ -74,9 +74,9 @@ def test_text_format_of_responses_goes_with_a_forced_call(http: httpx.Client, tr
         "tool_choice": "required",
         "text": {"format": {"type": "json_schema", "name": "place", "schema": PLACE}},
     }
-    answer = http.post("/v1/responses", json=body)
-    assert answer.status_code == 200, answer.text
-    (call,) = answer.json()["output"]
+    response = http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    (call,) = response.json()["output"]
     assert (call["type"], json.loads(call["arguments"])) == ("function_call", {"location": "Boston"})
     assert "structural_tag" in triton.requests[-1].inputs["response_format"]
 
@@ -137,8 +137,8 @@ def test_sampling_values_that_turn_a_filter_off(
     http: httpx.Client, triton: FakeTriton, path: str, fields: dict[str, Any], expected: tuple[float, int]
 ) -> None:
     asked = {"messages": HELLO} if "chat" in path else {"prompt": "Hi"}
-    answer = http.post(path, json={"model": MODEL} | asked | fields)
-    assert answer.status_code == 200, answer.text
+    response = http.post(path, json={"model": MODEL} | asked | fields)
+    assert response.status_code == 200, response.text
     inputs = triton.requests[-1].inputs
     assert (inputs["top_p"], inputs["top_k"]) == expected
 
@@ -174,8 +174,8 @@ def test_a_stop_string_is_part_of_the_text_where_that_is_asked_for(
         assert "".join(parts) == expected
     else:
         assert ask(http, **fields)["message"]["content"] == expected
-    answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"} | fields)
-    assert answer.json()["choices"][0]["text"] == expected
+    response = http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"} | fields)
+    assert response.json()["choices"][0]["text"] == expected
     assert ("stop_string" in triton.requests[-1].outputs) == shown  # each output costs time at every token
 
 
@@ -220,9 +220,9 @@ def test_the_same_format_may_come_twice(
     ],
 )
 def test_what_contradicts_itself_is_refused(http: httpx.Client, fields: dict[str, Any], words: str) -> None:
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO} | fields)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
+    response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO} | fields)
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

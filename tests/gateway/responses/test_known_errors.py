@@ -40,9 +40,9 @@ def test_a_prompt_that_is_too_long_has_openai_s_code_and_words(
     http: httpx.Client, triton: FakeTriton, path: str, param: str, stream: bool
 ) -> None:
     refusing(triton, TOO_LONG)
-    answer = http.post(path, json={"model": MODEL, "stream": stream} | BODIES[path])
-    error = answer.json()["error"]
-    assert answer.status_code == 400
+    response = http.post(path, json={"model": MODEL, "stream": stream} | BODIES[path])
+    error = response.json()["error"]
+    assert response.status_code == 400
     assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "context_length_exceeded", param)
     # the expression by which clients of OpenAI's API read the two numbers
     found = re.search(
@@ -100,9 +100,9 @@ def test_a_limit_that_no_context_holds_is_called_what_its_caller_calls_it(
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("body", [b"{", b"", b"[1]", b'{"model": 5}', b'{"messages": "Hi", "input": 3}'])
 def test_what_is_no_body_of_an_api_is_a_400_in_its_form(http: httpx.Client, path: str, body: bytes) -> None:
-    answer = http.post(path, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400, answer.text
-    reported = answer.json()
+    response = http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    reported = response.json()
     if path.startswith("/api/"):
         assert isinstance(reported["error"], str)
     elif path == "/v1/messages":
@@ -117,8 +117,8 @@ def test_ollama_s_bodies_are_json_whatever_they_are_said_to_be_and_openai_s_are_
 ) -> None:
     headers = {"content-type": kind} if kind else {}
     body = b'{"model": "fake-model", "messages": [{"role": "user", "content": "Hello"}], "stream": false}'
-    answer = http.post("/api/chat", content=body, headers=headers)
-    assert (answer.status_code, answer.json()["message"]["content"]) == (200, "The capital of France is Paris.")
+    response = http.post("/api/chat", content=body, headers=headers)
+    assert (response.status_code, response.json()["message"]["content"]) == (200, "The capital of France is Paris.")
     assert len(triton.requests) == 1
     refused = http.post("/v1/chat/completions", content=body, headers=headers)
     assert refused.status_code == 400

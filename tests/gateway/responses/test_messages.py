@@ -1,4 +1,4 @@
-"""Anthropic's own client works unmodified: answers, streams, tools, reasoning, images, errors."""
+"""Anthropic's own client works unmodified: responses, streams, tools, reasoning, images, errors."""
 
 import json
 from collections.abc import Iterator
@@ -42,15 +42,15 @@ def sent(triton: FakeTriton) -> Any:
     return json.loads(triton.requests[-1].inputs["messages"])
 
 
-def test_an_answer_with_a_system_prompt(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_a_response_with_a_system_prompt(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     more = {"temperature": 0.5, "top_k": 3}
     asked: Any = {"model": MODEL, "max_tokens": 33, "system": "Be brief.", "messages": ASKED}
-    answer = claude.messages.create(**asked, stop_sequences=["END"], extra_body=more)
-    (text,) = answer.content
-    assert (text.type, answer.stop_reason, answer.role) == ("text", "end_turn", "assistant")
+    response = claude.messages.create(**asked, stop_sequences=["END"], extra_body=more)
+    (text,) = response.content
+    assert (text.type, response.stop_reason, response.role) == ("text", "end_turn", "assistant")
     assert text.type == "text"
     assert text.text == "The capital of France is Paris."
-    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (7, 2)  # as the engine reports
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (7, 2)  # as the engine reports
     assert sent(triton) == [{"role": "system", "content": "Be brief."}, *ASKED]
     inputs = triton.requests[-1].inputs
     assert (inputs["max_new_tokens"], inputs["top_k"], inputs["stop_words"]) == (33, 3, ["END"])
@@ -80,7 +80,7 @@ def test_tokens_of_the_cache_are_counted_apart(claude: anthropic.Anthropic, trit
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 4, 0)
 
 
-def test_an_answer_that_is_cut_off_says_so(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_a_response_that_is_cut_off_says_so(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(finish_reason="length")
     # the fake engine says that it wrote two tokens: the limit, or less than that where the context is full
     assert claude.messages.create(model=MODEL, max_tokens=2, messages=ASKED).stop_reason == "max_tokens"
@@ -89,7 +89,7 @@ def test_an_answer_that_is_cut_off_says_so(claude: anthropic.Anthropic, triton: 
 
 
 @pytest.mark.parametrize(("reported", "expected"), [("END", ("stop_sequence", "END")), ("</s>", ("end_turn", None))])
-def test_of_stop_sequences_the_one_that_ended_the_answer_is_reported_and_the_templates_own_is_not(
+def test_of_stop_sequences_the_one_that_ended_the_response_is_reported_and_the_templates_own_is_not(
     claude: anthropic.Anthropic, triton: FakeTriton, reported: str, expected: tuple[str, str | None]
 ) -> None:
     triton.script = Script(stop_string=reported)
@@ -127,8 +127,8 @@ def test_a_call_and_its_result(claude: anthropic.Anthropic, triton: FakeTriton, 
 def test_a_call_that_is_forced_is_held_to_its_schema(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(texts=('{"name": "get_weather", "arguments": {"location": "Boston"}}',))
     forced: Any = {"type": "tool", "name": "get_weather"}
-    answer = claude.messages.create(model=MODEL, max_tokens=99, messages=ASKED, tools=[WEATHER], tool_choice=forced)
-    assert [block.type for block in answer.content] == ["tool_use"]
+    response = claude.messages.create(model=MODEL, max_tokens=99, messages=ASKED, tools=[WEATHER], tool_choice=forced)
+    assert [block.type for block in response.content] == ["tool_use"]
     form = json.loads(triton.requests[-1].inputs["response_format"])
     assert form["structural_tag"]["elements"][-1]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
 
@@ -141,8 +141,8 @@ def test_reasoning_are_blocks_of_their_own_and_can_be_left_out(claude: anthropic
     assert reasoning.type == "thinking"
     assert (reasoning.thinking, text.type) == ("Two and two.", "text")
     assert sent(triton)["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
-    answer = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, thinking={"type": "disabled"})
-    assert [block.type for block in answer.content] == ["text"]
+    response = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, thinking={"type": "disabled"})
+    assert [block.type for block in response.content] == ["text"]
     said: Any = [*ASKED, {"role": "assistant", "content": [reasoning, text]}, *ASKED]
     claude.messages.create(model=MODEL, max_tokens=9, messages=said)
     assert sent(triton)[1] == {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
@@ -202,10 +202,10 @@ def test_what_claude_code_sends_is_taken_in_its_order(triton: FakeTriton, url: s
     }
     headers = {"anthropic-beta": "claude-code-20250219,context-management-2025-06-27", "x-api-key": "secret"}
     for stream in (False, True):
-        answer = httpx.post(
+        response = httpx.post(
             f"{url}/v1/messages?beta=true", json=body | {"stream": stream}, headers=headers, trust_env=False
         )
-        assert answer.status_code == 200, answer.text
+        assert response.status_code == 200, response.text
     reported = sent(triton)
     assert reported["chat_template_kwargs"] == {"reasoning_effort": "high"}
     assert [(message["role"], message["content"]) for message in reported["messages"]] == [
@@ -226,8 +226,8 @@ def test_what_claude_code_sends_is_taken_in_its_order(triton: FakeTriton, url: s
 def test_a_message_that_was_begun_goes_on(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(texts=(" is Ann.",))
     begun: Any = [*ASKED, {"role": "assistant", "content": [{"type": "text", "text": "It"}]}]
-    answer = claude.messages.create(model=MODEL, max_tokens=9, messages=begun)
-    assert [block.type for block in answer.content] == ["text"]  # the prompt has left no room for reasoning
+    response = claude.messages.create(model=MODEL, max_tokens=9, messages=begun)
+    assert [block.type for block in response.content] == ["text"]  # the prompt has left no room for reasoning
     reported = sent(triton)
     assert reported["chat_template_kwargs"] == {"continue_final_message": True}
     assert reported["messages"][-1] == {"role": "assistant", "content": "It"}
@@ -263,7 +263,7 @@ def test_documents_and_search_results_are_texts(claude: anthropic.Anthropic, tri
     )
 
 
-def test_tokens_are_counted_without_an_answer(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_tokens_are_counted_without_a_response(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     count = claude.messages.count_tokens(model=MODEL, messages=ASKED, tools=[WEATHER]).input_tokens
     assert count > 0
     assert triton.requests == []
@@ -394,9 +394,9 @@ UNIQUE: Any = {"type": "array", "uniqueItems": True}
 )
 def test_a_schema_that_is_not_enforced_is_refused(url: str, fields: dict[str, Any], path: str) -> None:
     body = {"model": MODEL, "max_tokens": 9, "messages": ASKED} | fields
-    answer = httpx.post(f"{url}/v1/messages", json=body, headers={"x-api-key": "secret"})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert path in answer.json()["error"]["message"]
+    response = httpx.post(f"{url}/v1/messages", json=body, headers={"x-api-key": "secret"})
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert path in response.json()["error"]["message"]
 
 
 def test_forced_calls_are_held_to_what_is_enforced(claude: anthropic.Anthropic, triton: FakeTriton) -> None:

@@ -20,7 +20,7 @@ from tests.support.gateways import running_gateway
 __all__ = ["embedder"]
 
 HELLO = [{"role": "user", "content": "Hello"}]
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn", "days": 2}}\n</tool_call>'
 PIXEL = base64.b64encode(b"\x89PNG").decode()
@@ -34,7 +34,7 @@ def client(triton: FakeTriton, url: str) -> ollama.Client:
 def test_a_chat_whole_and_streamed(client: ollama.Client, triton: FakeTriton) -> None:
     whole = client.chat(MODEL, HELLO)
     assert (whole.message.content, whole.message.role, whole.done, whole.done_reason) == (
-        ANSWER,
+        REPLY,
         "assistant",
         True,
         "stop",
@@ -42,10 +42,10 @@ def test_a_chat_whole_and_streamed(client: ollama.Client, triton: FakeTriton) ->
     assert (whole.prompt_eval_count, whole.eval_count) == (7, 2)
     assert whole.total_duration is not None
     assert whole.total_duration > 0
-    # as the engine measured them, also where the whole answer came at once
+    # as the engine measured them, also where the whole response came at once
     assert (whole.prompt_eval_duration, whole.eval_duration) == (500_000_000, 1_000_000_000)
     pieces = list(client.chat(f"{MODEL}:latest", HELLO, stream=True))
-    assert "".join(piece.message.content or "" for piece in pieces) == ANSWER
+    assert "".join(piece.message.content or "" for piece in pieces) == REPLY
     assert len(pieces) == 4
     assert [piece.done for piece in pieces] == [False, False, False, True]
     assert (pieces[-1].done_reason, pieces[-1].eval_count) == ("stop", 6)
@@ -81,8 +81,8 @@ def test_options_formats_and_images_reach_the_engine(client: ollama.Client, trit
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_calls_come_whole_and_go_back(client: ollama.Client, triton: FakeTriton, is_streamed: bool) -> None:
     triton.script = Script(texts=["Well. ", *(CALL[i : i + 7] for i in range(0, len(CALL), 7))])
-    answer: Any = client.chat(MODEL, HELLO, tools=[TOOL], stream=is_streamed)
-    pieces = list(answer) if is_streamed else [answer]
+    response: Any = client.chat(MODEL, HELLO, tools=[TOOL], stream=is_streamed)
+    pieces = list(response) if is_streamed else [response]
     calls = [call for piece in pieces for call in piece.message.tool_calls or ()]
     assert [(call.function.name, call.function.arguments) for call in calls] == [
         ("get_weather", {"city": "Bonn", "days": 2})
@@ -115,8 +115,8 @@ def test_reasoning_are_separate(triton: FakeTriton) -> None:
 
 
 def test_generate_asks_a_question_or_goes_on(client: ollama.Client, triton: FakeTriton) -> None:
-    assert client.generate(MODEL, "Hello", system="Be brief.").response == ANSWER
-    assert client.generate(MODEL, "Once upon", raw=True).response == ANSWER
+    assert client.generate(MODEL, "Hello", system="Be brief.").response == REPLY
+    assert client.generate(MODEL, "Once upon", raw=True).response == REPLY
     question, plain = (request.inputs for request in triton.requests)
     assert [message["content"] for message in json.loads(question["messages"])] == ["Be brief.", "Hello"]
     assert plain["text_input"] == "Once upon"
@@ -168,7 +168,7 @@ def test_a_request_without_a_prompt_loads_and_keep_alive_0_says_that_models_stay
     with pytest.raises(ollama.ResponseError, match="does not exist"):
         client.generate("nobody")
     assert triton.requests == []
-    assert client.generate(MODEL, "Hello", keep_alive=0).response == ANSWER
+    assert client.generate(MODEL, "Hello", keep_alive=0).response == REPLY
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -177,8 +177,8 @@ def test_log_probabilities_come_with_their_tokens(
     client: ollama.Client, triton: FakeTriton, kind: str, is_streamed: bool
 ) -> None:
     wanted: Any = {"stream": is_streamed, "logprobs": True, "top_logprobs": 2}
-    answer: Any = client.chat(MODEL, HELLO, **wanted) if kind == "chat" else client.generate(MODEL, "Hello", **wanted)
-    pieces = list(answer) if is_streamed else [answer]
+    response: Any = client.chat(MODEL, HELLO, **wanted) if kind == "chat" else client.generate(MODEL, "Hello", **wanted)
+    pieces = list(response) if is_streamed else [response]
     entries = [entry for piece in pieces for entry in piece.logprobs or ()]
     # the fake engine's tokens: two a response, with these log probabilities
     assert [entry.logprob for entry in entries] == [-0.5, -0.25] * (3 if is_streamed else 1)
@@ -225,10 +225,10 @@ def test_options_of_another_type_are_refused_by_name(client: ollama.Client, opti
 
 
 def test_texts_become_vectors(embedder: str) -> None:
-    answer = ollama.Client(embedder, trust_env=False).embed(MODEL, ["one", "another text"])
-    np.testing.assert_allclose(answer.embeddings, [expected("one"), expected("another text")], rtol=1e-6)
-    assert answer.prompt_eval_count == 14
-    assert answer.total_duration is not None
+    response = ollama.Client(embedder, trust_env=False).embed(MODEL, ["one", "another text"])
+    np.testing.assert_allclose(response.embeddings, [expected("one"), expected("another text")], rtol=1e-6)
+    assert response.prompt_eval_count == 14
+    assert response.total_duration is not None
     assert ollama.Client(embedder, trust_env=False).embed(MODEL, "").embeddings == []
     older = ollama.Client(embedder, trust_env=False).embeddings(MODEL, "one")
     np.testing.assert_allclose(older.embedding, expected("one"), rtol=1e-6)
@@ -253,4 +253,4 @@ def test_a_key_is_needed_where_keys_are(triton: FakeTriton) -> None:
             ollama.Client(url, trust_env=False).list()
         assert failure.value.status_code == 401
         headers = {"Authorization": "Bearer k"}
-        assert ollama.Client(url, headers=headers, trust_env=False).chat(MODEL, HELLO).message.content == ANSWER
+        assert ollama.Client(url, headers=headers, trust_env=False).chat(MODEL, HELLO).message.content == REPLY

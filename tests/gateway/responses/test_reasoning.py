@@ -1,4 +1,4 @@
-"""What a model thinks is separate from what it answers, whole and streamed, however the answer is cut."""
+"""What a model thinks is separate from what it answers, whole and streamed, however the response is cut."""
 
 import json
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ def test_the_tokens_of_reasoning_and_of_the_cache_are_counted(client: openai.Ope
     assert cut.completion_tokens_details.reasoning_tokens == cut.completion_tokens == 6
 
 
-def test_an_answer_without_reasoning_is_as_it_is(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_a_response_without_reasoning_is_as_it_is(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=(" Four", " < five."))
     message = client.chat.completions.create(model="fake-model", messages=ASKED).choices[0].message
     assert message.content == " Four < five."
@@ -105,7 +105,7 @@ def test_an_answer_without_reasoning_is_as_it_is(client: openai.OpenAI, triton: 
     assert streamed(client)[:2] == ("", " Four < five.")
 
 
-def test_where_the_prompt_opens_the_reasoning_the_answer_begins_with_them(
+def test_where_the_prompt_opens_the_reasoning_the_response_begins_with_them(
     client: openai.OpenAI, triton: FakeTriton
 ) -> None:
     triton.script = Script(texts=("Two.", "</think>", "Four."))
@@ -126,14 +126,14 @@ def test_options_reach_the_template_with_the_conversation(client: openai.OpenAI,
     assert json.loads(triton.requests[-1].inputs["messages"]) == ASKED
 
 
-def test_reasoning_of_earlier_answers_reach_the_template(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_reasoning_of_earlier_responses_reach_the_template(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=("Four.",))
     said: Any = [*ASKED, {"role": "assistant", "content": "4", "reasoning_content": "Two."}, *ASKED]
     client.chat.completions.create(model="fake-model", messages=said)
     assert json.loads(triton.requests[-1].inputs["messages"])[1]["reasoning_content"] == "Two."
 
 
-def test_who_does_not_want_reasoning_gets_the_answer_alone(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_who_does_not_want_reasoning_gets_the_response_alone(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=THOUGHT)
     unwanted = {"include_reasoning": False}
     message: Any = client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=unwanted)
@@ -146,22 +146,22 @@ def test_calls_of_tools_behind_reasoning_are_found(client: openai.OpenAI, triton
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
     triton.script = Script(texts=(*THOUGHT[:5], call))
     tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    answer: Any = client.chat.completions.create(model="fake-model", messages=ASKED, tools=tools).choices[0]
-    assert answer.message.reasoning_content == "Two and two."
-    assert answer.message.tool_calls[0].function.arguments == '{"a": 2}'
+    response: Any = client.chat.completions.create(model="fake-model", messages=ASKED, tools=tools).choices[0]
+    assert response.message.reasoning_content == "Two and two."
+    assert response.message.tool_calls[0].function.arguments == '{"a": 2}'
     reasoning, content, events = streamed(client, tools=tools)
     assert (reasoning, content) == ("Two and two.", "")
     assert [event.choices[0].finish_reason for event in events][-1] == "tool_calls"
 
 
 def test_a_call_in_harmony_is_found_behind_its_reasoning() -> None:
-    answer = (
+    response = (
         "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
         '<|constrain|>json<|message|>{"a": 2}'
     )
     thinking = thinking_of("auto", MODELS.get("gpt-oss")())
     assert thinking is not None
-    reported = ReasoningParser(thinking.marks, begins_inside=False).whole(answer)
+    reported = ReasoningParser(thinking.marks, begins_inside=False).whole(response)
     assert reported.reasoning == "Add."
     assert parse(reported.content, frozenset({"add"})) == Found("", [Call("add", '{"a": 2}')])
 

@@ -44,7 +44,7 @@ def asked(thinker: tuple[FakeTriton, str]) -> Any:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "reasoning and an answer": {"says": "I think.</think>It is so."},
+    "reasoning and a response": {"says": "I think.</think>It is so."},
     "calls": {"says": f"Hm.</think>I ask.{CALLS}", "tools": TOOLS},
     "one call alone": {"says": f"Hm.</think>{CALLS}", "tools": TOOLS, "parallel_tool_calls": False},
     "a broken call": {"says": f"Hm.</think>{BROKEN}", "tools": TOOLS},
@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
         "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
         "top_logprobs": 1,
     },
-    "an answer that is cut": {"says": "Hm.</think>It", "finish_reason": "length", "max_output_tokens": 3},
+    "a response that is cut": {"says": "Hm.</think>It", "finish_reason": "length", "max_output_tokens": 3},
     "reasoning that are cut": {"says": "Hm", "finish_reason": "length"},
     "a schema": {
         "says": '{"a": 1}',
@@ -79,10 +79,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     """Return the payloads of a stream of events, each of which is named as its type."""
     events = []
-    for lines in answer.text.strip().split("\n\n"):
+    for lines in response.text.strip().split("\n\n"):
         kind, payload = lines.split("\n")
         events.append(json.loads(payload.removeprefix("data: ")))
         assert kind == f"event: {events[-1]['type']}"
@@ -228,14 +228,14 @@ def test_only_the_allowed_tools_may_be_called(
     ],
 )
 def test_what_is_not_done_is_refused_with_a_sentence(asked: Any, body: dict[str, Any], field: str, said: str) -> None:
-    answer = asked("", **body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, field), answer.text
+    response = asked("", **body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field), response.text
     assert said in error["message"]
 
 
-def test_the_tokens_of_a_prompt_are_counted_without_an_answer(thinker: tuple[FakeTriton, str]) -> None:
+def test_the_tokens_of_a_prompt_are_counted_without_a_response(thinker: tuple[FakeTriton, str]) -> None:
     body = {"model": MODEL, "input": "Hello", "instructions": "Be brief.", "tools": TOOLS}
-    answer = httpx.post(f"{thinker[1]}/v1/responses/input_tokens", json=body, trust_env=False).json()
-    assert answer["object"] == "response.input_tokens"
-    assert answer["input_tokens"] > 0
+    response = httpx.post(f"{thinker[1]}/v1/responses/input_tokens", json=body, trust_env=False).json()
+    assert response["object"] == "response.input_tokens"
+    assert response["input_tokens"] > 0

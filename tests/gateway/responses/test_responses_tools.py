@@ -175,9 +175,9 @@ def test_what_codex_sends_is_taken_in_its_order(http: httpx.Client, triton: Fake
         "prompt_cache_key": "thread",
         "client_metadata": {"thread_id": "thread"},
     }
-    answer = http.post("/v1/responses", json=body)
-    assert answer.status_code == 200, answer.text
-    events = [line for line in answer.text.splitlines() if line.startswith("event: ")]
+    response = http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    events = [line for line in response.text.splitlines() if line.startswith("event: ")]
     assert events[-1] == "event: response.completed"
     conversation = json.loads(triton.requests[-1].inputs["messages"])
     assert [(message["role"], message["content"]) for message in conversation] == [

@@ -95,11 +95,11 @@ def test_texts_have_a_class_and_how_likely_each_is(classifier: httpx.Client) -> 
     for text in texts:
         ids = token_ids(text) if isinstance(text, str) else text
         powers = np.exp(WEIGHT @ state(ids) + BIAS)
-        answer = classifier.post("/v1/classify", json={"model": MODEL, "input": text}).json()
-        (found,) = answer["data"]
+        response = classifier.post("/v1/classify", json={"model": MODEL, "input": text}).json()
+        (found,) = response["data"]
         np.testing.assert_allclose(found["probs"], powers / powers.sum(), rtol=1e-5)
         assert found["label"] == f"class {powers.argmax()}"
-        assert (found["num_classes"], answer["usage"]["prompt_tokens"]) == (3, 7)
+        assert (found["num_classes"], response["usage"]["prompt_tokens"]) == (3, 7)
     several = classifier.post("/classify", json={"input": texts[:2], "use_activation": False}).json()
     expected = [WEIGHT @ state(token_ids(text)) + BIAS for text in texts[:2]]  # type: ignore[arg-type]
     np.testing.assert_allclose([each["probs"] for each in several["data"]], expected, rtol=1e-5)
@@ -115,14 +115,14 @@ def test_rewards_are_the_head_s_own_numbers(scorer: httpx.Client) -> None:
     assert found["probs"] == pytest.approx([sigmoid(number)], rel=1e-5)
 
 
-def test_a_conversation_is_read_without_room_for_an_answer(tmp_path: Path) -> None:
+def test_a_conversation_is_read_without_room_for_a_response(tmp_path: Path) -> None:
     directory = write_classifier(tmp_path / "model", 1)
     write_score_head(directory, "model", None, directory)  # type: ignore[arg-type]
     fake = FakeTriton(MODEL)
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
     with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
-        answer = httpx.post(f"{url}/v1/pooling", json={"messages": messages}, trust_env=False)
-        assert answer.status_code == 200
+        response = httpx.post(f"{url}/v1/pooling", json={"messages": messages}, trust_env=False)
+        assert response.status_code == 200
         reported = json.loads(fake.requests[-1].inputs["messages"])
     fake.stop()
     assert reported["chat_template_kwargs"] == {"add_generation_prompt": False}
@@ -168,9 +168,9 @@ def test_what_cannot_be_is_refused(
     classifier: httpx.Client, scorer: httpx.Client, judge: httpx.Client, http: httpx.Client
 ) -> None:
     def refused(client: httpx.Client, path: str, **body: Any) -> str:
-        answer = client.post(path, json=body)
-        assert answer.status_code == 400, answer.text
-        return str(answer.json()["error"]["message"])
+        response = client.post(path, json=body)
+        assert response.status_code == 400, response.text
+        return str(response.json()["error"]["message"])
 
     ranked = {"query": "a", "documents": ["b"]}
     assert "has no one score: its head reports 3 classes apart" in refused(classifier, "/v1/rerank", **ranked)

@@ -19,7 +19,7 @@ from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
 
-ANSWER = "The capital of France is Paris."
+REPLY = "The capital of France is Paris."
 TOOL: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 CALL = 'I look.<tool_call>{"name": "get_weather", "arguments": {"location": "Boston"}}</tool_call>'
 
@@ -57,7 +57,7 @@ def test_a_response_is_continued_by_its_id(client: openai.OpenAI, triton: FakeTr
     second = ask(input=[{"role": "user", "content": "And now?"}], previous_response_id=first.id)
     assert second.previous_response_id == first.id
     # Instructions are those of one response; what was said is that of all.
-    assert sent(triton) == [("user", "Hello"), ("assistant", ANSWER), ("user", "And now?")]
+    assert sent(triton) == [("user", "Hello"), ("assistant", REPLY), ("user", "And now?")]
     ask(input="Last.", previous_response_id=second.id)
     assert len(sent(triton)) == 5
     ask(input="Another branch.", previous_response_id=first.id)
@@ -90,7 +90,7 @@ def test_a_stored_response_is_there_to_be_looked_at_until_it_is_deleted(client: 
     ]
     made = client.responses.create(model=MODEL, input=asked, metadata={"a": "b"})
     kept = client.responses.retrieve(made.id)
-    assert (kept.output_text, kept.metadata, kept.usage) == (ANSWER, {"a": "b"}, made.usage)
+    assert (kept.output_text, kept.metadata, kept.usage) == (REPLY, {"a": "b"}, made.usage)
     items: Any = list(client.responses.input_items.list(made.id, limit=1))
     assert [item.content for item in items] == [[items[0].content[0]], "One"]
     assert items[0].content[0].text == "2"
@@ -138,9 +138,9 @@ def test_names_that_no_response_has_lead_nowhere(client: openai.OpenAI, storing:
     headers = {"authorization": "Bearer k"}
     for body in ({"previous_response_id": name}, {"input": [{"type": "item_reference", "id": name}]}):
         asked = {"model": MODEL, "input": "Hello"} | body
-        answer = httpx.post(f"{storing}/v1/responses", json=asked, headers=headers, trust_env=False)
-        assert answer.status_code in (400, 404), answer.text
-        assert len(answer.content) < 2000
+        reply = httpx.post(f"{storing}/v1/responses", json=asked, headers=headers, trust_env=False)
+        assert reply.status_code in (400, 404), reply.text
+        assert len(reply.content) < 2000
 
 
 def test_another_process_goes_on_with_what_is_in_the_folder(triton: FakeTriton, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_another_process_goes_on_with_what_is_in_the_folder(triton: FakeTriton, 
         ):
             more: Any = {"previous_response_id": made[-1].id} if made else {}
             made.append(client.responses.create(model=MODEL, input=asked, **more))
-    assert sent(triton) == [("user", "Hello"), ("assistant", ANSWER), ("user", "And now?")]
+    assert sent(triton) == [("user", "Hello"), ("assistant", REPLY), ("user", "And now?")]
     files = list((tmp_path / "kept").rglob("*.json"))
     assert {file.stem for file in files} == {response.id for response in made}
     assert all(file.stat().st_mode & 0o077 == 0 or file.parent.stat().st_mode & 0o077 == 0 for file in files)
@@ -169,7 +169,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_and_disturbs_no_response(
         openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=60) as client,
     ):
         made = client.responses.create(model=MODEL, input="Hello")
-    assert (made.output_text, made.store) == (ANSWER, False)
+    assert (made.output_text, made.store) == (REPLY, False)
 
 
 def response(number: int, text: str = "") -> StoredResponse:

@@ -1,4 +1,4 @@
-"""Golden answers of the families, whole and cut anywhere."""
+"""Golden responses of the families, whole and cut anywhere."""
 
 import json
 from typing import Any
@@ -324,31 +324,31 @@ def decoded(calls: list[tuple[str, str]]) -> Calls:
 
 
 @pytest.mark.parametrize("kind", GOLDEN)
-def test_a_golden_answer_gives_its_calls(kind: str) -> None:
-    answer, text, calls = GOLDEN[kind]
-    found = parse(answer, NAMES)
+def test_a_golden_response_gives_its_calls(kind: str) -> None:
+    response, text, calls = GOLDEN[kind]
+    found = parse(response, NAMES)
     assert found.text == text
     assert [(call.name, json.loads(call.arguments)) for call in found.calls] == calls
 
 
 @pytest.mark.parametrize("kind", GOLDEN)
-def test_a_golden_answer_cut_at_any_byte_gives_the_same_calls(kind: str) -> None:
-    answer, text, calls = GOLDEN[kind]
-    raw = answer.encode()
+def test_a_golden_response_cut_at_any_byte_gives_the_same_calls(kind: str) -> None:
+    response, text, calls = GOLDEN[kind]
+    raw = response.encode()
     for cut in range(len(raw) + 1):  # the engine sends whole characters: half of one waits for its rest
         first = raw[:cut].decode(errors="ignore")
-        got_text, got_calls = streamed([first, answer[len(first) :]])
+        got_text, got_calls = streamed([first, response[len(first) :]])
         assert (got_text, decoded(got_calls)) == (text, calls), f"cut at byte {cut}"
-    got_text, got_calls = streamed(list(answer))
+    got_text, got_calls = streamed(list(response))
     assert (got_text, decoded(got_calls)) == (text, calls)
 
 
 def test_a_format_that_is_named_is_the_only_one_that_is_read() -> None:
     calls = {"qwen": GOLDEN["qwen"][0], "mistral": GOLDEN["mistral"][0], "llama3": GOLDEN["llama json"][0]}
     for parser in calls:
-        for written, answer in calls.items():
-            found = parse(answer, NAMES, parser)
-            assert (len(found.calls), found.text) == ((1, "") if written == parser else (0, answer))
+        for written, response in calls.items():
+            found = parse(response, NAMES, parser)
+            assert (len(found.calls), found.text) == ((1, "") if written == parser else (0, response))
     assert parse(calls["qwen"], NAMES, "none").text == calls["qwen"]
 
 
@@ -379,13 +379,13 @@ def test_a_call_of_a_function_that_wants_it_is_reported_at_once_and_only_if_it_i
     assert "".join(event.text for event in events) == broken
 
 
-@pytest.mark.parametrize("answer", MALFORMED)
-def test_a_malformed_call_comes_back_as_text(answer: str) -> None:
-    found = parse(answer, NAMES)
+@pytest.mark.parametrize("response", MALFORMED)
+def test_a_malformed_call_comes_back_as_text(response: str) -> None:
+    found = parse(response, NAMES)
     assert found.calls == []
-    assert found.text == answer
-    for cut in range(len(answer) + 1):
-        assert streamed([answer[:cut], answer[cut:]]) == (answer, [])
+    assert found.text == response
+    for cut in range(len(response) + 1):
+        assert streamed([response[:cut], response[cut:]]) == (response, [])
 
 
 def assert_arguments_are_whole_only_if_the_call_is(pieces: list[str], names: frozenset[str] = NAMES) -> None:
@@ -419,14 +419,14 @@ def is_json(text: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("answer", [*MALFORMED, *(golden[0] for golden in GOLDEN.values())])
-def test_a_broken_call_cut_at_any_byte_never_looks_like_a_proper_one(answer: str) -> None:
-    raw = answer.encode()
+@pytest.mark.parametrize("response", [*MALFORMED, *(golden[0] for golden in GOLDEN.values())])
+def test_a_broken_call_cut_at_any_byte_never_looks_like_a_proper_one(response: str) -> None:
+    raw = response.encode()
     for cut in range(len(raw) + 1):
         first = raw[:cut].decode(errors="ignore")
-        assert_arguments_are_whole_only_if_the_call_is([first, answer[len(first) :]])
-        assert_arguments_are_whole_only_if_the_call_is(list(first))  # the answer ends here
-    assert_arguments_are_whole_only_if_the_call_is(list(answer))
+        assert_arguments_are_whole_only_if_the_call_is([first, response[len(first) :]])
+        assert_arguments_are_whole_only_if_the_call_is(list(first))  # the response ends here
+    assert_arguments_are_whole_only_if_the_call_is(list(response))
 
 
 JSON = st.recursive(
@@ -438,9 +438,9 @@ JSON = st.recursive(
 
 def test_arguments_nested_too_deeply_to_be_decoded_are_text() -> None:
     for depth, is_call in ((MAX_DEPTH - 2, True), (MAX_DEPTH - 1, False), (100_000, False)):
-        answer = f'<tool_call>{{"name": "add", "arguments": {{"a": {"[" * depth}{"]" * depth}}}}}</tool_call>'
-        found = parse(answer, NAMES)
-        assert (len(found.calls) == 1, found.text) == (is_call, "" if is_call else answer)
+        response = f'<tool_call>{{"name": "add", "arguments": {{"a": {"[" * depth}{"]" * depth}}}}}</tool_call>'
+        found = parse(response, NAMES)
+        assert (len(found.calls) == 1, found.text) == (is_call, "" if is_call else response)
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4), st.booleans(), st.sampled_from([None, 0, 3]))
@@ -479,14 +479,14 @@ def test_the_reader_agrees_with_json_about_damaged_objects(value: dict[str, Any]
 )
 @settings(max_examples=1500, deadline=None)
 def test_no_text_breaks_the_parser_and_cuts_do_not_matter(parts: list[str], data: st.DataObject) -> None:
-    answer = "".join(parts)
-    found = parse(answer, NAMES)
+    response = "".join(parts)
+    found = parse(response, NAMES)
     whole = (found.text, [(call.name, call.arguments) for call in found.calls])
-    cut = data.draw(st.integers(0, len(answer)))
-    assert streamed([answer[:cut], answer[cut:]]) == whole
-    assert streamed(list(answer)) == whole
-    assert_arguments_are_whole_only_if_the_call_is([answer[:cut], answer[cut:]])
-    assert_arguments_are_whole_only_if_the_call_is(list(answer))
+    cut = data.draw(st.integers(0, len(response)))
+    assert streamed([response[:cut], response[cut:]]) == whole
+    assert streamed(list(response)) == whole
+    assert_arguments_are_whole_only_if_the_call_is([response[:cut], response[cut:]])
+    assert_arguments_are_whole_only_if_the_call_is(list(response))
 
 
 @pytest.mark.parametrize(
@@ -494,17 +494,17 @@ def test_no_text_breaks_the_parser_and_cuts_do_not_matter(parts: list[str], data
     ["add.call(a={1, 2})", "add.call(a=1e999)", "add.call(a=b'1')", "add.call(a='\\ud800')", "add.call(**{'a': 1})"],
 )
 def test_python_that_json_cannot_say_is_code_for_the_interpreter_or_text(code: str) -> None:
-    answer = f"<|python_tag|>{code}"
-    (call,) = parse(answer, NAMES).calls
+    response = f"<|python_tag|>{code}"
+    (call,) = parse(response, NAMES).calls
     json.loads(call.arguments).values()
     call.arguments.encode()
     assert (call.name == "add") == ("ud800" in code)
     if call.name != "add":
         assert json.loads(call.arguments) == {"code": code}
-        assert parse(answer, frozenset({"add"})).text == answer
+        assert parse(response, frozenset({"add"})).text == response
 
 
-def test_a_long_answer_full_of_marks_is_parsed_in_reasonable_time() -> None:
+def test_a_long_response_full_of_marks_is_parsed_in_reasonable_time() -> None:
     assert parse("<tool_call>" * 5000, NAMES).text == "<tool_call>" * 5000
 
 

@@ -25,8 +25,8 @@ CALLS = (
 
 def test_calls_come_back_with_ids_and_arguments(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=[CALLS])
-    answer = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER, DATE])
-    (choice,) = answer.choices
+    response = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER, DATE])
+    (choice,) = response.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Let me see."
     calls: Any = choice.message.tool_calls
@@ -89,21 +89,21 @@ BREAKS = '<tool_call>{"name": "get_weather", "arguments": {"location": {"city": 
 def test_a_call_that_breaks_after_its_first_arguments_is_text_and_does_not_trouble_the_streaming_helper(
     client: openai.OpenAI, triton: FakeTriton, end: str, strict: bool
 ) -> None:
-    answer = BREAKS + end
-    triton.script = Script(texts=[answer[i : i + 4] for i in range(0, len(answer), 4)])
+    response = BREAKS + end
+    triton.script = Script(texts=[response[i : i + 4] for i in range(0, len(response), 4)])
     tool: Any = {"type": "function", "function": {**WEATHER["function"], "strict": strict}}
     with client.chat.completions.stream(model=MODEL, messages=HELLO, tools=[tool]) as stream:
         choice: Any = stream.get_final_completion().choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("stop", answer)
+    assert (choice.finish_reason, choice.message.content) == ("stop", response)
     if strict:  # the helper decodes their arguments: a call that cannot be must not begin
         assert choice.message.tool_calls is None
     else:
         (call,) = choice.message.tool_calls
-        assert answer[answer.index('{"location') :].startswith(call.function.arguments)
+        assert response[response.index('{"location') :].startswith(call.function.arguments)
         with pytest.raises(ValueError, match="line 1"):
             json.loads(call.function.arguments)
     whole = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[tool]).choices[0]
-    assert (whole.finish_reason, whole.message.content, whole.message.tool_calls) == ("stop", answer, None)
+    assert (whole.finish_reason, whole.message.content, whole.message.tool_calls) == ("stop", response, None)
 
 
 def test_arguments_of_a_strict_tool_stream_when_the_call_is_forced(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -119,8 +119,8 @@ def test_arguments_of_a_strict_tool_stream_when_the_call_is_forced(client: opena
 
 def test_tools_that_may_not_be_used_are_not_shown_to_the_model(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=[CALLS])
-    answer = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice="none")
-    assert answer.choices[0].message.content == CALLS
+    response = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice="none")
+    assert response.choices[0].message.content == CALLS
     assert "tools" not in triton.requests[0].inputs
 
 
@@ -128,11 +128,11 @@ def test_a_forced_call_is_constrained_by_the_schema_and_parsed(client: openai.Op
     triton.script = Script(texts=['{"name": "get_weather", ', '"arguments": {"location": "Boston"}}'])
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
     for choice in ("required", named):
-        answer = client.chat.completions.create(
+        response = client.chat.completions.create(
             model=MODEL, messages=HELLO, tools=[WEATHER, DATE], tool_choice=choice
         ).choices[0]
-        assert answer.finish_reason == "tool_calls"
-        (call,) = answer.message.tool_calls or []
+        assert response.finish_reason == "tool_calls"
+        (call,) = response.message.tool_calls or []
         assert call.type == "function"
         assert json.loads(call.function.arguments) == {"location": "Boston"}
     required, only = (json.loads(request.inputs["response_format"]) for request in triton.requests)
@@ -151,7 +151,7 @@ def test_a_choice_that_names_no_tool_is_refused(client: openai.OpenAI) -> None:
     assert caught.value.param == "tool_choice"
 
 
-def test_the_answer_and_a_tool_s_result_can_be_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_the_response_and_a_tool_s_result_can_be_sent_back(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=[CALLS])
     message = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER, DATE]).choices[0].message
     calls: Any = message.tool_calls
@@ -167,8 +167,8 @@ def test_parse_gives_pydantic_objects(client: openai.OpenAI, triton: FakeTriton)
         age: int
 
     triton.script = Script(texts=['{"name": "Ann",', ' "age": 30}'])
-    answer = client.chat.completions.parse(model=MODEL, messages=HELLO, response_format=Person)
-    assert answer.choices[0].message.parsed == Person(name="Ann", age=30)
+    response = client.chat.completions.parse(model=MODEL, messages=HELLO, response_format=Person)
+    assert response.choices[0].message.parsed == Person(name="Ann", age=30)
     schema = json.loads(triton.requests[0].inputs["response_format"])["json_schema"]["schema"]
     assert set(schema["properties"]) == {"name", "age"}
 
@@ -179,8 +179,8 @@ def test_parse_gives_the_arguments_of_strict_tools(client: openai.OpenAI, triton
 
     triton.script = Script(texts=['<tool_call>{"name": "GetWeather", "arguments": {"location": "Boston"}}</tool_call>'])
     tools = [openai.pydantic_function_tool(GetWeather)]
-    answer = client.chat.completions.parse(model=MODEL, messages=HELLO, tools=tools)
-    (call,) = answer.choices[0].message.tool_calls or []
+    response = client.chat.completions.parse(model=MODEL, messages=HELLO, tools=tools)
+    (call,) = response.choices[0].message.tool_calls or []
     assert call.function.parsed_arguments == GetWeather(location="Boston")
 
 

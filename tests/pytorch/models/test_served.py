@@ -25,7 +25,7 @@ HALF_ROPE = {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_fac
 def native_tokens(directory: Path) -> list[int]:
     """Return what the TurboMind engine answers."""
     with TokenEngine(directory) as native:
-        tokens: list[int] = native.answer(PROMPT, CONFIG.max_new_tokens)[0]
+        tokens: list[int] = native.generate(PROMPT, CONFIG.max_new_tokens)[0]
         return tokens
 
 
@@ -44,7 +44,7 @@ def tokens_of(directory: Path, **settings: Any) -> list[int]:
     engine = Engine(str(directory), PytorchEngineConfig(**SMALL | settings))
     try:
         engine.submit(PROMPT, CONFIG, receive)
-        assert done.wait(TIMEOUT), "no answer"
+        assert done.wait(TIMEOUT), "no response"
     finally:
         engine.close()
     assert errors == [""]
@@ -70,10 +70,10 @@ def test_the_manuals_llama_serves_from_a_file_of_the_users(tmp_path: Path) -> No
     with pipeline(str(model), backend_config=config) as pipe:
         assert marker.exists()
         assert pipe.backend == "pytorch"
-        answers = pipe(["What is a llama?", "And an alpaca?"], gen_config=CONFIG, do_preprocess=False)
+        responses = pipe(["What is a llama?", "And an alpaca?"], gen_config=CONFIG, do_preprocess=False)
     with pipeline(str(model)) as pipe:
         expected = pipe(["What is a llama?", "And an alpaca?"], gen_config=CONFIG, do_preprocess=False)
-    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert [response.token_ids for response in responses] == [response.token_ids for response in expected]
 
 
 @pytest.mark.alike(most=1)

@@ -38,7 +38,7 @@ def open_peers(
     slots
         Most requests open at a time.
     longest
-        Most tokens of a request, prompt and answer.
+        Most tokens of a request, prompt and response.
 
     Yields
     ------
@@ -63,7 +63,7 @@ def open_peers(
 
 
 def longest_request(requests: Sequence[TokenRequest]) -> int:
-    """Return the tokens of the longest request, prompt and answer."""
+    """Return the tokens of the longest request, prompt and response."""
     return max(len(request.input_ids) + request.output_len for request in requests)
 
 
@@ -80,7 +80,7 @@ def _one_at_a_time(peer: Transformers) -> Runner:
 
 def _by_tokens(peer: GenAI, engine: InProcess) -> Runner:
     def run(requests: Sequence[Request], concurrency: int) -> Summary:
-        records = peer.answer(engine.tokenize(requests), concurrency)
+        records = peer.generate(engine.tokenize(requests), concurrency)
         return summarize(records, duration(records))
 
     return run

@@ -23,13 +23,13 @@ class GenAI:
         self._process = process
         self._log = log
 
-    def answer(self, requests: Sequence[TokenRequest], concurrency: int) -> list[Record]:
+    def generate(self, requests: Sequence[TokenRequest], concurrency: int) -> list[Record]:
         """Answer all requests, greedily, this many at a time.
 
         Raises
         ------
         RuntimeError
-            The process ended, or an answer has not the length asked for.
+            The process ended, or a response has not the length asked for.
         """
         run = {"requests": [[r.input_ids, r.output_len] for r in requests], "concurrency": concurrency}
         assert self._process.stdin is not None
@@ -50,7 +50,7 @@ class GenAI:
         for request, record in zip(requests, records, strict=True):
             if record.output_len != request.output_len:
                 raise RuntimeError(
-                    f"OpenVINO GenAI gave an answer of {record.output_len} tokens, expected {request.output_len}"
+                    f"OpenVINO GenAI gave a response of {record.output_len} tokens, expected {request.output_len}"
                 )
         return records
 

@@ -25,7 +25,7 @@ def make_pipeline(model: str, threads: int, batch: int, cache_gib: int) -> Any:
     return openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads})
 
 
-def answer(pipeline: Any, requests: list[Any], concurrency: int) -> list[Any]:
+def respond(pipeline: Any, requests: list[Any], concurrency: int) -> list[Any]:
     """Answer all requests, this many at a time, greedily and as long as each says."""
     records: list[Any] = [[0.0, []] for _ in requests]
     waiting = list(reversed(range(len(requests))))
@@ -55,12 +55,12 @@ def answer(pipeline: Any, requests: list[Any], concurrency: int) -> list[Any]:
 def main() -> None:
     """Serve until standard input ends."""
     model, threads, batch, cache_gib = sys.argv[1], *map(int, sys.argv[2:5])
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints is no answer
+    responses = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the library prints is no response
     pipeline = make_pipeline(model, threads, batch, cache_gib)
     for line in sys.stdin:
         run = json.loads(line)
-        print(json.dumps(answer(pipeline, run["requests"], run["concurrency"])), file=answers, flush=True)
+        print(json.dumps(respond(pipeline, run["requests"], run["concurrency"])), file=responses, flush=True)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Transformers:
     def static_batches(self, requests: Sequence[Request], size: int) -> Summary:
         """Answer the requests in batches of a fixed size.
 
-        A batch is padded to its longest prompt and runs until its longest answer is complete; only the tokens that a
+        A batch is padded to its longest prompt and runs until its longest response is complete; only the tokens that a
         request asked for count.
         """
         started = time.perf_counter()

@@ -40,7 +40,7 @@ def streams_rate(model: Path, streams: int, prompt_len: int, output_len: int) ->
 
 
 def slot_tokens(longest: int) -> int:
-    """Return the size of a slot that holds requests of this many tokens, prompt and answer."""
+    """Return the size of a slot that holds requests of this many tokens, prompt and response."""
     return -(-(longest + 1) // _SLOT_STEP) * _SLOT_STEP
 
 
@@ -55,7 +55,7 @@ def serving(model: Path, slots: int, longest: int) -> Iterator[str]:
     slots
         Requests it answers at a time.
     longest
-        Most tokens of a request, prompt and answer.
+        Most tokens of a request, prompt and response.
 
     Yields
     ------

@@ -13,7 +13,7 @@ from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context, LeftOut
 
 _SHAPE = "llama-8b"
-_PROMPT, _ANSWER, _BATCHES = 128, 64, (1, 32)
+_PROMPT, _OUTPUT, _BATCHES = 128, 64, (1, 32)
 _ROUNDS = 2  # the second counts
 
 
@@ -24,8 +24,8 @@ def main(context: Context) -> None:
     except ImportError as error:
         raise LeftOut(f"no transformers: {error}") from error
     context.native()
-    prompt, answer = (8, 4) if context.is_dry_run else (_PROMPT, _ANSWER)
-    theirs = dict(_theirs(context, prompt, answer))
+    prompt, response = (8, 4) if context.is_dry_run else (_PROMPT, _OUTPUT)
+    theirs = dict(_theirs(context, prompt, response))
     config = TurbomindEngineConfig(
         device="cuda", dtype="bfloat16", max_batch_size=max(_BATCHES), session_len=512, cache_max_entry_count=256
     )
@@ -33,13 +33,13 @@ def main(context: Context) -> None:
         tokens = random.Random(0)
         for batch, rate in theirs.items():
             for _ in range(_ROUNDS):
-                requests = [TokenRequest(tuple(tokens.choices(range(256), k=prompt)), answer) for _ in range(batch)]
-                seconds = duration(engine.answer(requests, batch, GREEDY))
-            context.note(f"tokens/s alongside transformers, batch {batch}", batch * answer / seconds)
-            context.note(f"times transformers, batch {batch}", batch * answer / seconds / rate)
+                requests = [TokenRequest(tuple(tokens.choices(range(256), k=prompt)), response) for _ in range(batch)]
+                seconds = duration(engine.generate(requests, batch, GREEDY))
+            context.note(f"tokens/s alongside transformers, batch {batch}", batch * response / seconds)
+            context.note(f"times transformers, batch {batch}", batch * response / seconds / rate)
 
 
-def _theirs(context: Context, prompt: int, answer: int) -> list[tuple[int, float]]:
+def _theirs(context: Context, prompt: int, response: int) -> list[tuple[int, float]]:
     """Return batches and tokens/s of ``generate`` as it is called without options; its weights are random too."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -56,12 +56,12 @@ def _theirs(context: Context, prompt: int, answer: int) -> list[tuple[int, float
             begin = time.perf_counter()
             with torch.no_grad():
                 model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=answer, min_new_tokens=answer,
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=response, min_new_tokens=response,
                     do_sample=False, pad_token_id=0,
                 )  # fmt: skip
             seconds = time.perf_counter() - begin
-        context.note(f"tokens/s of transformers, batch {batch}", batch * answer / seconds)
-        rates.append((batch, batch * answer / seconds))
+        context.note(f"tokens/s of transformers, batch {batch}", batch * response / seconds)
+        rates.append((batch, batch * response / seconds))
     del model
     if device.type == "cuda":
         torch.cuda.empty_cache()

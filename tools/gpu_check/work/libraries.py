@@ -89,8 +89,8 @@ def _compare(context: Context, use: str) -> None:
         os.environ["LMDEPLOY_CUDA_LIBRARIES"] = wanted
         with pipeline(str(directory), backend_config=config) as pipe:
             found.append(pipe.get_logits(prompt))
-            answers = pipe(["a", "few", "questions"], gen_config=few)
-        print(f"{wanted}: {[answer.token_ids for answer in answers]}", flush=True)
+            responses = pipe(["a", "few", "questions"], gen_config=few)
+        print(f"{wanted}: {[response.token_ids for response in responses]}", flush=True)
     without, with_it = found
     difference = float(((with_it - without).norm(dim=-1) / without.norm(dim=-1)).max())
     context.note(f"libraries for {use}: rows of logits differ by at most", difference)

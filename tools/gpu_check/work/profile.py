@@ -27,7 +27,7 @@ _METRICS = {
     "launch__registers_per_thread": "registers",
 }
 _MICROSECONDS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3, "s": 1e6}
-_STEPS = {"decode": 2, "prompt": 1}  # answers of this many tokens are profiled after the first one
+_STEPS = {"decode": 2, "prompt": 1}  # responses of this many tokens are profiled after the first one
 _NCU = (
     *("ncu", "--csv", "--profile-from-start", "off", "--target-processes", "all"),
     *("--clock-control", "none", "--print-units", "base"),
@@ -119,14 +119,14 @@ def _run(context: Context, step: str) -> None:
 
 
 def _answer(
-    engine: object, batch: int, length: int, answer: int, at: dict[int, Callable[[], object]] | None = None
+    engine: object, batch: int, length: int, response: int, at: dict[int, Callable[[], object]] | None = None
 ) -> None:
     """Answer this many prompts; ``at`` says what to do when the first one has this many tokens."""
     import threading
 
     tokens = random.Random(0)
     left, done, count = [batch], threading.Event(), [0]
-    config = GenerationConfig(max_new_tokens=answer, ignore_eos=True)
+    config = GenerationConfig(max_new_tokens=response, ignore_eos=True)
 
     def note(number: int, output: object) -> None:
         if number == 0 and output.token_ids:  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ def _answer(
         ids = tokens.choices(range(256), k=length)
         engine.submit(ids, config, lambda output, number=number: note(number, output))  # type: ignore[attr-defined]
     if not done.wait(120):
-        raise RuntimeError("no answer")
+        raise RuntimeError("no response")
 
 
 def _profiler(context: Context) -> tuple[Callable[[], object], Callable[[], object]]:

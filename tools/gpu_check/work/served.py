@@ -1,7 +1,7 @@
 """A request of OpenAI's protocol through the gateway to an engine on the device.
 
 Triton is not on every GPU machine: the tests' stand-in for it takes its place, and has the engine of this process make
-the answers.
+the responses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from tools.gpu_check.work.context import Context, LeftOut
 
-_ANSWER = 64
+_OUTPUT = 64
 _NAME = "gpu-check"
 
 
@@ -25,7 +25,7 @@ def main(context: Context) -> None:
     Raises
     ------
     RuntimeError
-        The answers are not the engine's.
+        The responses are not the engine's.
     """
     context.native()
     try:
@@ -39,17 +39,17 @@ def main(context: Context) -> None:
     config = TurbomindEngineConfig(
         device="cuda", dtype="bfloat16", max_batch_size=4, session_len=256, cache_max_entry_count=64
     )
-    greedy = GenerationConfig(max_new_tokens=8 if context.is_dry_run else _ANSWER, ignore_eos=True)
+    greedy = GenerationConfig(max_new_tokens=8 if context.is_dry_run else _OUTPUT, ignore_eos=True)
     with pipeline(str(context.model("llama-8b-2-layers")), backend_config=config) as pipe:
         said: list[str] = []
 
-        def answer(received: Any) -> Any:
+        def respond(received: Any) -> Any:
             pieces = [output.text for output in pipe.stream_infer("a question", gen_config=greedy)]
             said.append("".join(pieces))
             return fake_triton.Script(texts=pieces)
 
         triton = fake_triton.FakeTriton(_NAME)
-        triton.script = answer
+        triton.script = respond
         try:
             with gateways.running_gateway(settings.Settings(triton_address=triton.address, model_name=_NAME)) as url:
                 begin = time.perf_counter()

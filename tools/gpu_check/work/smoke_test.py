@@ -9,7 +9,7 @@ from tools.gpu_check.checkpoints import write
 from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context
 
-_ANSWER = 24
+_OUTPUT = 24
 
 
 def main(context: Context) -> None:
@@ -28,17 +28,17 @@ def main(context: Context) -> None:
     write(tiny(SHAPES["llama-8b"]), directory)
     letters = random.Random(0)
     prompts = ["".join(letters.choices("abcdefgh ", k=length)) for length in (3, 40, 90)]
-    greedy = GenerationConfig(max_new_tokens=_ANSWER, ignore_eos=True)
-    answers = {}
+    greedy = GenerationConfig(max_new_tokens=_OUTPUT, ignore_eos=True)
+    responses = {}
     for device in ("cuda", "cpu"):
         config = TurbomindEngineConfig(
             device=device, dtype="float32", max_batch_size=4, session_len=256, cache_max_entry_count=64
         )
         with pipeline(str(directory), backend_config=config) as pipe:
-            answers[device] = [answer.token_ids for answer in pipe(prompts, gen_config=greedy)]
+            responses[device] = [response.token_ids for response in pipe(prompts, gen_config=greedy)]
     same = sum(
-        a == b for ours, theirs in zip(*answers.values(), strict=True) for a, b in zip(ours, theirs, strict=True)
+        a == b for ours, theirs in zip(*responses.values(), strict=True) for a, b in zip(ours, theirs, strict=True)
     )
-    context.note("smoke test: tokens as the CPU's, share", same / (_ANSWER * len(prompts)))
-    if answers["cuda"] != answers["cpu"]:
-        raise RuntimeError(f"the device answers {answers['cuda']}, the CPU {answers['cpu']}")
+    context.note("smoke test: tokens as the CPU's, share", same / (_OUTPUT * len(prompts)))
+    if responses["cuda"] != responses["cpu"]:
+        raise RuntimeError(f"the device answers {responses['cuda']}, the CPU {responses['cpu']}")

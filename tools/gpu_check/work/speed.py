@@ -29,13 +29,13 @@ class Sizes:
         Sequences and the context behind which they decode.
     """
 
-    answer: int = 96
+    output: int = 96
     prompt: int = 8192
     decoding: tuple[tuple[int, int], ...] = ((1, 128), (32, 128), (64, 128), (64, 2048))
 
 
 _OWN = {"deepseek": Sizes(decoding=((1, 128), (32, 128), (64, 128), (32, 4096)))}
-_TINY = Sizes(answer=5, prompt=64, decoding=((1, 16), (2, 16), (4, 16), (4, 32)))
+_TINY = Sizes(output=5, prompt=64, decoding=((1, 16), (2, 16), (4, 16), (4, 32)))
 
 
 def main(context: Context, name: str, variant: str = "") -> None:
@@ -60,9 +60,9 @@ def _config(sizes: Sizes) -> TurbomindEngineConfig:
         device="cuda",
         dtype="bfloat16",
         max_batch_size=max(batch for batch, _ in needs),
-        session_len=max(length for _, length in needs) + sizes.answer + _BLOCK,
+        session_len=max(length for _, length in needs) + sizes.output + _BLOCK,
         cache_block_seq_len=_BLOCK,
-        cache_max_entry_count=max(batch * (-(-(length + sizes.answer) // _BLOCK) + 1) for batch, length in needs),
+        cache_max_entry_count=max(batch * (-(-(length + sizes.output) // _BLOCK) + 1) for batch, length in needs),
     )
 
 
@@ -77,14 +77,14 @@ class _Speed:
         rates, shares = [], []
         for _ in range(3 if batch * length < 1 << 16 else 2):  # the first one captures graphs
             worked, passed = self._engine.step_seconds
-            records = self._engine.answer(self._requests(batch, length, self._sizes.answer), batch, GREEDY)
+            records = self._engine.generate(self._requests(batch, length, self._sizes.output), batch, GREEDY)
             after = self._engine.step_seconds
             rates.append(steady_rate(records))
             shares.append((after[0] - worked) / (after[1] - passed))
         rate, row = median(rates[1:]), f"{self._title}: {what}"
         self._note_rate(what, rate)
         self._context.note(f"{row}, busy", median(shares[1:]))
-        moved = self._cost.decode_bytes(batch, length + self._sizes.answer / 2)
+        moved = self._cost.decode_bytes(batch, length + self._sizes.output / 2)
         self._context.note(f"{row}, bandwidth", moved * rate / batch / self._context.found(COPY))
         if SHAPES[self._name].weights != "bfloat16" and self._title == self._name:
             plain = self._context.found(f"{_PLAIN}: {what}, tokens/s")
@@ -94,7 +94,7 @@ class _Speed:
         """Note the rate of one long prompt."""
         length = self._sizes.prompt
         seconds = [
-            self._engine.answer(self._requests(1, length, 1), 1, GREEDY)[0].first_token_latency for _ in range(4)
+            self._engine.generate(self._requests(1, length, 1), 1, GREEDY)[0].first_token_latency for _ in range(4)
         ]
         rate = length / median(seconds[1:])
         peak = self._context.found(FLOAT8 if SHAPES[self._name].weights == "fp8" else BFLOAT16)
@@ -110,5 +110,5 @@ class _Speed:
             whole = self._context.found(f"{self._name}: {what}, tokens/s")
             self._context.note(f"{self._title}: {what}, times {self._name}", rate / whole)
 
-    def _requests(self, count: int, length: int, answer: int) -> Sequence[TokenRequest]:
-        return [TokenRequest(tuple(self._random.choices(range(256), k=length)), answer) for _ in range(count)]
+    def _requests(self, count: int, length: int, output: int) -> Sequence[TokenRequest]:
+        return [TokenRequest(tuple(self._random.choices(range(256), k=length)), output) for _ in range(count)]

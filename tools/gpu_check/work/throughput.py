@@ -19,11 +19,11 @@ _TOKENS_A_STEP = 8192
 _REQUESTS, _FEW = 1000, 12
 # Of ShareGPT's first turns as benchmarks of serving use them: skewed, means of about 220 and 200 tokens.
 _PROMPT = (4.95, 1.2, 4, 1024)  # mean and deviation of the logarithm, least, most
-_ANSWER = (4.8, 1.1, 4, 1024)
+_OUTPUT = (4.8, 1.1, 4, 1024)
 
 
 def lengths(count: int) -> list[tuple[int, int]]:
-    """Return lengths of prompts and answers in tokens, always the same ones."""
+    """Return lengths of prompts and responses in tokens, always the same ones."""
     generator = random.Random(0)
 
     def draw(mean: float, deviation: float, least: int, most: int) -> int:
@@ -31,7 +31,7 @@ def lengths(count: int) -> list[tuple[int, int]]:
             pass
         return length
 
-    return [(draw(*_PROMPT), draw(*_ANSWER)) for _ in range(count)]
+    return [(draw(*_PROMPT), draw(*_OUTPUT)) for _ in range(count)]
 
 
 def main(context: Context) -> None:
@@ -40,10 +40,10 @@ def main(context: Context) -> None:
     shape = tiny(SHAPES[_SHAPE]) if context.is_dry_run else SHAPES[_SHAPE]
     wanted = lengths(_FEW if context.is_dry_run else _REQUESTS)
     if context.is_dry_run:
-        wanted = [(prompt // 40 + 1, answer // 40 + 1) for prompt, answer in wanted]
+        wanted = [(prompt // 40 + 1, response // 40 + 1) for prompt, response in wanted]
     batch = 4 if context.is_dry_run else _BATCH
     tokens = random.Random(1)
-    requests = [TokenRequest(tuple(tokens.choices(range(256), k=prompt)), answer) for prompt, answer in wanted]
+    requests = [TokenRequest(tuple(tokens.choices(range(256), k=prompt)), response) for prompt, response in wanted]
     config = TurbomindEngineConfig(
         device="cuda", dtype="bfloat16", max_batch_size=batch, max_prefill_token_num=_TOKENS_A_STEP,
         session_len=128 if context.is_dry_run else 2112,
@@ -51,8 +51,8 @@ def main(context: Context) -> None:
     if context.is_dry_run:  # else a share of the GPU's memory
         config.cache_max_entry_count = 64
     with in_process(str(context.model(_SHAPE)), config) as engine:
-        engine.answer(requests[: batch // 2], batch, GREEDY)  # captures graphs
-        records = engine.answer(requests, len(requests), GREEDY)
+        engine.generate(requests[: batch // 2], batch, GREEDY)  # captures graphs
+        records = engine.generate(requests, len(requests), GREEDY)
     seconds = duration(records)
     read, written = (sum(numbers) for numbers in zip(*wanted, strict=True))
     context.note("crowd: requests", len(wanted))

@@ -24,8 +24,8 @@ struct TokenBias {
 
 // What one row wants; on the device. Lists may be null where they are empty.
 struct SamplingRow : SamplingParams {
-  const uint32_t* seen = nullptr;     // [vocab / 32 rounded up]; bit set: in prompt or answer. With repetition_penalty
-  const int32_t* counts = nullptr;    // [vocab]; occurrences in the answer. With the other two penalties
+  const uint32_t* seen = nullptr;   // [vocab / 32 rounded up]; bit set: in prompt or response. With repetition_penalty
+  const int32_t* counts = nullptr;  // [vocab]; occurrences in the response. With the other two penalties
   const TokenBias* biases = nullptr;  // [bias_count], each token once
   int bias_count = 0;
   const int32_t* forbidden = nullptr;  // [forbidden_count]

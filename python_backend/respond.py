@@ -10,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 logger = logging.getLogger(__name__)
 
 
-def answer(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
+def respond(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
     """Return the response to a request.
 
     Parameters

@@ -16,7 +16,7 @@ from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.offline.served_requests import LocalClient
 from lmdeploy.serve.client import TritonClient
 from openai_gateway.app import create_app
-from openai_gateway.batches.asking import Answer
+from openai_gateway.batches.asking import RowResponse
 from openai_gateway.batches.results import Results, custom_ids
 from openai_gateway.batches.rows import Row, Rows, count_rows
 from openai_gateway.batches.slots import Slots
@@ -36,7 +36,7 @@ class BatchError(Exception):
     """The batch cannot go on; the text is for the user."""
 
 
-def answer_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[int, int]:
+def run_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[int, int]:
     """Answer the rows of a file that have no result yet; return how many were answered, and how many failed.
 
     Parameters
@@ -63,7 +63,7 @@ def answer_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[i
         if results.done:
             _require_same(args.input, rows, (output, errors))
         if len(results.done) < total:
-            _answer(args, rows, total, results)
+            _run_rows(args, rows, total, results)
         return results.completed, results.failed
 
 
@@ -81,7 +81,7 @@ def _require_same(path: Path, rows: Rows, files: tuple[Path, ...]) -> None:
         raise BatchError(f"{file} has results of another input: {path} has no line {line}")
 
 
-def _answer(args: argparse.Namespace, rows: Rows, total: int, results: Results) -> None:
+def _run_rows(args: argparse.Namespace, rows: Rows, total: int, results: Results) -> None:
     config = engine_config(args)
     backend = "pytorch" if args.backend == "pytorch" else None
     print("loading the model ...", file=sys.stderr)
@@ -126,10 +126,10 @@ async def _work(
 def _while_it_lives(ask_row: Ask) -> Ask:
     """Return what asks, and fails where nobody will ever answer: an engine of our own does not come back."""
 
-    async def ask(row: Row) -> Answer:
-        answer = await ask_row(row)
-        if answer.status == _GONE:
+    async def ask(row: Row) -> RowResponse:
+        response = await ask_row(row)
+        if response.status == _GONE:
             raise BatchError("the engine is gone; the same command goes on from here")
-        return answer
+        return response
 
     return ask

@@ -1,4 +1,4 @@
-"""Answers of a conversation whose tokens the caller knows, so that a later turn begins with the tokens of the former.
+"""Responses of a conversation whose tokens the caller knows, so that a later turn begins with the tokens of the former.
 
 A model may write a text in other tokens than the tokenizer would. A prompt that is made of the text alone then differs
 from what the engine has cached, from that answer on.
@@ -14,11 +14,11 @@ FIELD = "token_ids"
 """Of an assistant's message: the tokens that its content was written in."""
 
 _MOST = 2**31 - 1
-_NOT_REPORTED = 8  # tokens at an answer's end that its text has nothing of: what ends a turn, half of a character
+_NOT_REPORTED = 8  # tokens at a response's end that its text has nothing of: what ends a turn, half of a character
 
 
-class KnownAnswer(NamedTuple):
-    """Where an answer stands in a prompt's text, and its tokens."""
+class KnownResponse(NamedTuple):
+    """Where a response stands in a prompt's text, and its tokens."""
 
     begin: int
     end: int
@@ -26,7 +26,7 @@ class KnownAnswer(NamedTuple):
 
 
 def take_tokens(messages: object) -> tuple[Any, dict[int, list[int]]]:
-    """Return messages without the tokens of answers, and these by the message's place.
+    """Return messages without the tokens of responses, and these by the message's place.
 
     Raises
     ------
@@ -48,14 +48,14 @@ def take_tokens(messages: object) -> tuple[Any, dict[int, list[int]]]:
     return plain, known
 
 
-def find_answers(
+def find_responses(
     text: str,
     messages: Sequence[Message],
     known: dict[int, list[int]],
     tokenizer: Tokenizer,
     render: Callable[[list[Message]], str],
-) -> list[KnownAnswer]:
-    """Return the answers whose tokens can stand in a prompt as they are; the others are text as any other.
+) -> list[KnownResponse]:
+    """Return the responses whose tokens can stand in a prompt as they are; the others are text as any other.
 
     Those can that write their message's content, where a token of its own follows, as one does that ends a turn: there
     the tokenizer cuts the text anyway.
@@ -82,12 +82,12 @@ def find_answers(
         before, _, rest = rest.partition(mark)
         content = messages[number]["content"]
         begin = len(rebuilt) + len(before)
-        found.append(KnownAnswer(begin, begin + len(content), written[number]))
+        found.append(KnownResponse(begin, begin + len(content), written[number]))
         rebuilt += before + content
     if rebuilt + rest != text:  # the template leaves some out, or looks at what they say
         return []
     ends = tuple(tokenizer.added_tokens)
-    return [answer for answer in found if text.startswith(ends, answer.end)]
+    return [response for response in found if text.startswith(ends, response.end)]
 
 
 def _writing(message: Message, ids: list[int], tokenizer: Tokenizer) -> list[int]:

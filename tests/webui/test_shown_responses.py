@@ -1,4 +1,4 @@
-"""How answers of a server with OpenAI's API look in a real Chromium."""
+"""How responses of a server with OpenAI's API look in a real Chromium."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def test_reasoning_are_open_while_they_come_and_folded_then(
     texts = ["<think>", "Let me look.", "</think>", "Yes."]
     fake_triton.script = Script(texts=texts, hold_after=2, resume=True, input_token_len=40, cached_token_len=32)
     page.ask("Well?")
-    page.wait(lambda: "Let me look." in " ".join(page.answers))
+    page.wait(lambda: "Let me look." in " ".join(page.responses))
     fake_triton.release.set()
-    page.wait_for_answer(1)
-    page.wait(lambda: page.answers[1:2] == ["Yes."])
-    assert page.answers[0].startswith("Thought for")
-    assert "prompt 40, 32 cached" in page.answers[2]
+    page.wait_for_response(1)
+    page.wait(lambda: page.responses[1:2] == ["Yes."])
+    assert page.responses[0].startswith("Thought for")
+    assert "prompt 40, 32 cached" in page.responses[2]
     driver.find_element(By.CSS_SELECTOR, "#chat .thought-group .title").click()
-    page.wait(lambda: "Let me look." in " ".join(page.answers))
+    page.wait(lambda: "Let me look." in " ".join(page.responses))
     page.ask("And?")
-    page.wait_for_answer(2)
+    page.wait_for_response(2)
     sent = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert [message["content"] for message in sent] == ["Well?", "Yes.", "And?"]
 
@@ -74,25 +74,25 @@ def test_a_call_is_shown_and_answered_by_what_is_said_next(page: ChatPage, fake_
     page.open_settings()
     page.set(tools=json.dumps(TOOLS))
     page.ask("Well?")
-    page.wait_for_answer(1)
-    page.wait(lambda: "Calls look" in " ".join(page.answers))
+    page.wait_for_response(1)
+    page.wait(lambda: "Calls look" in " ".join(page.responses))
     fake_triton.script = Script()
     page.ask("Waves")
-    page.wait_for_answer(2)
+    page.wait_for_response(2)
     *_, call, result = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert call["tool_calls"][0]["function"]["name"] == "look"
     assert (result["role"], result["content"]) == ("tool", "Waves")
 
 
-def test_answers_stand_alongside_each_other_and_one_is_taken(
+def test_responses_stand_alongside_each_other_and_one_is_taken(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     fake_triton.script = Script(texts=["The **first**.\n```\ncut"])
     page.ask("Well?")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     fake_triton.script = Script(texts=["The second.\n\n- a\n- b"])
     page.press("retry")
-    page.wait(lambda: "second" in " ".join(page.answers) and not page.is_answering)
+    page.wait(lambda: "second" in " ".join(page.responses) and not page.is_generating)
     driver.find_element(By.CSS_SELECTOR, "#chat .place .by0").click()
     page.wait(lambda: len(shown(driver, "#chat .alongside .column")) == 2)
     first, second = driver.find_elements(By.CSS_SELECTOR, "#chat .alongside .column")
@@ -103,9 +103,9 @@ def test_answers_stand_alongside_each_other_and_one_is_taken(
     first.find_element(By.CSS_SELECTOR, "button").click()
     page.wait(lambda: shown(driver, "#chat .alongside .taken")[0].startswith("Response 1\nThe first."))
     driver.find_element(By.CSS_SELECTOR, "#chat small .by0").click()
-    page.wait(lambda: not shown(driver, "#chat .alongside") and page.answers[0].startswith("The first."))
+    page.wait(lambda: not shown(driver, "#chat .alongside") and page.responses[0].startswith("The first."))
     page.ask("And?")
-    page.wait_for_answer(2)
+    page.wait_for_response(2)
     sent = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert [message["content"] for message in sent] == ["Well?", "The **first**.\n```\ncut", "And?"]
 
@@ -115,7 +115,7 @@ def test_formulas_tables_and_code_are_set_and_nothing_is_fetched(
 ) -> None:
     fake_triton.script = Script(texts=[TEXT])
     page.ask("Show me")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
     assert shown(driver, "#chat td") == ["alpha", "1.5"]
     assert len(driver.find_elements(By.CSS_SELECTOR, "#chat .copy_code_button")) == 1
@@ -130,7 +130,7 @@ def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str
         page.close_list()
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         page.ask("Show me " + "a-very-long-word" * 20)
-        page.wait_for_answer(1)
+        page.wait_for_response(1)
         page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
         wide = "return [...document.querySelectorAll('html, body, #chat .bubble-wrap')].map(e => e.scrollWidth)"
         assert max(driver.execute_script(wide)) <= 390
@@ -140,7 +140,7 @@ def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str
 
 def test_a_dark_page_is_readable(page: ChatPage, driver: webdriver.Chrome) -> None:
     page.ask("Hello")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     driver.execute_script("document.body.classList.add('dark')")
     try:
         for selector in ('[data-testid="bot"] p', '[data-testid="user"] p', "small"):

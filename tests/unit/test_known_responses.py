@@ -1,4 +1,4 @@
-"""Prompts with answers whose tokens their caller knows."""
+"""Prompts with responses whose tokens their caller knows."""
 
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,16 @@ def preparer(tokenizer: Tokenizer, default_model_dir: Path) -> PromptPreparer:
 
 
 def second_turn(text: str, ids: Any = None, role: str = "assistant") -> list[dict[str, Any]]:
-    answer = {"role": role, "content": text}
-    return [*FIRST, answer if ids is None else answer | {"token_ids": ids}, NEXT]
+    response = {"role": role, "content": text}
+    return [*FIRST, response if ids is None else response | {"token_ids": ids}, NEXT]
 
 
 @settings(deadline=None, max_examples=40)
 @given(parts=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=12), ends=st.booleans())
-def test_a_later_prompt_begins_with_the_former_and_its_answer_in_whatever_tokens(
+def test_a_later_prompt_begins_with_the_former_and_its_response_in_whatever_tokens(
     preparer: PromptPreparer, tokenizer: Tokenizer, parts: list[str], ends: bool
 ) -> None:
-    """An answer that is tokenized part by part is in tokens that a model may write and a tokenizer does not."""
+    """A response that is tokenized part by part is in tokens that a model may write and a tokenizer does not."""
     ids = [token for part in parts for token in tokenizer.encode(part, add_bos=False)]
     text = tokenizer.decode(ids, skip_special_tokens=False)
     reported = [*ids, tokenizer.eos_token_id] if ends else ids
@@ -59,7 +59,7 @@ def test_tokens_that_stand_nowhere_change_nothing(
     starts = tokenizer.ids_of(["<|im_start|>"])
     for ids in ([], other, odd[:-1], [*odd, *other * 9], [*starts, *odd], [2**31 - 1]):
         assert preparer.prepare(second_turn(text, ids)).ids == plain
-    # Not the assistant's; a template that puts no token behind answers; texts that must stay text.
+    # Not the assistant's; a template that puts no token behind responses; texts that must stay text.
     assert preparer.prepare(second_turn(text, odd, "user")).ids == preparer.prepare(second_turn(text, role="user")).ids
     for other_way in (
         PromptPreparer(tokenizer, MODELS.get("base")()),

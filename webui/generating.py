@@ -1,4 +1,4 @@
-"""How an answer comes into a conversation."""
+"""How a response comes into a conversation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MAX_IMAGE_BYTES = 256 * 2**20
 class Server(Protocol):
     """What the page asks: a Triton, or a server with OpenAI's API."""
 
-    def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
-        """Stream the answer to messages.
+    def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
+        """Stream the response to messages.
 
         Raises
         ------
@@ -81,24 +81,24 @@ class _Images:
 _images = _Images()
 
 
-async def answer_last(server: Server, turns: Sequence[Turn], settings: Settings) -> None:
-    """Generate the answer of the last turn into it. Never raises; how it ended is in the answer.
+async def generate_last(server: Server, turns: Sequence[Turn], settings: Settings) -> None:
+    """Generate the response of the last turn into it. Never raises; how it ended is in the response.
 
     Cancelling the task that runs this leaves the server's stream, which cancels the request in the engine.
     """
-    answer, started = turns[-1].answer, time.monotonic()
+    response, started = turns[-1].response, time.monotonic()
     try:
         with _images.held(image_bytes(turns)):
-            async for piece in server.answer(to_messages(settings.system_prompt, turns), settings):
-                answer.take(piece, time.monotonic() - started)
-        if answer.outcome is Outcome.RUNNING:
-            answer.outcome, answer.error = Outcome.FAILED, "The server ended the answer early."
+            async for piece in server.respond(to_messages(settings.system_prompt, turns), settings):
+                response.take(piece, time.monotonic() - started)
+        if response.outcome is Outcome.RUNNING:
+            response.outcome, response.error = Outcome.FAILED, "The server ended the response early."
     except asyncio.CancelledError:
-        answer.outcome = Outcome.STOPPED
+        response.outcome = Outcome.STOPPED
     except Exception as error:
         if not isinstance(error, TritonUnavailable | TritonRequestError | ValueError):
-            logger.exception("an answer failed")
-        answer.outcome, answer.error = Outcome.FAILED, readable(error)
+            logger.exception("a response failed")
+        response.outcome, response.error = Outcome.FAILED, readable(error)
 
 
 def readable(error: Exception) -> str:
