@@ -73,7 +73,7 @@ TEST(each_sequence_gets_its_own_rows_whoever_chooses) {
     while (fixture.has_work()) fixture.run();
     for (const auto& [id, sequence] : sequences) {
       const auto begin = sequence->tokens.begin() + sequence->prompt_len();
-      CHECK(std::vector<int32_t>(begin, sequence->tokens.end()) == expected_answer(prompts[id], static_cast<int>(id)));
+      CHECK(std::vector<int32_t>(begin, sequence->tokens.end()) == expected_tokens(prompts[id], static_cast<int>(id)));
       CHECK_EQUAL(fixture.outputs[id], static_cast<int>(id));
     }
     CHECK_EQUAL(fixture.blocks.referenced_count(), 0);
