@@ -88,7 +88,7 @@ TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
   CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.hidden_states = RowsWanted::kGeneration; }), 0);
 }
 
-ENGINE_TEST(stop_tokens_end_an_answer_and_are_not_part_of_it) {
+ENGINE_TEST(stop_tokens_end_a_response_and_are_not_part_of_it) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   const std::vector<int32_t> free_run = expected_tokens({9}, 12);
@@ -243,7 +243,7 @@ ENGINE_TEST(a_runner_that_can_be_started_again_is_and_has_forgotten_what_it_cach
   CHECK(!engine.has_failed());
 }
 
-ENGINE_TEST(an_answer_may_take_all_that_its_prompt_leaves_of_a_conversation) {
+ENGINE_TEST(a_response_may_take_all_that_its_prompt_leaves_of_a_conversation) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   const std::vector<int32_t> prompt(28, 5);

@@ -139,7 +139,7 @@ ENGINE_TEST(a_cached_prompt_is_found_by_requests_with_the_same_salt_alone) {
   for (const char* salt : {"bob", "", "ann"}) CHECK(matched(salt) > 0);
 }
 
-ENGINE_TEST(all_answers_to_a_prompt_look_for_it_and_no_more_is_found_than_looked_for) {
+ENGINE_TEST(all_responses_to_a_prompt_look_for_it_and_no_more_is_found_than_looked_for) {
   EngineConfig config = small_config();
   config.enable_prefix_caching = true;
   Driven driven(config);
@@ -255,7 +255,7 @@ ENGINE_TEST(a_sibling_that_fails_ends_the_request_whichever_it_is) {
   }
 }
 
-ENGINE_TEST(a_session_takes_the_answer_and_the_token_that_ended_it) {
+ENGINE_TEST(a_session_takes_the_response_and_the_token_that_ended_it) {
   Driven driven(small_config());
   const std::vector<int32_t> likely = expected_tokens({5}, 6);
   Request first = request_of(1, {5}, 6);
@@ -271,7 +271,7 @@ ENGINE_TEST(a_session_takes_the_answer_and_the_token_that_ended_it) {
   CHECK_EQUAL(driven.last(2).history_token_len, 1 + before + 1);
 }
 
-ENGINE_TEST(a_session_takes_tokens_without_an_answer) {
+ENGINE_TEST(a_session_takes_tokens_without_a_response) {
   Driven driven(small_config());
   Request first = request_of(1, {5, 6, 7}, 0);
   first.session = SessionParams{7, true, false, false, -1};
@@ -327,7 +327,7 @@ ENGINE_TEST(a_request_is_moved_through_the_engine_not_copied) {
 }
 
 // A response whose grammar is late does not keep the others waiting, and gets what it would have got at once.
-ENGINE_TEST(an_answer_that_waits_for_its_grammar_sits_out_steps_and_others_go_on) {
+ENGINE_TEST(a_response_that_waits_for_its_grammar_sits_out_steps_and_others_go_on) {
   EngineConfig config = small_config();
   config.eos_token_ids = {60};
   Driven driven(config);
@@ -348,7 +348,7 @@ ENGINE_TEST(an_answer_that_waits_for_its_grammar_sits_out_steps_and_others_go_on
   CHECK(driven.tokens(2) == expected_tokens({3, 4}, 30));
 }
 
-ENGINE_TEST(with_nothing_but_answers_that_wait_for_grammars_the_engine_is_idle) {
+ENGINE_TEST(with_nothing_but_responses_that_wait_for_grammars_the_engine_is_idle) {
   Driven driven(small_config());
   const auto control = std::make_shared<LateGrammar::Control>();
   Request request = request_of(1, {1, 2}, 2);
@@ -363,7 +363,7 @@ ENGINE_TEST(with_nothing_but_answers_that_wait_for_grammars_the_engine_is_idle) 
   CHECK(driven.last(1).error_code == ErrorCode::kTimeout);
 }
 
-ENGINE_TEST(a_grammar_that_fails_in_the_midst_of_an_answer_ends_that_answer_alone) {
+ENGINE_TEST(a_grammar_that_fails_in_the_midst_of_a_response_ends_that_response_alone) {
   Driven driven(small_config());
   const auto control = std::make_shared<LateGrammar::Control>();
   control->places_known = 2;
@@ -378,7 +378,7 @@ ENGINE_TEST(a_grammar_that_fails_in_the_midst_of_an_answer_ends_that_answer_alon
   CHECK(driven.tokens(2) == expected_tokens({3, 4}, 10));
 }
 
-ENGINE_TEST(an_answer_that_waits_for_its_grammar_can_be_cancelled) {
+ENGINE_TEST(a_response_that_waits_for_its_grammar_can_be_cancelled) {
   Driven driven(small_config());
   const auto control = std::make_shared<LateGrammar::Control>();
   driven.add(request_of(1, {1, 2}, 20), std::make_shared<LateGrammar>(9, control));

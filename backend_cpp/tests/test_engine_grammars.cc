@@ -8,7 +8,7 @@
 
 namespace turbomind::testing {
 
-PLAIN_ENGINE_TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step) {
+PLAIN_ENGINE_TEST(a_grammar_constrains_its_response_and_forced_tokens_cost_no_step) {
   Collector collector;
   EngineConfig config = small_config();
   config.eos_token_ids = {60};
@@ -73,7 +73,7 @@ ENGINE_TEST(a_refused_request_leaves_its_session_as_it_was) {
   CHECK_EQUAL(collector.wait(5).last.history_token_len, 7);
 }
 
-ENGINE_TEST(an_answer_whose_siblings_cannot_begin_ends_its_request) {
+ENGINE_TEST(a_response_whose_siblings_cannot_begin_ends_its_request) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
   Request request = make_request(1, {1, 2}, 20, collector.callback());

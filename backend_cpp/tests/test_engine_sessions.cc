@@ -198,7 +198,7 @@ ENGINE_TEST(a_shared_prefix_is_computed_once) {
   CHECK(computed(true) * 10 < computed(false));
 }
 
-ENGINE_TEST(several_answers_share_the_prompts_blocks_and_end_one_by_one) {
+ENGINE_TEST(several_responses_share_the_prompts_blocks_and_end_one_by_one) {
   Collector collector;
   EngineConfig config = small_config();
   config.page_count = pages_of(100);
@@ -222,7 +222,7 @@ ENGINE_TEST(several_answers_share_the_prompts_blocks_and_end_one_by_one) {
   CHECK_EQUAL(engine.stats().blocks_used + engine.stats().blocks_idle, 0);
 }
 
-ENGINE_TEST(a_cancelled_request_ends_all_its_answers) {
+ENGINE_TEST(a_cancelled_request_ends_all_its_responses) {
   Collector collector;
   auto runner = std::make_unique<StubRunner>();
   runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
@@ -257,7 +257,7 @@ ENGINE_TEST(scoring_sums_minus_log_p_over_the_prompt_in_chunks) {
   CHECK(std::abs(scored.score - (60 * normaliser - 5.0 * hits)) < 1e-6);
 }
 
-ENGINE_TEST(log_probabilities_of_the_prompt_come_once_with_the_first_answer) {
+ENGINE_TEST(log_probabilities_of_the_prompt_come_once_with_the_first_response) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   std::vector<int32_t> prompt = {1};
@@ -350,7 +350,7 @@ ENGINE_TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
   CHECK(collector.wait(2).tokens == expected_tokens({1, 2}, 60));
 }
 
-ENGINE_TEST(an_answer_that_fails_takes_its_siblings_with_it_once) {
+ENGINE_TEST(a_response_that_fails_takes_its_siblings_with_it_once) {
   Collector collector;
   std::atomic<int> failures{0};
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());

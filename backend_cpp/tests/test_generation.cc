@@ -45,7 +45,7 @@ void change_nothing(GenerationParams&) {}
 
 }  // namespace
 
-TEST(an_answer_takes_tokens_until_it_is_long_enough) {
+TEST(a_response_takes_tokens_until_it_is_long_enough) {
   Asked asked([](GenerationParams& params) { params.max_new_tokens = 2; });
   CHECK(asked.advance({4}) == FinishReason::kNone);
   const std::optional<Output> first = asked.generation.take_output(FinishReason::kNone);
@@ -60,7 +60,7 @@ TEST(an_answer_takes_tokens_until_it_is_long_enough) {
   CHECK(asked.generated() == std::vector<int32_t>({4, 5}));
 }
 
-TEST(the_token_that_ends_an_answer_is_reported_and_no_part_of_it) {
+TEST(the_token_that_ends_a_response_is_reported_and_no_part_of_it) {
   Asked asked([](GenerationParams& params) {
     params.stop_token_ids = {7};
     params.logprobs = 1;
@@ -74,7 +74,7 @@ TEST(the_token_that_ends_an_answer_is_reported_and_no_part_of_it) {
   CHECK_EQUAL(output->logprobs.size(), 1u);
 }
 
-TEST(a_stop_string_ends_an_answer_before_it_and_special_tokens_show_only_if_wanted) {
+TEST(a_stop_string_ends_a_response_before_it_and_special_tokens_show_only_if_wanted) {
   Asked asked([](GenerationParams& params) { params.stop_words = {"56"}; });
   for (const int32_t token : {4, kStubVocab - 1, 5}) CHECK(asked.advance({token}) == FinishReason::kNone);
   CHECK(asked.advance({6}) == FinishReason::kStop);
@@ -86,7 +86,7 @@ TEST(a_stop_string_ends_an_answer_before_it_and_special_tokens_show_only_if_want
   CHECK_EQUAL(raw.generation.take_output(FinishReason::kNone)->text, std::string(1, static_cast<char>('0' + 63)));
 }
 
-TEST(nothing_ends_an_answer_before_its_least_length) {
+TEST(nothing_ends_a_response_before_its_least_length) {
   Asked asked([](GenerationParams& params) {
     params.stop_token_ids = {7};
     params.stop_words = {"4"};
@@ -216,7 +216,7 @@ TEST(the_likeliest_tokens_are_chosen_from_without_knowing_all_that_may_come_and_
   }
 }
 
-TEST(where_the_likeliest_tokens_cannot_be_judged_an_answer_waits_and_chooses_as_if_it_had_known) {
+TEST(where_the_likeliest_tokens_cannot_be_judged_a_response_waits_and_chooses_as_if_it_had_known) {
   const auto control = std::make_shared<ListGrammar::Control>();
   control->allowed = {3, 4};
   control->can_check = false;
@@ -229,7 +229,7 @@ TEST(where_the_likeliest_tokens_cannot_be_judged_an_answer_waits_and_chooses_as_
   CHECK(asked.generated() == std::vector<int32_t>{4});
 }
 
-TEST(a_jump_forward_ends_with_the_answer) {
+TEST(a_jump_forward_ends_with_the_response) {
   Asked asked([](GenerationParams& params) { params.max_new_tokens = 2; }, std::make_shared<PatternGrammar>(8));
   CHECK(asked.advance({3}) == FinishReason::kLength);
   CHECK(asked.generated() == std::vector<int32_t>({3, 11}));
@@ -269,7 +269,7 @@ TEST(log_probabilities_and_logits_are_the_models_own_before_any_penalty) {
   CHECK_EQUAL(output.hidden_states.at(0), 0.5f);
 }
 
-TEST(an_answer_that_is_not_streamed_comes_at_its_end) {
+TEST(a_response_that_is_not_streamed_comes_at_its_end) {
   Asked asked([](GenerationParams& params) { params.stream = false; });
   asked.advance({4});
   CHECK(!asked.generation.take_output(FinishReason::kNone));
@@ -279,7 +279,7 @@ TEST(an_answer_that_is_not_streamed_comes_at_its_end) {
   CHECK(output->token_ids == std::vector<int32_t>({4, 5}));
 }
 
-TEST(a_choice_says_what_the_request_said_and_where_the_answer_stands) {
+TEST(a_choice_says_what_the_request_said_and_where_the_response_stands) {
   Asked asked([](GenerationParams& params) {
     params.do_sample = true;
     params.top_k = 9;
@@ -330,7 +330,7 @@ TEST(reasoning_are_ended_when_their_budget_is_spent) {
   CHECK(at_once.generated() == std::vector<int32_t>({9, 2, 3, 8}));
 }
 
-TEST(reasoning_that_end_in_time_and_answers_without_reasoning_are_left_alone) {
+TEST(reasoning_that_end_in_time_and_responses_without_reasoning_are_left_alone) {
   for (const std::vector<int32_t>& ends : {std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 2, 2, 3, 4, 5}}) {
     Asked asked = thinking(4, "1");
     for (const int32_t token : ends) asked.advance({token});
@@ -351,7 +351,7 @@ TEST(a_runner_is_reported_the_only_token_that_ends_reasoning) {
   }
 }
 
-TEST(answers_to_one_prompt_draw_from_streams_of_their_own) {
+TEST(responses_to_one_prompt_draw_from_streams_of_their_own) {
   const auto rules = Asked::make_rules(change_nothing, nullptr);
   std::vector<int32_t> tokens = kPrompt;
   Generation first(rules, 0, 77, 0, tokens);
@@ -360,7 +360,7 @@ TEST(answers_to_one_prompt_draw_from_streams_of_their_own) {
   CHECK(second.choice(0).seed != first.choice(0).seed);
 }
 
-TEST(rows_of_the_prompt_are_taken_once_and_the_last_is_the_answers) {
+TEST(rows_of_the_prompt_are_taken_once_and_the_last_is_the_responses) {
   Asked asked([](GenerationParams& params) { params.hidden_states = RowsWanted::kAll; });
   const std::vector<float> logits(3 * kStubVocab, 0.0f);
   const std::vector<float> hidden = {10, 11, 12};

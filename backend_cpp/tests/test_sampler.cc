@@ -122,7 +122,7 @@ TEST(penalties_and_bias_act_on_logits_as_documented) {
   CHECK(row == std::vector<float>({1.0f, 3.5f - 1.0f - 2 * 0.5f, 1.75f}));
 }
 
-TEST(answers_share_a_prompt_and_count_their_own_tokens) {
+TEST(responses_share_a_prompt_and_count_their_own_tokens) {
   SamplingParams rule;
   rule.repetition_penalty = 4.0f;
   const PromptTokens prompt(rule, {0}, 3);

@@ -186,7 +186,7 @@ TEST(every_token_sees_the_rows_of_its_images_whatever_happens_to_blocks) {
   CHECK(preempted > 20);
 }
 
-TEST(an_image_is_written_some_rows_a_step_alongside_running_answers_and_found_by_the_next_who_shows_it) {
+TEST(an_image_is_written_some_rows_a_step_alongside_running_responses_and_found_by_the_next_who_shows_it) {
   BlockCache blocks(image_plan(), {kBlocks});
   Scheduler scheduler(config(), blocks);
   Memory memory;

@@ -187,7 +187,7 @@ TEST(where_one_token_was_exchanged_the_text_behind_it_is_expected) {
   }
 }
 
-TEST(a_draft_ends_where_the_answer_must) {
+TEST(a_draft_ends_where_the_response_must) {
   Speculator speculator(lookups(16));
   const std::vector<int32_t> tokens(40, 5);
   for (const int most : {0, 1, 3}) {
@@ -198,7 +198,7 @@ TEST(a_draft_ends_where_the_answer_must) {
   }
 }
 
-ENGINE_TEST(drafts_bring_the_same_answers_in_fewer_steps) {
+ENGINE_TEST(drafts_bring_the_same_responses_in_fewer_steps) {
   EngineConfig config = small_config();
   config.session_len = 400;
   config.page_count = pages_of(120);
