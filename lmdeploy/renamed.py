@@ -5,6 +5,7 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 TRITON_MODELS = {"ensemble_pictures": "ensemble_vision"}
@@ -33,8 +34,24 @@ OPTIONS = {
 }
 """Command-line options."""
 
-JSON_KEYS = {"answer_rate": "output_rate"}
+PLAN_KEYS = {"answer_rate": "output_rate"}
 """Keys of ``lmdeploy plan --json``."""
+
+COMPARISON_KEYS = {"beside": "alongside"}
+"""Keys of a row in the report of ``tools.bench.compare --json``."""
+
+FLEET_STRATEGIES = {"rotating": "round_robin", "two": "power_of_two", "least": "least_loaded"}
+"""Values of ``tools.fleet --strategies``."""
+
+
+def with_old_keys(report: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Return a report that has its values under their old keys too."""
+    return {**report, **{old: report[new] for old, new in renamed.items()}}
+
+
+def warn(where: str, old: str, new: str) -> None:
+    """Print that a name is old."""
+    print(f"{where}: {old} is called {new} now; the old name works until 0.3", file=sys.stderr)
 
 
 def accept_old_option(container: argparse._ActionsContainer, option: argparse.Action, old: str) -> None:
@@ -55,7 +72,7 @@ def accept_old_option(container: argparse._ActionsContainer, option: argparse.Ac
             self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, name: str | None = None
         ) -> None:
             new = option.option_strings[0]
-            print(f"{parser.prog}: {old} is called {new} now; the old name works until 0.3", file=sys.stderr)
+            warn(parser.prog, old, new)
             option(parser, namespace, values, new)
 
     container.add_argument(

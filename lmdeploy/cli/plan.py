@@ -13,7 +13,7 @@ from lmdeploy.capacity.plan import Efficiency, Load, Plan, Storage, plan
 from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.cli import options
 from lmdeploy.errors import CheckpointError
-from lmdeploy.renamed import JSON_KEYS, accept_old_option
+from lmdeploy.renamed import PLAN_KEYS, accept_old_option, with_old_keys
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -72,8 +72,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"lmdeploy plan: {error}", file=sys.stderr)
         return 1
     if args.json:
-        old = {name: getattr(made, new) for name, new in JSON_KEYS.items()}
-        print(json.dumps({"parameters": sizes.parameters, "active": sizes.active, **asdict(made), **old}))
+        print(
+            json.dumps(
+                {"parameters": sizes.parameters, "active": sizes.active, **with_old_keys(asdict(made), PLAN_KEYS)}
+            )
+        )
     else:
         print("\n".join(_lines(sizes, device, load, made)))
     return 0

@@ -14,6 +14,7 @@ from lmdeploy.cli.main import main
 from lmdeploy.turbomind.engine import Engine
 from lmdeploy.turbomind.repository import MODELS, copy_models
 from openai_gateway.metrics.page import GatewayMetrics
+from tools import fleet
 from webui.conversations import conversation_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,9 @@ TABLES = (
     renamed.ENGINE_METRICS,
     renamed.CONVERSATION_KEYS,
     renamed.OPTIONS,
-    renamed.JSON_KEYS,
+    renamed.PLAN_KEYS,
+    renamed.COMPARISON_KEYS,
+    renamed.FLEET_STRATEGIES,
 )
 
 
@@ -106,5 +109,18 @@ def test_a_plan_takes_and_reports_the_old_names(tmp_path: Path, capsys: pytest.C
         assert main(["plan", str(tmp_path), "--gpu", "L4", option, "50", "--json"]) == 0
         reports.append(json.loads(capsys.readouterr().out))
     assert reports[0] == reports[1]
-    for old, new in renamed.JSON_KEYS.items():
+    for old, new in renamed.PLAN_KEYS.items():
         assert reports[0][old] == reports[0][new]
+
+
+def test_the_fleet_takes_old_strategies(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--replicas", "2", "--requests", "20", "--rate", "4", "--json"]
+    monkeypatch.setattr("sys.argv", ["fleet", "--strategies", *renamed.FLEET_STRATEGIES, *load])
+    fleet.main()
+    printed = capsys.readouterr()
+    assert [json.loads(line)["strategy"] for line in printed.out.splitlines()] == [*renamed.FLEET_STRATEGIES.values()]
+    assert len(printed.err.splitlines()) == len(renamed.FLEET_STRATEGIES)
+
+
+def test_a_report_has_its_values_under_old_keys_too() -> None:
+    assert renamed.with_old_keys({"alongside": 1}, renamed.COMPARISON_KEYS) == {"alongside": 1, "beside": 1}

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from lmdeploy.renamed import accept_old_option
+from lmdeploy.renamed import COMPARISON_KEYS, accept_old_option, with_old_keys
 from tools.bench import arguments as flags
 from tools.bench.matches import MATCHES, Rounds, full_cache, over_http, play
 from tools.bench.peers.places import thread_count, why_missing
@@ -84,7 +84,10 @@ def main() -> None:
     for title in missing:
         print(f"not measured: {title}")
     draw_bars(arguments.plot, [_bar(row) for row in found], "ours / theirs (line: target)")
-    content = {"rows": [asdict(row) | {"missed": row.is_missed} for row in found], "not_measured": missing}
+    content = {
+        "rows": [with_old_keys(asdict(row), COMPARISON_KEYS) | {"missed": row.is_missed} for row in found],
+        "not_measured": missing,
+    }
     write_report(arguments.json, "compare", limits, others_busy=busy, rounds=rates, **content)
     if arguments.strict and (missing or any(row.is_missed for row in found)):
         sys.exit(1)
