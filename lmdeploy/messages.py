@@ -24,7 +24,7 @@ NUM_CPU_BLOCKS = (
     "instead of computed again; 0: none."
 )
 KV_EVENTS_CONFIG = (
-    "Report routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
+    "Publish to routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
     '"enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.'
 )
 SPECULATIVE_CONFIG = (

@@ -21,7 +21,7 @@ class DetokenizeState:
     Parameters
     ----------
     context, read
-        Tokens from ``context`` to ``read`` were reported last; those from ``read`` on were not given yet.
+        Tokens from ``context`` to ``read`` were returned last; those from ``read`` on were not returned yet.
     """
 
     context: int = 0

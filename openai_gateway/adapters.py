@@ -27,7 +27,7 @@ class Adapters:
         self._client = client
 
     async def visible(self, key: str | None) -> list[str]:
-        """Return the names of the adapters that the holder of an API key may use; none where it reports none."""
+        """Return the names of the adapters that the holder of an API key may use; none where it has none."""
         try:
             adapters = await self._client.adapters()
         except TritonRequestError:  # an older engine, or one that was started with another control key

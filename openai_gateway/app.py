@@ -148,7 +148,7 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
 
 
 async def _check_model(request: Request, error: RequestValidationError) -> None:
-    """Raise that a model is not served, which LMDeploy reports before it looks at values."""
+    """Raise that a model is not served, which LMDeploy checks before values."""
     endpoint = OF_PATH.get(request.scope["path"])
     checks = endpoint is not None and endpoint.checks_model and isinstance(error.body, dict)
     model = error.body.get("model") if checks else None

@@ -22,7 +22,7 @@ from openai_gateway.validation_errors import MISTYPED, validation_error
 logger = logging.getLogger(__name__)
 
 _STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "ABORTED": 409, "UNAVAILABLE": 503}
-# LMDeploy's clients report wrong types (422) from wrong values (400) here; on all other paths both are 400.
+# LMDeploy's clients distinguish wrong types (422) from wrong values (400) here; on all other paths both are 400.
 _OF_NODES = "/nodes/"  # of the proxy
 _LOGGED = 1000  # characters of what the engine says
 # What OpenAI has and models that write text cannot do: the beginning of its path, and what to say.

@@ -35,7 +35,7 @@ _CONTEXT_KNOWN = 10.0  # seconds after which an engine may have been restarted w
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model's template, and who serves it, report it.
+    """What a model's template, and who serves it, say about it.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class ServedModel:
     engine_dir
         As `TokenTexts` takes it.
     traits
-        What its template reports.
+        What its template says.
     generation_config
         Where its sampling defaults come from (`lmdeploy.model_metadata.sampling_defaults`).
 

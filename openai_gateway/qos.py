@@ -11,7 +11,7 @@ requests it may have open. On a server with API keys, each user also names the k
                                  {"id": "default", "quota_pct": 25}]}}
 
 The API key then says who the user is; of several users with one key (a front end's), the ``user`` of the request says
-which. Without API keys ``user`` alone says it, and callers are trusted to report the truth. All others share the entry
+which. Without API keys ``user`` alone says it, and callers are trusted. All others share the entry
 ``default``; without one they are refused.
 """
 

@@ -189,7 +189,7 @@ def requests_reasoning(
     budget
         Tokens that reasoning may take; None, or where it is not known how to end them: any number.
     counts_tokens
-        Whether it is reported how many they took.
+        Whether their number is reported.
     """
     if thinking is None:
         return {}

@@ -50,7 +50,7 @@ def build(
     api_key
         A key of the server with OpenAI's API.
     control_key
-        What Triton reports its adapters for.
+        The model whose adapters Triton lists.
     metrics_url
         The server's page of metrics; empty: where it usually is.
     sampling_defaults

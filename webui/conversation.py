@@ -49,7 +49,7 @@ class Piece:
     token_count, prompt_count, cached_count
         Tokens generated so far, of the prompt, and of those found in the cache; None: not given here.
     token_ids
-        New tokens that a server may be reported with the next question; empty: not given here.
+        New tokens that may be sent to the server with the next question; empty: not given here.
     """
 
     text: str = ""

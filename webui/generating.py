@@ -38,7 +38,7 @@ class Server(Protocol):
         Raises
         ------
         TritonUnavailable, TritonRequestError
-            The server is away, or does not report.
+            The server is away, or does not say.
         """
         ...
 
@@ -102,7 +102,7 @@ async def generate_last(server: Server, turns: Sequence[Turn], settings: Setting
 
 
 def readable(error: Exception) -> str:
-    """Return what a reader of the page should be notified of an error."""
+    """Return what the page shows of an error."""
     if isinstance(error, TritonUnavailable):
         return "The model server is away. Press Retry when it is back."
     if isinstance(error, ValueError):

@@ -1,4 +1,4 @@
-"""What a server reports itself at ``/metrics``, in Prometheus' text format."""
+"""What a server reports at ``/metrics``, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 # A line of the format: name, labels, value.
 _LINE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})? (?P<value>\S+)", re.MULTILINE)
 _TIMEOUT = 2.0  # seconds
-_TRITON_PORT = 8002  # of metrics, unless Triton was reported another
+_TRITON_PORT = 8002  # of metrics, unless Triton was given another
 SAMPLES = 120
 # What each metric is called: by our engine, and by servers that speak as vLLM does.
 NAMES = {

@@ -1,4 +1,4 @@
-"""Reasoning that a model writes into its answer, where no gateway reported them apart."""
+"""Reasoning that a model writes into its answer, where no gateway separated it."""
 
 from __future__ import annotations
 

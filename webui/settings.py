@@ -107,7 +107,7 @@ class Settings:
 
     @property
     def enable_thinking(self) -> bool | None:
-        """What the chat template is notified of reasoning; None: nothing."""
+        """The reasoning option of the chat template; None: nothing."""
         return {"on": True, "off": False}.get(self.thinking)
 
     def to_json(self) -> dict[str, Any]:

@@ -162,6 +162,6 @@ def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> Setting
     gr.on([name.submit, keep.click], keep_it, [name, own, *numbers], [own, preset, name, drop], **at_once)
     drop.click(drop_it, [preset, own], [own, preset, drop], **at_once)
     own.change(choices, own, preset, **at_once)
-    for number in numbers:  # what was changed is no preset any more; reported by the browser alone
+    for number in numbers:  # what was changed is no preset any more; the browser alone notices
         number.input(None, None, preset, js="() => null", queue=False)
     return SettingsPanel(controls, preset)

@@ -19,7 +19,7 @@ class TritonServer(TritonClient):
     address, control_key
         Of `TritonClient`.
     sampling_defaults
-        The model's (`lmdeploy.model_metadata.sampling_defaults`), which a Triton does not report.
+        The model's (`lmdeploy.model_metadata.sampling_defaults`), which Triton does not report.
     """
 
     def __init__(self, address: str, control_key: str = "", sampling_defaults: Mapping[str, Any] | None = None) -> None:

@@ -11,7 +11,7 @@ namespace turbomind {
 // Error(kInvalidArgument) for anything else.
 std::vector<int> parse_processors(const std::string& list);
 
-// The processors of each NUMA node, those without any that `allowed` holds left out; none where `root` does not report.
+// The processors of each NUMA node, those without any that `allowed` holds left out; none where `root` does not say.
 //   root     what the system says of its devices: /sys/devices/system, or a folder like it
 //   allowed  those this process may use, ascending
 std::vector<std::vector<int>> read_nodes(const std::filesystem::path& root, const std::vector<int>& allowed);

@@ -128,7 +128,7 @@ class Host {
       refuse(socket, failure);
     }
     if (pid > 0) processes_[number] = pid;
-    close(socket);  // without a process, this reports the engine
+    close(socket);  // without a process, this notifies the engine
   }
 
   [[noreturn]] static void refuse(int socket, const std::string& why) {

@@ -21,7 +21,7 @@ namespace {
 // Logits at once on a device with its own memory: a chunk of 256 rows of a large vocabulary is 128 MiB.
 constexpr int kDeviceLogitRows = 256;
 
-// How long the preparation of steps may take, and how often is reported how far it has come.
+// How long the preparation of steps may take, and how often its progress is logged.
 constexpr std::chrono::seconds kLongestPreparation{60};
 constexpr std::chrono::seconds kReportEvery{2};
 

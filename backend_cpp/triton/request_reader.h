@@ -3,7 +3,7 @@
 // A field may come as a parameter of the request instead, as clients of Triton's vLLM backend send them: under the
 // tensor's name or that backend's, as a number or as text; or in the JSON text of one parameter, sampling_parameters.
 //
-// Requests of LMDeploy's Triton clients up to 0.5.1 use other names for some of them; they are reported by
+// Requests of LMDeploy's Triton clients up to 0.5.1 use other names for some of them; they are recognized by
 // request_output_len.
 #pragma once
 

@@ -14,7 +14,7 @@ class ResponseStream {
  public:
   // `is_legacy`: the client is of LMDeploy up to 0.5.1; its errors are numbers.
   ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, bool is_legacy);
-  // Reports statistics and gives the request back to Triton.
+  // Reports statistics and returns the request to Triton.
   ~ResponseStream();
   ResponseStream(const ResponseStream&) = delete;
   ResponseStream& operator=(const ResponseStream&) = delete;

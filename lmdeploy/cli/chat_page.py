@@ -25,7 +25,7 @@ class ChatPage:
     Parameters
     ----------
     control_key
-        What Triton reports its adapters for.
+        The model whose adapters Triton lists.
     server
         Triton's address, or the URL of an API; the page shows that one of `api_keys`.
     server_name, server_port, api_keys

@@ -178,7 +178,7 @@ def add_old_batch_size(parser: argparse.ArgumentParser, flag: str) -> None:
 
 
 def add_vision_options(parser: argparse.ArgumentParser) -> None:
-    """Add what LMDeploy can be notified of vision models."""
+    """Add the options of vision models."""
     parser.add_argument(
         "--vision-max-batch-size",
         type=int,

@@ -71,7 +71,7 @@ class PipelineLM(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """By which lm-eval reports its caches of requests apart."""
+        """By which lm-eval distinguishes its caches of requests."""
         return self._name.replace("/", "__")
 
     def _config(self, options: dict[str, Any]) -> GenerationConfig:

@@ -82,7 +82,7 @@ class Row:
     tensor_default
         Default reported alongside the tensor, where it is not `default`.
     no_effect
-        Why the field does nothing; who sets it is reported.
+        Why the field does nothing; setting it logs this.
     """
 
     name: str = ""

@@ -1,1 +1,1 @@
-"""What is in the engine's block cache, asked to routers as vLLM reports it (docs/deployment/operations.md)."""
+"""What is in the engine's block cache, published to routers in vLLM's format (docs/deployment/operations.md)."""

@@ -17,7 +17,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     token_ids
         Of these blocks.
     lora_id
-        Always None; LoRA adapters are reported by ``lora_name``.
+        Always None; LoRA adapters are named by ``lora_name``.
     medium
         ``GPU``: the engine's own memory, whatever the device; ``CPU``: the host's blocks alongside it.
     extra_keys

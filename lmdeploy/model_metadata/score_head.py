@@ -48,7 +48,7 @@ class ScoreHead:
     judges
         Query and text reach the model in Qwen3-Reranker's prompt; otherwise one after the other.
     activation
-        From numbers to what is notified of them: ``sigmoid``, ``softmax`` or ``identity``.
+        From numbers to what is returned: ``sigmoid``, ``softmax`` or ``identity``.
     refusal
         Why it cannot be used; empty: it can.
     weight, bias

@@ -81,7 +81,7 @@ def no_mask(*_: Any, **__: Any) -> None:
 
 
 def register() -> None:
-    """Report ``transformers`` about this attention."""
+    """Register this attention with ``transformers``."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)

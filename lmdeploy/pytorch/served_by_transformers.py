@@ -1,4 +1,4 @@
-"""Which models of ``transformers`` this engine runs, as far as a configuration reports."""
+"""Which models of ``transformers`` this engine runs, as far as a configuration says."""
 
 from __future__ import annotations
 

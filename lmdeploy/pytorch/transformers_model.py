@@ -123,7 +123,7 @@ class TransformersModel:
         is_wide = self._device.type == "cpu" or self.dtype == torch.float32
         if not off <= (_TOLERANCE if is_wide else _TOLERANCE_OF_16_BITS):
             raise UnsupportedModelError(
-                f"{checkpoint}: its attention does more than its code reports ours: logits are off by {off:.1%}"
+                f"{checkpoint}: its attention does more than its code shows: logits are off by {off:.1%}"
             )
         return recording
 

@@ -61,7 +61,7 @@ class TritonServer:
     Attributes
     ----------
     control_key
-        What engines report and change their adapters for.
+        Models whose adapters are listed and changed.
     repository_key
         What opens the model repository over gRPC; empty: nothing does.
     """

@@ -189,7 +189,7 @@ def decode_adapters(response: service_pb2.ModelInferResponse) -> dict[str, str]:
 
 
 def encode_adapter_template(action: str, name: str, path: str = "", key: str = "") -> service_pb2.ModelInferRequest:
-    """Return the request that reports the chat templates of an adapter, which is loaded or unloaded (``action``)."""
+    """Return the request that notifies the chat templates of an adapter that is loaded or unloaded (``action``)."""
     message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
     message.parameters["control_key"].string_param = key
     for tensor, text in {"lora_control": action, "lora_name": name, "lora_path": path}.items():

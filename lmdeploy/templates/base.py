@@ -62,7 +62,7 @@ class ChatTemplate(ABC):
         return False
 
     def writes_calls(self) -> bool:
-        """Return whether it has one for calls and what they return, even where no tools are reported."""
+        """Return whether it has one for calls and what they return, even where no tools are given."""
         return self.lists_tools()
 
     @property

@@ -44,7 +44,7 @@ _COMPUTED_BUFFER = re.compile(
     r"^rope_(freqs|factors_long|factors_short)\.weight$|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.(masked_)?bias|future_mask)$"
 )
 _SHOWN_EXTRA = 8
-_MODELOPT = "hf_quant_config.json"  # where Model Optimizer says what others report in config.json
+_MODELOPT = "hf_quant_config.json"  # where Model Optimizer says what others say in config.json
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint alongside its weights, and what reports one state of a checkpoint from another."""
+"""The files of a checkpoint alongside its weights, and what distinguishes one state of a checkpoint from another."""
 
 import shutil
 from pathlib import Path

@@ -185,7 +185,7 @@ def _config(
 
 
 def _trained_length(params: dict[str, Any], is_llama3: bool) -> int:
-    """Return the context length, which ``params.json`` does not report, by what reports the generations apart."""
+    """Return the context length, which ``params.json`` lacks, by what distinguishes the generations."""
     if params.get("use_scaled_rope"):
         return 131072
     if is_llama3:

@@ -54,7 +54,7 @@ class QuotaError(Exception):
 
 
 class FileObject(BaseModel):
-    """What callers are notified of a file."""
+    """What callers get of a file."""
 
     id: str
     object: Literal["file"] = "file"

@@ -45,7 +45,7 @@ class RequestCounts(BaseModel):
 
 
 class BatchObject(BaseModel):
-    """What callers are notified of a batch (platform.openai.com/docs/api-reference/batch/object)."""
+    """What callers get of a batch (platform.openai.com/docs/api-reference/batch/object)."""
 
     id: str
     object: Literal["batch"] = "batch"

@@ -7,7 +7,7 @@ import contextlib
 
 from openai_gateway.middleware.own_requests import OpenRequests
 
-_LOOK_AGAIN = 0.1  # seconds; nobody reports when clients' requests end
+_LOOK_AGAIN = 0.1  # seconds; nothing signals when clients' requests end
 
 
 class Slots:

@@ -71,5 +71,5 @@ class Store:
 
 
 def owner_name(key: str | None, of: str = "files") -> str:
-    """Return the name of an owner's folder for one kind of things, which does not report the key."""
+    """Return the name of an owner's folder for one kind of things, which does not reveal the key."""
     return _EVERYBODY if key is None else hashlib.sha256(f"{of} of {key}".encode()).hexdigest()[:32]

@@ -69,7 +69,7 @@ def key_of(scope: Scope) -> str | None:
 
 
 def caller_of_key(key: str) -> str:
-    """Return a name that reports requests with this key from all others, and not the key."""
+    """Return a name that identifies requests with this key without revealing it."""
     return hmac.new(key.encode(), b"caller", hashlib.sha256).hexdigest()[:16]
 
 

@@ -1,6 +1,6 @@
 """Which requests a worker has open in the engine, in a file: if the worker is killed, somebody else can cancel them.
 
-Triton reports an ensemble's models nothing of a connection that broke, so the engine would finish these responses.
+Triton does not tell an ensemble's models that a connection broke, so the engine would finish these responses.
 """
 
 from __future__ import annotations

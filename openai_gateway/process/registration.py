@@ -1,4 +1,4 @@
-"""Report a proxy that this server is there, again and again, so that a proxy that was restarted learns of it too."""
+"""Register this server with a proxy, repeatedly, so that a restarted proxy learns of it too."""
 
 from __future__ import annotations
 

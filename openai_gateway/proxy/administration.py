@@ -22,7 +22,7 @@ class NodeAdministrators:
 
     That is who shows one of ``--admin-keys``; where there are none, a program on this machine. A web page is not one,
     even where a browser on this machine sends its requests: neither one of another origin, nor one whose name was made
-    to mean this machine (DNS rebinding), which its ``Host`` reports.
+    to mean this machine (DNS rebinding), which its ``Host`` shows.
     """
 
     def __init__(self, app: ASGIApp, settings: ProxySettings) -> None:

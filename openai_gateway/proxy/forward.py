@@ -37,7 +37,7 @@ class NodeFailed(Exception):
 
 
 def node_headers(settings: ProxySettings) -> dict[str, str]:
-    """Return what a node is notified of who asks: the proxy's key, never the caller's."""
+    """Return the headers for a node: the proxy's key, never the caller's."""
     return {} if settings.node_key is None else {"authorization": f"Bearer {settings.node_key}"}
 
 

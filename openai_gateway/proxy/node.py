@@ -12,7 +12,7 @@ _LATENCIES = 15  # kept a node
 
 
 class NodeStatus(BaseModel):
-    """What is notified of a node: by itself when it registers, and by the proxy when it is asked."""
+    """The state of a node: it sends it when it registers; the proxy returns it on request."""
 
     models: list[str] | None = None
     unfinished: int | None = Field(0, ge=0)
@@ -48,7 +48,7 @@ class Node:
     is_up: bool = True
 
     def status(self) -> NodeStatus:
-        """Return what is notified of it."""
+        """Return its public state."""
         return NodeStatus(models=self.models, unfinished=self.unfinished, latency=list(self.latency), speed=self.speed)
 
 

@@ -1,4 +1,4 @@
-"""What a parser finds in a response, in order, and what a reader of one call reports it."""
+"""What a parser finds in a response, in order, and what the reader of one call returns to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CallBroken:
     index : int
         The call.
     text : str
-        What was notified of it, as the model wrote it, to be shown as text. What comes after is reported as text.
+        What was read of it, as the model wrote it, to be shown as text. What comes after is reported as text.
     """
 
     index: int

@@ -12,7 +12,7 @@ from openai_gateway.tools.json_call import as_json
 
 _NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,128})\s*\(")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-# JSON's words, which models write that are notified of tools in JSON.
+# JSON's words, which models write whose tools are described in JSON.
 _WORDS = {"true": True, "false": False, "null": None}
 
 

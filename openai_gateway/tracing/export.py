@@ -20,7 +20,7 @@ _TIMEOUT = 5.0  # seconds for a collector to take a batch, in a thread of its ow
 
 
 def provider_for(endpoint: str, on_lost: Callable[[int], object]) -> TracerProvider:
-    """Return what makes spans. The usual variables OTEL_... say how many, and what else their resource reports.
+    """Return what makes spans. The usual variables OTEL_... say how many, and what else their resource has.
 
     Parameters
     ----------

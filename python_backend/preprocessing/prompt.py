@@ -7,7 +7,7 @@ from typing import Any
 from lmdeploy.prompts import PreparedPrompt, PromptPreparer
 from lmdeploy.sessions import HeldSessions
 
-_UNKNOWN = 2**32 - 1  # what these clients have always been reported for a token the model does not have
+_UNKNOWN = 2**32 - 1  # what these clients have always received for a token the model does not have
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Simon Willison's llm, notified of a server by extra-openai-models.yaml. Prints what came back as JSON."""
+"""Simon Willison's llm, with a server from extra-openai-models.yaml. Prints what came back as JSON."""
 
 import json
 import os

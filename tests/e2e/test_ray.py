@@ -60,7 +60,7 @@ def url(model: Path, adapter: Path) -> Iterator[str]:
     os.environ.update(QUICK)
     try:
         resolve(model)  # here, where transformers is loaded: each replica would load it too
-        # Ray starts a process beforehand for each processor it is notified of.
+        # Ray starts a process beforehand for each processor it finds.
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         settings = RaySettings(

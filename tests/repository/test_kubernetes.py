@@ -50,7 +50,7 @@ def manifest(name: str) -> Document:
 
 
 def pods() -> dict[str, Document]:
-    """Return the two pods there are, as Kubernetes would be notified of them."""
+    """Return the two pods there are, as Kubernetes would get them."""
     service, runtime = manifest("kserve/inferenceservice")["spec"], manifest("kserve/servingruntime")["spec"]
     not_of_pods = ("model", "minReplicas", "maxReplicas")
     ours = {key: value for key, value in service["predictor"].items() if key not in not_of_pods}

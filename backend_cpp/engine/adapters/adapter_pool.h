@@ -28,7 +28,7 @@
 
 namespace turbomind {
 
-// What is notified of an adapter.
+// What is known of an adapter.
 struct AdapterInfo {
   std::string name;
   std::string note;  // that came with it; the engine makes nothing of it

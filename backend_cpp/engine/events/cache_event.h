@@ -1,4 +1,4 @@
-// What is notified of the block cache to those who route requests: the events of vLLM's KV-cache stream.
+// What the block cache publishes to routers: the events of vLLM's KV-cache stream.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,7 @@ struct EngineSettings {
   int state_snapshot_interval = 512;
   // Reuse the cached blocks of equal prompt beginnings.
   bool enable_prefix_caching = false;
-  // Report routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
+  // Publish to routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
   // "enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.
   Json kv_events_config;
   // Speculative decoding: draft tokens and verify several in a step; same output, sooner: a JSON object with what

@@ -1,4 +1,4 @@
-// Who is reported what later requests can find in a block cache.
+// Receives what later requests can find in a block cache.
 #pragma once
 
 #include <cstdint>

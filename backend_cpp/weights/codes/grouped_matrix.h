@@ -1,5 +1,5 @@
 // A linear layer's weight as codes of 4 or 8 bits: w[o][i] = scale[g][o] (code[o][i] - zero[g][o]), where g is the
-// group of neighbouring inputs that i belongs to. How a checkpoint packs them is reported by the classes that derive
+// group of neighbouring inputs that i belongs to. How a checkpoint packs them is defined by the classes that derive
 // from this.
 #pragma once
 

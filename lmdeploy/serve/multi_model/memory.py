@@ -107,7 +107,7 @@ def size(count: float) -> str:
 
 
 def free_memory(device: str) -> int | None:
-    """Return the bytes that are free on a device, of several the least; None where nobody reports."""
+    """Return the bytes that are free on a device, of several the least; None if nothing reports it."""
     return _free_on_cpu() if device == "cpu" else _free_on_gpus()
 
 

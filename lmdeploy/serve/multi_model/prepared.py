@@ -21,7 +21,7 @@ class PreparedModel:
     engine_dir
         Its engine directory.
     older_name
-        What Triton clients of LMDeploy up to 0.5.1 are reported.
+        What Triton clients of LMDeploy up to 0.5.1 receive.
     chat_template
         As in `WantedModel`.
     engine

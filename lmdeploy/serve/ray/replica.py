@@ -98,7 +98,7 @@ class Replica:
 
     @serve.multiplexed(max_num_models_per_replica=_ADAPTERS)
     async def adapter(self, name: str) -> str:
-        """Report Ray that this replica has an adapter in memory; the engine reads it with the request that names it."""
+        """Tell Ray that this replica has an adapter in memory; the engine reads it with the request that names it."""
         return name
 
     async def check_health(self) -> None:

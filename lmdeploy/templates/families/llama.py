@@ -14,7 +14,7 @@ from lmdeploy.templates.tool_calling import ToolChatTemplate
 class Llama31ChatTemplate(ToolChatTemplate):
     """Llama 3.1 and 3.2: tools stand in the first message of the user, what they return in turns of ``ipython``.
 
-    A system turn is always there, and reports dates. The published template allows any date; this is its default, as a
+    A system turn is always there, and has dates. The published template allows any date; this is its default, as a
     date that changes would change the beginning of every prompt.
     """
 

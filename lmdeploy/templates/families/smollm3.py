@@ -1,4 +1,4 @@
-"""SmolLM3: ChatML with a header that reports dates, and a mode that lets it think or not."""
+"""SmolLM3: ChatML with a header that has dates, and a mode that lets it think or not."""
 
 from lmdeploy.templates import dates
 from lmdeploy.templates.calls import Call, Tool

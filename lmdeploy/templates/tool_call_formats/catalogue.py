@@ -65,7 +65,7 @@ LLAMA31 = BareObjects()
 
 # GLM-4's published template, and the code alongside it.
 GLM4 = NamedArguments("<|assistant|>", "\n")
-# What Llama 3.1 may write besides: it is notified of neither, but was trained on both (Meta's prompt formats).
+# What Llama 3.1 may write besides: the prompt names neither, but it was trained on both (Meta's prompt formats).
 LLAMA31_FUNCTION = NamedArguments("<function=", ">", "</function>")
 LLAMA31_PYTHON_TAG = EnvironmentCode("<|python_tag|>")
 # The published templates of V3 and R1, which fence the arguments; V3.1's leaves the kind of call and the fence out.

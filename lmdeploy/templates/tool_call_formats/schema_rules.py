@@ -112,7 +112,7 @@ class SchemaRules:
         member
             Writes a name and what stands before its value.
         others
-            The body of a rule of a member whose name the schema does not report, before its value.
+            The body of a rule of a member whose name the schema does not give, before its value.
         is_sorted
             Members come in alphabetical order, not in the schema's.
         """

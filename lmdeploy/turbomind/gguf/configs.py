@@ -1,6 +1,6 @@
 """From the metadata of GGUF files to the config.json that the same models are published with.
 
-What a key means: github.com/ggml-org/ggml, docs/gguf.md. What metadata do not report and llama.cpp knows by heart
+What a key means: github.com/ggml-org/ggml, docs/gguf.md. What metadata do not contain and llama.cpp hard-codes
 (``src/llama-model.cpp``, ``load_hparams``) is said where it is filled in.
 """
 
@@ -211,7 +211,7 @@ def phi3(metadata: Metadata) -> dict[str, Any]:
 
 
 def falcon(metadata: Metadata) -> dict[str, Any]:
-    """Falcon 7B, 11B, 40B: which it is, the number of key/value heads and norms report."""
+    """Falcon 7B, 11B, 40B: which it is, the number of key/value heads and norms show."""
     fields = common(metadata, "falcon", "layer_norm_epsilon")
     del fields["head_dim"]  # the hidden size's share
     kv_heads = fields["num_key_value_heads"]

@@ -53,7 +53,7 @@ class Metadata:
 
     @property
     def head_dim(self) -> int | None:
-        """Size of a head where it is given; otherwise the hidden size reports it."""
+        """Size of a head where it is given; otherwise it follows from the hidden size."""
         hidden, heads = self.get("embedding_length"), self.get("attention.head_count")
         given = self.get("attention.key_length")
         if given is None and type(hidden) is int and type(heads) is int and heads > 0:

@@ -93,7 +93,7 @@ def config_groups(given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def is_of_rows(group: Mapping[str, Any], whole_format: object) -> bool:
-    """Return whether a group of compressed-tensors is stored as this module reports, not as bytes with a scale each."""
+    """Return whether a group of compressed-tensors is stored as this module says, not as bytes with a scale each."""
     stored, weights = group.get("format") or whole_format, group.get("weights") or {}
     if stored in (_PACKED, _MXFP4, _NVFP4):
         return True

@@ -46,7 +46,7 @@ async def scores_of_pairs(
     Raises
     ------
     ApiError
-        The model is made for neither, or its head reports classes apart.
+        The model is made for neither, or its head separates classes.
     """
     head = chosen.model.score_head
     if head is None and chosen.model.pooling is None:
@@ -63,7 +63,7 @@ async def scores_of_pairs(
         return scores, usage
     _require(head, chosen)
     if len(head.labels) != 1:
-        raise _cannot(chosen, f"has no one score: its head reports {len(head.labels)} classes apart, see /v1/classify")
+        raise _cannot(chosen, f"has no one score: its head separates {len(head.labels)} classes, see /v1/classify")
     if len(firsts) == 1 and len(firsts[0]) * len(seconds) > _MOST_REPEATED:
         message = (
             f"a query in front of {len(seconds)} texts must have at most {_MOST_REPEATED // len(seconds)} characters"

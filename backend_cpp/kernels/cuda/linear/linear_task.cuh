@@ -23,7 +23,7 @@ struct LinearTask {
   size_t y_head_stride = 0;
   size_t weight_head_bytes = 0;
 
-  // Experts: parts are reported by the device.
+  // Experts: the device counts the parts.
   const std::byte* expert_weights = nullptr;  // the first expert's LinearWeight, on the device; null: no experts
   size_t expert_stride = 0;                   // bytes to the next one's
   const ExpertRows* expert_rows = nullptr;    // [*part_count]
