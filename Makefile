@@ -133,7 +133,7 @@ test-all: ## `make test` with all cases of tests whose cases are much alike, whi
 	@$(MAKE) install-clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"
 	@$(MAKE) test COVERAGE="$(if $(filter tests,$(strip $(TESTS))),--cov --cov-report=)" PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
 
-clients: build dev model install-clients ## Install the real clients of docs/guides/clients.md in an environment of their own, run each of them against our servers, and print which did
+clients: build dev model install-clients ## Install the real clients of docs/guides/clients.md in their own environment, run each of them against our servers, and print which did
 	$(say) 'running the clients (about 5 minutes on 2 cores)'
 	@$(PY) -m pytest --every-client tests/clients $(strip $(PYTEST_ARGS))
 

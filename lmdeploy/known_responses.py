@@ -18,7 +18,7 @@ _NOT_REPORTED = 8  # tokens at a response's end that its text has nothing of: wh
 
 
 class KnownResponse(NamedTuple):
-    """Where a response stands in a prompt's text, and its tokens."""
+    """Where a response is in a prompt's text, and its tokens."""
 
     begin: int
     end: int
@@ -55,7 +55,7 @@ def find_responses(
     tokenizer: Tokenizer,
     render: Callable[[list[Message]], str],
 ) -> list[KnownResponse]:
-    """Return the responses whose tokens can stand in a prompt as they are; the others are text as any other.
+    """Return the responses whose tokens can be in a prompt as they are; the others are text as any other.
 
     Those can that write their message's content, where a token of its own follows, as one does that ends a turn: there
     the tokenizer cuts the text anyway.

@@ -83,19 +83,19 @@ class GenerationConfig(rows.RecordsGiven):
     )
     top_p: float = rows.number(
         1.0,
-        "Keep the likeliest tokens that together have this probability.",
+        "Keep the most likely tokens that together have this probability.",
         above=0,
         high=1,
         **_SAMPLING,
     )
     top_k: int = rows.whole(
         50,
-        "Keep this many of the likeliest tokens; 0: all.",
+        "Keep this many of the most likely tokens; 0: all.",
         **_SAMPLING,
     )
     min_p: float = rows.number(
         0.0,
-        "Keep the tokens with at least this share of the likeliest one's probability.",
+        "Keep the tokens with at least this share of the most likely one's probability.",
         low=0,
         high=1,
         **_SAMPLING,
@@ -165,7 +165,7 @@ class GenerationConfig(rows.RecordsGiven):
     )
     logprobs: int | None = rows.whole(
         None,
-        "Return the log probability of each token, and of this many likeliest ones alongside it.",
+        "Return the log probability of each token, and of this many most likely ones alongside it.",
         high=MAX_TOP_LOGPROBS,
         **_ENGINE,
     )
@@ -267,8 +267,8 @@ class TurbomindEngineConfig:
     num_cpu_blocks: int = rows.whole(0, NUM_CPU_BLOCKS)
     state_snapshot_interval: int = rows.whole(
         512,
-        "Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts go on; 0: at "
-        "the ends of prompts and responses, and where prompts part, alone.",
+        "Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts continue; 0: "
+        "at the ends of prompts and responses, and where prompts part, alone.",
         high=1_000_000,
     )
     enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
@@ -421,7 +421,7 @@ class Response:
     generate_token_len, input_token_len
         Tokens generated so far, and in the prompt.
     finish_reason
-        None while the response goes on; then why it ended: ``stop``, ``length`` or ``cancelled``.
+        None while the response continues; then why it ended: ``stop``, ``length`` or ``cancelled``.
     token_ids
         The tokens of ``text``.
     logprobs
@@ -435,7 +435,7 @@ class Response:
     history_token_len
         Tokens the session held before this prompt.
     session_id
-        The session it is of; a prompt without one gets an id of its own.
+        The session it is of; a prompt without one gets its own id.
     """
 
     text: str

@@ -1,6 +1,6 @@
 """Texts of callers that must stay text: what in it would become a special token is cut in two before it is tokenized.
 
-Everything a caller wrote is cut but what stands in these positions, where it says how to read the rest:
+Everything a caller wrote is cut but what is in these positions, where it says how to read the rest:
 
 - ``messages[].role``;
 - ``messages[].content[].type``, where it is the type of a part that there is, and in such a part what it shows (the
@@ -21,7 +21,7 @@ _PART_TYPES = _MEDIA | {"text", "image", "video"}
 
 
 class PlainText:
-    """Keeps texts from becoming tokens of their own.
+    """Keeps texts from becoming their own tokens.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ class PlacedImage:
 
 @dataclass(frozen=True)
 class ImageRows:
-    """What stands in place of the embeddings of a run of a prompt's tokens, and what the text looks at from there on.
+    """What is in place of the embeddings of a run of a prompt's tokens, and what the text looks at from there on.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class ImageRows:
     grid
         Frames, rows and columns that the tokens stand for, where the model's positions have three axes; else zeros.
     frame_step
-        How many positions these frames lie apart.
+        How many positions these frames are apart.
     looked_at
         How many rows stand for no token: for models whose text looks at images by cross-attention.
     """
@@ -212,7 +212,7 @@ class PromptPreparer:
         ----------
         prompt
             A text, which is what the user says, or a conversation. Messages of the assistant may have ``token_ids``,
-            the tokens it wrote their content in, which then stand in the prompt where they can.
+            the tokens it wrote their content in, which then are in the prompt where they can.
         do_preprocess
             False: a text is a finished prompt, and no chat template is applied.
         tools

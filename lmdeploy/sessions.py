@@ -23,7 +23,7 @@ class HeldSession(NamedTuple):
 
 
 class HeldSessions:
-    """Counts what sessions hold: requests that go on in one do not bring its beginning along.
+    """Counts what sessions hold: requests that continue in one do not bring its beginning along.
 
     What is not known here is taken for a session of one round, answered to its end. Safe to use from any thread.
     """

@@ -96,7 +96,7 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> list[str]:
-        """The texts that become one token wherever they stand, special ones among them."""
+        """The texts that become one token wherever they are, special ones among them."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:  # one of `transformers` in Python
             return list(self._tokenizer.get_added_vocab())
@@ -214,7 +214,7 @@ class Tokenizer:
         str
             The new text; tokens wait while their bytes are no whole character.
         DetokenizeState
-            Where the next call goes on.
+            Where the next call continues.
         """
         # The tokens before, as context: a decoder may write a token otherwise at the beginning of a text.
         before = self.decode(all_ids[state.context : state.read], None, skip_special_tokens)

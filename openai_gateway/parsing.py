@@ -96,7 +96,7 @@ def check_size(body: bytes) -> None:
 
 
 def _problem(marks: bytes, strings: int) -> str | None:
-    """Return what is wrong with a body of these marks, each of which stands before a value, and strings."""
+    """Return what is wrong with a body of these marks, each of which is before a value, and strings."""
     containers = marks.count(b"[") + marks.count(b"{")
     values = containers + marks.count(b",") + marks.count(b":")
     for count, most, what in (

@@ -21,7 +21,7 @@ class ReasoningDelta(NamedTuple):
 class ReasoningParser:
     """Splits an answer. However it is cut, the parts add up to the same; blanks around the reasoning are left out.
 
-    Reasoning stand at the beginning alone: marks in the answer are text.
+    Reasoning are at the beginning alone: marks in the answer are text.
 
     Parameters
     ----------

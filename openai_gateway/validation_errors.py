@@ -14,7 +14,7 @@ MISTYPED = 422
 
 _BAD_VALUE = 400
 _SHOWN_INPUT = 60  # characters of a refused value
-_SHOWN_PATH = 200  # characters of where it stands
+_SHOWN_PATH = 200  # characters of where it is
 
 # What LMDeploy checks, in its order and in its words, for values out of range: field -> pydantic's names of what is
 # wrong, and the words.
@@ -47,7 +47,7 @@ def _aptness(error: Any) -> tuple[int, bool]:
 
 
 def _rank(error: Any) -> tuple[bool, int]:
-    """Return where an error stands in LMDeploy's order: types, then what it checks itself, then the rest."""
+    """Return where an error is in LMDeploy's order: types, then what it checks itself, then the rest."""
     field = error["loc"][1] if len(error["loc"]) > 1 else None
     checked = _CHECKED_FIRST.index(field) if field in _CHECKED_FIRST else len(_CHECKED_FIRST)
     return not _is_mistyped(error), checked

@@ -1,6 +1,6 @@
 """Break the engine on purpose, a line at a time, and look whether its C++ tests notice.
 
-Each mutation is tried in a copy of the sources, in a build folder of its own; all must be noticed. The first build
+Each mutation is tried in a copy of the sources, in its own build folder; all must be noticed. The first build
 takes minutes, a mutation as long as one file, the link and the tests.
 """
 
@@ -43,7 +43,7 @@ class Mutation:
     file
         Below the checkout.
     old, new
-        Text that stands in the file once, and what comes in its place.
+        Text that is in the file once, and what comes in its place.
     """
 
     breaks: str
@@ -68,7 +68,7 @@ MUTATIONS = (
         "  if (block.content != 0 && !keeps_content) unpublish(id);\n",
         "  if (block.content != 0 && !keeps_content && id < 0) unpublish(id);\n",
     ),
-    Mutation("a block that is written anew is not found by what it held", CACHE, "    move_out(block);\n"),
+    Mutation("a block that is written again is not found by what it held", CACHE, "    move_out(block);\n"),
     Mutation(
         "an idle block that is used again is not idle",
         CACHE,
@@ -194,7 +194,7 @@ MUTATIONS = (
     ),
     Mutation("an overdue request ends", CORE, "    if (*sequence.group->deadline <= now) return true;\n"),
     Mutation(
-        "an ended response does not go on when its grammar is known", CORE, "    if (!sequence->is_open) continue;\n"
+        "an ended response does not continue when its grammar is known", CORE, "    if (!sequence->is_open) continue;\n"
     ),
     Mutation(
         "what a grammar forbids does not come",
@@ -218,7 +218,9 @@ MUTATIONS = (
     Mutation("slow compilations leave room for quick ones", QUEUE, "  if (slow_running_ >= kSlow) return false;\n"),
     Mutation("callers take turns", QUEUE, "  callers_.splice(callers_.end(), callers_, next);\n"),
     Mutation("no caller has all places of slow ones", QUEUE, "known->second < kSlow - 1", "true"),
-    Mutation("a count of repetitions goes on", AUTOMATON, "outer.count + 1, outer.parent", "outer.count, outer.parent"),
+    Mutation(
+        "a count of repetitions continues", AUTOMATON, "outer.count + 1, outer.parent", "outer.count, outer.parent"
+    ),
 )
 
 

@@ -31,7 +31,7 @@ class Round:
 
     prompt: str
     key: int
-    depth: float  # where the number stands, from 0 (beginning) to 1 (end)
+    depth: float  # where the number is, from 0 (beginning) to 1 (end)
 
     def is_answered_by(self, text: str) -> bool:
         """Return whether the first number of an answer is the key."""

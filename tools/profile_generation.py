@@ -107,7 +107,7 @@ def main() -> None:
             rows.append([f"{combination}: the machine's bandwidth", "", "", f"{share:.2f}"])
     print_summaries(runs)
     if limits is not None:
-        print(f"limits of the machine: {limits}; alongside its bandwidth stands the share of it that our steps take")
+        print(f"limits of the machine: {limits}; alongside its bandwidth is the share of it that our steps take")
     if rows:
         print(table(COMPARISON_HEADER, rows), flush=True)
     draw_bars(arguments.plot, [Bar(name, run.token_throughput) for name, run in runs.items()], "tokens/s")

@@ -2,7 +2,7 @@
 
 Honest callers stream responses without a pause. With them this many clients go through the corpus of hostile requests
 (tests/abuse/corpus.json), one request each a slot of time; then the same clients send the twins: the same prompts and
-lengths, without the harm. Both are done in turns, each with a server of its own. The aim is a ratio of 1.10 at most,
+lengths, without the harm. Both are done in turns, each with its own server. The aim is a ratio of 1.10 at most,
 and no honest request refused.
 """
 
@@ -122,7 +122,7 @@ def main() -> None:
     cases = list(product(range(given.turns), sides.items()))
     with progress_bar(len(cases), "turn", is_shown=not given.disable_tqdm) as advance:
         for turn, (side, others) in cases:
-            # A server of its own: what hostile requests keep busy, they may keep busy for long after they have gone.
+            # Its own server: what hostile requests keep busy, they may keep busy for long after they have gone.
             with nullcontext(given.url) if given.url else running_server(given.model_path, config) as url:
                 wait_until_idle(url)
                 asyncio.run(

@@ -1,7 +1,7 @@
 """Measure how long ``lmdeploy serve api_server`` takes from its process's start to ``GET /health`` 200.
 
 Each start gets free ports. The first one of a model may convert it and warms the page cache: it is not counted. With
-the time stands what each process had spent on processors by then.
+the time is what each process had spent on processors by then.
 """
 
 import argparse

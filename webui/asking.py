@@ -25,7 +25,7 @@ _LONGEST = 4 * 2**20  # characters of a conversation
 
 
 class Asking:
-    """The page's handlers. What they take and return stands where they are bound (`webui.blocks`)."""
+    """The page's handlers. What they take and return is where they are bound (`webui.blocks`)."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -80,7 +80,7 @@ class Asking:
                 yield [view, gr.skip(), gr.skip(), gr.skip()]
         if self._page.shown.get(session) == said.id:
             yield [chat_view(said.turns), said, _question(False), said.to_json()]
-        else:  # another conversation stands there by now
+        else:  # another conversation is there by now
             yield [gr.skip(), gr.skip(), gr.skip(), said.to_json()]
 
     def stop(self, request: gr.Request) -> None:
@@ -142,7 +142,7 @@ def _is_too_long(said: Conversation, text: str = "") -> bool:
     """Return whether no more can be said, and say so to the reader."""
     is_it = said.length + len(text) > _LONGEST or len(said.turns) >= MOST_TURNS
     if is_it:
-        gr.Warning("This conversation is too long to go on. Begin a new one.")
+        gr.Warning("This conversation is too long to continue. Begin a new one.")
     return is_it
 
 

@@ -66,7 +66,7 @@ window.chats = (() => {
       if (isOver) return;
       isOver = true;
       const name = field.value.trim();
-      field.remove(); // nothing is drawn anew over a field that is written in
+      field.remove(); // nothing is drawn again over a field that is written in
       if (keep && name) write({ ...read(chat.id), name });
       else draw();
     };

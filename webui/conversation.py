@@ -125,7 +125,7 @@ class Response:
             self.outcome = _OUTCOMES.get(piece.finish_reason, Outcome.COMPLETE)
 
     def metrics(self) -> list[str]:
-        """Return what stands under the response: counts, speed, and why it ended early, if it did."""
+        """Return what is under the response: counts, speed, and why it ended early, if it did."""
         parts = []
         if self.token_count:
             parts.append(f"{self.token_count:,} token{'' if self.token_count == 1 else 's'}")

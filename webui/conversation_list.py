@@ -31,7 +31,7 @@ class ConversationList:
     kept
         What the browser is to keep, or has kept.
     step
-        Number of a turn, and where the response stands that it is to show, seen from the shown one.
+        Number of a turn, and where the response is that it is to show, seen from the shown one.
     file
         What is exported, ``name`` and ``text``.
     """
@@ -46,7 +46,7 @@ class ConversationList:
 
 
 def conversation_list() -> ConversationList:
-    """Build the list; call it where it is to stand."""
+    """Build the list; call it where it is to be."""
     entries = gr.HTML(
         elem_id="chats",
         html_template="",

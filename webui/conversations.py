@@ -78,7 +78,7 @@ def conversation_of(reported: object, images_below: Path | None = None) -> Conve
     reported
         As of `Conversation.to_json`, of any types.
     images_below
-        Where images may lie: a browser could name any file of this server. None: there are none.
+        Where images may be: a browser could name any file of this server. None: there are none.
     """
     if not isinstance(reported, Mapping):
         return Conversation()
@@ -96,7 +96,7 @@ def conversation_of(reported: object, images_below: Path | None = None) -> Conve
 
 
 def imported(text: str) -> Conversation:
-    """Return the conversation of a file, under an id of its own; a list of OpenAI messages is one too.
+    """Return the conversation of a file, under its own id; a list of OpenAI messages is one too.
 
     Raises
     ------

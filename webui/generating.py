@@ -56,7 +56,7 @@ class Server(Protocol):
 
 
 class _Images:
-    """The images that stand in requests that run, which a request keeps in memory as long as it does."""
+    """The images that are in requests that run, which a request keeps in memory as long as it does."""
 
     _bytes = 0
 

@@ -117,4 +117,4 @@ class Watch:
 
 def _growth(one: Sample, other: Sample, metric: str) -> float:
     grown = other.metrics[metric] - one.metrics[metric]
-    return max(grown, 0.0) / (other.at - one.at)  # a server that was started anew counts from 0
+    return max(grown, 0.0) / (other.at - one.at)  # a server that was started again counts from 0

@@ -53,7 +53,7 @@ class Settings:
     model
         Model or adapter that answers; empty: the server's first.
     seed
-        None: every response is drawn anew.
+        None: every response is drawn again.
     json_schema
         JSON text of what the response must look like; empty: free.
     thinking

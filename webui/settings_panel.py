@@ -12,7 +12,7 @@ from webui import presets
 from webui.settings import LENGTH, PENALTIES, SAMPLING, THINKING, Number, Settings, settings_of
 
 _STORAGE = "lmdeploy-chat-presets"
-_NOT_SHOWN = "model"  # stands in the page's head
+_NOT_SHOWN = "model"  # is in the page's head
 
 
 @dataclass
@@ -59,7 +59,7 @@ def updates_for(settings: Settings) -> list[Any]:
 
 
 def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> SettingsPanel:
-    """Build the panel; call it where it is to stand.
+    """Build the panel; call it where it is to be.
 
     Parameters
     ----------

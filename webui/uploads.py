@@ -47,7 +47,7 @@ def save(content: BinaryIO, name: str) -> Path:
 def find(path: object, below: Path | None = None) -> Path | None:
     """Return the uploaded file of this path; None: it is none, it is gone, or it is not a regular file.
 
-    ``below`` is where uploaded files lie, `folder` unless it is given.
+    ``below`` is where uploaded files are, `folder` unless it is given.
     """
     if not isinstance(path, str):
         return None

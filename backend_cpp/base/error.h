@@ -12,7 +12,7 @@ enum class ErrorCode {
   kUnavailable,      // not now: overloaded or shutting down
   kInternal,         // a broken invariant or device fault
   kTimeout,          // not finished in the time the caller gave
-  kUnknownSession,   // a session to go on in that does not exist
+  kUnknownSession,   // a session to continue in that does not exist
   kSessionBusy,      // a session that has a running request already
   kSessionIdle,      // a session to stop that has no running request
   kTooLong,          // more tokens than the session length

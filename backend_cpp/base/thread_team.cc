@@ -50,7 +50,7 @@ void ThreadTeam::work(int member) {
       on_failure_();
       lock.lock();
     }
-    failure = nullptr;  // before the caller goes on: it may be the last to hold the exception
+    failure = nullptr;  // before the caller continues: it may be the last to hold the exception
     if (--running_ == 0) ended_.notify_one();
   }
 }

@@ -19,7 +19,7 @@ class HostExchange {
   // The same for data [ranks, count], of which each rank has filled its own part: it becomes the same on all.
   void all_gather(int rank, float* data, size_t count);
 
-  // For a rank that cannot go on: what waits for it throws, and so does every later call.
+  // For a rank that cannot continue: what waits for it throws, and so does every later call.
   void fail() noexcept;
 
  private:

@@ -93,7 +93,7 @@ class Operators {
   // The spans (host) of the step that follows, over cache blocks of this many tokens; each set at most once a step.
   virtual void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) = 0;
   // Runs `body`, the operators of a step of `rows` rows; where it is repeatable, maybe by doing again what it did for
-  // an earlier step of this many rows. Whatever differs between repeatable steps lies in memory uploaded before.
+  // an earlier step of this many rows. Whatever differs between repeatable steps is in memory uploaded before.
   virtual void run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
     (void)rows;
     (void)is_repeatable;

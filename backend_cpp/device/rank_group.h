@@ -16,8 +16,8 @@ class RankGroup {
   // The operators of a rank, whose all_reduce and all_gather are of this group; they may outlive it. To be called, and
   // they to be used and destroyed, in a thread of the rank's own.
   virtual std::unique_ptr<Operators> make_operators(int rank) = 0;
-  // For a rank that cannot go on: what waits for it in another throws, and so does every later sum and gathering. From
-  // any thread.
+  // For a rank that cannot continue: what waits for it in another throws, and so does every later sum and gathering.
+  // From any thread.
   virtual void fail() noexcept = 0;
 };
 

@@ -22,7 +22,7 @@ struct TokenChoice : SamplingParams {
   const std::vector<std::pair<int32_t, float>>* biases = nullptr;  // each token once
   std::vector<int32_t> forbidden;
   const int32_t* mask = nullptr;  // [vocab / 32 rounded up]; bit 0: the token is forbidden. Null: none
-  int logprobs = -1;  // this many likeliest tokens are reported too; -1: not even the chosen one's probability
+  int logprobs = -1;  // this many most likely tokens are reported too; -1: not even the chosen one's probability
 
   bool has_penalties() const { return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0; }
 };
@@ -31,7 +31,7 @@ struct ChosenToken {
   int32_t token = -1;  // -1: the logits hold NaN or allow no token
   // Where asked for, log probabilities under the model's own distribution.
   float log_probability = 0;
-  const int32_t* top_tokens = nullptr;  // [logprobs], the likeliest first
+  const int32_t* top_tokens = nullptr;  // [logprobs], the most likely first
   const float* top_log_probabilities = nullptr;
 };
 

@@ -63,7 +63,7 @@ void check_embeddings(const Request& request, const RequestLimits& limits) {
                              std::to_string(static_cast<int64_t>(range.begin) + range.count);
     if (range.begin < free_from || range.count < 1 ||
         static_cast<size_t>(range.begin) + static_cast<size_t>(range.count) > request.input_ids.size()) {
-      throw invalid_argument(name + " must lie within input_ids, ascend and not overlap");
+      throw invalid_argument(name + " must be within input_ids, ascend and not overlap");
     }
     check_rows(name, range, traits);
     check_grid(name, range, traits.has_grid);

@@ -193,7 +193,7 @@ void Engine::restart_runner() {
   }
 }
 
-// A broken invariant is a bug, and whatever comes after it may be wrong: nothing goes on.
+// A broken invariant is a bug, and whatever comes after it may be wrong: nothing continues.
 void Engine::check_when_idle() const {
   if (core_.has_work()) return;
   try {

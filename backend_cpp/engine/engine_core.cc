@@ -177,7 +177,7 @@ int EngineCore::room_alongside(const std::vector<ImageGroup>& looked_at) const {
   return blocks_.plan().most_tokens(pages, config_.max_step_tokens, config_.session_len);
 }
 
-// Nothing to generate: the session takes the tokens, and computes them when it goes on.
+// Nothing to generate: the session takes the tokens, and computes them when it continues.
 void EngineCore::finish_without_output(SequenceGroup& group, std::vector<int32_t>&& tokens) {
   Output output;
   output.request = group.request;

@@ -16,7 +16,7 @@ struct LoadedEngine {
   ModelSpec spec;
   std::unique_ptr<Engine> engine;
   std::string no_grammar_reason;   // why response formats are refused; empty: they are not
-  std::vector<std::string> notes;  // sentences about settings that were not taken as they stand
+  std::vector<std::string> notes;  // sentences about settings that were not taken as they are
 };
 
 // Where the engine directory of what drafts for the model in `target` is, which a setting names.

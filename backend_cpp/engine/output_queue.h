@@ -1,4 +1,4 @@
-// Hands outputs to their callers on a thread of its own, so that a slow reader never stalls a step.
+// Hands outputs to their callers on its own thread, so that a slow reader never stalls a step.
 #pragma once
 
 #include <condition_variable>

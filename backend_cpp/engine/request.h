@@ -68,7 +68,7 @@ const char* finish_reason_name(FinishReason reason);
 
 struct TokenLogprobs {
   float chosen;
-  std::vector<std::pair<int32_t, float>> top;  // likeliest first
+  std::vector<std::pair<int32_t, float>> top;  // most likely first
 };
 
 // Where a response's time went, by the engine's clock, in seconds; negative: it did not come so far.

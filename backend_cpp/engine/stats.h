@@ -38,7 +38,7 @@ struct EngineStats {
   int64_t swapped_in = 0;   // and came back
   int64_t preemptions = 0;
   int64_t event_batches = 0;         // of cache events, a step each
-  int64_t event_losses = 0;          // times that all events had to be given anew
+  int64_t event_losses = 0;          // times that all events had to be given again
   int64_t grammar_requests = 0;      // that had a response format
   int64_t grammar_compilations = 0;  // that came to an end
   int64_t grammar_hits = 0;          // requests whose grammar was there, or compiled for another

@@ -1,4 +1,4 @@
-// The header of a safetensors file: refused, or its tensors lie within the file. Input: the header, a 0 byte, the
+// The header of a safetensors file: refused, or its tensors are within the file. Input: the header, a 0 byte, the
 // tensors' bytes.
 #include <cstring>
 

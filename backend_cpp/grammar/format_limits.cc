@@ -41,7 +41,7 @@ int64_t largest_count(const std::string& text, size_t position) {
 enum class Syntax { kRegex, kEbnf };
 
 // Size of a regular expression or grammar with its counted repetitions written out: groups multiply what is in them. In
-// a grammar, blanks and comments are nothing, and what stands in quotes is one item.
+// a grammar, blanks and comments are nothing, and what is in quotes is one item.
 int64_t expanded_size(const std::string& regex, Syntax syntax) {
   struct Group {
     int64_t size = 0;

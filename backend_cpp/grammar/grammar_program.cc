@@ -89,7 +89,7 @@ class ProgramBuilder {
       case kCharacters:
         return characters(values, count, next);
       case kCharactersStar: {
-        // Read again, or go on.
+        // Read again, or continue.
         const int32_t loop = split({next, next});
         program_.lists[static_cast<size_t>(program_.nodes[static_cast<size_t>(loop)].a)] =
             characters(values, count, loop);

@@ -32,7 +32,7 @@ ffi::Function method(const std::string& type, const char* name) {
   return ffi::reflection::GetMethod(kTypePrefix + type, name);
 }
 
-// Loads xgrammar's library, which lies alongside TVM-FFI's package; it registers its types.
+// Loads xgrammar's library, which is alongside TVM-FFI's package; it registers its types.
 void load_library() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&TVMFFITypeKeyToIndex), &info) == 0) throw internal_error("cannot locate TVM-FFI");
@@ -225,7 +225,7 @@ class XgrammarCompiler final : public FormatCompiler {
     return vocabulary.empty() ? compiler_ : new_compiler(vocabulary, stop_token_ids_);
   }
 
-  // Texts are escaped in JSON, and once more in a grammar that stands there.
+  // Texts are escaped in JSON, and once more in a grammar that is there.
   static std::string without_escapes(std::string text) {
     std::erase(text, '\\');
     return text;

@@ -1,4 +1,4 @@
-// Where the heads of a matrix lie: head h of row r is the `head_dim` floats from first + r row_stride + h head_stride.
+// Where the heads of a matrix are: head h of row r is the `head_dim` floats from first + r row_stride + h head_stride.
 #pragma once
 
 #include <cstddef>

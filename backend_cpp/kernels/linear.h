@@ -74,15 +74,16 @@ struct LinearWeight {
   bool is_packed() const { return format >= WeightFormat::kInt8; }
 };
 
-// How activations lie when they are made ready: [blocks of `interleave` rows, features / unit, interleave, unit].
+// How activations are laid out when they are made ready: [blocks of `interleave` rows, features / unit, interleave,
+// unit].
 struct RowsLayout {
-  int interleave = 1;   // rows that lie together
+  int interleave = 1;   // rows that are adjacent
   int unit = 4;         // neighbouring inputs of a row that do
   size_t features = 0;  // in_features padded
 
   size_t blocks(int rows) const { return (static_cast<size_t>(rows) + interleave - 1) / interleave; }
   size_t elements(int rows) const { return blocks(rows) * interleave * features; }
-  // Where the first unit of a row lies; the next one is interleave * unit elements on.
+  // Where the first unit of a row is; the next one is interleave * unit elements on.
   size_t offset(size_t row) const { return row / interleave * interleave * features + row % interleave * unit; }
 };
 

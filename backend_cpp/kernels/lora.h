@@ -1,4 +1,4 @@
-// Low-rank adapters (LoRA, arXiv:2106.09685): y += scale (x A^T) B^T, where each row has an adapter of its own, or
+// Low-rank adapters (LoRA, arXiv:2106.09685): y += scale (x A^T) B^T, where each row has its own adapter, or
 // none. Rows of different adapters are multiplied together, as in S-LoRA (arXiv:2311.03285).
 //
 //   x [rows, in_features]        float32, row-major, densely packed

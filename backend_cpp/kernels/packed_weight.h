@@ -1,6 +1,6 @@
 // 8- and 4-bit weights in the order in which the kernels read them.
 //
-// Outputs come in tiles of kTileOutputs. A tile's codes lie group by group; inside a group, four neighbouring inputs of
+// Outputs come in tiles of kTileOutputs. A tile's codes are group by group; inside a group, four neighbouring inputs of
 // each of the 16 outputs make 64 bytes (int8), or eight neighbouring inputs do (int4: the first four in the low halves
 // of the bytes, the other four in the high halves). So one vector holds what one 32-bit lane of activations is
 // multiplied with for every output of the tile, and a tile is one unbroken stream. Scales and zero points: [tiles,
@@ -8,7 +8,7 @@
 //
 // in_features is padded to whole groups and out_features to whole tiles with the code that stands for zero.
 //
-// float8 lies as int8 does. Kernels take its two codes that are no numbers for 480: where there is one, the scale of
+// float8 is as int8 does. Kernels take its two codes that are no numbers for 480: where there is one, the scale of
 // its group or output is NaN, so that every product of that output is.
 #pragma once
 

@@ -11,7 +11,7 @@
 // precede its v.
 //
 // int8 and int4 caches hold, for each head and token, x = scale (code - zero) with a half-precision scale and an 8-bit
-// zero point that make the range of the head's values, and 0, representable; behind the codes of a head lie scale
+// zero point that make the range of the head's values, and 0, representable; behind the codes of a head are scale
 // [block_len] and zero [block_len]. Codes are widened in registers; scales and zero points act on scores and weights,
 // not on elements.
 //
@@ -88,7 +88,7 @@ struct AttentionSpan {
 enum class SpanUse : uint8_t { kTokens, kCrossQuery, kCrossFill };
 inline constexpr int kSpanUses = 3;
 
-// Rows of one use with the blocks of one table: layers whose memory lies in different pages have different tables.
+// Rows of one use with the blocks of one table: layers whose memory is in different pages have different tables.
 struct SpanSet {
   SpanUse use = SpanUse::kTokens;
   int table = 0;

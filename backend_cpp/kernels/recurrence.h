@@ -17,7 +17,7 @@
 // else is in the step, and how many threads compute it: rows are computed one after the other, and each sum over the
 // key's channels adds them in an order that depends on key_dim alone.
 //
-// Operators only launch: what a step changes (spans, values) lies in the device's memory.
+// Operators only launch: what a step changes (spans, values) is in the device's memory.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@
 
 namespace turbomind {
 
-// The rows of one sequence in a step, and where its state lies. A span without rows changes nothing.
+// The rows of one sequence in a step, and where its state is. A span without rows changes nothing.
 struct StateSpan {
   int32_t first_row;
   int32_t count;

@@ -32,7 +32,7 @@ struct CacheGroup {
   size_t piece_bytes = 0;   // of one piece of a block
   std::vector<int> layers;  // of the model, in the order of the pieces; not read here
   bool is_chunked = false;  // of kWindow: a token sees those of `window` positions that begin at a multiple of it
-  bool is_apart = false;    // its pages lie in other memory than the others', and do not move with them
+  bool is_apart = false;    // its pages are in other memory than the others', and do not move with them
 
   // What plan_cache() adds.
   int page_pieces = 0;  // pieces in a page

@@ -1,4 +1,4 @@
-// Images that tokens look at by cross-attention, in a model where they do not stand among the tokens.
+// Images that tokens look at by cross-attention, in a model where they do not be among the tokens.
 //
 // Each has one token in the prompt. Images whose tokens follow each other are looked at together: the token of each
 // sees it and those of the group before it, tokens of text see the whole group, up to the next one.
@@ -23,7 +23,7 @@ class ImageGroup {
   int begin() const { return images_.front().begin; }  // the first image's token
   int rows() const { return ends_.back(); }            // that are looked at
   int block_count() const { return block_count_; }
-  // How many of the rows the token, which lies behind begin(), sees.
+  // How many of the rows the token, which is behind begin(), sees.
   int rows_seen_by(int token) const;
   // One behind the last token from `token` on, before `end`, that sees as many rows as `token` does.
   int end_of_sight(int token, int end) const;

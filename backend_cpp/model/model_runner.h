@@ -74,7 +74,7 @@ constexpr int span_of_in_flight(int32_t token) {
 }
 
 struct StepInput {
-  std::vector<int32_t> tokens;  // [rows], spans lie one behind the other; negative: in_flight_token
+  std::vector<int32_t> tokens;  // [rows], spans are consecutive; negative: in_flight_token
   std::vector<StepSpan> spans;
   std::vector<ImageFill> fills;  // of at most as many rows as a step has; there may be no tokens alongside them
   std::vector<ImageLook> looks;  // in the order of their rows

@@ -129,7 +129,7 @@ class NativeRunner final : public ModelRunner {
   AlignedBuffer branch_;       // hidden_size; where halves do not add directly
   AlignedBuffer output_rows_;  // hidden_size; Outputs, gathered
   AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
-  AlignedBuffer streams_;      // of output rows in front of the last norm, where a head goes on with these
+  AlignedBuffer streams_;      // of output rows in front of the last norm, where a head continues with these
   std::vector<int> kept_layers_;
   AlignedBuffer kept_;                 // StepOutput::row_hidden, where it is asked for
   std::vector<DecodingShape> shapes_;  // that steps may be prepared for

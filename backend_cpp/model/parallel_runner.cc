@@ -105,7 +105,7 @@ void ParallelRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
       runner.place_adapter(slot, std::move(parts[index]));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
-      failures[index] = error;  // the rank goes on
+      failures[index] = error;  // the rank continues
     }
   });
   const auto failed = std::find_if(failures.begin(), failures.end(), [](const auto& failure) { return !!failure; });

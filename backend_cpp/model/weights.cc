@@ -144,7 +144,7 @@ void parallel_for_throwing(ThreadPool& pool, int count, const std::function<void
   if (failure) std::rethrow_exception(failure);
 }
 
-// Empty where the token embedding is the output layer as it stands.
+// Empty where the token embedding is the output layer as it is.
 LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint, const WeightReader& read,
                                 ThreadPool& pool) {
   const ModelSpec& spec = shard.spec;

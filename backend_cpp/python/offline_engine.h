@@ -33,7 +33,7 @@ class OfflineEngine {
   // Cancels what is open and stops the engine. Outputs already made can still be polled.
   void close();
 
-  // Sentences about settings that were not taken as they stand.
+  // Sentences about settings that were not taken as they are.
   const std::vector<std::string>& notes() const { return notes_; }
   int session_len() const { return session_len_; }
   int vocab_size() const { return vocab_size_; }

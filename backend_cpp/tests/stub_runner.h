@@ -152,7 +152,7 @@ class StubRunner final : public ModelRunner {
   static constexpr int32_t kNotANumber = -1;
   static constexpr int32_t kNotChosen = -2;
 
-  // The likeliest of the tokens that may come, the lowest among equals.
+  // The most likely of the tokens that may come, the lowest among equals.
   static int32_t choose(int32_t next, const TokenChoice& choice, int context) {
     if (!choice.is_greedy) throw std::logic_error("the stub is greedy");
     if (static_cast<int>(choice.tokens->size()) + choice.in_flight != context)

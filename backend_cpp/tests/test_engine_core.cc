@@ -386,7 +386,7 @@ ENGINE_TEST(a_response_that_waits_for_its_grammar_can_be_cancelled) {
   driven.core.cancel(1);
   driven.deliver();
   control->places_known = 10;
-  driven.add(request_of(2, {3, 4}, 3));  // steps go on, and it does not
+  driven.add(request_of(2, {3, 4}, 3));  // steps continue, and it does not
   driven.finish();
   CHECK(driven.last(1).finish == FinishReason::kCancelled);
   CHECK(driven.tokens(1).empty());

@@ -14,7 +14,7 @@
 
 namespace turbomind {
 
-// How long open requests may go on. No `unload`: the model is never unloaded while the server runs.
+// How long open requests may continue. No `unload`: the model is never unloaded while the server runs.
 struct Grace {
   std::chrono::duration<double> drain;
   std::optional<std::chrono::duration<double>> unload;

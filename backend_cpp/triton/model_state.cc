@@ -317,7 +317,7 @@ void ModelState::close(RequestId id) {
   open_.erase(id);
 }
 
-// The engine cannot go on in this process, which ends like one that is asked to, so that readiness ends and whoever
+// The engine cannot continue in this process, which ends like one that is asked to, so that readiness ends and whoever
 // watches the server starts it again.
 void ModelState::end_server(const std::string& reason) {
   log_message(TRITONSERVER_LOG_ERROR, reason + ": the server ends, to be restarted");

@@ -73,7 +73,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
       const auto begin = static_cast<size_t>(offsets.at(0).as_int());
       const auto end = static_cast<size_t>(offsets.at(1).as_int());
       if (end < begin || end > payload_bytes)
-        throw invalid_argument("tensor " + name + " lies beyond the end: the file is truncated");
+        throw invalid_argument("tensor " + name + " is beyond the end: the file is truncated");
       tensor.data = payload + begin;
       tensor.bytes = end - begin;
       if (const size_t size = type_bytes(tensor.dtype); size != 0 && tensor.bytes != elements * size) {

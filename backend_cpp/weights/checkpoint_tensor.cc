@@ -101,7 +101,7 @@ template void copy_values<half>(const CheckpointTensor&, half*);
 CheckpointTensor sliced(const CheckpointTensor& source, size_t dim, int64_t begin, int64_t end) {
   if (dim >= source.shape.size() || begin < 0 || end < begin || end > source.shape[dim]) {
     throw invalid_argument("slice " + std::to_string(begin) + ".." + std::to_string(end) + " of dimension " +
-                           std::to_string(dim) + " lies outside the tensor");
+                           std::to_string(dim) + " is outside the tensor");
   }
   std::vector<int64_t> shape = source.shape;
   shape[dim] = end - begin;

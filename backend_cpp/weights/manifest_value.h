@@ -25,7 +25,7 @@ class ManifestValue {
 
   // Some of the first dimension.
   ManifestValue rows(Slice::Range range) const;
-  // Some columns of a matrix. Codes become numbers unless these are whole groups of the kernels, one behind another.
+  // Some columns of a matrix. Codes become numbers unless these are whole groups of the kernels, one after another.
   ManifestValue inputs(const Slice& kept) const;
 
   // The value as numbers; a copy where it is codes.

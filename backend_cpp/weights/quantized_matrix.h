@@ -26,9 +26,9 @@ class QuantizedMatrix {
   // The numbers of one output, [in], inputs in their own order.
   virtual void dequantize(int output, float* destination) const = 0;
 
-  // The inputs, group by group; empty when they lie so already.
+  // The inputs, group by group; empty when they are so already.
   virtual std::vector<int32_t> input_order() const { return {}; }
-  // The matrix of some inputs alone, which are whole groups of the kernels, one behind another; null where they are
+  // The matrix of some inputs alone, which are whole groups of the kernels, one after another; null where they are
   // not.
   virtual std::shared_ptr<const QuantizedMatrix> inputs(const Slice& kept) const = 0;
 

@@ -55,7 +55,7 @@ class Slice {
     for (Range& range : result.ranges_) range = {range.begin * count, range.end * count};
     return result;
   }
-  // Dimensions one behind another.
+  // Dimensions one after another.
   static Slice joined(std::initializer_list<Slice> parts) {
     Slice result(0, {0, 0});
     result.ranges_.clear();

@@ -1,4 +1,4 @@
-"""The chat page alongside ``lmdeploy serve api_server``, in a process of its own."""
+"""The chat page alongside ``lmdeploy serve api_server``, in its own process."""
 
 from __future__ import annotations
 

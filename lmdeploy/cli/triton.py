@@ -40,7 +40,7 @@ _OPEN_DOOR = (
 
 
 class CommandError(Exception):
-    """A command cannot go on; the text is for the user."""
+    """A command cannot continue; the text is for the user."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def stop_on_sigterm() -> None:
 
 @contextmanager
 def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
-    """Start a tritonserver with `model`, which is loaded while the caller goes on, and stop it in the end.
+    """Start a tritonserver with `model`, which is loaded while the caller continues, and stop it in the end.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ class ScoredModel:
 
     @property
     def beginning(self) -> int:
-        """The token that stands before a text that nothing stands before: bos, else eos.
+        """The token that is before a text that nothing is before: bos, else eos.
 
         Raises
         ------
@@ -67,7 +67,7 @@ class ScoredModel:
         Returns
         -------
         list[tuple[float, bool]]
-            Of each the sum of the log-probabilities of its tokens, and whether each was the likeliest.
+            Of each the sum of the log-probabilities of its tokens, and whether each was the most likely.
 
         Raises
         ------
@@ -137,7 +137,7 @@ def windows(tokens: Sequence[int], most: int) -> Iterator[tuple[Sequence[int], S
 
 
 def _score(text: Sequence[int], logits: Any, length: int) -> tuple[float, bool]:
-    """Return the log-probability of a text's last tokens, ``length`` of them, and whether all were the likeliest."""
+    """Return the log-probability of a text's last tokens, ``length`` of them, and whether all were the most likely."""
     import torch
 
     wanted = torch.tensor(text[len(text) - length :], dtype=torch.long)

@@ -36,7 +36,7 @@ def schemas_of(given: Numbers) -> Iterator[dict[str, Any]]:
 
 
 def _apart(given: Numbers) -> Iterator[Numbers]:
-    """Yield what lies between the numbers that are excluded."""
+    """Yield what is between the numbers that are excluded."""
     rest: Numbers | None = given
     for cut in sorted({exact(each.value) for each in given.excluded if is_number(each.value)}):
         if rest is None or not rest.holds(cut):

@@ -189,7 +189,7 @@ class Output:
         if low > needed + 1 and groups:
             # Members of a group may have the same name: of those, only one is sure to count.
             if len(members) < low:
-                raise SchemaError(plan.pointer, "is enforced up to the members with names of their own, and one more")
+                raise SchemaError(plan.pointer, "is enforced up to the members with their own names, and one more")
             groups = []
         schema: dict[str, Any] = {"type": "object"}
         if members:

@@ -30,7 +30,7 @@ from lmdeploy.json_schema.languages import (
 MAX_LENGTH = 2000
 MAX_EXPANSION = 20_000  # characters with repetitions written out; as `backend_cpp/grammar/format_limits.cc` has it
 _MAX_DEPTH = 40  # of groups
-_MAX_VARIANTS = 64  # of where anchors stand
+_MAX_VARIANTS = 64  # of where anchors are
 
 _DIGITS: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
@@ -71,7 +71,7 @@ class PatternError(ValueError):
 
 
 class _Variant(NamedTuple):
-    """A way to match: `starts`, `ends` say whether nothing may stand before it, and after it."""
+    """A way to match: `starts`, `ends` say whether nothing may be before it, and after it."""
 
     starts: bool
     language: Language
@@ -183,7 +183,7 @@ class _Parser:
         return variants
 
     def _count(self) -> tuple[int, int | None]:
-        """Read what may stand after an atom; it is the same whether it is greedy or lazy."""
+        """Read what may be after an atom; it is the same whether it is greedy or lazy."""
         low, high = 1, 1
         counted: int | None = high
         if self._takes("*"):
@@ -300,11 +300,11 @@ def _followed(before: list[_Variant], after: list[_Variant]) -> list[_Variant]:
     for one in before:
         for other in after:
             mine, theirs, starts, ends = one.language, other.language, one.starts, other.ends
-            if other.starts:  # nothing stands before it
+            if other.starts:  # nothing is before it
                 if widths(mine)[0] > 0 or mine == NOTHING:
                     continue
                 mine, starts = EMPTY, True
-            if one.ends:  # nothing stands after it
+            if one.ends:  # nothing is after it
                 if widths(theirs)[0] > 0 or theirs == NOTHING:
                     continue
                 theirs, ends = EMPTY, True

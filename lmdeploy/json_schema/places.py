@@ -1,4 +1,4 @@
-"""Where schemas stand in a document, and what references of theirs point to."""
+"""Where schemas are in a document, and what references of theirs point to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "prop
 
 
 class Place:
-    """A schema, and where it stands.
+    """A schema, and where it is.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Place:
         self.document = document
 
     def at(self, *parts: str | int) -> Place:
-        """Return the schema that stands there below this one."""
+        """Return the schema that is there below this one."""
         value = self.schema
         for part in parts:
             value = value[part]
@@ -85,7 +85,7 @@ class Document:
         Raises
         ------
         SchemaError
-            What stands there is no schema.
+            What is there is no schema.
         """
         if (known := self._known.get(pointer)) is not None:
             return known

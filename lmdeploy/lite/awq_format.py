@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lmdeploy.lite.rounding import Grid
 
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in bits 4j..4j+3 of a word
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs is in bits 4j..4j+3 of a word
 
 
 def pack(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -74,7 +74,7 @@ class QuantizedLayer:
     Attributes
     ----------
     parts
-        What to hand to :meth:`watching` and :meth:`make`, one behind the other.
+        What to hand to :meth:`watching` and :meth:`make`, one after the other.
     """
 
     def __init__(self, model: SourceModel, number: int, layer: LayerWeights, method: Method[Any]) -> None:

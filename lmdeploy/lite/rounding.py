@@ -50,7 +50,7 @@ def round_matrix(weight: Tensor, grid: Grid, limits: tuple[Tensor, Tensor] | Non
     grid
         How codes are laid out.
     limits
-        Smallest and largest number of each group, ``[out, groups]``; what lies beyond is cut off. Default: the numbers'
+        Smallest and largest number of each group, ``[out, groups]``; what is beyond is cut off. Default: the numbers'
         own.
     """
     out_features = weight.shape[0]
@@ -69,7 +69,7 @@ def round_matrix(weight: Tensor, grid: Grid, limits: tuple[Tensor, Tensor] | Non
 
 
 def limits_of(weight: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Return smallest and largest number of each group, ``[out, groups]``; zero always lies between them."""
+    """Return smallest and largest number of each group, ``[out, groups]``; zero is always between them."""
     grouped = weight.view(weight.shape[0], -1, grid.group)
     return grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
 

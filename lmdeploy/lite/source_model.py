@@ -129,7 +129,7 @@ class SourceModel:
         return self.tensors_of_layers() | {name for tree in self._outside.values() for name in loads_in(tree)}
 
     def row_map(self, number: int, name: str) -> RowMap:
-        """Return where the rows of a layer's tensor lie in the checkpoint."""
+        """Return where the rows of a layer's tensor are in the checkpoint."""
         return RowMap(self._layers[number][name], self.shapes)
 
     def _outside_tensor(self, name: str) -> Tensor:

@@ -57,7 +57,7 @@ def evaluate(tree: Tree, load: Callable[[str], Tensor], reshaped: Callable[[Sequ
 
 
 class RowMap:
-    """Where each row of an engine tensor ``[out]`` or ``[out, in]`` lies in the checkpoint.
+    """Where each row of an engine tensor ``[out]`` or ``[out, in]`` is in the checkpoint.
 
     Parameters
     ----------
@@ -108,6 +108,6 @@ class RowMap:
         self.row = flat - bounds[self.file]
 
     def of(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the engine's rows that lie in a checkpoint tensor, and which of its rows they are."""
+        """Return the engine's rows that are in a checkpoint tensor, and which of its rows they are."""
         own = (self.file == self.names.index(name)).nonzero().flatten()
         return own, self.row[own]

@@ -60,7 +60,7 @@ def sampling_defaults(generation_config: str, model_dir: Path | None) -> dict[st
 
 
 def is_greedy(temperature: float | None, top_k: int | None) -> bool:
-    """Return whether a request asks for the likeliest token each time. Sampling defaults are not for such requests."""
+    """Return whether a request is greedy; sampling defaults do not apply to such requests."""
     return temperature == 0 or top_k == 1
 
 

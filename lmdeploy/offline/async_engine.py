@@ -251,7 +251,7 @@ class AsyncEngine:
         Parameters
         ----------
         messages
-            A text or conversation; when the session goes on, only what is new in it. None with ``input_ids``.
+            A text or conversation; when the session continues, only what is new in it. None with ``input_ids``.
         session_id
             The caller's name for the session, >= 0.
         gen_config
@@ -375,7 +375,7 @@ class AsyncEngine:
         prompt
             What the user says, also with images; a list of OpenAI messages may begin with a system message.
         session
-            What an earlier call returned, to go on with it; None begins a conversation.
+            What an earlier call returned, to continue with it; None begins a conversation.
         gen_config
             How to generate.
         do_preprocess

@@ -148,7 +148,7 @@ class Session:
         *,
         is_first: bool,
     ) -> Iterator[Response]:
-        """Run what was said as a prompt that begins the session, or goes on in it."""
+        """Run what was said as a prompt that begins the session, or continues in it."""
         engine = self._sessions.engine
         prepared = self._sessions.prepare(
             self.session_id, prompt, is_first, do_preprocess, adapter_name=self.adapter_name

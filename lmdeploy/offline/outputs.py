@@ -43,7 +43,7 @@ class Batch:
     on_output
         Gets their outputs, on the engine's delivery thread; hand each to ``response``.
     session_ids
-        Gives each prompt an id of its own.
+        Gives each prompt its own id.
     stream
         Whether responses come in pieces.
     adapter_name

@@ -123,8 +123,8 @@ def _chunk(output: EngineOutput, likeliest: int | None) -> GenerateChunk:
 
     Parameters
     ----------
-    likeliest
-        How many of the likeliest tokens were asked for.
+    most likely
+        How many of the most likely tokens were asked for.
     """
     chunk = GenerateChunk(
         text=output.text,
@@ -146,7 +146,7 @@ def _chunk(output: EngineOutput, likeliest: int | None) -> GenerateChunk:
 
 
 def _likeliest(entry: dict[int, float], count: int) -> Sequence[tuple[int, float]]:
-    """Return the likeliest tokens in order, of a chosen one and then the likeliest, which it may be one of."""
+    """Return the most likely tokens in order, of a chosen one and then the most likely, which it may be one of."""
     items = list(entry.items())
     top = items if len(items) == count else items[1:]
     return sorted(top, key=lambda item: -item[1])

@@ -72,7 +72,7 @@ class EngineSessions:
         Parameters
         ----------
         options
-            Which session, whether it begins and ends here, and where it goes on.
+            Which session, whether it begins and ends here, and where it continues.
         prompt, gen_config, stream
             What to generate from, and how.
         on_output

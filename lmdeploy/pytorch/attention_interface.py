@@ -62,7 +62,7 @@ def attend(
     if unknown:
         raise ValueError(f"its attention takes {', '.join(unknown)}, which ours does not know")
     if attention_mask is not None:
-        raise ValueError("its attention makes a mask of its own")
+        raise ValueError("its attention makes its own mask")
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ValueError("its attention does not say which layer it is of")

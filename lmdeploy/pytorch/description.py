@@ -65,7 +65,7 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
             layer_ropes=(-1,) * text.num_hidden_layers,
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+        raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
 
 
 def write_worker_file(model_dir: Path, target: Path) -> None:

@@ -53,7 +53,7 @@ class GpuPagedCache:
     dtype
         Type of the model's weights.
     device
-        Where it lies.
+        Where it is.
     """
 
     def __init__(

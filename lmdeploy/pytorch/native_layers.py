@@ -19,7 +19,7 @@ class NativeLinear(nn.Module):
     weight, bias
         ``[out_features, in_features]``, and ``[out_features]`` or None.
     kernels
-        What computes; None: plain PyTorch, where the model lies.
+        What computes; None: plain PyTorch, where the model is.
     ranks
         Where the weight is a slice of the inputs: who has the others, with whom the results are summed.
     gathers

@@ -41,7 +41,7 @@ class Ranks:
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what all ranks have, one behind the other along the last axis."""
+        """Return what all ranks have, one after the other along the last axis."""
         if self.count == 1:
             return x
         parts = [torch.empty_like(x) for _ in range(self.count)]

@@ -56,7 +56,7 @@ def engine_settings(config: PytorchEngineConfig) -> dict[str, Any]:
 
 
 def _map_text(modules: object) -> str:
-    """Return a file's name, or a dict as JSON: workers are processes of their own, which find classes by name."""
+    """Return a file's name, or a dict as JSON: workers are their own processes, which find classes by name."""
     if not modules:
         return ""
     if isinstance(modules, str) and modules.lstrip().startswith("{"):

@@ -1,6 +1,6 @@
 """The step that a model runs: which tokens, at which positions, over which blocks of the cache.
 
-A step holds rows of several sequences one behind the other, in one batch entry: ``[1, rows, ...]``. While a model's
+A step holds rows of several sequences one after the other, in one batch entry: ``[1, rows, ...]``. While a model's
 ``forward`` runs, its step is the current one (`get_step_ctx_manager`).
 """
 

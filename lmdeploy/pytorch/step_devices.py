@@ -1,4 +1,4 @@
-"""What differs between devices when steps are run: the cache, where tensors lie, and how block tables get there."""
+"""What differs between devices when steps are run: the cache, where tensors are, and how block tables get there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepDevice(Protocol):
     Attributes
     ----------
     device
-        Where tensors lie.
+        Where tensors are.
     kernels
         The engine's operators for CPUs; None: they are not for this device.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> "APIClient":
-        """Start an API server in a process of its own; see `lmdeploy.serve.api.serve`."""
+        """Start an API server in its own process; see `lmdeploy.serve.api.serve`."""
         from lmdeploy.serve.api import serve
 
         return serve(*args, **kwargs)

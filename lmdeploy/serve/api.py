@@ -70,7 +70,7 @@ def serve(
     ssl: bool = False,
     **kwargs: Any,
 ) -> ServedAPIClient:
-    """Start ``lmdeploy serve api_server`` in a process of its own, and return a client of it once it is ready.
+    """Start ``lmdeploy serve api_server`` in its own process, and return a client of it once it is ready.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ _KEPT_LINES = 200
 
 
 class ChildProcess:
-    """Start a program in a process group of its own, which is killed with this process at the latest.
+    """Start a program in its own process group, which is killed with this process at the latest.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class ChildProcess:
     env : mapping
         Its whole environment.
     log : callable
-        Gets each line the program prints, in a thread of its own.
+        Gets each line the program prints, in its own thread.
     """
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], log: Callable[[str], None]) -> None:

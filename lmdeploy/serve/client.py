@@ -484,7 +484,7 @@ class TritonClient:
         return f"Triton at {self.address} is not available: {details or 'no details given'}"
 
     def _cancel_soon(self, request_id: str, stream: ResponseStream) -> None:
-        """Cancel in a task of its own: the caller may be in the middle of being cancelled itself."""
+        """Cancel in its own task: the caller may be in the middle of being cancelled itself."""
         task = asyncio.get_running_loop().create_task(self._leave(request_id, stream))
         self._cancellations.add(task)
         task.add_done_callback(self._cancellations.discard)

@@ -68,7 +68,7 @@ class RequestFields:
     )
     sequence_start: bool | None = rows.flag(
         None,
-        "With session_id. true: begin, an old session of that id is forgotten; false: go on.",
+        "With session_id. true: begin, an old session of that id is forgotten; false: continue.",
         is_tensor=True,
         tensor_default="false",
     )
@@ -246,14 +246,14 @@ class GenerateChunk:
     token_logprobs : tuple of float
         Log probability of each of ``token_ids``.
     top_token_ids : tuple of tuple of int
-        The likeliest tokens alongside each of ``token_ids``.
+        The most likely tokens alongside each of ``token_ids``.
     top_logprobs : tuple of tuple of float
         Their log probabilities.
     embedding : bytes
         With ``output_embedding``: float32 [hidden size], little-endian.
     prompt_token_ids, prompt_token_logprobs, prompt_top_token_ids, prompt_top_logprobs
         With ``prompt_logprobs``, in the first chunk of the first choice: the prompt's tokens, and the same of each of
-        them. Nothing predicts the first one: its log probabilities are NaN, and the likeliest tokens -1.
+        them. Nothing predicts the first one: its log probabilities are NaN, and the most likely tokens -1.
     """
 
     text: str = ""

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 
 
 class ResponseStream:
-    """Sends the one request of a stream, and reads its responses in a task of its own.
+    """Sends the one request of a stream, and reads its responses in its own task.
 
     Triton 2.51 can crash when a client cancels a stream that it writes to, and gRPC cancels a stream whose reading task
     is cancelled. So a caller that leaves stops the request in the engine, and the stream ends by itself.

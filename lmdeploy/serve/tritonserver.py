@@ -20,7 +20,7 @@ from lmdeploy.serve.restrictions import new_key, repository_option, restriction_
 from lmdeploy.serve.shared_memory import Regions
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
-_DRAIN_SECONDS = 5  # of them, how long these requests may go on
+_DRAIN_SECONDS = 5  # of them, how long these requests may continue
 _POLL_INTERVAL = 0.1  # seconds
 _SHOWN_LINES = 30
 _UNLOADED_WITHIN = 5.0  # seconds that Triton may take to see the end of a Python model that it unloads
@@ -38,7 +38,7 @@ class TritonServer:
     repository : Path
         The model repository.
     model_path, model_name, chat_template : str
-        Override the parameters of the models' config.pbtxt; empty: they stand.
+        Override the parameters of the models' config.pbtxt; empty: they are.
     engine_config : mapping
         Fields of ``TurbomindEngineConfig``; those not given have their defaults. Adapters are named by directories.
     ports : Ports

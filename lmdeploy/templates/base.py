@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LAST_ANSWER = "<the response the engine holds>"
-_GOES_ON = "<the response goes on here>"
+_GOES_ON = "<the response continues here>"
 
 
 def _marked(message: Message) -> Message:

@@ -84,7 +84,7 @@ class JinjaChatTemplate(ChatTemplate):
         return other
 
     def mentions(self, text: str) -> bool:
-        """Return whether it stands in a template."""
+        """Return whether it is in a template."""
         return any(text in template for template in self._templates.values())
 
     def lists_tools(self) -> bool:

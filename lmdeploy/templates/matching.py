@@ -2,7 +2,7 @@
 
 import re
 
-# The first match decides, so that special names stand before general ones. Names are in lower case.
+# The first match decides, so that special names are before general ones. Names are in lower case.
 _NAME_PATTERNS = (
     (r"cogvlm2", "cogvlm2"),
     (r"cogvlm", "cogvlm"),

@@ -31,7 +31,7 @@ class AdapterTemplates:
         Raises
         ------
         CheckpointError
-            If there is one that makes no sense.
+            If there is one that is invalid.
         """
         from lmdeploy.templates.jinja import JinjaChatTemplate
 

@@ -21,7 +21,7 @@ class Layout:
     Attributes
     ----------
     system_in_first_user_turn
-        The system prompt, with what stands around it, begins the first user turn.
+        The system prompt, with what is around it, begins the first user turn.
     strips
         Contents were stripped of outer white space in training.
     model_writes_space
@@ -165,7 +165,7 @@ class BaseChatTemplate(ChatTemplate):
         return [first, *others[1:]]
 
     def _turn(self, message: Message) -> str:
-        """Return one message with what stands around it."""
+        """Return one message with what is around it."""
         if message["role"] == "tool":
             assert self.tool is not None  # else it was rewritten
             return f"{self.tool}{message['content']}{self.eotool or ''}"

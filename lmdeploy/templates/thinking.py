@@ -12,7 +12,7 @@ from lmdeploy.templates.parser_names import parser_name
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """What stands around a model's reasoning, which comes before its answer.
+    """What is around a model's reasoning, which comes before its answer.
 
     Attributes
     ----------

@@ -50,7 +50,7 @@ class ToolChatTemplate(BaseChatTemplate):
         return self._call_turn(message["content"], calls) if calls else super()._turn(message)
 
     def _answer(self, text: str) -> str:
-        """Return a response with what stands around it."""
+        """Return a response with what is around it."""
         return f"{self.assistant}{text}{self.eoa}{self.separator}"
 
     @abstractmethod
@@ -59,4 +59,4 @@ class ToolChatTemplate(BaseChatTemplate):
 
     @abstractmethod
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        """Return a response that made calls, with what stands around it."""
+        """Return a response that made calls, with what is around it."""

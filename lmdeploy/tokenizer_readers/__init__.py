@@ -1,4 +1,4 @@
-"""The tokenizer files of a checkpoint become a ``transformers`` tokenizer; code that lies alongside them is never run.
+"""The tokenizer files of a checkpoint become a ``transformers`` tokenizer; code that is alongside them is never run.
 
 ``tokenizer.json``, and SentencePiece models of known kinds, are read by ``transformers`` itself. What a family
 publishes as Python code is read here: a file for each kind, chosen by the name of the class.

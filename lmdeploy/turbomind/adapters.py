@@ -1,4 +1,4 @@
-"""Where LoRA adapters lie: directories as PEFT saves them, or repositories of Hugging Face."""
+"""Where LoRA adapters are: directories as PEFT saves them, or repositories of Hugging Face."""
 
 from collections.abc import Mapping
 from pathlib import Path

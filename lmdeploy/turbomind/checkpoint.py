@@ -176,7 +176,7 @@ def _spec_of(
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise CheckpointError(model_dir, [f"config.json makes no sense: {reason}"]) from error
+        raise CheckpointError(model_dir, [f"config.json is invalid: {reason}"]) from error
 
 
 def _unread_tensors(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> list[str]:

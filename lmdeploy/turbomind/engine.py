@@ -75,7 +75,7 @@ class EngineOutput:
     input_token_len, history_token_len, generate_token_len
         Tokens of the prompt, of the session before it, and generated so far.
     logprobs
-        For each of ``token_ids`` the log probability of that token, and of the likeliest in order; None: not asked for.
+        For each of ``token_ids`` its log probability, and those of the most likely in order; None: not asked for.
     logits, last_hidden_state
         ``[rows, vocab]`` and ``[rows, hidden]`` float32, if asked for.
     ppl

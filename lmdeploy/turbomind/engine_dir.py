@@ -185,7 +185,7 @@ def _map_state(custom_module_map: str) -> object:
 
 @functools.cache
 def writer_hash() -> str:
-    """Return a hash of the code that writes engine directories, so that a change of it writes cached ones anew."""
+    """Return a hash of the code that writes engine directories, so that a change of it writes cached ones again."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for place in _WRITERS:
@@ -221,7 +221,7 @@ def _open_checked(directory: Path) -> EngineDir:
         found = {(info.file, name, info.offset) for name, info in index.tensors.items()}
         names = sorted({name for _, name, _ in loads - found})
         problems += [
-            f"tensor {name} {'lies elsewhere now: convert the model again' if name in index.tensors else 'is missing'}"
+            f"tensor {name} {'is elsewhere now: convert the model again' if name in index.tensors else 'is missing'}"
             for name in names
         ]
     if problems:

@@ -143,7 +143,7 @@ class RowCodes:
     Attributes
     ----------
     layout, bits, group
-        How the codes lie, what kernels get of them, and how many inputs share a scale.
+        How the codes are laid out, what kernels get of them, and how many inputs share a scale.
     more
         What ``args`` has behind codes and scales: ``zeros``, ``groups`` (of inputs), ``factor`` or ``divisor``.
     shape

@@ -98,7 +98,7 @@ def _params(model_dir: Path) -> dict[str, Any]:
     if params.get("moe_args") or params.get("vision_chunk_size"):
         problems.append("params.json: only Llama models of text, without experts, are read in this layout")
     if not (model_dir / "tokenizer.model").is_file():
-        problems.append("tokenizer.model is missing (in Meta's downloads it may lie one folder above)")
+        problems.append("tokenizer.model is missing (in Meta's downloads it may be one folder above)")
     if problems:
         raise CheckpointError(model_dir, problems)
     return dict(params)

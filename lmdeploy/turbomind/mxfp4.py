@@ -33,7 +33,7 @@ def with_mxfp4(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> di
 
 
 def _matrices(stack: Load, begin: int, end: int) -> Expression:
-    """Return matrices ``begin`` to ``end`` of a stack; the codes lie as ``[experts, out, in]``."""
+    """Return matrices ``begin`` to ``end`` of a stack; the codes are as ``[experts, out, in]``."""
     count, inputs, outputs = stack.shape
     blocks = (count, outputs, inputs // _BLOCK)
     codes = Load(f"{stack.name}_blocks", (*blocks, _BLOCK // 2), ("U8",))

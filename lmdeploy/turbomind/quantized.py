@@ -1,7 +1,7 @@
 """Checkpoints whose linear layers are stored as AWQ or GPTQ codes.
 
 The families describe a model by the weights of its linear layers, ``X.weight``. Where a checkpoint has ``X.qweight``
-instead, :func:`with_codes` puts the codes in that weight's place. How they are packed stands in
+instead, :func:`with_codes` puts the codes in that weight's place. How they are packed is in
 ``backend_cpp/weights/codes/awq_gptq.h``, which decodes them.
 """
 

@@ -41,7 +41,7 @@ def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]], suffi
     target
         An empty or missing folder.
     parameters
-        Model name to parameter name to value. The parameter must stand in that model's config.pbtxt.
+        Model name to parameter name to value. The parameter must be in that model's config.pbtxt.
     suffix
         Put behind the name of each model, so that a repository can hold several copies.
     """
@@ -147,5 +147,5 @@ def _config_text(model: Path) -> str:
 
 
 def _parameter_pattern(key: str) -> str:
-    """Return what matches a parameter: what stands before its value, and the value in quotes."""
+    """Return what matches a parameter: what is before its value, and the value in quotes."""
     return rf'(key:\s*"{re.escape(key)}"\s*value\s*{{\s*string_value:\s*)("(?:[^"\\]|\\.)*")'

@@ -2,7 +2,7 @@
 
 Such a checkpoint has one byte a weight in ``X.weight`` and scales alongside it; layers it leaves as numbers have a
 ``X.weight`` of 16 or 32 bits. :func:`with_scales` puts codes times scales in the weight's place; how they are
-multiplied stands in ``backend_cpp/weights/w8a8.h``.
+multiplied is in ``backend_cpp/weights/w8a8.h``.
 
 Names and shapes, by source:
 

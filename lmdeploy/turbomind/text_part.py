@@ -39,7 +39,7 @@ class _OwnForm:
     sees
         From config.json whether the model sees, for architectures that others have too.
     is_one_place
-        An image's tokens, but the first and the last, stand at one position.
+        An image's tokens, but the first and the last, are at one position.
     image_tokens
         Tokens after the decoder's vocabulary, for images alone.
     """
@@ -88,7 +88,7 @@ _OWN = {
     "QWenLMHeadModel": _OwnForm(_always("QWenLMHeadModel"), sees=lambda raw: bool(raw.get("visual"))),
 }
 ARCHITECTURES = (*_NATIVE, *_OWN)
-"""Models whose text part is a decoder of its own."""
+"""Models whose text part is its own decoder."""
 
 _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs name none, or one that nobody knows
     "gemma": "GemmaForCausalLM",
@@ -118,7 +118,7 @@ _OUTPUTS = (
     "transformer.output_layer.weight",
     "model.transformer.ff_out.weight",
 )
-# Where a decoder's ``model.*`` may stand: as published, and as the model has it in memory.
+# Where a decoder's ``model.*`` may be: as published, and as the model has it in memory.
 _PLACES: tuple[Callable[[str], str], ...] = (
     lambda name: f"language_model.{name}",
     lambda name: "model.language_model." + name.removeprefix("model."),
@@ -141,7 +141,7 @@ class TextPart:
     images
         How the model sees.
     is_one_place
-        An image's tokens, but the first and the last, stand at one position.
+        An image's tokens, but the first and the last, are at one position.
     image_tokens
         Tokens after the vocabulary, for images alone.
     """
@@ -169,7 +169,7 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     UnsupportedModelError
         If the text part is of no supported family.
     CheckpointError
-        If config.json makes no sense.
+        If config.json is invalid.
     """
     if not sees(raw):
         return None
@@ -184,7 +184,7 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
         whole = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
         config = whole.get_text_config()
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
-        raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+        raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
     if config.model_type not in _TEXT_ARCHITECTURES:
         raise UnsupportedModelError(
             f"{', '.join(named)} with a text part of type {config.model_type} is not supported; supported: "
@@ -216,7 +216,7 @@ def _own_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> Te
         defaults = {key: value for key, value in config.to_dict().items() if key not in _BOUNDARY}
         return TextPart(config, defaults | alone, ImagesSpec(), own.is_one_place, own.image_tokens)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
-        raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+        raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
 
 
 def _boundary(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _boundary(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSpec:
-    """Return the spec of a text part that stands in a checkpoint with these tensors."""
+    """Return the spec of a text part that is in a checkpoint with these tensors."""
     has_output = any(name.endswith(_OUTPUTS) for name in index.tensors)
     parameters = getattr(text.config, "rope_parameters", None) or {}
     model_type = getattr(text.config, "model_type", None)  # families with their own configuration have none

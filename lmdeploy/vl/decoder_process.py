@@ -1,4 +1,4 @@
-"""Decodes images of callers in a process of its own, with limits of memory and time: a file may be made to cost both.
+"""Decodes images of callers in its own process, with limits of memory and time: a file may be made to cost both.
 
 The process is started with the first image and decodes all that follow, one after another. It is started again when a
 file was too much for it.

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is read; Pillow knows more, some of which start programs."""
-# What Pillow raises for files that are cut off or make no sense.
+# What Pillow raises for files that are cut off or are invalid.
 _BROKEN = (OSError, SyntaxError, LookupError, EOFError, TypeError)
 _MAX_SCANS = 100  # of a JPEG file; cameras and programs write up to a dozen, each of which goes through all pixels
 _MAX_SCANNED = 10**9  # pixels, of all scans together, where these are more than

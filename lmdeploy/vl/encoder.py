@@ -126,7 +126,7 @@ def cut(
 ) -> list[ImageRows]:
     """Return an image's rows run by run, as its places are.
 
-    A grid is each run's; with ``is_one_place`` all tokens of a run but the first and the last stand at one position.
+    A grid is each run's; with ``is_one_place`` all tokens of a run but the first and the last are at one position.
 
     Raises
     ------

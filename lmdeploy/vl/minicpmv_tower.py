@@ -44,7 +44,7 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
         views
             Of one size ``[views, 3, height, width]``.
         line
-            0, or in how many places along a table's first line all patches stand, in reading order; where there are
+            0, or in how many places along a table's first line all patches are, in reading order; where there are
             more places than patches, grey ones follow (2.5, as trained).
 
         Returns

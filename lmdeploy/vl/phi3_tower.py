@@ -1,7 +1,7 @@
 """The tower and projector of Phi-3-vision, which ``transformers`` does not have.
 
-Every tile gives a square of patches. The squares lie side by side as the tiles do in the image; two by two patches
-are one row of embeddings, and every line of them ends in a vector of its own. The lines of the tiles come first, then
+Every tile gives a square of patches. The squares are side by side as the tiles do in the image; two by two patches
+are one row of embeddings, and every line of them ends in its own vector. The lines of the tiles come first, then
 a separator, then those of the whole image.
 """
 

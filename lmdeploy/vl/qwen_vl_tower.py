@@ -75,7 +75,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.in_proj = nn.Linear(hidden, 3 * hidden)  # a head's query, key and value lie together
+        self.in_proj = nn.Linear(hidden, 3 * hidden)  # a head's query, key and value are adjacent
         self.out_proj = nn.Linear(hidden, hidden)
 
     def forward(self, states: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def load_video(
     num_frames
         At most this many, spread evenly.
     fps
-        Frames a second, of what comes as frames alone; animated images have times of their own.
+        Frames a second, of what comes as frames alone; animated images have their own times.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Videos: some frames of one size, each with the second it is shown at.
 
-What stands between is not looked at. Nothing here decodes a video: frames come one by one, or in an animated image.
+What is between is not looked at. Nothing here decodes a video: frames come one by one, or in an animated image.
 """
 
 import math
@@ -120,7 +120,7 @@ def frames_in(stacked: Image.Image, count: int) -> list[Image.Image]:
 def from_frames(
     sources: Sequence[Source], load: Callable[[Source], Image.Image], sampling: Sampling, max_total_pixels: int
 ) -> Video:
-    """Return a video of frames without times of their own, of which those are loaded that are looked at.
+    """Return a video of frames without their own times, of which those are loaded that are looked at.
 
     Raises
     ------

@@ -92,7 +92,7 @@ class Batches:
     """Batches of one owner.
 
     A record is written by who makes it, and from then on by who runs batches alone; all others leave marks, which are
-    empty files: ``.open`` until it has ended, ``.cancel`` when it is not to go on.
+    empty files: ``.open`` until it has ended, ``.cancel`` when it is not to continue.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ class BatchRunner:
         self._new.set()
 
     async def stop(self) -> None:
-        """Leave off; what has been answered is kept, and another process goes on from there."""
+        """Leave off; what has been answered is kept, and another process continues from there."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -134,7 +134,7 @@ class BatchRunner:
         task.add_done_callback(ended)
 
     async def _guarded(self, key: str | None, batch_id: str) -> None:
-        """Run a batch; where the disk fails, wait before it goes on."""
+        """Run a batch; where the disk fails, wait before it continues."""
         owned = self._store.of(key)
         try:
             await _Run(self, owned, batch_id, self._ask(key)).run()

@@ -1,1 +1,1 @@
-"""The HTTP endpoints: a folder each where protocol, route and writer lie together, or a file."""
+"""The HTTP endpoints: a folder each where protocol, route and writer are adjacent, or a file."""

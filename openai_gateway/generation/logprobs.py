@@ -22,7 +22,7 @@ _AT_A_TIME = 512  # places of a prompt, before others have a turn: some millisec
 
 
 class Scored(NamedTuple):
-    """A token, its log probability (None: nothing predicted it), and the likeliest ones with theirs."""
+    """A token, its log probability (None: nothing predicted it), and the most likely ones with theirs."""
 
     token: int
     logprob: float | None
@@ -63,7 +63,7 @@ async def chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTexts) -> C
 
 
 async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, wanted: int) -> PromptLogprobs:
-    """Return what a response says about the tokens of a prompt, and the `wanted` likeliest in place of each."""
+    """Return what a response says about the tokens of a prompt, and the `wanted` most likely in place of each."""
     known = await texts.lookup(_all_ids(scored))
     reported: PromptLogprobs = []
     for begin in range(0, len(scored), _AT_A_TIME):
@@ -80,7 +80,7 @@ async def completion_logprobs(
     Parameters
     ----------
     wanted : int
-        How many likeliest tokens were asked for; the chosen one is always among them.
+        How many most likely tokens were asked for; the chosen one is always among them.
     offset : int
         Where in the text the first token begins, in characters; negative: this many characters are not shown.
     """
@@ -89,7 +89,9 @@ async def completion_logprobs(
     for token, logprob, likeliest in scored:
         text = _text(known[token])
         top: dict[str, float] = {}
-        for other, value in likeliest[:wanted]:  # likeliest first: of the same text, as halves of characters, it stays
+        for other, value in likeliest[
+            :wanted
+        ]:  # most likely first: of the same text, as halves of characters, it stays
             top.setdefault(_text(known[other]), value)
         said.tokens.append(text)
         said.token_logprobs.append(logprob)

@@ -38,7 +38,7 @@ class EventTemplate:
     Parameters
     ----------
     payload : dict
-        The event; `SLOT` stands where the value goes.
+        The event; `SLOT` is where the value goes.
     """
 
     __slots__ = ("_head", "_tail")

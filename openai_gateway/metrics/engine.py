@@ -1,4 +1,4 @@
-"""The engine's metrics, which Triton reports on a port of its own."""
+"""The engine's metrics, which Triton reports on its own port."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Tally:
     def hand_over(self) -> None:
         """Move everything into the histogram.
 
-        `Histogram.observe` takes one observation and goes through all bounds for it, so this adds to what lies beneath.
+        `Histogram.observe` takes one observation and goes through all bounds for it, so this adds to what is beneath.
         """
         if not any(self._counts):
             return

@@ -1,1 +1,1 @@
-"""What stands around every request: its id and log line, keys, the length of its body."""
+"""What is around every request: its id and log line, keys, the length of its body."""

@@ -25,7 +25,7 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Register, and go on registering."""
+        """Register, and continue registering."""
         if self._gateway.settings.proxy_url:
             self._task = asyncio.create_task(self._keep_registered())
 

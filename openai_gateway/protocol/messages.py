@@ -94,7 +94,7 @@ class Message(Strict):
     token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
         None,
         description="Of the assistant: the tokens its content was written in, as a response has them with "
-        "return_token_ids. Where they write the content they stand in the prompt, so that all that was said is found "
+        "return_token_ids. Where they write the content they are in the prompt, so that all that was said is found "
         "in the cache.",
     )
 

@@ -33,7 +33,7 @@ class Usage(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """One of the likeliest tokens at a position."""
+    """One of the most likely tokens at a position."""
 
     token: str
     logprob: float
@@ -41,7 +41,7 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """The token at a position, and the likeliest ones."""
+    """The token at a position, and the most likely ones."""
 
     top_logprobs: list[TopLogprob]
 
@@ -55,7 +55,7 @@ class ChatLogprobs(BaseModel):
 
 @dataclass(slots=True)  # there may be a hundred thousand of them
 class PromptLogprob:
-    """One token at a place of a prompt; `rank` 1 is the likeliest one, null: not among those asked for."""
+    """One token at a place of a prompt; `rank` 1 is the most likely one, null: not among those asked for."""
 
     logprob: float
     rank: int | None
@@ -63,7 +63,7 @@ class PromptLogprob:
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""Of each token of a prompt, as vLLM reports them: the token there and the likeliest ones by their ids; null: nothing
+"""Of each token of a prompt, as vLLM reports them: the token there and the most likely ones by their ids; null: nothing
 predicted it."""
 
 

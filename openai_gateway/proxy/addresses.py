@@ -1,4 +1,4 @@
-"""Which addresses nodes may have: a proxy sends its callers' requests there, from where it stands in the network."""
+"""Which addresses nodes may have: a proxy sends its callers' requests there, from where it is in the network."""
 
 from __future__ import annotations
 

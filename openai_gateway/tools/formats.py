@@ -29,7 +29,7 @@ class Opening:
     bodies : list of callable
         Each makes a reader for what may follow the mark; formats share some.
     group_ends : list of str
-        What may stand after the last of several calls, and belongs to no text.
+        What may be after the last of several calls, and belongs to no text.
     """
 
     bodies: list[Callable[[], Body]] = field(default_factory=list)

@@ -21,7 +21,7 @@ _NUMBER: dict[str, dict[str, str]] = {
 _COMPLETE_NUMBERS = frozenset({"zero", "whole", "fraction", "power"})
 _KINDS = {**dict.fromkeys("123456789", "1"), **dict.fromkeys("eE", "e")}
 _LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # what may stand in a string as it is
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # what may be in a string as it is
 _BLANKS = " \t\n\r"
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -52,7 +52,7 @@ class JsonObjectReader:
     Attributes
     ----------
     position : int
-        What lies before it is the beginning of a JSON object, or all of it.
+        What is before it is the beginning of a JSON object, or all of it.
     is_complete : bool
         The object ends at `position`.
     is_broken : bool
@@ -80,7 +80,7 @@ class JsonObjectReader:
                 self.is_broken = True
 
     def _take(self, char: str) -> bool:
-        """Take one character; False when it cannot stand here."""
+        """Take one character; False when it cannot be here."""
         if self._expect is _Expect.NUMBER:
             following = _NUMBER[self._number].get(_KINDS.get(char, char))
             if following is not None:

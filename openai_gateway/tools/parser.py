@@ -82,7 +82,7 @@ class ToolCallParser:
         self._is_reported = False
         self._calls = 0  # begun
         self._complete = 0
-        self._at_start = True  # where a bare call may stand
+        self._at_start = True  # where a bare call may be
 
     def feed(self, text: str) -> list[Event]:
         """Take more of the response."""
@@ -144,7 +144,7 @@ class ToolCallParser:
 
     @property
     def _blanks(self) -> str | None:
-        """What may stand around calls; None: white space."""
+        """What may be around calls; None: white space."""
         return _SEPARATORS if self._complete else None
 
     def _open(self, mark: str, body: Body) -> None:

@@ -1,4 +1,4 @@
-"""A call whose arguments are objects with bare names and quotes of their own, as Gemma 4 writes them."""
+"""A call whose arguments are objects with bare names and their own quotes, as Gemma 4 writes them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class QuotedCall:
             return True
         match = _BARE.match(text)
         if quote.startswith(text) or (match and match.end() == len(text) and len(text) <= _LONGEST_BARE):
-            return False  # it goes on
+            return False  # it continues
         bare = match[0] if match else ""
         said = json.dumps(bare, ensure_ascii=False) if is_key else _value(bare)
         if not bare or said is None or len(bare) > _LONGEST_BARE:

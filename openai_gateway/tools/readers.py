@@ -106,7 +106,7 @@ class HeadedCall(ArgumentsBehindHead):
     Parameters
     ----------
     pattern : str
-        Matches what stands before the arguments. One of its groups is the name.
+        Matches what is before the arguments. One of its groups is the name.
     closings : tuple of str
         The marks; none: the arguments end the call.
     names : collection of str

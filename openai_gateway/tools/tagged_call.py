@@ -1,4 +1,4 @@
-"""A call whose arguments each stand between marks of their own, such as Qwen3-Coder's."""
+"""A call whose arguments each are between their own marks, such as Qwen3-Coder's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TaggedCall:
     """Reads a call up to the mark that closes it. Texts stream, other values come when they are whole.
 
     An argument ends at its closing mark where the next argument or the end of the call follows, so that the mark may
-    stand in its text; vLLM's parser for Qwen3-Coder does the same.
+    are in its text; vLLM's parser for Qwen3-Coder does the same.
 
     Parameters
     ----------

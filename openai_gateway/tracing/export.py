@@ -16,7 +16,7 @@ from lmdeploy.version import __version__
 from openai_gateway.tracing.endpoints import FILE
 
 _SERVICE = "lmdeploy-gateway"  # OTEL_SERVICE_NAME goes before it
-_TIMEOUT = 5.0  # seconds for a collector to take a batch, in a thread of its own
+_TIMEOUT = 5.0  # seconds for a collector to take a batch, in its own thread
 
 
 def provider_for(endpoint: str, on_lost: Callable[[int], object]) -> TracerProvider:
@@ -55,7 +55,7 @@ class _Counting(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = SpanExportResult.FAILURE
-        with contextlib.suppress(Exception):  # whatever a collector answers: serving goes on
+        with contextlib.suppress(Exception):  # whatever a collector answers: serving continues
             result = self._inner.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._on_lost(len(spans))

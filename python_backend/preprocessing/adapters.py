@@ -1,4 +1,4 @@
-"""Requests that name a LoRA adapter, and those that say which adapters have chat templates of their own."""
+"""Requests that name a LoRA adapter, and those that say which adapters have chat their own templates."""
 
 import hmac
 import json
@@ -30,7 +30,7 @@ def control(request: Any, templates: AdapterTemplates) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the request is malformed or lacks the server's key, or the template makes no sense.
+        If the request is malformed or lacks the server's key, or the template is invalid.
     """
     key = os.environ.get(_CONTROL_KEY, "")
     if key and not hmac.compare_digest(str(_parameters(request).get("control_key", "")).encode(), key.encode()):

@@ -18,7 +18,7 @@ from tests.abuse.shots import drawn, shots
 def main() -> int:
     """Attack, print the measurements, and return 1 where something must not be."""
     parser = argparse.ArgumentParser(prog="python -m tests.abuse", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=0.0, help="go on for so long; default: every attack once")
+    parser.add_argument("--seconds", type=float, default=0.0, help="continue for so long; default: every attack once")
     parser.add_argument(
         "--servers", nargs="+", default=list(SERVERS), choices=SERVERS, help="that are attacked (default: all)"
     )

@@ -210,7 +210,7 @@ def _proper(caller: Caller, seed: int, stop: threading.Event) -> None:
 def _attack(
     seconds: float, attacks: Sequence[Shot], servers: Servers, report: Report, caller: Caller, seed: int
 ) -> None:
-    """Send each attack once, and go on until the time is over, while others use the servers properly."""
+    """Send each attack once, and continue until the time is over, while others use the servers properly."""
     pids = sorted({servers.gateway.pid, *(target.pid for target in servers.targets)})
     stop = threading.Event()
     with _probing(servers.targets, report), _watching_peaks(pids, report), ThreadPoolExecutor(1) as alongside:
@@ -293,7 +293,7 @@ def _watching_peaks(pids: Sequence[int], report: Report) -> Iterator[None]:
 
 @contextmanager
 def _repeating(*looks: Callable[[], None]) -> Iterator[None]:
-    """Call functions again and again, each in a thread of its own."""
+    """Call functions again and again, each in its own thread."""
     stop = threading.Event()
 
     def repeat(look: Callable[[], None]) -> None:

@@ -276,7 +276,7 @@ def floods() -> dict[str, Callable[[], bytes]]:
 
 
 def _sessions(config: Mapping[str, Any]) -> Iterator[PageRequest]:
-    """Return long conversations, each in a session of its own, for all events that take them."""
+    """Return long conversations, each in its own session, for all events that take them."""
     turns = [{"question": "a" * 2**20, "responses": [{"text": "b" * 2**20}]}] * 3
     kinds = {component["id"]: component["type"] for component in config["components"]}
     for dependency in config["dependencies"]:

@@ -163,7 +163,7 @@ def _is_healthy(target: Target) -> bool:
 
 @contextmanager
 def _command(*words: str) -> Iterator[int]:
-    """Run ``lmdeploy serve`` in a session of its own; the value is its process."""
+    """Run ``lmdeploy serve`` in its own session; the value is its process."""
     command = [sys.executable, "-m", "lmdeploy", "serve", *words]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     try:

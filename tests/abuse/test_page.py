@@ -114,7 +114,7 @@ def test_every_other_attack_is_refused_and_none_is_a_failure(http: httpx.Client,
 
 @pytest.mark.slow
 def test_a_flood_leaves_the_memory_as_it_was() -> None:
-    """The page in a process of its own, under long bodies and long conversations from several clients at a time."""
+    """The page in its own process, under long bodies and long conversations from several clients at a time."""
     fake, (port,) = FakeTriton(), free_ports(1)
     command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", fake.address, "--server-port", str(port)]
     page = subprocess.Popen([*command, "--server-name", "127.0.0.1"])

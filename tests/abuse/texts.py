@@ -10,7 +10,7 @@ from tests.abuse.bodies import CHAT, COMPLETIONS, MODEL, RESPONSES
 
 ESCAPES = (rb"a\ud800", rb"\udfff")  # as JSON spells them
 BYTES = (b"a\xf0\x9f", b"\xed\xa0\x80", b"\xff", b"\xc3")
-_MARK = "here it stands"
+_MARK = "here it is"
 _TOOL = {
     "type": "function",
     "function": {

@@ -42,7 +42,7 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def commands(document: Path, *languages: str) -> list[Command]:
-    """Return the lines of blocks; what ends in a backslash goes on in the next line."""
+    """Return the lines of blocks; what ends in a backslash continues in the next line."""
     name = document.relative_to(ROOT).as_posix()
     lines = [
         line.strip()
@@ -54,6 +54,6 @@ def commands(document: Path, *languages: str) -> list[Command]:
 
 
 def inline_commands(document: Path) -> list[Command]:
-    """Return what stands between backticks and begins as a command of ours."""
+    """Return what is between backticks and begins as a command of ours."""
     name = document.relative_to(ROOT).as_posix()
     return [Command(name, text) for text in _INLINE.findall(document.read_text(encoding="utf-8"))]

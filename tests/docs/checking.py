@@ -1,4 +1,4 @@
-"""What says whether a command could be run as it stands, without running it: the program's own parser."""
+"""What says whether a command could be run as it is, without running it: the program's own parser."""
 
 import argparse
 import contextlib

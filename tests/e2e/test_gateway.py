@@ -135,7 +135,7 @@ def test_logprobs_are_of_the_tokens_of_the_text(client: openai.OpenAI, tokenizer
         values = [top.logprob for top in token.top_logprobs]
         assert len(values) == 4
         assert values == sorted(values, reverse=True)
-        assert token.logprob == values[0]  # greedy takes the likeliest
+        assert token.logprob == values[0]  # greedy takes the most likely
         assert sum(math.exp(value) for value in values) <= 1 + 1e-5
 
 

@@ -131,7 +131,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
         assert places[0] >= places[1] >= places[2] > 0
         assert drafting.one("vllm:spec_decode_num_draft_tokens_total") >= accepted
 
-        # One with a chat template of its own: messages for it are written so, and those for others as before.
+        # One with its own chat template: messages for it are written so, and those for others as before.
         (Path(paths["a"]) / "chat_template.jinja").write_text(OWN_TEMPLATE)
 
         def reported(model: str) -> str:

@@ -62,7 +62,7 @@ def test_a_prompt_s_log_probabilities_are_those_of_transformers(
     compared = 0
     for position, top in enumerate((logprobs.top_logprobs or [])[1:]):
         likeliest = expected[position].topk(3).values
-        # Halves of characters have the same text, of which the likeliest is reported.
+        # Halves of characters have the same text, of which the most likely is reported.
         if any("\N{REPLACEMENT CHARACTER}" in text for text in top):
             likeliest = likeliest[:1]
         given = torch.tensor(sorted(top.values(), reverse=True)[: len(likeliest)]).double()
@@ -110,7 +110,7 @@ def test_a_stream_begins_with_the_prompt_s(
 
 
 def assert_scored(places: list[Any], tokens: list[int], expected: torch.Tensor, top: int) -> None:
-    """Places as vLLM reports them are those of `tokens`, with the `top` likeliest in order."""
+    """Places as vLLM reports them are those of `tokens`, with the `top` most likely in order."""
     assert places[0] is None
     assert_close(
         [None, *(place[str(token)]["logprob"] for place, token in zip(places[1:], tokens[1:], strict=True))],

@@ -78,7 +78,7 @@ def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tes
         assert wanted in names
     assert any(name.startswith("lmdeploy/_turbomind.") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "tools/", "backend_cpp/"))]
-    # What was compiled stands where it is built; everything else is a file that git keeps.
+    # What was compiled is where it is built; everything else is a file that git keeps.
     made = re.compile(
         r"lmdeploy_triton-.*\.dist-info/|lmdeploy/(backends/.*\.so|_turbomind\..*\.so|turbomind_grammar)$"
     )

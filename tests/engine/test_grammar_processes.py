@@ -1,4 +1,4 @@
-"""Grammars run in processes of their own: what one of them costs, nobody else pays."""
+"""Grammars run in their own processes: what one of them costs, nobody else pays."""
 
 import os
 import re
@@ -135,7 +135,7 @@ def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone
     outcomes: list[str] = []
 
     def ask(number: int) -> None:
-        name = f"([ab]{{{number + 1}}})?"  # a grammar of its own
+        name = f"([ab]{{{number + 1}}})?"  # its own grammar
         config = structured({"type": "regex_schema", "regex_schema": name + HOSTILE["regex_schema"]}, max_new_tokens=40)
         try:
             outcomes.append(model("Hello", config, do_preprocess=False).finish_reason or "")

@@ -114,7 +114,7 @@ def test_rope_scaling_factor_is_dynamic_scaling(tmp_path: Path) -> None:
 
 def test_a_scaling_of_the_checkpoint_and_rope_scaling_factor_exclude_each_other(tmp_path: Path) -> None:
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", rope_parameters=SCALINGS["yarn"])
-    with pytest.raises(ValueError, match="rope_scaling_factor: this model's checkpoint has a scaling of its own"):
+    with pytest.raises(ValueError, match="rope_scaling_factor: this model's checkpoint has its own scaling"):
         TokenEngine(directory, rope_scaling_factor=2.0)
     with pytest.raises(ValueError, match=r"rope_scaling_factor must be 0 or >= 1, got 0\.5"):
         TokenEngine(directory, rope_scaling_factor=0.5)

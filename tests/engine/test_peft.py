@@ -18,7 +18,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "attention": {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
     "every layer": {"r": 8, "lora_alpha": 8, "target_modules": "all-linear"},
     "by the root of the rank": {"r": 4, "lora_alpha": 2, "target_modules": ["o_proj", "up_proj"], "use_rslora": True},
-    "ranks of their own": {
+    "their own ranks": {
         "r": 4,
         "lora_alpha": 8,
         "target_modules": ["q_proj", "down_proj"],

@@ -30,7 +30,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model in float32 with a bias in its attention and an output layer of its own."""
+    """A small model in float32 with a bias in its attention and its own output layer."""
     directory = tmp_path_factory.mktemp("tiny") / "model"
     return make_tiny_llama(directory, attention_bias=True, tie_word_embeddings=False, initializer_range=0.05, **SIZES)
 

@@ -1,4 +1,4 @@
-"""Whose a conversation is: nobody goes on with, cancels or ends what another key began."""
+"""Whose a conversation is: nobody continues with, cancels or ends what another key began."""
 
 from __future__ import annotations
 

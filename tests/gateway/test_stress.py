@@ -1,4 +1,4 @@
-"""Many clients at a time, clients that leave, and clients that hardly read: the gateway as a process of its own."""
+"""Many clients at a time, clients that leave, and clients that hardly read: the gateway as its own process."""
 
 import asyncio
 import json

@@ -279,7 +279,7 @@ class Attention:
     Parameters
     ----------
     device
-        It lies on.
+        It is on.
     blocks
         Of the cache.
     sizes

@@ -33,7 +33,7 @@ class Sequences:
         self.blocks = [[free.pop() for _ in range(count)] for count in counts]
 
     def new_cache(self) -> Attention:
-        """Return attention over a cache of its own."""
+        """Return attention over its own cache."""
         blocks = sum(map(len, self.blocks))
         return Attention(self.device, blocks, self.sizes, self.block_len, self.bits, self.rule)
 

@@ -70,7 +70,7 @@ class States:
         self.is_rest_untouched &= bool(rest.isnan().all())
 
     def state(self, page: int) -> torch.Tensor:
-        """Return what lies in a page."""
+        """Return what is in a page."""
         return self.pages[page, BEFORE:-AFTER]
 
     def convolve(

@@ -49,9 +49,9 @@ def random_steps(lengths: list[int], seed: int) -> Iterator[Step]:
 def run_steps(
     steps: Iterator[Step], lengths: list[int], compute: Callable[[list[tuple[int, int]], list[StateSpan]], torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return the rows of each sequence, which lies in the page of its number plus 1.
+    """Return the rows of each sequence, which is in the page of its number plus 1.
 
-    ``compute`` gets the sequence and token of each row; between the rows of two spans lies one of none.
+    ``compute`` gets the sequence and token of each row; between the rows of two spans is one of none.
     """
     results: list[list[torch.Tensor]] = [[] for _ in lengths]
     for step in steps:

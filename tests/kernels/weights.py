@@ -1,4 +1,4 @@
-"""Weights for tests of operators: what lies on the device, and the float64 numbers that it stands for."""
+"""Weights for tests of operators: what is on the device, and the float64 numbers that it stands for."""
 
 from dataclasses import dataclass
 from typing import Any

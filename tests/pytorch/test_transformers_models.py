@@ -143,7 +143,7 @@ def test_a_row_is_the_same_alone_and_alongside_others(tmp_path: Path) -> None:
     ("name", "more", "reason"),
     [
         ("DiffLlamaForCausalLM", {}, "layer 0 attends more than once a token"),
-        ("DogeForCausalLM", {}, "its attention makes a mask of its own"),
+        ("DogeForCausalLM", {}, "its attention makes its own mask"),
         ("BertLMHeadModel", {"is_decoder": False}, "its attention looks ahead"),
         ("BloomForCausalLM", {}, "its code in transformers takes no other attention than its own"),
     ],

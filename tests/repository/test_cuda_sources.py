@@ -21,7 +21,7 @@ HOST_ONLY = ("-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno
 
 
 def toolkits() -> list[Path]:
-    """Return the places where headers of CUDA and of its libraries may lie, the wheels' last."""
+    """Return the places where headers of CUDA and of its libraries may be, the wheels' last."""
     roots = [Path(os.environ["CUDA_HOME"])] if "CUDA_HOME" in os.environ else []
     wheels = Path(sysconfig.get_path("purelib")) / "nvidia"
     return [*roots, Path("/usr/local/cuda"), Path("/usr"), *sorted(wheels.glob("*"))]

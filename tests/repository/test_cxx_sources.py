@@ -10,7 +10,7 @@ FOUND = ("kernels/cuda/", "device/cuda/", "testing/", "fuzz/", "kernels/cpu/kern
 
 
 def listed() -> Counter[str]:
-    """Return how often each source stands in a list, by its path in ``backend_cpp``."""
+    """Return how often each source is in a list, by its path in ``backend_cpp``."""
     counts: Counter[str] = Counter()
     for file in ENGINE.rglob("CMakeLists.txt"):
         names = re.findall(r"^ +([\w/]+\.cc)\)?$|INTERFACE ([\w/]+\.cc)\)", file.read_text(), re.MULTILINE)

@@ -79,7 +79,7 @@ def is_named(name: str, text: str) -> bool:
     marked = f"`{name.replace('lmdeploy:', 'vllm:')}`*"  # a star says that LMDeploy's has the same ending
     if name.startswith("lmdeploy:") and marked in text:
         return True
-    # gpu_prefix_cache_...: the older names of what stands alongside them.
+    # gpu_prefix_cache_...: the older names of what is alongside them.
     return any(re.search(rf"`{re.escape(one)}[`{{]", text) for one in names) or "gpu_prefix_cache" in name
 
 

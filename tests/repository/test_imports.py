@@ -119,7 +119,7 @@ def module_of(path: Path) -> str:
 
 
 class WithoutTypes(ast.NodeTransformer):
-    """Leaves out what stands behind ``if TYPE_CHECKING``."""
+    """Leaves out what is behind ``if TYPE_CHECKING``."""
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
@@ -140,7 +140,7 @@ def imported_by(tree: ast.AST, known: Iterable[str]) -> Iterator[str]:
 
 
 def folders(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the graph of the folders that files lie in, without what a folder and those inside of it include."""
+    """Return the graph of the folders that files are in, without what a folder and those inside of it include."""
     result: dict[str, set[str]] = {}
     for name, included in graph.items():
         folder = name.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""``lmdeploy serve api_server`` in a process of its own, as a user starts it."""
+"""``lmdeploy serve api_server`` in its own process, as a user starts it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READY = "Ctrl-C stops everything."
 
 
 class ApiServer:
-    """The command, running in a session of its own."""
+    """The command, running in its own session."""
 
     def __init__(
         self,

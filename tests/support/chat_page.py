@@ -22,7 +22,7 @@ _BUTTONS = {
 
 
 class ChatPage:
-    """A chat page open in a browser window of its own.
+    """A chat page open in its own browser window.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class ChatPage:
 
     @property
     def responses(self) -> list[str]:
-        """What stands on the model's side: responses, and the line under each."""
+        """What is on the model's side: responses, and the line under each."""
         return self._texts('#chat [data-testid="bot"]')
 
     @property

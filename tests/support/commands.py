@@ -1,4 +1,4 @@
-"""A serving command in a process of its own."""
+"""A serving command in its own process."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def loaded_model(name: str, **parameters: str) -> Iterator[Any]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, fake.__name__, fake)
-        patch.setattr(os, "nice", lambda increment: increment)  # a model in a server has a process of its own
+        patch.setattr(os, "nice", lambda increment: increment)  # a model in a server has its own process
         for module in [module for module in sys.modules if module.startswith("python_backend.")]:
             patch.delitem(sys.modules, module)
         instance = importlib.import_module(f"python_backend.{name}").TritonPythonModel()

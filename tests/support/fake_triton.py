@@ -56,7 +56,7 @@ class Script:
     choices : texts of each of n choices, interleaved; None: every choice has `texts`
     fail_after : responses after which the request fails with `error`
     hold_after : responses after which the engine waits until it is cancelled (or `release` is set)
-    resume : whether it goes on to a proper end after it was released
+    resume : whether it continues to a proper end after it was released
     engine_seconds : before the batch, to the first token, to the end
     stop_string : what of its stop words ended the response
     cached_token_len : of the prompt, found in the cache
@@ -354,7 +354,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
     }
     tensors |= _prompt_tensors(received, is_first=index == done == 0)
     response = service_pb2.ModelInferResponse(model_name=received.model, id=received.id)
-    for name in [name for name in tensors if name in received.outputs]:  # an order of its own, as Triton's ensembles
+    for name in [name for name in tensors if name in received.outputs]:  # its own order, as Triton's ensembles
         datatype, shape, raw = tensors[name]
         response.outputs.add(name=name, datatype=datatype, shape=shape)
         response.raw_output_contents.append(raw)

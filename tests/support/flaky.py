@@ -14,7 +14,7 @@ _SERVER = "triton_server"  # a fixture
 def allow_reruns(items: Iterable[pytest.Item]) -> None:
     """Let a test that needs a whole server run again when it fails; no other test may.
 
-    Those are the tests that are marked so, that use the session's tritonserver, or that lie in ``tests/e2e``.
+    Those are the tests that are marked so, that use the session's tritonserver, or that are in ``tests/e2e``.
     """
     for item in items:
         needs_server = item.path.is_relative_to(_FOLDER) or _SERVER in getattr(item, "fixturenames", ())

@@ -51,7 +51,7 @@ def write_gguf(
     directory
         The checkpoint.
     path
-        The file; with ``parts``, the parts lie alongside it, ``NAME-00001-of-...``.
+        The file; with ``parts``, the parts are alongside it, ``NAME-00001-of-...``.
     architecture
         GGUF's name.
     type_of

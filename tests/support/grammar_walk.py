@@ -55,7 +55,7 @@ def accepts_value(grammar: xgrammar.CompiledGrammar, value: Any) -> bool:
 
 
 def walk(grammar: xgrammar.CompiledGrammar, chance: random.Random, most: int = 1500) -> bytes | None:
-    """Return a random text of the grammar; None: it went on for more than this many bytes.
+    """Return a random text of the grammar; None: it continued for more than this many bytes.
 
     What closes a value is likelier than the rest, and grows likelier, so that most walks end.
     """

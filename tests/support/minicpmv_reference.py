@@ -140,7 +140,7 @@ class MiniCpmReference(PlainLayers):
 
 
 def _place(index: int, count: int) -> int:
-    """Return the line of the table that the upper edge of one of ``count`` patches lies in, in single precision."""
+    """Return the line of the table that the upper edge of one of ``count`` patches is in, in single precision."""
     bounds = [np.float32(line / _TABLE) for line in range(1, _TABLE)]
     return sum(bool(bound <= np.float32(index / count)) for bound in bounds)
 

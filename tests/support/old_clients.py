@@ -1,4 +1,4 @@
-"""The real LMDeploy packages whose Triton client our server has to satisfy, run in processes of their own."""
+"""The real LMDeploy packages whose Triton client our server has to satisfy, run in their own processes."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def fused(tensors: Tensors, parts: tuple[str, ...], whole: str, join: Callable[.
 
 
 def stacked(*parts: Tensor) -> Tensor:
-    """Return the rows of all parts, one behind the other."""
+    """Return the rows of all parts, one after the other."""
     return torch.cat(parts)
 
 
@@ -111,7 +111,7 @@ def internlm3(directory: Path) -> None:
 
 
 def internlm2(directory: Path) -> None:
-    """InternLM2 from a Llama: each key/value head's queries, key and value lie together."""
+    """InternLM2 from a Llama: each key/value head's queries, key and value are adjacent."""
     old = old_config(directory)
     kv_heads, head_dim = old["num_key_value_heads"], old["hidden_size"] // old["num_attention_heads"]
 

@@ -33,7 +33,7 @@ def queried_metrics(query: str) -> Asked:
 
 
 def all_queries() -> dict[str, Asked]:
-    """Return the metrics of every query, by where it stands."""
+    """Return the metrics of every query, by where it is."""
     found = dict(_of_rules()) | dict(_of_dashboard()) | dict(_of_autoscalers())
     return {where: queried_metrics(query) for where, query in found.items()}
 

@@ -45,7 +45,7 @@ class RandomSchemas:
     seed
         Of the random numbers.
     depth
-        How deep schemas stand in each other.
+        How deep schemas are in each other.
     """
 
     def __init__(self, seed: int, depth: int = 3) -> None:

@@ -94,7 +94,7 @@ def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
-@pytest.mark.alone  # streams of a tiny model begin one behind the other where others work, and end too soon
+@pytest.mark.alone  # streams of a tiny model begin one after the other where others work, and end too soon
 def test_peers_take_turns_with_our_engine(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_PEERS_LOG", str(tmp_path / "calls"))

@@ -145,7 +145,7 @@ def test_no_time_is_kept_for_what_is_extra(tmp_path: Path) -> None:
     assert kept["slow"] == "left out: no time was left; call again"
 
 
-# ---- going on ----
+# ---- continuing ----
 
 
 def test_what_is_done_and_unchanged_is_not_repeated_unless_wanted(

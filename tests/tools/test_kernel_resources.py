@@ -42,7 +42,7 @@ LISTING = """
 
 @pytest.fixture
 def cubin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an ELF file of two functions; a cuobjdump that knows them stands first on PATH."""
+    """Return an ELF file of two functions; a cuobjdump that knows them is first on PATH."""
     source = tmp_path / "source.cc"
     source.write_text(SOURCE)
     path = tmp_path / "build" / "some.sm_90a.cubin"

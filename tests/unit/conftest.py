@@ -1,4 +1,4 @@
-"""Fixtures of the unit tests: a cache of their own, and tiny checkpoints to break."""
+"""Fixtures of the unit tests: their own cache, and tiny checkpoints to break."""
 
 import shutil
 from collections.abc import Callable, Iterator

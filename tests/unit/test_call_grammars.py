@@ -45,7 +45,7 @@ SCHEMAS: dict[str, Any] = {
     "now": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 FUNCTIONS = [FunctionSchema(name, schema, is_strict=True) for name, schema in SCHEMAS.items()]
-# A token a character, of those that stand in marks and of ASCII; control characters are among them.
+# A token a character, of those that are in marks and of ASCII; control characters are among them.
 TOKENS = [chr(number) for number in range(1, 127)] + list("｜▁北日本ïé🙂")
 END = len(TOKENS)
 ENDS = [*"}])\"'<>/", "\n"]  # written by preference where a text gets long
@@ -62,7 +62,7 @@ def compiled(compiler: xgrammar.GrammarCompiler, grammar: dict[str, Any]) -> xgr
 
 
 def babbled(grammar: xgrammar.CompiledGrammar, rng: random.Random, most: int = 4000) -> str | None:
-    """Return a text that the grammar allows, chosen at random; None: it went on for more than `most` characters."""
+    """Return a text that the grammar allows, chosen at random; None: it continued for more than `most` characters."""
     matcher = xgrammar.GrammarMatcher(grammar)
     mask = torch.zeros((1, END // 32 + 1), dtype=torch.int32)
     written = ""

@@ -125,14 +125,14 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         configure(head_dim=10),
         r"q_proj.weight has shape \[32, 32\], expected \[40, 32\]",
     ),
-    "odd head_dim": (configure(head_dim=7), "config.json makes no sense: .*even"),
-    "rope without factor": (configure(rope_parameters={"rope_type": "linear"}), "config.json makes no sense: .*factor"),
+    "odd head_dim": (configure(head_dim=7), "config.json is invalid: .*even"),
+    "rope without factor": (configure(rope_parameters={"rope_type": "linear"}), "config.json is invalid: .*factor"),
     "rope theta zero": (
         configure(rope_parameters={"rope_type": "default", "rope_theta": 0}),
-        "config.json makes no sense",
+        "config.json is invalid",
     ),
     "eps zero": (configure(rms_norm_eps=0.0), "norm.eps must be a finite number > 0"),
-    "model_type unknown": (configure(model_type="absent"), "config.json makes no sense"),
+    "model_type unknown": (configure(model_type="absent"), "config.json is invalid"),
     "eos outside": (write("generation_config.json", b'{"eos_token_id": 999999}'), "eos_token_ids must be in"),
     "eos no id": (write("generation_config.json", b'{"eos_token_id": "</s>"}'), "eos_token_id must be a token id"),
 }

@@ -60,7 +60,7 @@ _DESCRIBED = {
     "cogvlm2": "Question: Hi, 你好 Answer: Hello!<|end_of_text|>\nQuestion: and now? Answer:",
     # allenai/Molmo-7B-D-0924, preprocessing_molmo.py, message format "role".
     "molmo": " User: Hi, 你好 Assistant: Hello! User: and now? Assistant:",
-    # THUDM/CodeGeeX4, guides and model card: the format of GLM-4 with a system prompt of its own.
+    # THUDM/CodeGeeX4, guides and model card: the format of GLM-4 with its own system prompt.
     "codegeex4": "<|system|>\n{S}<|user|>\nHi, 你好<|assistant|>\nHello!<|user|>\nand now?<|assistant|>",
     # baichuan-inc/Baichuan-13B-Chat, generation_utils.py: user_token_id 195, assistant_token_id 196.
     "baichuan": "<reserved_102>Hi, 你好<reserved_103>Hello!<reserved_102>and now?<reserved_103>",

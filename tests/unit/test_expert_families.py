@@ -1,4 +1,4 @@
-"""Configs of models with experts or latent attention that make no sense, or ask for what the engine lacks."""
+"""Configs of models with experts or latent attention that are invalid, or ask for what the engine lacks."""
 
 import json
 from pathlib import Path

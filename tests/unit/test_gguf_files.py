@@ -95,7 +95,7 @@ def test_a_converted_repository_names_the_file(file: Path, tmp_path: Path) -> No
     # Another model under the same name is not read with the places of this one's tensors.
     other = make_small(tmp_path / "other", "LlamaForCausalLM", **SIZES | {"intermediate_size": 192})
     write_gguf(other, file, "llama", matrices_in(Type.Q8_0))
-    with pytest.raises(CheckpointError, match=r"tensor blk\.0\.attn_k\.weight lies elsewhere now: convert the model"):
+    with pytest.raises(CheckpointError, match=r"tensor blk\.0\.attn_k\.weight is elsewhere now: convert the model"):
         resolve(workspace)
 
 
@@ -120,7 +120,7 @@ def test_a_missing_part_is_named(source: Path, tmp_path: Path) -> None:
     first = tmp_path / "tiny-00001-of-00003.gguf"
     second = tmp_path / "tiny-00002-of-00003.gguf"
     second.rename(tmp_path / "elsewhere.gguf")
-    with pytest.raises(CheckpointError, match=r"tiny-00002-of-00003\.gguf is missing: all 3 parts must lie in one"):
+    with pytest.raises(CheckpointError, match=r"tiny-00002-of-00003\.gguf is missing: all 3 parts must be in one"):
         resolve(first)
     with pytest.raises(CheckpointError, match="is one of 3 parts"):
         resolve(first.rename(tmp_path / "alone.gguf"))

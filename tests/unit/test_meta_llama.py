@@ -168,5 +168,5 @@ def test_missing_files_and_shares_that_do_not_fit_are_named(llama2: Path) -> Non
     assert [problem.partition(",")[0] for problem in caught.value.problems] == [
         "params.json: n_layers must be a number above 0",
         "params.json: norm_eps must be a number above 0",
-        "tokenizer.model is missing (in Meta's downloads it may lie one folder above)",
+        "tokenizer.model is missing (in Meta's downloads it may be one folder above)",
     ]

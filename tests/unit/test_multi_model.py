@@ -1,4 +1,4 @@
-"""What models are wanted together, how they share the memory, and what stands in the list of those that are served."""
+"""What models are wanted together, how they share the memory, and what is in the list of those that are served."""
 
 import json
 from collections.abc import Callable

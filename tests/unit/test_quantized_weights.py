@@ -63,7 +63,7 @@ SCHEMES = {
 }
 
 A, B = (Load(f"{name}.weight", shape) for name, shape in SHAPES.items())
-# Heads of two kinds that lie side by side, taken apart: [4 pairs, 2 kinds, 6 rows, in].
+# Heads of two kinds that are side by side, taken apart: [4 pairs, 2 kinds, 6 rows, in].
 APART = reshape(permute(reshape(A, 4, 2, 6, 256), 1, 0, 2, 3), 48, 256)
 EXPRESSIONS: dict[str, Expression] = {
     "one": A,

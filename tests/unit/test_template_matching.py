@@ -148,7 +148,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_registered_class_may_match_models_by_their_path() -> None:
     @MODELS.register_module(name="mine")
     class Mine(BaseChatTemplate):
-        """Matches what lies in a folder of mine."""
+        """Matches what is in a folder of mine."""
 
         @classmethod
         def match(cls, model_path: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Checkpoints in their authors' own layout: where the tower is, and how images stand in their chat templates."""
+"""Checkpoints in their authors' own layout: where the tower is, and how images are in their chat templates."""
 
 import json
 from collections.abc import Callable

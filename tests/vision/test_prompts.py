@@ -1,4 +1,4 @@
-"""Images in conversations: where they stand, what users type, and what is refused."""
+"""Images in conversations: where they are, what users type, and what is refused."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Videos: which frames are looked at, when they are, where they stand in a prompt, and what is refused."""
+"""Videos: which frames are looked at, when they are, where they are in a prompt, and what is refused."""
 
 import io
 from pathlib import Path

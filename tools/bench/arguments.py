@@ -48,7 +48,7 @@ class DatasetAndModel(argparse.Action):
 def parser(description: str, *, takes_dataset: bool = False) -> argparse.ArgumentParser:
     """Return a parser with what every profile tool takes; options may be written with ``_`` for ``-``.
 
-    ``takes_dataset``: a data set may stand before the model.
+    ``takes_dataset``: a data set may be before the model.
     """
     made = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     model = str(default_model_dir())

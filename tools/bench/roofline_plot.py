@@ -1,4 +1,4 @@
-"""Where the engine's steps stand under the machine's roof: ``python -m tools.bench.roofline_plot --plot FILE``.
+"""Where the engine's steps are under the machine's roof: ``python -m tools.bench.roofline_plot --plot FILE``.
 
 A step's arithmetic intensity is the operations of its rows in the layers' matrices over the bytes that it reads of
 weights and cache (Williams et al., "Roofline", CACM 52, 2009). Left of where its roof bends memory decides, right of it
@@ -56,7 +56,7 @@ def peak(bits: int, limits: Limits) -> float:
 
 
 def point(match: Match, cost: ModelCost, rate: float) -> Point:
-    """Return where a match stands that has this many tokens a second."""
+    """Return where a match is that has this many tokens a second."""
     if match.part == "prefill":
         rows, context = min(STEP_ROWS, match.prompt_len), match.prompt_len / 2
         cache = cost.cache_bytes * context

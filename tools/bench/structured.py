@@ -1,6 +1,6 @@
 """16 streams under a response format alongside 16 without: ``python -m tools.bench.structured [MODEL]``.
 
-Every stream has a prompt of its own. A format may end a response early; its twin without a format then has as many
+Every stream has its own prompt. A format may end a response early; its twin without a format then has as many
 tokens, so that both sides compute the same. They run in turn, so that what else the machine does falls on both.
 """
 

@@ -88,7 +88,7 @@ def throughput(run: Summary) -> str:
 
 
 def numbered(runs: Mapping[str, Sequence[Summary]]) -> dict[str, Summary]:
-    """Return every run by a name of its own: the side's, and its round where there are several."""
+    """Return every run by its own name: the side's, and its round where there are several."""
     return {
         name if len(rounds) == 1 else f"{name} ({number})": summary
         for name, rounds in runs.items()

@@ -1,4 +1,4 @@
-"""``python -m tools.fields``: write every file that is made from the tables anew; ``--check``: only compare."""
+"""``python -m tools.fields``: write every file that is made from the tables again; ``--check``: only compare."""
 
 from __future__ import annotations
 

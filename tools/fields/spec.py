@@ -84,7 +84,7 @@ def _struct(part: type) -> str:
     lines = [*_comment(summary, ""), f"struct {part.__name__} {{"]
     said = ""
     for field in fields_of(part):
-        if field.sentence != said:  # that of several fields stands in front of the first
+        if field.sentence != said:  # that of several fields is in front of the first
             lines += _comment(field.sentence, "  ")
         said = field.sentence
         lines.append(f"  {_type(field)} {field.name}{_default(field)};")

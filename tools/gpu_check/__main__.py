@@ -23,7 +23,7 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="tools/gpu_check.sh",
-        description="Build for the GPU of this machine, test on it and measure it. Called again it goes on: what is "
+        description="Build for the GPU of this machine, test on it and measure it. Called again it continues: what is "
         "done and unchanged is not repeated.",
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("bench-results"), help="results (bench-results)")

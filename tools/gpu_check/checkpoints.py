@@ -1,6 +1,6 @@
 """Writes checkpoints of random weights in a second each, however large the model.
 
-Numbers are drawn once for each type, a block that is repeated, and the tensors of the file lie over each other in it:
+Numbers are drawn once for each type, a block that is repeated, and the tensors of the file overlap in it:
 the format's header names where each begins. Readers that want tensors apart (the library ``safetensors``) refuse such a
 file; the engine reads it, and on the device every tensor has memory of its own.
 """
@@ -27,7 +27,7 @@ def write(shape: Shape, directory: Path) -> None:
     """Write a checkpoint into a directory, which is made; ``config.json`` comes last."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = list(shape.tensors())
-    # Tensors whose elements are drawn alike lie over each other, the largest says how long the area is.
+    # Tensors whose elements are drawn alike overlap, the largest says how long the area is.
     sizes: dict[tuple[str, str], int] = {}
     for tensor in tensors:
         kind = _kind(tensor)

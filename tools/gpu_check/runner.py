@@ -1,4 +1,4 @@
-"""Runs stages one after the other within a time, each in a process of its own, and keeps what came of them."""
+"""Runs stages one after the other within a time, each in its own process, and keeps what came of them."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def self_checks(lines: Sequence[str]) -> dict[str, str]:
 
 
 def _signal_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal to a process that was started in a session of its own, and to all that it started."""
+    """Send a signal to a process that was started in its own session, and to all that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

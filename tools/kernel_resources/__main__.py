@@ -8,7 +8,7 @@
     python -m tools.kernel_resources build-cuda --waits
 
 ``--limit [PART=]BYTES`` is the most that a thread may keep in memory for want of registers; the last limit holds whose
-PART stands in the path of the object or in the kernel's name. A kernel beyond its limit is named, and the exit status
+PART is in the path of the object or in the kernel's name. A kernel beyond its limit is named, and the exit status
 is 1; it is 2 where there is nothing to look at. ``--waits`` lists what our kernels for Hopper and later read before
 they wait for the launch before them; the status is 1 where one never waits, or writes before.
 """

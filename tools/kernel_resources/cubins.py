@@ -30,7 +30,7 @@ class Kernel:
     Attributes
     ----------
     source
-        The object it lies in, below the folder that was looked through.
+        The object it is in, below the folder that was looked through.
     symbol, name
         As the compiler writes it, and as a reader does: without namespaces and parameters.
     architecture
@@ -40,7 +40,7 @@ class Kernel:
     registers
         Of a thread.
     stack
-        Bytes of a thread that lie in memory: spilled registers, and arrays that are indexed at run time.
+        Bytes of a thread that are in memory: spilled registers, and arrays that are indexed at run time.
     shared
         Bytes of a block that are known when it is compiled; what a launch asks for comes on top, and from sm_90 on
         1 KB of the system's is in it.

@@ -19,9 +19,9 @@ class Start:
     waits
         How often the kernel waits: more than once where ways through it differ.
     reads, writes
-        Instructions that touch the device's memory and stand before the first wait.
+        Instructions that touch the device's memory and are before the first wait.
     between
-        Those reads that stand behind the first wait and before the last.
+        Those reads that are behind the first wait and before the last.
     """
 
     waits: int

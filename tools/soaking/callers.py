@@ -52,7 +52,7 @@ class Outcome:
 
 
 class Caller:
-    """Sends requests to one server, each over a connection of its own.
+    """Sends requests to one server, each over its own connection.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ WEIGHTS = {"stream": 8, "whole": 4, "long prompt": 2, "leave": 3, "structured": 
 
 
 class Traffic:
-    """Callers that go on until asked to stop; each has a generator of its own, so that a seed repeats a run.
+    """Callers that continue until asked to stop; each has its own generator, so that a seed repeats a run.
 
     Parameters
     ----------

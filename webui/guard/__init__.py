@@ -1,1 +1,1 @@
-"""What stands between callers and Gradio: the routes the page needs, keys, bounds, and checks of what is sent."""
+"""What is between callers and Gradio: the routes the page needs, keys, bounds, and checks of what is sent."""

@@ -36,7 +36,7 @@ _SHORT = 128 * 1024  # bytes that are checked at once, in two milliseconds
 _API = "/gradio_api"
 _PAGES = ("/config", "/theme.css", "/manifest.json", "/favicon.ico", f"{_API}/app_id")
 _FOLDERS = ("/assets/{path:path}", "/static/{path:path}")
-# Of a request on its way to Gradio: what our own routing left there, and headers that do not fit a body written anew.
+# Of a request on its way to Gradio: what our own routing left there, and headers that do not fit a body written again.
 _OURS = ("app", "router", "endpoint", "path_params", "route", "starlette.exception_handlers")
 _LEFT_OUT = (b"content-length", b"content-encoding", b"transfer-encoding", b"origin")
 

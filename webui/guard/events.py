@@ -1,4 +1,4 @@
-"""What browsers send when something on the page is used: checked before Gradio sees it, and written anew.
+"""What browsers send when something on the page is used: checked before Gradio sees it, and written again.
 
 Gradio takes any object that looks like a file (``{"path": ..., "meta": ...}``), in any field, for one it may read, copy
 or download. So text fields take text alone, numbers numbers, and files are those that were uploaded.

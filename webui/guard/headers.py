@@ -39,7 +39,7 @@ def policy(nonce: str = "") -> str:
 
 
 class Headers:
-    """ASGI middleware that adds them to every response; one may have a policy of its own."""
+    """ASGI middleware that adds them to every response; one may have its own policy."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

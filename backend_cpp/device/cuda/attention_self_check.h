@@ -16,7 +16,7 @@ class CudaOperators;
 class AttentionSelfCheck {
  public:
   // Sequences of (rows, keys), attended to as `like` says, with a bfloat16 cache. value_in_key: values are the part of
-  // the keys that begins there; below 0: numbers of their own.
+  // the keys that begins there; below 0: their own numbers.
   AttentionSelfCheck(CudaOperators& ops, const AttentionParams& like, const std::vector<std::pair<int, int>>& sequences,
                      int value_in_key = -1);
 

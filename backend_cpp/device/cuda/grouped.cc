@@ -27,7 +27,7 @@ constexpr int kRows = 125;
 // What a self-check multiplies: numbers that rounding does not change.
 struct Numbers {
   std::vector<float> x;         // [kRows, kInputs]
-  std::vector<std::byte> data;  // of the experts' weights, one behind the other
+  std::vector<std::byte> data;  // of the experts' weights, one after the other
   LinearWeight weight;          // of each, without pointers
   std::vector<float> block_scales;
   std::vector<float> output_scales;
@@ -88,7 +88,7 @@ class GroupedProblem {
     }
     put_weights();
     check.magnitude = ours();
-    // Both sum exact products, in orders of their own; wgmma keeps a few bits fewer than float32, of float8 still
+    // Both sum exact products, in their own orders; wgmma keeps a few bits fewer than float32, of float8 still
     // fewer. Theirs are rounded to bfloat16 in the end.
     check.relative = is_bytes ? 0x1p-9f : 0x1p-12f;
     check.absolute = 1e-6f;
@@ -175,7 +175,7 @@ class GroupedProblem {
   AlignedBuffer data_;
   AlignedBuffer block_scales_;
   AlignedBuffer output_scales_;
-  std::vector<LinearWeight> weights_;  // on the host, of what lies on the device
+  std::vector<LinearWeight> weights_;  // on the host, of what is on the device
 };
 
 }  // namespace

@@ -58,7 +58,7 @@ class Deadline {
   std::thread thread_;
 };
 
-// What a rank brings to all sums, and has after them, one behind the other.
+// What a rank brings to all sums, and has after them, one after the other.
 using Numbers = std::vector<std::vector<float>>;  // by rank
 
 Numbers sums_of(P2pAllReduce& peers, Numbers numbers) {

@@ -26,7 +26,7 @@ int context_of(const TokenChoice& choice) {
   return static_cast<int>(choice.tokens->size()) + choice.in_flight;
 }
 
-// Puts lists one behind the other, on the host for the device.
+// Puts lists one after the other, on the host for the device.
 class ListWriter {
  public:
   ListWriter(std::byte* host, const std::byte* device) : host_(host), device_(device) {}

@@ -1,6 +1,6 @@
 // The spans of a step as attention reads them on a GPU: those of one row and those of several are launched apart.
 //
-// They lie where those of the step before did as long as there is room, so that a captured step finds them; when they
+// They are where those of the step before did as long as there is room, so that a captured step finds them; when they
 // move, captured steps are forgotten.
 #pragma once
 

@@ -6,7 +6,7 @@
 //   any
 //
 // numbers with the lowest byte first, extra keys as compact JSON. So equal content has equal hashes in all replicas.
-// Where a cache holds a content twice, since an adapter was loaded anew or positions are scaled otherwise, it is
+// Where a cache holds a content twice, since an adapter was loaded again or positions are scaled otherwise, it is
 // reported once, and is gone with the last of them.
 //
 // Used by the step thread only.

@@ -30,7 +30,7 @@ class CacheEventSink {
   enum class State {
     kFollows,  // takes events
     kLost,     // has lost some, and takes none
-    kAsks,     // has lost some, and takes everything anew
+    kAsks,     // has lost some, and takes everything again
   };
 
   virtual ~CacheEventSink() = default;

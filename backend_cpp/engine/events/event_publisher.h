@@ -1,9 +1,9 @@
 // Hands cache events to the process that publishes them (lmdeploy/kv_events/publisher.py).
 //
-//   step thread: push --> queue --> a thread of its own: lines --> socket --> the process --> ZMQ
+//   step thread: push --> queue --> its own thread: lines --> socket --> the process --> ZMQ
 //
 // The step thread never waits. When the queue is full or the process has ended, what is queued is dropped, the process
-// is started again if need be, and then everything that the cache holds is reported anew. Batches are numbered, so
+// is started again if need be, and then everything that the cache holds is reported again. Batches are numbered, so
 // readers see that some are missing.
 #pragma once
 
@@ -41,7 +41,7 @@ class EventPublisher final : public CacheEventSink {
 
   struct Counts {
     int64_t batches = 0;  // that were pushed
-    int64_t losses = 0;   // times that everything had to be given anew
+    int64_t losses = 0;   // times that everything had to be given again
   };
   Counts counts() const;
 

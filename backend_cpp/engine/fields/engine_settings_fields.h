@@ -36,7 +36,7 @@ struct EngineSettings {
   // More blocks of the KV cache, in the host's memory: blocks evicted from the device go there, and are copied back
   // instead of computed again; 0: none.
   int num_cpu_blocks = 0;
-  // Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts go on; 0: at
+  // Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts continue; 0: at
   // the ends of prompts and responses, and where prompts part, alone.
   int state_snapshot_interval = 512;
   // Reuse the cached blocks of equal prompt beginnings.

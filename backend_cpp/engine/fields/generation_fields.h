@@ -20,11 +20,11 @@ struct GenerationFields {
   int max_new_tokens = 512;
   // False: greedy decoding, whatever the sampling fields say.
   bool do_sample = false;
-  // Keep the likeliest tokens that together have this probability.
+  // Keep the most likely tokens that together have this probability.
   float top_p = 1.0f;
-  // Keep this many of the likeliest tokens; 0: all.
+  // Keep this many of the most likely tokens; 0: all.
   int top_k = 50;
-  // Keep the tokens with at least this share of the likeliest one's probability.
+  // Keep the tokens with at least this share of the most likely one's probability.
   float min_p = 0.0f;
   // Keep the tokens whose logit is within this many standard deviations (of the logits) of the largest; 0: all.
   float top_n_sigma = 0.0f;
@@ -48,7 +48,7 @@ struct GenerationFields {
   int min_new_tokens = 0;
   // Special tokens do not appear in the text.
   bool skip_special_tokens = true;
-  // Return the log probability of each token, and of this many likeliest ones alongside it.
+  // Return the log probability of each token, and of this many most likely ones alongside it.
   std::optional<int> logprobs;
   // What the response has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" |
   // "lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...",

@@ -14,7 +14,7 @@ namespace {
 
 // Random streams of a request's responses begin a multiple of the golden ratio apart.
 constexpr uint64_t kSeedStride = 0x9E3779B97F4A7C15u;
-constexpr int kMaxVerdicts = 256;  // on the likeliest tokens, before all that may come are asked for
+constexpr int kMaxVerdicts = 256;  // on the most likely tokens, before all that may come are asked for
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
@@ -109,7 +109,7 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   return append_and_jump(token);
 }
 
-// What may come next, if it is known. Where the likeliest tokens may do, it may never be asked for.
+// What may come next, if it is known. Where the most likely tokens may do, it may never be asked for.
 const GrammarState* Generation::known_state() {
   return needs_few_verdicts_ ? matcher_->peek() : matcher_->state();
 }
@@ -125,8 +125,8 @@ FinishReason Generation::wait_for_grammar(const float* logits, const float* hidd
 }
 
 // Forbids what the grammar does, as far as it could be chosen. False: that takes to know all that may come. What is
-// chosen of the logits then is what would be chosen of logits in which nothing stands that the grammar forbids, since
-// the likeliest tokens alone decide and all of these are allowed.
+// chosen of the logits then is what would be chosen of logits in which nothing is that the grammar forbids, since
+// the most likely tokens alone decide and all of these are allowed.
 bool Generation::forbid_likeliest(Sampler& sampler, float* logits) {
   const std::vector<int32_t> likeliest = sampler.likeliest(logits, kMaxVerdicts);
   int missing = Sampler::deciding(choice_);

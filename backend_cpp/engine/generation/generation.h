@@ -28,7 +28,7 @@ namespace turbomind {
 class Generation {
  public:
   // `tokens` holds the prompt, gets the response's tokens, and must outlive the response. Responses to one request
-  // differ in `index`; each draws from a random stream of its own, made of `seed`. `sequence` is TokenChoice::sequence.
+  // differ in `index`; each draws from its own random stream, made of `seed`. `sequence` is TokenChoice::sequence.
   Generation(std::shared_ptr<const GenerationRules> rules, int index, uint64_t seed, uint64_t sequence,
              std::vector<int32_t>& tokens);
   Generation(const Generation&) = delete;
@@ -44,7 +44,7 @@ class Generation {
   bool needs_known_tokens() const {
     return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
   }
-  // Whether it goes on from row to row at once, so that rows after drafted tokens can be of use.
+  // Whether it continues from row to row at once, so that rows after drafted tokens can be of use.
   bool can_take_drafts() const { return generated() > 0 && !waits_for_grammar(); }
   // How many of such tokens, drafts at what comes next, it can go over without waiting for its grammar.
   size_t can_take_of(std::span<const int32_t> drafts) {
@@ -58,7 +58,7 @@ class Generation {
   const TokenChoice& choice(int in_flight);
 
   // Takes the next token, and those behind it that a grammar leaves no choice about: chosen from its row, logits
-  // [vocab] (changed) and hidden [hidden], or by a runner. Returns why the response ends, kNone where it goes on.
+  // [vocab] (changed) and hidden [hidden], or by a runner. Returns why the response ends, kNone where it continues.
   // Throws Error where no token can come; the response is then to be ended.
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
   FinishReason advance(const ChosenToken& chosen);
@@ -104,7 +104,7 @@ class Generation {
   ThinkingBudget thinking_;
   std::vector<int32_t> only_;  // the mask that leaves the token that has to come
   std::unique_ptr<GrammarMatcher> matcher_;
-  bool needs_few_verdicts_ = false;  // the grammar's, on the likeliest tokens; else all of them
+  bool needs_few_verdicts_ = false;  // the grammar's, on the most likely tokens; else all of them
   // The row that waits for what matcher_ allows; empty: none does.
   std::vector<float> kept_logits_;
   std::vector<float> kept_hidden_;

@@ -122,7 +122,7 @@ int32_t Sampler::draw_from_candidates(int32_t best, double u) const {
   return best;
 }
 
-// The `count` likeliest tokens in order, the lower id first among equals. A bound comes from the chunks' maxima: as
+// The `count` most likely tokens in order, the lower id first among equals. A bound comes from the chunks' maxima: as
 // many chunks as there are tokens wanted hold a value of at least the count-th largest maximum, so nothing below it is
 // wanted.
 void Sampler::select_top_k(const float* logits, int count) {
@@ -153,7 +153,7 @@ void Sampler::select_top_k(const float* logits, int count) {
   candidates_.resize(kept);
 }
 
-// Leaves the likeliest candidates that together have top_p of `total`. Where no top-k limited them, collects them in
+// Leaves the most likely candidates that together have top_p of `total`. Where no top-k limited them, collects them in
 // growing numbers, since the nucleus is nearly always a small part of the vocabulary.
 void Sampler::apply_top_p(const float* logits, const SamplingParams& rule, double total) {
   const bool has_all = rule.top_k > 0 && rule.top_k < vocab_size_;

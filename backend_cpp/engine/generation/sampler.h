@@ -18,17 +18,17 @@ class Sampler {
   // temperature, top-k, top-p, min-p, that of `transformers` where it has the step.
   int32_t sample(float* logits, const SamplingParams& rule);
 
-  // How many tokens, the likeliest of those that may come, alone decide what sample() returns; 0: all may.
+  // How many tokens, the most likely of those that may come, alone decide what sample() returns; 0: all may.
   static int deciding(const SamplingParams& rule);
-  // This many of the tokens that are not forbidden, the likeliest first, as sample() orders them. None: the logits hold
-  // NaN or allow no token.
+  // This many of the tokens that are not forbidden, the most likely first, as sample() orders them. None: the logits
+  // hold NaN or allow no token.
   std::vector<int32_t> likeliest(const float* logits, int count);
 
  private:
   struct Candidate {
     float logit;
     int32_t token;
-    double weight;  // relative to the likeliest token's
+    double weight;  // relative to the most likely token's
   };
 
   void apply_top_n_sigma(float* logits, const SamplingParams& rule, float largest) const;

@@ -1,4 +1,4 @@
-// A string to be found in a stream of bytes (Knuth, Morris & Pratt, 1977). Where the stream stands is a number that the
+// A string to be found in a stream of bytes (Knuth, Morris & Pratt, 1977). Where the stream is is a number that the
 // caller keeps, so any number of streams share one pattern.
 #pragma once
 

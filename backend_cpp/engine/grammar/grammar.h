@@ -1,7 +1,7 @@
 // Constrains responses to a grammar: JSON schema, regular expression or EBNF.
 //
 // What may come next is found elsewhere, in a process of the grammar's own (engine/grammar/grammar_process.h),
-// alongside the model's steps. A response asks, goes on when it is known, and sits out steps until then.
+// alongside the model's steps. A response asks, continues when it is known, and sits out steps until then.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ class GrammarMatcher {
     static_cast<void>(most);
     return {};
   }
-  // Of tokens that may come, one behind the other: how many can be chosen with what is known here and now.
+  // Of tokens that may come, one after the other: how many can be chosen with what is known here and now.
   virtual size_t known_ahead(std::span<const int32_t> tokens) {
     static_cast<void>(tokens);
     return 0;

@@ -10,7 +10,7 @@
 
 namespace turbomind {
 
-// turbomind_grammar lies alongside this library or two folders above it (lmdeploy/). Null when it is not there or
+// turbomind_grammar is alongside this library or two folders above it (lmdeploy/). Null when it is not there or
 // cannot be started; `reason` says why. `vocabulary`: the bytes of each token, none for special ones, whose texts are
 // in `special`. `seconds`: of processor time that a compilation may take.
 std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> vocabulary,

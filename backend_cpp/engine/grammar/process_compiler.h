@@ -1,4 +1,4 @@
-// Compiles grammars in processes of their own, and reads what these say.
+// Compiles grammars in their own processes, and reads what these say.
 //
 // What was compiled is kept while it is used and, within bounds of number and bytes, after that, the latest longest.
 #pragma once

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kStateBytes = size_t{16} << 20;  // of a grammar
 constexpr size_t kMaxUnsent = 64;                 // tokens that the process gets later than they came
-constexpr int kFewCharacters = 64;                // may come: the likeliest tokens will hardly be among them
+constexpr int kFewCharacters = 64;                // may come: the most likely tokens will hardly be among them
 
 // Whether bytes are UTF-8 (RFC 3629), whole characters alone.
 bool is_whole_text(std::string_view bytes) {

@@ -7,7 +7,7 @@
 //                                          no:  the process gets the tokens that it has not seen, and the question
 //
 // At a place where nobody was before and much may come, the process is only asked when somebody cannot do without: a
-// response that looks at its likeliest tokens alone can ask the automaton about these, and most such places are never
+// response that looks at its most likely tokens alone can ask the automaton about these, and most such places are never
 // come to again.
 #pragma once
 

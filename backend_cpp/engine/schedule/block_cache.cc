@@ -407,7 +407,7 @@ void BlockCache::check_invariants() const {
     }
     for (int i = 0; i < pages_of(own); ++i) {
       ++owners[static_cast<size_t>(page(own, i))];
-      require(is_of_host(page(own, i)) == is_of_host(own), "a block lies in both memories");
+      require(is_of_host(page(own, i)) == is_of_host(own), "a block is in both memories");
     }
     if (block.node != kNoNode) require(stored(block.node, block.group) == own, "a node has another block");
     if (!is_listed(own)) continue;

@@ -110,7 +110,7 @@ class BlockCache {
   // ---- content ----
 
   PrefixTree& tree() { return tree_; }
-  // The block of a group that is attached to a node, wherever it lies; kNoBlock: none.
+  // The block of a group that is attached to a node, wherever it is; kNoBlock: none.
   int32_t stored(NodeId node, int group) const;
   // Takes one more reference of a stored block; one of the host gets pages first. Returns its number from now on,
   // kNoBlock when too many pages are referenced.

@@ -5,7 +5,7 @@
 //                                      \-- b8..b11
 //
 // Content is addressed by what it is: a node's tokens and, through its parent, all tokens before them. Nodes are
-// compared token by token, so a hash collision never finds other content; where rows stand in place of tokens, their
+// compared token by token, so a hash collision never finds other content; where rows are in place of tokens, their
 // digests are compared too.
 //
 // A node may also be the beginning of a block: what a sequence came to between two borders. Nothing follows it.
@@ -69,7 +69,7 @@ class PrefixTree {
   void check_invariants() const;
 
  private:
-  // Where rows of an image stand in a block: `count` tokens from number `at` on are its rows `first_row`, ... of
+  // Where rows of an image are in a block: `count` tokens from number `at` on are its rows `first_row`, ... of
   // `rows`.
   struct ImagePart {
     int at = 0;

@@ -152,7 +152,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   if (!step.is_empty()) step.moves = blocks_.take_moves();
 }
 
-// Drafts for the responses that go on in the step.
+// Drafts for the responses that continue in the step.
 void Scheduler::add_drafts(int room) {
   const int rows = config_.max_step_tokens - room;
   const bool has_state = blocks_.plan().group_of(MemoryKind::kState) >= 0;

@@ -20,8 +20,8 @@
 // small enough to fit into a step alongside all decoding sequences. Where tokens look at images by cross-attention,
 // these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
 //
-// Drafts. Where drafts are made at how responses go on, a step that has everything above takes them as further rows of
-// their sequences, as far as blocks are free; they take nothing from anybody.
+// Drafts. Where drafts are made at how responses continue, a step that has everything above takes them as further rows
+// of their sequences, as far as blocks are free; they take nothing from anybody.
 //
 // A state that drafts have changed cannot be cut back: it is copied before, and where a draft was wrong, the copy takes
 // its place, and the rows before the wrong draft run again with the next step.

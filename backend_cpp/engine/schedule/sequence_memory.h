@@ -52,7 +52,7 @@ class SequenceMemory {
   int places(const BlockCache& cache) const;
   // Pages that it will need for `tokens` tokens in addition to those it holds, one token computed at a time.
   int missing_pages(const BlockCache& cache, int tokens) const;
-  // Where a chunk that goes on from here must end at the latest; `end` where anywhere will do.
+  // Where a chunk that continues from here must end at the latest; `end` where anywhere will do.
   int next_stop(const BlockCache& cache, int end) const;
 
   // `count` more tokens are computed: publishes full blocks, makes snapshots, gives back what has passed a window.

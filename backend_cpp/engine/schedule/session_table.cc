@@ -30,7 +30,7 @@ size_t bytes_of(const std::vector<EmbeddingRange>& embeddings) {
   return bytes;
 }
 
-// What of `embeddings` lies in the first `tokens` tokens.
+// What of `embeddings` is in the first `tokens` tokens.
 std::vector<EmbeddingRange> first_of(const std::vector<EmbeddingRange>& embeddings, size_t tokens) {
   const int end = static_cast<int>(tokens);
   const std::span<const EmbeddingRange> kept = ranges_within(embeddings, 0, end);
@@ -52,7 +52,7 @@ SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t inp
   }
   if (!params.start && session->owner.name != owner.name) {
     throw invalid_argument(name_of(params.id) + " began with " + described(session->owner) + ", got a turn with " +
-                           described(owner) + "; name the same in each turn, or begin it anew with sequence_start");
+                           described(owner) + "; name the same in each turn, or begin it again with sequence_start");
   }
   Turn turn;
   turn.scope = new_scope;

@@ -44,13 +44,13 @@ class SessionTable {
     std::vector<EmbeddingRange> embeddings;  // of the history
     uint64_t scope = 0;                      // of its blocks
   };
-  // `new_scope` is for a session that begins, or whose adapter was loaded anew. Throws Error kUnknownSession,
+  // `new_scope` is for a session that begins, or whose adapter was loaded again. Throws Error kUnknownSession,
   // kSessionBusy, kTooLong, and kInvalidArgument for a turn without a token and for one with another adapter.
   Turn prepare(const SessionParams& params, size_t input_len, uint64_t new_scope, const SessionOwner& owner = {}) const;
 
   // Begins a prepared turn: creates or replaces the session, which is busy from now on; finish() brings its new tokens.
   void begin(const SessionParams& params, RequestId request, uint64_t scope, const SessionOwner& owner = {});
-  // The turn has ended: the session holds `tokens`, of which some have embeddings of their own, or goes, if that was
+  // The turn has ended: the session holds `tokens`, of which some have their own embeddings, or goes, if that was
   // asked. Nothing, if it is not the request's.
   void finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens,
               std::vector<EmbeddingRange> embeddings = {});

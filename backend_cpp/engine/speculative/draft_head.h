@@ -1,4 +1,4 @@
-// A head that drafts how sequences go on (model/head/head_input.h): its row for a token, made of what the model made
+// A head that drafts how sequences continue (model/head/head_input.h): its row for a token, made of what the model made
 // of that token and of which token follows it, brings the token behind.
 //
 //   tokens of the sequence      t0  t1  ...  t(n-1)  t(n)        t(n) was chosen, and is not computed yet

@@ -1,4 +1,4 @@
-// A smaller model that drafts how sequences go on, with the tokenizer of the model it drafts for.
+// A smaller model that drafts how sequences continue, with the tokenizer of the model it drafts for.
 //
 // Its keys and values are a cache group (model/cache_plan.h): a sequence has places for them whenever it has places for
 // those of the model. Rows are found again that another sequence, or this one before it gave up its memory, has

@@ -1,4 +1,4 @@
-// What drafts how sequences go on by computing: a smaller model, or a head of the model itself.
+// What drafts how sequences continue by computing: a smaller model, or a head of the model itself.
 //
 // Used by the step thread only.
 #pragma once

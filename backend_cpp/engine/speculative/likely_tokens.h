@@ -18,7 +18,7 @@ class LikelyTokens {
   // Of the first `vocab_size` of a table, which must outlive this.
   LikelyTokens(const TokenTable& table, int vocab_size) : table_(table), vocab_size_(vocab_size) {}
 
-  // At most `most`; fewer where no token goes on.
+  // At most `most`; fewer where no token continues.
   std::vector<int32_t> of(std::string_view text, size_t most);
 
  private:

@@ -1,4 +1,4 @@
-// Finds where a text has gone on from the same words before: the longest run of tokens that ends a text and stands
+// Finds where a text has gone on from the same words before: the longest run of tokens that ends a text and is
 // somewhere in the texts that were read.
 //
 // Runs of `least` tokens are found by their hash, the latest place first; of the few places looked at, the one with the
@@ -29,7 +29,7 @@ class NgramIndex {
   void append(int32_t token, uint64_t scope = 0);
   // Ends a text: no run reaches from one text into the next.
   void end_text();
-  // Where `text` may go on; its last tokens may be the last that were read.
+  // Where `text` may continue; its last tokens may be the last that were read.
   Match find(std::span<const int32_t> text, uint64_t scope = 0) const;
   // How many tokens before `place` are the last of `text`, at most `most`.
   int length_at(std::span<const int32_t> text, int place) const;
@@ -40,7 +40,7 @@ class NgramIndex {
 
   int least_;
   int most_;
-  std::vector<int32_t> tokens_;  // kBetween stands between texts
+  std::vector<int32_t> tokens_;  // kBetween is between texts
   std::vector<int> earlier_;     // where the run that ends before a place has ended before; -1: nowhere
   int text_begin_ = 0;
   std::unordered_map<uint64_t, int> latest_;  // where the runs with a key ended, as a place behind

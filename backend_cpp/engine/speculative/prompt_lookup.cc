@@ -50,7 +50,7 @@ void PromptLookup::look(std::span<const int32_t> text) {
 }
 
 // Stays where the draft came from, unless a longer run is elsewhere: there are other places with as short a run, and
-// where one token has been exchanged for another, the text mostly goes on behind it.
+// where one token has been exchanged for another, the text mostly continues behind it.
 void PromptLookup::go_on_behind(const NgramIndex* texts, NgramIndex::Match before, std::span<const int32_t> text) {
   const int place = before.place + 1;
   if (place >= texts->size() || texts->token(place) < 0) return;
@@ -62,7 +62,7 @@ void PromptLookup::go_on_behind(const NgramIndex* texts, NgramIndex::Match befor
   texts_ = texts;
 }
 
-// A draft from the sequence itself that comes to its end goes on with what it began with: the text goes in a circle.
+// A draft from the sequence itself that comes to its end continues with what it began with: the text goes in a circle.
 int32_t PromptLookup::token(int index) const {
   const int place = match_.place + index;
   if (texts_ != &own_) return place < texts_->size() ? texts_->token(place) : -1;

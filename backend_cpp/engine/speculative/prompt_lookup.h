@@ -1,4 +1,4 @@
-// Follows one sequence, and drafts what it may go on with from what it, or another one, said before (prompt lookup,
+// Follows one sequence, and drafts what it may continue with from what it, or another one, said before (prompt lookup,
 // Saxena, 2023).
 //
 // Used by the step thread only.

@@ -1,10 +1,10 @@
-// Drafts how sequences go on, from what was said before, from what a grammar lets come alone, or by a smaller model or
-// a head. A step runs such drafts behind the rows that are due, and what comes of these says how many of them were
+// Drafts how sequences continue, from what was said before, from what a grammar lets come alone, or by a smaller model
+// or a head. A step runs such drafts behind the rows that are due, and what comes of these says how many of them were
 // right; so a draft changes when tokens come, never which.
 //
 // How many drafts are worth their rows follows from what a step costs and the chance that a draft is right: of all
-// sequences' drafts, the likeliest first, those are taken with which a step brings most tokens in its time. Where many
-// come anyway, or a prompt runs too, a row costs what it brings and nothing is drafted.
+// sequences' drafts, the most likely first, those are taken with which a step brings most tokens in its time. Where
+// many come anyway, or a prompt runs too, a row costs what it brings and nothing is drafted.
 //
 // Used by the step thread only.
 #pragma once

@@ -45,7 +45,7 @@ struct KernelTable {
   // Rounds row number `row` of x for a packed weight whose groups have `group` inputs.
   void (*quantize_row)(const float* x, int in_features, int group, int row, const QuantizedRows& rounded);
   // y for rows [first_row, first_row + rows) and tiles of 16 outputs [first_tile, last_tile); first_row is a multiple
-  // of the rows that lie together.
+  // of the rows that are adjacent.
   void (*packed_block)(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
                        int last_tile, float* y, bool accumulate);
   // The same two for wide rows.

@@ -8,7 +8,7 @@
 
 namespace turbomind::TM_ISA {
 
-// Sum of term(v) over the row, summed lane by lane; what lies behind the row counts as term(0).
+// Sum of term(v) over the row, summed lane by lane; what is behind the row counts as term(0).
 template <class Term>
 inline float sum_row(const float* x, int size, Term&& term) {
   Vec total = zero();

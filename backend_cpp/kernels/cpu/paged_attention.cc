@@ -77,7 +77,7 @@ bool is_split(const AttentionParams& params, const AttentionSpan& span) {
   return span.count <= kSplitRows && first_partition(params, span.first_position) < last_partition(sight);
 }
 
-// out, maximum and sum of one partition lie together in the workspace: [group, value_dim], [group], [group].
+// out, maximum and sum of one partition are adjacent in the workspace: [group, value_dim], [group], [group].
 size_t partial_floats(const AttentionParams& params) {
   return static_cast<size_t>(group_size(params)) * (params.layout.value_dim + 2);
 }

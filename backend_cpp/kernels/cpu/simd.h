@@ -424,7 +424,7 @@ inline float reduce_add(Vec v) {
 // Sums of the lanes of four vectors, each in the order of reduce_add.
 inline void reduce_add4(const Vec v[4], float sums[4]) {
 #if defined(__AVX512F__)
-  // Halves, then quarters of each lie side by side; then pairs of lanes and pairs of those are added as below.
+  // Halves, then quarters of each are side by side; then pairs of lanes and pairs of those are added as below.
   const auto halves = [](Vec a, Vec b) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
   };

@@ -37,7 +37,7 @@ struct Place {
   bool is_key;  // else a value
   int dim;      // of this head
   int width;    // of the axis that is not summed over: block_len for keys, dim for values
-  int depth;    // neighbours on the summed axis that lie together
+  int depth;    // neighbours on the summed axis that are adjacent
 
   // Index of dimension d in units of one neighbour.
   size_t at(int d) const {

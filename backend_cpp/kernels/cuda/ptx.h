@@ -14,7 +14,7 @@
 // start_next, await_previous    griddepcontrol: device.h says what kernels owe each other. No instruction before
 //          compute capability 9.0, where a launch starts when the one before it has ended.
 // store_release_system, poll_acquire_system    a word that other GPUs and the host see: who reads what was stored also
-//          sees what was written before. To be polled, since it may lie in another GPU or in the host.
+//          sees what was written before. To be polled, since it may be in another GPU or in the host.
 #pragma once
 
 #ifdef TM_CUDA_EMULATED

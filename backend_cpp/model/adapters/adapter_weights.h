@@ -56,7 +56,7 @@ class AdapterPlan final : public AdapterFile {
   };
   struct Layer {
     const AdaptedLayer* shape;
-    std::vector<Down> downs;  // one behind another
+    std::vector<Down> downs;  // one after another
     std::vector<Part> parts;
     int rank = 0;
   };

@@ -24,7 +24,7 @@ class CrossLayers {
   CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows, bool is_divided);
 
   CacheGroup cache_group(int block_len) const;
-  // From now on its memory lies in these pages.
+  // From now on its memory is in these pages.
   void use_cache(const CachePlan& plan, const CacheGroup& group, std::byte* pages);
 
   // Writes the keys and values of the step's ImageFills. Once a step, as is begin_step().

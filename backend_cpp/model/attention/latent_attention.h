@@ -4,7 +4,7 @@
 // where r is a rotated key that all heads share. So q_h.k_h = (W_UK,h^T q_nope,h).c + q_rope,h.r, and a head's output
 // is W_UV,h times the weighted sum of latents. Attention therefore runs with one key/value head,
 //   key [r, c]   rope_dim + kv_rank     value c   kv_rank
-// and only these are cached. The rotated part lies first, where RoPE finds it in any other model too.
+// and only these are cached. The rotated part is first, where RoPE finds it in any other model too.
 #pragma once
 
 #include <string>

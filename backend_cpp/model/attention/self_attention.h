@@ -21,7 +21,7 @@ class SelfAttention {
 
   // Of its layers.
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const;
-  // From now on its layers' memory lies in these pages; its own groups begin with number `first_group`.
+  // From now on its layers' memory is in these pages; its own groups begin with number `first_group`.
   void use_cache(const CachePlan& plan, int first_group, std::byte* pages);
   int table_count() const { return static_cast<int>(tables_.size()); }
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
@@ -48,7 +48,7 @@ class SelfAttention {
   void fill_query_factors(Operators& ops, const StepInput& input);
   void fill_kv_lens(Operators& ops, const StepInput& input);
 
-  // Where a layer's memory lies.
+  // Where a layer's memory is.
   struct LayerMemory {
     int table = 0;  // of its own
     int piece = 0;  // of a page

@@ -2,7 +2,7 @@
 // (kernels/recurrence.h), a norm and a gate; or a gated convolution alone. RecurrenceSpec says which.
 //
 // A layer's piece of a sequence's state: the convolution's last inputs [conv_kernel - 1, channels], then, where there
-// is a recurrence, a matrix [key_dim, value_dim] of each head, float32. Each step writes it where it lies.
+// is a recurrence, a matrix [key_dim, value_dim] of each head, float32. Each step writes it where it is.
 #pragma once
 
 #include <vector>
@@ -21,9 +21,9 @@ class RecurrentMixer {
 
   // Of its layers.
   CacheGroup cache_group() const;
-  // From now on its layers' memory lies in these pages.
+  // From now on its layers' memory is in these pages.
   void use_cache(Operators& ops, const CachePlan& plan, const CacheGroup& group, std::byte* pages);
-  // Prepares where the states of the step's sequences lie.
+  // Prepares where the states of the step's sequences are.
   void begin_step(Operators& ops, const StepInput& input);
   // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. Writes the rows' states.
   void run(const StepContext& step, int layer, const RecurrenceWeights& weights, const LinearInput& x, float* y,

@@ -34,7 +34,7 @@ void extend_context(ModelSpec& spec, const LongContext& settings) {
     if (!rope.stretch && is_plain(rope)) {
       rope.stretch.emplace().length = spec.max_position_embeddings;
     } else if (!rope.stretch || rope.stretch->kind != StretchKind::kDynamic) {
-      throw invalid_argument("rope_scaling_factor: this model's checkpoint has a scaling of its own; use 0");
+      throw invalid_argument("rope_scaling_factor: this model's checkpoint has its own scaling; use 0");
     }
     rope.stretch->kind = StretchKind::kDynamic;
     rope.stretch->factor = settings.rope_scaling_factor;

@@ -172,7 +172,7 @@ struct BlockSpec {
   bool is_parallel = false;
   // One input norm serves both. Only with `is_parallel`.
   bool shares_norm = false;
-  // What attention and MLP read goes through a norm of its own. Only with `has_output_norms` it may be missing.
+  // What attention and MLP read goes through its own norm. Only with `has_output_norms` it may be missing.
   bool has_input_norms = true;
   // What attention and MLP give goes through a norm of its own before it is added.
   bool has_output_norms = false;
@@ -396,9 +396,9 @@ struct ImagesSpec {
   int deepstack_layers = 0;
   // Tokens of an image, where these see all of it; 0: they see what is before them, as those of text do.
   int whole_rows = 0;
-  // In front of which layers stand those that look at images by gated cross-attention, with a gated MLP (Alayrac et
+  // In front of which layers are those that look at images by gated cross-attention, with a gated MLP (Alayrac et
   // al., 2022, arXiv 2204.14198; Llama 3.2 Vision), ascending; `num_layers` does not count them. An image has one
-  // token then. Empty: images stand among the tokens.
+  // token then. Empty: images are among the tokens.
   std::vector<int> cross_layers;
 };
 
@@ -432,7 +432,7 @@ void visit_fields(HeadSpec& part, Visit&& visit) {
   visit.optional("tokens", part.tokens, Whole{0, 134217728});
 }
 
-// One parametric decoder. Constructing one that makes no sense raises `ValueError` naming every reason.
+// One parametric decoder. Constructing one that is invalid raises `ValueError` naming every reason.
 struct ModelSpec {
   // As the checkpoint calls itself, and as users call the model.
   std::string architecture;

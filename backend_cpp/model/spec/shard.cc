@@ -44,7 +44,7 @@ class Divider {
     return part(count, unit);
   }
 
-  // Parts that lie behind one another where each has as much room as the first.
+  // Parts that are consecutive where each has as much room as the first.
   int part_of_tokens(int count) const {
     const int units = (count + kLeastUnit - 1) / kLeastUnit;
     return std::max((units + count_ - 1) / count_, 1) * kLeastUnit;
@@ -54,7 +54,7 @@ class Divider {
     return {count, {std::min(rank_ * size, count), std::min((rank_ + 1) * size, count)}};
   }
 
-  // Inputs that come in heads, whatever lies in one group.
+  // Inputs that come in heads, whatever is in one group.
   void check_groups(const char* name, int inputs_of_a_rank) {
     if (inputs_of_a_rank % group_ == 0) return;
     refuse(std::string(name) + " would be cut inside a group of " + std::to_string(group_) +

@@ -21,7 +21,7 @@ namespace turbomind {
 // A visitor of visit_fields (model_spec_fields.h). Throws Error that names the field.
 class SpecReader {
  public:
-  // `path` is what stands in front of fields' names in errors; `layers` the number of the model's, which may be a field
+  // `path` is what is in front of fields' names in errors; `layers` the number of the model's, which may be a field
   // that is visited before the first list of a value a layer.
   SpecReader(const Json& json, std::string path, const int& layers)
       : json_(json), path_(std::move(path)), layers_(layers) {}

@@ -49,7 +49,7 @@ int size_of(const Array<T>& array, int dimension) {
   return static_cast<int>(array.shape(dimension));
 }
 
-// Heads that lie in rows of `width` elements from element `first` on, densely packed.
+// Heads that are in rows of `width` elements from element `first` on, densely packed.
 inline HeadsView heads_view(float* data, int rows, size_t width, int first, int heads, int head_dim) {
   return {data + first, rows, width, heads, static_cast<size_t>(head_dim), head_dim};
 }

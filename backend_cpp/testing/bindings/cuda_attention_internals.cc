@@ -36,7 +36,7 @@ void fill_random(CudaOperators& ops, const AlignedBuffer& buffer) {
 }
 
 // Seconds of one call, and the bytes of the cache that it reads: this many sequences decode after `context` random
-// tokens each, whose blocks lie scattered.
+// tokens each, whose blocks are scattered.
 std::pair<double, size_t> time_attention(TestDevice& device, int bits, const CacheSizes& sizes, int sequences,
                                          int context, int calls, int rounds) {
   CudaOperators& ops = operators_of(device);

@@ -1,4 +1,4 @@
-// Ranks of a group, each in a thread of its own.
+// Ranks of a group, each in its own thread.
 #include <pybind11/stl.h>
 
 #include <array>

@@ -14,7 +14,7 @@ namespace {
 // First row, rows, page, whether the state before is all zeros.
 using Span = std::tuple<int32_t, int32_t, int32_t, bool>;
 
-// The states of one layer, which lie in pages between what belongs to others.
+// The states of one layer, which are in pages between what belongs to others.
 class States {
  public:
   // pages [count, floats of a page], of which a state begins at float `first`.

@@ -119,7 +119,7 @@ void Block::reserve(int count, size_t shared_bytes) {
     }
   }
   thread_count = count;
-  // Exactly as large as asked for, so that AddressSanitizer sees what lies behind.
+  // Exactly as large as asked for, so that AddressSanitizer sees what is behind.
   if (shared.size() != (shared_bytes + 15) / 16) std::vector<uint4>((shared_bytes + 15) / 16).swap(shared);
 }
 
@@ -170,7 +170,7 @@ void Block::run_phase(bool is_backwards) {
                        " for threads that do not come");
 }
 
-// Lets threads go on that wait for the launch before. Returns whether there are any.
+// Lets threads continue that wait for the launch before. Returns whether there are any.
 bool Block::pass_previous() {
   bool has_any = false;
   for (int i = 0; i < thread_count; ++i) has_any |= threads[i].state == State::kAtPrevious;

@@ -45,8 +45,8 @@ inline constexpr size_t kNoBlock = ~size_t{0};
 
 // Runs the kernel once for each thread of all blocks but number `skipped`, and returns when all are done.
 void run_grid(const Launch& launch, size_t skipped = kNoBlock);
-// Runs one block. When no thread of it can go on before the launch before has ended, calls `wait_for_previous`; the
-// block goes on if this returns true, else it is given up.
+// Runs one block. When no thread of it can continue before the launch before has ended, calls `wait_for_previous`; the
+// block continues if this returns true, else it is given up.
 void run_block(const Launch& launch, size_t index, const std::function<bool()>& wait_for_previous);
 
 // Returns when the launch before has ended.

@@ -25,7 +25,7 @@ constexpr size_t kStackBytes = 64 * kPage;
 
 #if defined(__x86_64__)
 
-// Saves what a callee must keep, and the stack, in *from; goes on where `to` was saved.
+// Saves what a callee must keep, and the stack, in *from; continues where `to` was saved.
 asm(R"(
 .text
 .p2align 4

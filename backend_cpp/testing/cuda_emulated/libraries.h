@@ -8,7 +8,7 @@ namespace turbomind::emulated {
 // What the library for an operator ("experts", "latents", "prompts", "scales") does: there is none, it is right, or it
 // computes nonsense.
 enum class Library { kNone, kRight, kWrong };
-// From the next device on; its launches are counted anew.
+// From the next device on; its launches are counted again.
 void set_library(const std::string& name, Library library);
 Library library(const std::string& name);
 

@@ -1,4 +1,4 @@
-// NCCL on the CPU: ranks are threads, and what they sum lies in memory that all of them reach.
+// NCCL on the CPU: ranks are threads, and what they sum is in memory that all of them reach.
 #include "kernels/cuda/comm/nccl_api.h"
 
 #include <chrono>

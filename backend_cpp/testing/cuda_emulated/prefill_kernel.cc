@@ -19,7 +19,7 @@ float wide(uint16_t bits) {
   return to_float(bf16{bits});
 }
 
-// Where the key, or the value, of a position lies from the first of the pool on.
+// Where the key, or the value, of a position is from the first of the pool on.
 size_t place_of(const cuda::PrefillCall& call, int item, int position, int dim) {
   const int block = call.blocks[call.plan.first_block[item] + position / call.block_len];
   const int kv_head = call.plan.head[item] / (call.heads / call.kv_heads);
@@ -59,7 +59,7 @@ void attend_tile(const cuda::PrefillCall& call, int item, int tile_rows, int dim
   const cuda::PrefillPlanView& plan = call.plan;
   const int first = plan.tile[item] * tile_rows;
   const int tile_end = plan.keys[item] - plan.rows[item] + first + tile_rows;
-  // What lies in a tile of keys beyond the sequence is read as 0.
+  // What is in a tile of keys beyond the sequence is read as 0.
   const int visited = std::min(plan.keys[item], cuda::divide_up(tile_end, kKeyTile) * kKeyTile);
   for (int row = first; row < std::min(first + tile_rows, plan.rows[item]); ++row) {
     attend_row(call, item, row, visited, dim, is_wrong);

@@ -123,7 +123,7 @@ using __nv_fp8_storage_t = unsigned char;
 enum __nv_saturation_t { __NV_NOSAT, __NV_SATFINITE };
 enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
 
-// Only what kernels use: to E4M3, the largest number for what lies beyond.
+// Only what kernels use: to E4M3, the largest number for what is beyond.
 inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float v, __nv_saturation_t, __nv_fp8_interpretation_t) {
   return turbomind::to_float8(v).bits;
 }

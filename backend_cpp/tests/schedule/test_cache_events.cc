@@ -137,7 +137,7 @@ ENGINE_TEST(who_reads_the_events_of_ten_thousand_requests_knows_what_the_cache_h
     std::mt19937 random(7);
     size_t most = 0;
     for (RequestId id = 1; id <= kRequests; ++id) {
-      // Adapters are loaded anew under their names, now and then; the reader loses track, and asks again.
+      // Adapters are loaded again under their names, now and then; the reader loses track, and asks again.
       core.add({request_of(id, random, id / 2500), nullptr, std::nullopt});
       if (random() % 50 == 0) core.cancel(id - random() % 4);
       if (id % 997 == 0) reader.set_state(CacheEventSink::State::kLost);
@@ -191,7 +191,7 @@ TEST(what_follows_a_block_that_is_gone_is_not_reported_of) {
   cache.publish({0, tokens}, 2, blocks);
   announcer.end_step(cache);
   CHECK(reader.places().empty());
-  // The same content anew is reported; those that nothing led to are found again, but are not reported.
+  // The same content again is reported; those that nothing led to are found again, but are not reported.
   cache.publish({0, tokens}, 0, other);
   cache.release(blocks);
   announcer.end_step(cache);
@@ -205,7 +205,7 @@ TEST(what_follows_a_block_that_is_gone_is_not_reported_of) {
 
 namespace {
 
-// A publisher that is a line of shell, in a folder of its own.
+// A publisher that is a line of shell, in its own folder.
 struct Published {
   explicit Published(const std::string& script, size_t most_bytes = EventPublisher::kMaxBytes)
       : publisher({"/bin/sh", "-c", "cd " + folder.string() + "; " + script}, 1, most_bytes) {

@@ -25,7 +25,7 @@ uint64_t hash_of(const PrefixScope& scope, const Tokens& tokens, int count) {
   return hash;
 }
 
-// Pages of both memories, and what lies in them: by slot what was written there, by tokens what states came to.
+// Pages of both memories, and what is in them: by slot what was written there, by tokens what states came to.
 struct Pages {
   struct Page {
     std::map<int, uint64_t> slots;
@@ -105,7 +105,7 @@ class History {
 
   void begin() {
     Tokens tokens;
-    if (!ended_.empty() && below(2) == 0) {  // a session goes on, maybe from an earlier place
+    if (!ended_.empty() && below(2) == 0) {  // a session continues, maybe from an earlier place
       tokens = ended_[static_cast<size_t>(below(static_cast<int>(ended_.size())))];
       tokens.resize(1 + static_cast<size_t>(below(static_cast<int>(tokens.size()))));
     }

@@ -228,7 +228,7 @@ TEST(a_text_is_likely_written_with_its_longest_tokens) {
   LikelyTokens tokens(table, 99);
   CHECK(tokens.of("ababcd", 9) == std::vector<int32_t>({1, 1, 4}));
   CHECK(tokens.of("ababcd", 2) == std::vector<int32_t>({1, 1}));
-  CHECK(tokens.of("bac", 9) == std::vector<int32_t>({3, 0}));  // nothing goes on with c
+  CHECK(tokens.of("bac", 9) == std::vector<int32_t>({3, 0}));  // nothing continues with c
   CHECK(tokens.of("", 9).empty());
   LikelyTokens fewer(table, 1);
   CHECK(fewer.of("ab", 9) == std::vector<int32_t>({0}));

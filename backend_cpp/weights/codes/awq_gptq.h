@@ -3,7 +3,7 @@
 //   AWQ ("gemm", 4 bits)        codes int32 [in, out / 8], zeros int32 [groups, out / 8]. Bits 4j..4j+3 of a word are
 //                               output 0, 2, 4, 6, 1, 3, 5, 7 of its eight, for j = 0..7.
 //                               (AutoAWQ, awq/modules/linear/gemm.py, from_linear)
-//   GPTQ (4 or 8 bits, n a word) codes int32 [in / n, out], zeros int32 [groups, out / n]; value j of a word lies in
+//   GPTQ (4 or 8 bits, n a word) codes int32 [in / n, out], zeros int32 [groups, out / n]; value j of a word is in
 //   bits
 //                               j bits .. (j + 1) bits - 1. Checkpoints of the first format store words of zeros less
 //                               one in each value, borrowing across values as words do.

@@ -31,7 +31,7 @@ class GroupedMatrix : public QuantizedMatrix {
   LinearStorage pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const override;
 
  protected:
-  // Reads `bits`, `group` and `shape` of a manifest's operation. Throws Error for sizes that make no sense.
+  // Reads `bits`, `group` and `shape` of a manifest's operation. Throws Error for sizes that are invalid.
   explicit GroupedMatrix(const Json& expression);
 
   int bits() const { return bits_; }
@@ -69,7 +69,7 @@ class GroupedMatrix : public QuantizedMatrix {
   int stored_inputs_;
   int first_input_ = 0;         // of those stored, in the order they had before they were cut
   std::vector<half> scales_;    // [groups, out]
-  std::vector<int32_t> order_;  // the inputs among those stored, group by group; empty when they lie so already
+  std::vector<int32_t> order_;  // the inputs among those stored, group by group; empty when they are so already
   bool is_cut_ = false;
 };
 

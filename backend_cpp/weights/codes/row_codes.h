@@ -1,7 +1,7 @@
 // Linear layers stored output by output, as compressed-tensors, ModelOpt and Quark write them
 // (weights/codes/grouped_matrix.h).
 //
-//   words   codes I32 [out, in / n], n = 32 / bits; value j of a word lies in bits j bits .. (j + 1) bits - 1, and is
+//   words   codes I32 [out, in / n], n = 32 / bits; value j of a word is in bits j bits .. (j + 1) bits - 1, and is
 //           the code plus half its range. Zero points, if any, in the same way: I32 [out / n, groups], n outputs a
 //           word. (compressed-tensors, "pack-quantized")
 //   bytes   codes I8 [out, in]; zero points, if any, I8 [out, groups]. (compressed-tensors, "int-quantized")

@@ -29,7 +29,7 @@ CheckpointTensor GgufFile::tensor(const Json& load) const {
   const size_t size = file_.size();
   if (offset < 0 || static_cast<size_t>(offset) > size ||
       elements / in_block > (size - static_cast<size_t>(offset)) / block_bytes) {
-    throw invalid_argument(file_.path() + ": tensor " + name + " lies beyond the end: the file is truncated");
+    throw invalid_argument(file_.path() + ": tensor " + name + " is beyond the end: the file is truncated");
   }
   tensor.data = file_.data() + offset;
   tensor.bytes = elements / in_block * block_bytes;

@@ -1,4 +1,4 @@
-// A GGUF file, mapped. Where its tensors lie is known from the manifest: its header is read by Python
+// A GGUF file, mapped. Where its tensors are is known from the manifest: its header is read by Python
 // (lmdeploy/turbomind/gguf/header.py).
 #pragma once
 
@@ -17,7 +17,7 @@ class GgufFile {
   // Whether a file begins as GGUF does; false for one that cannot be read.
   static bool is_one(const std::string& path);
   // What an operation "load" names: its `type`, `shape` (row-major, [out, in]) and `offset` in bytes from the file's
-  // beginning. Throws Error for a type that is not read and for what lies beyond the end.
+  // beginning. Throws Error for a type that is not read and for what is beyond the end.
   CheckpointTensor tensor(const Json& load) const;
 
  private:

@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
         "batch",
         help="answer a file of requests",
         description="Answer a file of requests, one a line as in OpenAI's batches (docs/guides/batches.md), with a "
-        "model in this process. What has been answered stays: the same command again goes on where it was.",
+        "model in this process. What has been answered stays: the same command again continues where it was.",
     )
     parser.add_argument("input", type=Path, metavar="INPUT", help="the requests (.jsonl)")
     parser.add_argument(
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"lmdeploy batch: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nlmdeploy batch: stopped; the same command goes on from here", file=sys.stderr)
+        print("\nlmdeploy batch: stopped; the same command continues from here", file=sys.stderr)
         return 130
     reported = f"; {failed} failed, see {errors}" if failed else ""
     print(f"{completed} of {completed + failed} rows were answered, in {args.output}{reported}", file=sys.stderr)

@@ -33,7 +33,7 @@ _GONE = 503
 
 
 class BatchError(Exception):
-    """The batch cannot go on; the text is for the user."""
+    """The batch cannot continue; the text is for the user."""
 
 
 def run_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def _while_it_lives(ask_row: Ask) -> Ask:
     async def ask(row: Row) -> RowResponse:
         response = await ask_row(row)
         if response.status == _GONE:
-            raise BatchError("the engine is gone; the same command goes on from here")
+            raise BatchError("the engine is gone; the same command continues from here")
         return response
 
     return ask

@@ -34,11 +34,11 @@ def check_model(model_path: str | Path, dtype: str = "auto", custom_module_map: 
     Raises
     ------
     CheckpointError
-        If config.json is missing or makes no sense.
+        If config.json is missing or is invalid.
     UnsupportedModelError
         If the model cannot run, with the reason.
     ValueError
-        If another argument makes no sense.
+        If another argument is invalid.
     """
     if dtype not in _TYPES:
         raise ValueError(f"dtype must be one of {', '.join(_TYPES)}, got {dtype!r}")

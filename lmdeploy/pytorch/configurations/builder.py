@@ -33,7 +33,7 @@ class AutoModelConfigBuilder:
         Raises
         ------
         ValueError
-            If fields are missing, or make no sense.
+            If fields are missing, or are invalid.
         """
         for builder in reversed(cls._builders):
             if not builder.condition(hf_config):

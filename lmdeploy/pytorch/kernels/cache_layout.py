@@ -1,4 +1,4 @@
-"""How keys and values lie in the paged cache, and how kernels read them back.
+"""How keys and values are in the paged cache, and how kernels read them back.
 
 ::
 

@@ -1,4 +1,4 @@
-"""W8A8: rows rounded to int8 each with a scale of its own, and the product with int8 weights.
+"""W8A8: rows rounded to int8 each with its own scale, and the product with int8 weights.
 
 ``quantize_rows_int8``: a program a row; moves 2 bytes in and 1 out a value. ``int8_linear``: grid (tiles of rows, tiles
 of outputs); int8 tensor-core products summed exactly in int32, then both scales at once. Decoding is bound by the

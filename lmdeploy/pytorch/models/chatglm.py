@@ -216,7 +216,7 @@ class ChatGLMForConditionalGeneration(nn.Module, CudaGraphMixin):
             self.transformer.output_layer.weight = self.get_input_embeddings().weight
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load the tensors of a checkpoint: names are the published ones, joined matrices lie as in the layers."""
+        """Load the tensors of a checkpoint: names are the published ones, joined matrices are as in the layers."""
         parameters = dict(self.named_parameters())
         for name, tensor in weights:
             if "rotary_pos_emb" not in name:

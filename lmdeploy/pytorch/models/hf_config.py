@@ -18,7 +18,7 @@ def read_hf_config(model_dir: Path) -> Any:
     Raises
     ------
     CheckpointError
-        If config.json is missing or makes no sense.
+        If config.json is missing or is invalid.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, PretrainedConfig
@@ -30,7 +30,7 @@ def read_hf_config(model_dir: Path) -> Any:
         kind = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else PretrainedConfig  # noqa: SIM401
         config = kind.from_dict(raw)
     except (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError) as error:
-        raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+        raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
     if kind is PretrainedConfig:
         config.model_type = str(raw.get("model_type"))
     return _with_older_names(config)

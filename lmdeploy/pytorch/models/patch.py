@@ -117,7 +117,7 @@ def _class_of(given: Any, where: str) -> type[nn.Module]:
 
 
 def _run_file(path: Path) -> Any:
-    """Run a Python file as a module of its own; files alongside it can be imported from then on."""
+    """Run a Python file as its own module; files alongside it can be imported from then on."""
     if not path.is_file():
         raise ValueError(f"custom_module_map must be a dict or the path of a Python file; {path} is no file")
     name = f"lmdeploy_custom_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

@@ -99,7 +99,7 @@ class Attention(nn.Module):
         attn_metadata
             The step; which rows belong to which sequence is known without it.
         inplace
-            Accepted; the result is a tensor of its own.
+            Accepted; the result is its own tensor.
 
         Returns
         -------

@@ -40,7 +40,7 @@ class ExpertWeights(nn.Module):
     Parameters
     ----------
     shards
-        What the layers that lie one behind the other are called as a ``shard_id``.
+        What the layers that are consecutive are called as a ``shard_id``.
     is_colwise
         Whether ranks divide the outputs (of each shard), or the inputs.
     """

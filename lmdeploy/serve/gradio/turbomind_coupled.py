@@ -26,7 +26,7 @@ def run_local(
     server_name: str = "0.0.0.0",
     server_port: int = 6006,
 ) -> int:
-    """Serve a chat page for a model, with a tritonserver of its own, until it is stopped.
+    """Serve a chat page for a model, with its own tritonserver, until it is stopped.
 
     Parameters
     ----------

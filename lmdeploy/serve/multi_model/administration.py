@@ -163,7 +163,7 @@ class Administration:
 
 
 async def _prepared(wanted: WantedModel) -> PreparedModel:
-    """Prepare a model in a process of its own.
+    """Prepare a model in its own process.
 
     Raises
     ------

@@ -31,7 +31,7 @@ _KEYS_OF_OTHERS = frozenset({variable_of("admin-keys"), variable_of("proxy-key")
 # Ray's proxy writes the request's id itself.
 _SENT_BACK = ("content-type", "retry-after", "cache-control", "www-authenticate", "location", "allow")
 _ALLOWED_BACK = "access-control-"
-_ADAPTERS = 8  # that a replica is known to have in memory; its engine has a bound of its own
+_ADAPTERS = 8  # that a replica is known to have in memory; its engine has its own bound
 _WAITING = re.compile(r"^vllm:num_requests_waiting\{[^}]*\} (\S+)", re.MULTILINE)
 
 

@@ -187,7 +187,7 @@ MINIMAX_M2 = TaggedArguments(
     call_end="</invoke>\n",
     section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
 )
-# The encoding that DeepSeek published with V3.2 (as code; llama.cpp has it as a template); V4 names the section anew.
+# The encoding that DeepSeek published with V3.2 (as code; llama.cpp has it as a template); V4 names the section again.
 DEEPSEEK_V32 = TaggedArguments(
     call='<｜DSML｜invoke name="',
     name_end='">\n',
@@ -337,7 +337,7 @@ def format_of_template(mentions: Callable[[str], bool]) -> str | None:
     Parameters
     ----------
     mentions
-        Whether a text stands in the template.
+        Whether a text is in the template.
     """
     for name, named in _NAMED.items():
         if any(all(mentions(text) for text in sign) for sign in named.signs):

@@ -95,7 +95,7 @@ class CallGrammar:
         return sequence([constant(self.before), inner, constant(self.after)])
 
     def text(self, *, several: bool) -> Grammar | None:
-        """Return the grammar of text in which calls may stand; None: they are not known by anything."""
+        """Return the grammar of text in which calls may be; None: they are not known by anything."""
         if not self.trigger:
             return None
         tags = self.tags
@@ -147,7 +147,7 @@ _COUNTS = ("patternProperties", "minProperties", "maxProperties")
 
 
 def tag(begin: str, content: Grammar, end: str) -> Grammar:
-    """Return what stands between two texts."""
+    """Return what is between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 

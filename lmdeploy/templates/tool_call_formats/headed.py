@@ -64,7 +64,7 @@ class HeadedArguments:
     openings : tuple of str
         The marks that heads begin with.
     pattern : str
-        Regular expression of what stands between one of them and the arguments; its group ``name`` is the name.
+        Regular expression of what is between one of them and the arguments; its group ``name`` is the name.
     closings : tuple of str
         Each may end a call.
     before, separator, after : str
@@ -119,7 +119,7 @@ class HeadedArguments:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCode:
-    """What stands behind the mark is for the environment to run; it is only read."""
+    """What is behind the mark is for the environment to run; it is only read."""
 
     opening: str
 

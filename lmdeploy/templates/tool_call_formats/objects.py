@@ -17,7 +17,7 @@ class MarkedObjects:
     opening, closing : str
         The marks.
     before, after : str
-        What stands between the marks and the object as written; any white space is read.
+        What is between the marks and the object as written; any white space is read.
     separator : str
         Between two calls as written.
     arguments : str

@@ -17,7 +17,7 @@ class PythonList:
     Attributes
     ----------
     opening, closing : str
-        Marks that may stand around the list.
+        Marks that may be around the list.
     is_marked : bool
         They are written.
     has_json : bool

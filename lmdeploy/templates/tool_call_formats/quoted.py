@@ -1,4 +1,4 @@
-"""Calls whose arguments are objects with bare names and quotes of their own."""
+"""Calls whose arguments are objects with bare names and their own quotes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -33,9 +33,9 @@ class Syntax:
     quote, forbidden : str
         Around texts, and the characters that ``char`` is none of.
     member : callable
-        Writes a member's name and what stands before its value.
+        Writes a member's name and what is before its value.
     colon, comma : str
-        Between a member's name and its value, where any name may stand; between members and items.
+        Between a member's name and its value, where any name may be; between members and items.
     words : tuple of str
         True, false and null.
     """
@@ -103,14 +103,14 @@ class SchemaRules:
         return self._of_kind(schema["type"], schema)
 
     def members(self, schema: Mapping[str, Any], member: Callable[[str], str], others: str, *, is_sorted: bool) -> str:
-        """Return the name of the rule of an object's members, without what stands around them.
+        """Return the name of the rule of an object's members, without what is around them.
 
         Parameters
         ----------
         schema
             Of the object, which is no union and no reference.
         member
-            Writes a name and what stands before its value.
+            Writes a name and what is before its value.
         others
             The body of a rule of a member whose name the schema does not give, before its value.
         is_sorted
@@ -187,12 +187,12 @@ def _text(text: str) -> str:
 
 
 def until(mark: str) -> Sequence[str]:
-    """Return the rules of ``rest``: any text up to a mark, and the mark. ``restN`` goes on where N characters came."""
+    """Return the rules of ``rest``: any text up to a mark, and the mark. ``restN`` continues after N characters."""
     rules = []
     for size, char in enumerate(mark):
         then = [f"{_text(char)} rest{size + 1}" if size + 1 < len(mark) else _text(char)]
         seen = [char]
-        for again in range(size, 0, -1):  # what begins the mark anew
+        for again in range(size, 0, -1):  # what begins the mark again
             if mark[again - 1] not in seen and mark[:size].endswith(mark[: again - 1]):
                 then.append(f"{_text(mark[again - 1])} rest{again}")
                 seen.append(mark[again - 1])

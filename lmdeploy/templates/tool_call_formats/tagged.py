@@ -1,4 +1,4 @@
-"""Calls whose arguments each stand between marks of their own."""
+"""Calls whose arguments each are between their own marks."""
 
 import re
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ class TaggedArguments:
 
     @property
     def key_pattern(self) -> re.Pattern[str]:
-        """What stands before a value; its groups are ``key`` and, where the call has it, ``is_text``."""
+        """What is before a value; its groups are ``key`` and, where the call has it, ``is_text``."""
         return _key_pattern(self.key, self.value)
 
     def _arguments(self, function: FunctionSchema) -> Grammar:

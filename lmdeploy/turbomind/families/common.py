@@ -43,7 +43,7 @@ class Family:
         Names in config.json's ``architectures``.
     spec
         From the config and what else is known about the checkpoint to the engine's spec. Raises
-        ``UnsupportedModelError`` for what the engine cannot do, ``ValueError`` for a config that makes no sense.
+        ``UnsupportedModelError`` for what the engine cannot do, ``ValueError`` for a config that is invalid.
     tensors
         The expression of each engine tensor.
     config

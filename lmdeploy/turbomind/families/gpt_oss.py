@@ -25,7 +25,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the engine tensors of the experts of a layer; their gates and ups lie in turns."""
+    """Return the engine tensors of the experts of a layer; their gates and ups alternate."""
     moe, hidden = moe_of(spec), spec.hidden_size
     count, size = moe.num_experts, moe.intermediate_size
     router, stack = prefix + "mlp.router", prefix + "mlp.experts."

@@ -26,7 +26,7 @@ class Layout:
     gate_up
         One matrix for gate and up, gate first, instead of two.
     experts, recurrence
-        From spec and the beginning of a layer's names to the engine tensors of the layer's experts, or of what stands
+        From spec and the beginning of a layer's names to the engine tensors of the layer's experts, or of what is
         in attention's place.
     """
 

@@ -1,4 +1,4 @@
-"""The text part of Qwen3-VL with experts: Qwen3-MoE, whose experts lie in one tensor a layer, laid out as [in, out]."""
+"""The text part of Qwen3-VL with experts: Qwen3-MoE, whose experts are in one tensor a layer, laid out as [in, out]."""
 
 import dataclasses
 from typing import Any

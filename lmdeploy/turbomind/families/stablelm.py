@@ -23,7 +23,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor; each head has a norm with a name of its own."""
+    """Return the expression of each engine tensor; each head has a norm with its own name."""
     engine = _LAYOUT.tensors(spec)
     if spec.attention.qk_norm == "none":
         return engine

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata, and where each tensor lies. No tensor is read.
+"""The header of a GGUF file: metadata, and where each tensor is. No tensor is read.
 
 Layout, all little-endian (github.com/ggml-org/ggml, docs/gguf.md): ``GGUF``, uint32 version, uint64 number of tensors,
 uint64 number of metadata pairs, the pairs (string key, uint32 type, value), for each tensor its name, uint32 number of

@@ -29,8 +29,8 @@ def parts_of(path: Path) -> list[Path]:
     names = [f"{part[1]}-{number:05}-of-{part[3]}.gguf" for number in range(1, int(part[3]) + 1)]
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing or not names:
-        problems = [f"{name} is missing: all {len(names)} parts must lie in one folder" for name in missing]
-        raise CheckpointError(path, problems or ["has a number of parts that makes no sense"])
+        problems = [f"{name} is missing: all {len(names)} parts must be in one folder" for name in missing]
+        raise CheckpointError(path, problems or ["has a number of parts that is invalid"])
     return [path.parent / name for name in names]
 
 

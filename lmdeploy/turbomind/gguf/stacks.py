@@ -1,4 +1,4 @@
-"""Experts that a GGUF file keeps one behind another in a tensor: each as a tensor of its own."""
+"""Experts that a GGUF file keeps one after another in a tensor: each as its own tensor."""
 
 import re
 from collections.abc import Mapping

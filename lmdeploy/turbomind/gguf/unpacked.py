@@ -15,7 +15,7 @@ from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.parts import model_name, parts_of
 from lmdeploy.turbomind.gguf.stored import FORMAT
 
-_WRITTEN = 2  # of what is written; a change writes it anew
+_WRITTEN = 2  # of what is written; a change writes it again
 # Small tensors that belong to the configuration: what rotary frequencies are divided by.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -57,7 +57,7 @@ def read_metadata(path: Path, parts: list[Path]) -> Metadata:
     promised = first.get("split.count", 1) or 1
     if promised != len(parts):
         raise CheckpointError(
-            path, [f"is one of {promised} parts: the others, NAME-00001-of-{promised:05}.gguf, must lie alongside it"]
+            path, [f"is one of {promised} parts: the others, NAME-00001-of-{promised:05}.gguf, must be alongside it"]
         )
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
     places = {name: part for header, part in zip(headers, parts, strict=True) for name in header.tensors}
@@ -91,7 +91,7 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
         config = config_of(metadata)
         generation = write_tokenizer(metadata.values, target)
     except (TypeError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(path, [f"its metadata make no sense: {error}"]) from error
+        raise CheckpointError(path, [f"its metadata are invalid: {error}"]) from error
     except CheckpointError:
         raise
     except ValueError as error:

@@ -113,7 +113,7 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
     UnsupportedModelError
         If it is of a form that is not read.
     CheckpointError
-        If its config.json makes no sense.
+        If its config.json is invalid.
     """
     raw = read_config(directory)
     refuse_unless(not raw.get("quantization_config"), "a quantized head (quantization_config)")
@@ -178,7 +178,7 @@ def _llama_spec(
         config = LlamaConfig.from_dict({**raw, "model_type": "llama", "vocab_size": target.vocab_size})
         spec = family_of(["LlamaForCausalLM"])[1].spec(config, checkpoint)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
-        raise CheckpointError(directory, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+        raise CheckpointError(directory, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
     attention = replace(spec.attention, qkv_bias=qkv_bias)
     return replace(spec, attention=attention, tied_embeddings=False)
 
@@ -210,7 +210,7 @@ def _target_layers(target: ModelSpec, raw: Mapping[str, Any]) -> tuple[int, ...]
 def _tokens_of(directory: Path, index: SafetensorsIndex, vocab: int) -> tuple[int, ...]:
     """Return the model's tokens in the order of the head's logits; none where these are all tokens.
 
-    ``d2t`` holds how far the token lies behind the logit.
+    ``d2t`` holds how far the token is behind the logit.
     """
     if "d2t" not in index.tensors:
         return ()

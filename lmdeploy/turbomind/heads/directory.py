@@ -34,7 +34,7 @@ def find_head(target: Path, method: str, model: str = "", download_dir: str | No
     method
         One of ``MTP_METHODS`` or ``EAGLE_METHODS``.
     model
-        The head's folder, or the name of its Hugging Face repository; ``""`` with the first, whose head lies in the
+        The head's folder, or the name of its Hugging Face repository; ``""`` with the first, whose head is in the
         model's own checkpoint.
     download_dir
         Where repositories are kept.

@@ -33,7 +33,7 @@ LARGEST_EXPERT_COUNT = 1 << 17  # in all layers
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One parametric decoder. Constructing one that makes no sense raises ``ValueError`` naming every reason.
+    """One parametric decoder. Constructing one that is invalid raises ``ValueError`` naming every reason.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ class BlockSpec:
     shares_norm
         One input norm serves both. Only with ``is_parallel``.
     has_input_norms
-        What attention and MLP read goes through a norm of its own. Only with ``has_output_norms`` it may be missing.
+        What attention and MLP read goes through its own norm. Only with ``has_output_norms`` it may be missing.
     has_output_norms
         What attention and MLP give goes through a norm of its own before it is added.
     residual_scale
@@ -355,9 +355,9 @@ class ImagesSpec:
     whole_rows
         Tokens of an image, where these see all of it; 0: they see what is before them, as those of text do.
     cross_layers
-        In front of which layers stand those that look at images by gated cross-attention, with a gated MLP (Alayrac
+        In front of which layers are those that look at images by gated cross-attention, with a gated MLP (Alayrac
         et al., 2022, arXiv 2204.14198; Llama 3.2 Vision), ascending; ``num_layers`` does not count them. An image has
-        one token then. Empty: images stand among the tokens.
+        one token then. Empty: images are among the tokens.
     """
 
     deepstack_layers: OptionalSize = 0

@@ -49,7 +49,7 @@ def image_processor(checkpoint: Path) -> Any:
 def rows_of(seen: "torch.Tensor | Sequence[torch.Tensor]") -> "torch.Tensor":
     """Return the rows ``[tokens, hidden]`` of the one image or video that a tower has seen.
 
-    Versions of ``transformers`` differ: it may be an item of a list, or lie in tiles ``[tiles, tokens, hidden]``.
+    Versions of ``transformers`` differ: it may be an item of a list, or are in tiles ``[tiles, tokens, hidden]``.
     """
     import torch
 
@@ -97,7 +97,7 @@ class VideoForm:
     Attributes
     ----------
     frame_step
-        From the part and the options to how many positions the frames of the grid lie apart.
+        From the part and the options to how many positions the frames of the grid are apart.
     """
 
     token: str
@@ -139,7 +139,7 @@ class VisionFamily:
     minds_others
         An image's rows differ where the prompt has others; the option ``several`` says whether it has.
     number
-        From the part, an image's place among those of the prompt (from 0) and its options to what stands before its
+        From the part, an image's place among those of the prompt (from 0) and its options to what is before its
         expansion.
     mark
         What a chat template writes for an image, if that is not ``token``; one of ``words``.
@@ -149,7 +149,7 @@ class VisionFamily:
     video
         How videos are seen; None: not at all.
     is_one_place
-        An image's tokens, but the first and the last, stand at one position.
+        An image's tokens, but the first and the last, are at one position.
     is_looked_at
         An image is one token, of which the first row is the embedding; the text looks at the others.
     """

@@ -101,7 +101,7 @@ def processor(checkpoint: Checkpoint) -> Any:
 
 
 def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Yield the tensors by their native names; SigLIP's queries, keys and values lie in one on disk."""
+    """Yield the tensors by their native names; SigLIP's queries, keys and values are in one on disk."""
     for name, values in seeing_tensors(checkpoint[0]):
         if name.startswith("aligner."):
             yield "model." + _renamed(name, _ALIGNER_NAMES), values

@@ -67,7 +67,7 @@ def processor(checkpoint: Checkpoint) -> Any:
 
 
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yield the tensors by their native names; queries, keys and values lie in one on disk."""
+    """Yield the tensors by their native names; queries, keys and values are in one on disk."""
     for name, values in seeing_tensors(checkpoint[0]):
         for pattern, native in _NAMES:
             name = re.sub(pattern, native, name)

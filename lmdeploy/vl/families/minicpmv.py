@@ -1,6 +1,6 @@
 """MiniCPM-V: the whole image, then slices of it as its shape and size ask for, each a fixed number of rows.
 
-In 2.5 the marks of slices stand around all of them, each between those of an image; later, around each.
+In 2.5 the marks of slices are around all of them, each between those of an image; later, around each.
 """
 
 import json

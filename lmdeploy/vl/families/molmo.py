@@ -1,4 +1,4 @@
-"""Molmo: the whole image, then crops of it that overlap, line by line; a line ends in an embedding of its own.
+"""Molmo: the whole image, then crops of it that overlap, line by line; a line ends in its own embedding.
 
 Rows are added to embeddings that the decoder's vocabulary lacks, so that all of what an image is written with comes
 from here, and an unused token stands for it.

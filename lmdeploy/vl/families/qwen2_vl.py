@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: images of any shape, whose tokens stand on a grid of rows and columns."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: images of any shape, whose tokens are on a grid of rows and columns."""
 
 from typing import TYPE_CHECKING, Any
 

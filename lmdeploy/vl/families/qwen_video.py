@@ -1,7 +1,7 @@
 """Videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4.1V: two frames at a time, on a grid of times, rows and columns.
 
 Qwen2-VL and Qwen2.5-VL have all of them in one run, the latter at positions as far apart as the frames are in time; the
-others write the time alongside every two, which then stand as an image does.
+others write the time alongside every two, which then are as an image does.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 
 
 def frame_step(part: VisionPart, options: Options) -> float:
-    """Return how many positions two frames lie after the two before.
+    """Return how many positions two frames are after the two before.
 
     Raises
     ------

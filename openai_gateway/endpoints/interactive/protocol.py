@@ -38,7 +38,7 @@ class InteractiveRequest(SamplingFields):
     @model_validator(mode="after")
     def _fields_fit_together(self) -> InteractiveRequest:
         if self.image_url and not isinstance(self.prompt, str):
-            raise FieldError("image_url", "image_url goes with a prompt of text; messages have images of their own")
+            raise FieldError("image_url", "image_url goes with a prompt of text; messages have their own images")
         if self.cancel and self.session is None:
             raise FieldError("session_id", "please set a session_id to cancel a request")
         if not self.prompt and not self.cancel and not self.ends_session:

@@ -46,7 +46,7 @@ class Sessions:
                 return made
 
     def hold(self, session_id: int) -> None:
-        """Remember that a conversation goes on."""
+        """Remember that a conversation continues."""
         self._held[session_id] = None
         self._held.move_to_end(session_id)
         if len(self._held) > _REMEMBERED:

@@ -46,7 +46,7 @@ class InputMessage(Strict):
     content: AnyText | Annotated[list[Block], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
 
     def for_template(self) -> Iterator[dict[str, Any]]:
-        """Yield the message as chat templates read it: what tools returned, in messages of their own, first."""
+        """Yield the message as chat templates read it: what tools returned, in their own messages, first."""
         if isinstance(self.content, str):
             yield {"role": self.role, "content": self.content}
             return

@@ -168,7 +168,7 @@ class MessageWriter:
 
 
 def _prompt_usage(tokens: int, cached: int) -> dict[str, int]:
-    """Return how a prompt is counted: what was found in the cache stands apart."""
+    """Return how a prompt is counted: what was found in the cache is separate."""
     return {"input_tokens": tokens - cached, "cache_read_input_tokens": cached}
 
 

@@ -56,7 +56,7 @@ async def chat(body: ChatRequest, request: Request, gateway: GatewayDependency) 
 
 @router.post("/api/generate", response_model=dict[str, Any], responses=_LINES)
 async def generate(body: GenerateRequest, request: Request, gateway: GatewayDependency) -> Response:
-    """Answer a question; go on with a text, with `raw`; fill in a middle, with `suffix`."""
+    """Answer a question; continue with a text, with `raw`; fill in a middle, with `suffix`."""
     chosen = await gateway.choose(name_of(body.model), request)
     if body.is_empty:
         return _loaded("generate", body)

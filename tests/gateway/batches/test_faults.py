@@ -94,7 +94,7 @@ async def test_a_crash_at_any_write_leaves_a_batch_that_can_be_ended(
         await eventually(lambda: not owned.batches.open_ids())
     finally:
         await runner.stop()
-    assert write.calls > at + 1 - after  # it did crash, and then went on
+    assert write.calls > at + 1 - after  # it did crash, and then continued
     record = owned.batches.stored(batch_id)
     assert record is not None
     assert record.status == "completed"

@@ -1,4 +1,4 @@
-"""A batch goes on where it was, whatever ends the processes that run it: no row is lost, and none is there twice."""
+"""A batch continues where it was, whatever ends the processes that run it: no row is lost, and none is there twice."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_a_batch_of_a_thousand_rows_that_is_killed_half_way_goes_on_without_loss
             command.end(signal.SIGKILL)
         else:
             (pid,) = runner(command.process.pid, tmp_path)
-            os.kill(pid, signal.SIGKILL)  # another worker goes on
+            os.kill(pid, signal.SIGKILL)  # another worker continues
         fake.reset()
         fake.script = all_of_them
         if workers == 1:

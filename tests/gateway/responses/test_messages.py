@@ -231,7 +231,7 @@ def test_a_message_that_was_begun_goes_on(claude: anthropic.Anthropic, triton: F
     reported = sent(triton)
     assert reported["chat_template_kwargs"] == {"continue_final_message": True}
     assert reported["messages"][-1] == {"role": "assistant", "content": "It"}
-    # where there is nothing that could go on, the next message is a new one
+    # where there is nothing that could continue, the next message is a new one
     claude.messages.create(model=MODEL, max_tokens=9, messages=[*ASKED, {"role": "assistant", "content": ""}])
     assert sent(triton) == ASKED
 

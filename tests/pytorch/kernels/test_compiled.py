@@ -1,6 +1,6 @@
 """Every kernel compiles for GPUs, also where there is none: a compiler does not take all that the interpreter does.
 
-A process of its own, without the interpreter, calls the operators with a driver that only compiles.
+Its own process, without the interpreter, calls the operators with a driver that only compiles.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What lies in the cache after a step, byte for byte as the layout is described."""
+"""What is in the cache after a step, byte for byte as the layout is described."""
 
 import pytest
 import torch

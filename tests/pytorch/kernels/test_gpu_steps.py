@@ -23,7 +23,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of this test lie on the CPU, for the interpreter")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of this test are on the CPU, for the interpreter")
 def test_steps_of_the_engine_bring_the_logits_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tiny_llama(tmp_path, vocab_size=500, num_hidden_layers=1)
     runs_kernels = False
@@ -39,7 +39,7 @@ def test_steps_of_the_engine_bring_the_logits_of_the_cpu(tmp_path: Path, monkeyp
             assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of this test lie on the CPU, for the interpreter")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of this test are on the CPU, for the interpreter")
 @pytest.mark.parametrize("name", ["OPTForCausalLM", "Qwen2ForCausalLM", "Cohere2ForCausalLM"])
 def test_models_of_transformers_bring_the_logits_of_the_cpu(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

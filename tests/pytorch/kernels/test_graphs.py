@@ -17,7 +17,7 @@ from tests.support.adapters import make_adapter
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.worker_steps import Order, Part, StepDriver
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of these tests lie on the CPU")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of these tests are on the CPU")
 
 
 class Again:

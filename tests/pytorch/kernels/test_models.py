@@ -17,7 +17,7 @@ SMALL = {"vocab_size": 600, "num_attention_heads": 4, "num_key_value_heads": 2, 
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of these tests lie on the CPU, for the interpreter")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of these tests are on the CPU, for the interpreter")
 @pytest.mark.parametrize(
     ("architecture", "overrides"),
     [

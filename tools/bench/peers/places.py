@@ -1,6 +1,6 @@
 """Where the peers are installed, and in which versions.
 
-Nothing here belongs to the project: it lies in ``peers/`` of the cache, and a peer that is not there is skipped.
+Nothing here belongs to the project: it is in ``peers/`` of the cache, and a peer that is not there is skipped.
 """
 
 import os

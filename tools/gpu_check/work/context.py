@@ -83,7 +83,7 @@ class Context:
 
     @property
     def cache(self) -> Path:
-        """Where what is made for measuring lies; it is no result."""
+        """Where what is made for measuring is; it is no result."""
         return Path(os.environ["LMDEPLOY_CACHE"])
 
     def model(self, shape: str) -> Path:

@@ -1,6 +1,6 @@
 """Kernels alone, as graphs of 20 calls over random data: what launches cost is hidden, as in a captured step.
 
-Attention reads a cache whose blocks lie scattered; linear layers have several weights in turn, more than a cache of the
+Attention reads a cache whose blocks are scattered; linear layers have several weights in turn, more than a cache of the
 GPU holds.
 """
 

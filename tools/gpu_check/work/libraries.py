@@ -1,4 +1,4 @@
-"""Libraries' kernels at work in small models, those for each thing in a process of its own.
+"""Libraries' kernels at work in small models, those for each thing in its own process.
 
 What breaks the device, hangs, or changes what a model answers is left out of all later stages.
 """

@@ -76,7 +76,7 @@ def _output(command: list[str]) -> str:
 
 def ncu_table(lines: Iterable[str]) -> str:
     """Return the rows of ncu's CSV, a metric each, as one table with a row a kernel, the longest first."""
-    quoted = [line for line in lines if line.startswith('"')]  # what the program prints lies between
+    quoted = [line for line in lines if line.startswith('"')]  # what the program prints is between
     kernels: dict[str, dict[str, list[float]]] = {}
     for row in csv.DictReader(quoted):
         value = float(row["Metric Value"].replace(",", "") or "nan")

@@ -1,6 +1,6 @@
 // Keys and values of a cache block as B tiles of bfloat16. Included by kernels_isa.cc only.
 //
-// A bfloat16 cache lies as tiles want it: keys [key_dim / 2, block_len, 2], values [block_len / 2, value_dim, 2]. Codes
+// A bfloat16 cache is as tiles want it: keys [key_dim / 2, block_len, 2], values [block_len / 2, value_dim, 2]. Codes
 // of quantized caches are widened into that order, less their zero points: integers up to 255 are exact in bfloat16.
 // What a tile would take from beyond a matrix is 0.
 #pragma once

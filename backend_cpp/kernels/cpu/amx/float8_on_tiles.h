@@ -13,7 +13,7 @@
 
 namespace turbomind::TM_ISA {
 
-// Whether a weight's groups are made of whole tiles; without scales of their own, all groups are one.
+// Whether a weight's groups are made of whole tiles; without their own scales, all groups are one.
 inline bool is_float8_for_tiles(const LinearWeight& weight) {
   const int group = weight.block_scales != nullptr ? weight.group : packed_shape(weight).padded_features();
   return group % kTileDepth == 0;

@@ -1,7 +1,7 @@
 // Products of rounded activations with 8- and 4-bit weights on tiles. Included by kernels_isa.cc only.
 //
-// The order in which packed weights lie (kernels/packed_weight.h) is that of a tile's rows: 16 outputs wide, four
-// inputs in 32 bits. 8-bit codes are loaded as they are; 4-bit ones are widened once for all rows of a block, less
+// The order in which packed weights are stored (kernels/packed_weight.h) is that of a tile's rows: 16 outputs wide,
+// four inputs in 32 bits. 8-bit codes are loaded as they are; 4-bit ones are widened once for all rows of a block, less
 // their zeros. Sums inside a group are exact integers and scales are added group by group, so results are bitwise those
 // of packed_block.h.
 #pragma once

@@ -12,7 +12,7 @@
 
 namespace turbomind::TM_ISA {
 
-// Inputs of a row that lie together: all do, in whole cache lines.
+// Inputs of a row that are adjacent: all do, in whole cache lines.
 inline constexpr int kBf16Unit = PairProducts::kInputs;
 
 inline RowsLayout bf16_layout(int in_features) {

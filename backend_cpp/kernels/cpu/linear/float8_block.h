@@ -42,7 +42,7 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
   const auto* input =
       static_cast<const Float8Quads::Input*>(x.values) + x.layout.offset(static_cast<size_t>(first_row));
   const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
-  // Without scales of their own, all groups are one.
+  // Without their own scales, all groups are one.
   const bool has_scales = weight.block_scales != nullptr;
   const int groups = has_scales ? shape.groups() : 1;
   const int group_quads = (has_scales ? shape.group : shape.padded_features()) / 4;

@@ -1,7 +1,7 @@
 // Weights of float8 as lanes to multiply with. Included by kernels_isa.cc only.
 //
 // Float8Quads holds four neighbouring inputs of kLanes outputs: 4 kLanes bytes of a tile. Widened, an output's four
-// numbers lie in two lanes of two vectors, so its products with a row gather in two lanes of a pair of sums, which
+// numbers are in two lanes of two vectors, so its products with a row gather in two lanes of a pair of sums, which
 // outputs_of adds up. kFactor is what the widened numbers are to be multiplied with, and Input what x is made of:
 // store_quad puts four inputs where multiply_add reads them.
 #pragma once

@@ -14,8 +14,8 @@ namespace turbomind::TM_ISA {
 
 inline constexpr int kTogetherRows = 8;
 
-// Up to eight rows lie together, four inputs of each; the last rows may be missing. Rows for a bfloat16 weight, where
-// pairs of those are multiplied, lie one behind the other.
+// Up to eight rows are adjacent, four inputs of each; the last rows may be missing. Rows for a bfloat16 weight, where
+// pairs of those are multiplied, are consecutive.
 inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   RowsPlan plan;
 #if defined(__AVX512BF16__)

@@ -14,7 +14,7 @@ namespace turbomind::TM_ISA {
 inline constexpr int kTileVecs = kTileOutputs / kLanes;  // vectors that hold one value for each output of a tile
 
 // Calls multiply(count, tile, first row), count a std::integral_constant, until each tile has met each row; the first
-// row is a multiple of count, so that these rows lie together. There may be fewer rows than that at the end: to decode
+// row is a multiple of count, so that these rows are adjacent. There may be fewer rows than that at the end: to decode
 // a tile's codes once more costs more than to multiply them with rows that nobody needs.
 template <int kMaxRows, class Multiply>
 inline void for_row_groups(int first_row, int rows, int first_tile, int last_tile, Multiply&& multiply) {

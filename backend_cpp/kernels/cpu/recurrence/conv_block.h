@@ -11,7 +11,7 @@
 
 namespace turbomind::TM_ISA {
 
-// Channels [first, last), at most kConvBlock of them, of all spans. Rows lie far apart, so a few rows of all these
+// Channels [first, last), at most kConvBlock of them, of all spans. Rows are far apart, so a few rows of all these
 // channels are computed before the next few.
 template <int kKernel>
 inline void conv_rows(const ConvParams& params, int first, int last, const StridedRows& x, const StridedRows& y) {

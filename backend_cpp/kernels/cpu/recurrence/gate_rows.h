@@ -29,7 +29,7 @@ inline Vec decay_of(Vec a_log, Vec step) {
   return exp(mul(mul(exp(a_log), step), broadcast(-1.0f)));
 }
 
-// Calls body(i, read, write) for every vector of `size` elements; read and write take what lies at i.
+// Calls body(i, read, write) for every vector of `size` elements; read and write take what is at i.
 template <class Body>
 inline void for_vectors(int size, Body&& body) {
   int i = 0;

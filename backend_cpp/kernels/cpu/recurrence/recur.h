@@ -14,7 +14,7 @@
 
 namespace turbomind::TM_ISA {
 
-// Columns of a head that lie in vectors.
+// Columns of a head that are in vectors.
 inline constexpr int kChunkVectors = 2;
 inline constexpr int kChunkColumns = kChunkVectors * kLanes;
 
@@ -95,7 +95,7 @@ inline void recur_columns(const HeadSpan& head, const Columns& columns, float* s
 
   const auto take_token = [&](int i, auto has_next) {
     constexpr bool kLooksAhead = has_delta && decltype(has_next)::value;
-    // Rows of a step lie far apart.
+    // Rows of a step are far apart.
     if (constexpr int kRowsAhead = 2; i + kRowsAhead < head.span.count) {
       prefetch(head.key(i + kRowsAhead), key_dim);
       prefetch(head.query(i + kRowsAhead), key_dim);
@@ -183,7 +183,7 @@ inline void recur_in_copy(const HeadSpan& head, int first) {
   }
 }
 
-// kVectors vectors of columns at a time where the state lies, as far as whole ones go; returns how many columns.
+// kVectors vectors of columns at a time where the state is, as far as whole ones go; returns how many columns.
 template <int kVectors>
 inline int recur_in_place(const HeadSpan& head, int first) {
   const RecurrenceParams& params = head.params;

@@ -1,4 +1,4 @@
-// What the attention kernels share: their argument, where things lie in the cache, and how a context that is split over
+// What the attention kernels share: their argument, where things are in the cache, and how a context that is split over
 // blocks is put together.
 //
 // Query heads of one key/value head are packed: packed row m of a span is token m / group, head m % group of the key
@@ -108,7 +108,7 @@ struct CacheArea {
   __device__ __forceinline__ const std::byte* codes(int token) const {
     return block(token) + slot(token) * place.row_bytes;
   }
-  // int8 and int4: where the half scale of `token` lies; zeros begin behind the scales of the block.
+  // int8 and int4: where the half scale of `token` is; zeros begin behind the scales of the block.
   __device__ __forceinline__ const std::byte* scale(int token) const {
     return block(token) + place.code_bytes + slot(token) * 2;
   }

@@ -1,10 +1,10 @@
 // How the three kinds of cache that tensor cores read become operands of mma_bf16 (ptx.h states its fragments).
 //
-// An operand reads a tile that lies in shared memory token by token, kStride bytes each:
+// An operand reads a tile that is in shared memory token by token, kStride bytes each:
 //   keys     B of q k^T: for 16 keys and the dimensions of unit `unit`, b[i][j] for multiplication i of the unit and
 //            keys 8 j .. 8 j + 7
 //   values   B of weights v: for 16 tokens and the dimensions of unit `unit`, b[i] for column tile i of the unit
-// In which order dimensions are multiplied and results stand in columns is free. The rounded kinds choose it so that
+// In which order dimensions are multiplied and results are in columns is free. The rounded kinds choose it so that
 // what a lane reads at once are its own elements:
 //   key_dim(step, place, i)     dimension of the query that element i (0 .. 3: a[0] low, high, a[2] low, high) of a
 //                               lane at `place` of its group multiplies in multiplication `step`

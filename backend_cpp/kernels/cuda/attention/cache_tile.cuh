@@ -49,7 +49,7 @@ struct TilePart {
   }
 };
 
-// The ids of the blocks that the keys of a tile lie in, each with a lane of every warp; tiles begin at a multiple of
+// The ids of the blocks that the keys of a tile are in, each with a lane of every warp; tiles begin at a multiple of
 // kKeys. Read a tile ahead, so that copies need not wait for them.
 template <int kKeys>
 class TileBlocks {
@@ -62,7 +62,7 @@ class TileBlocks {
     const bool is_seen = (lane << log) < kKeys && (block + 1) << log > range.begin && block << log < range.end;
     id_ = is_seen ? area.blocks[block] : 0;
   }
-  // Of the block that key 0 .. kKeys - 1 of the tile lies in. All lanes call this.
+  // Of the block that key 0 .. kKeys - 1 of the tile is in. All lanes call this.
   __device__ __forceinline__ int of(const CacheArea& area, int key) const {
     return __shfl_sync(kAllLanes, id_, key >> area.task.log_block_len);
   }

@@ -43,7 +43,7 @@ bool can_split_keys(const CacheLayout& layout) {
 }
 
 // Splits of `keys` keys that are as short as may be, for a launch that would like `wanted`. Halves of tiles are made
-// where there is a split for each, or not at all: a split of several would lie in more tiles than it need.
+// where there is a split for each, or not at all: a split of several would be in more tiles than it need.
 int short_splits(const CacheLayout& layout, int keys, int wanted) {
   const int tile = tile_keys(layout);
   const int least = wanted >= keys / tile * 2 ? std::min(tile, kHalvedKeys) : tile;

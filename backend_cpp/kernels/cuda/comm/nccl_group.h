@@ -28,7 +28,7 @@ class NcclGroup {
   void all_reduce(int rank, float* x, size_t count, cudaStream_t stream);
   // The same for x [ranks, count], of which each rank has filled its own part: it becomes the same on all.
   void all_gather(int rank, float* x, size_t count, cudaStream_t stream);
-  // For a rank that cannot go on: GPUs that wait for it stop waiting, with nothing of use in their memory. From any
+  // For a rank that cannot continue: GPUs that wait for it stop waiting, with nothing of use in their memory. From any
   // thread. NCCL itself ends when all graphs are gone that its calls were captured in, at last before this does.
   void fail() noexcept;
   // Throws Error (kInternal) after fail(); to be called before a result is used.

@@ -2,17 +2,17 @@
 //
 // Block b of a launch has a slice of the elements, which only depends on their number, and meets the blocks b of the
 // same call on the other GPUs; other blocks are nothing to it. It copies its slice into its rank's memory, reports
-// every rank that it has come to call n (its own count, in device memory: captured graphs go on counting), waits until
-// all ranks' blocks b have, and reads their slices.
+// every rank that it has come to call n (its own count, in device memory: captured graphs continue counting), waits
+// until all ranks' blocks b have, and reads their slices.
 //
 // Why what is read is whole: a thread reports with release at the scope of the system, after a barrier of its block,
 // and waits with acquire, before another one. Both orders carry over barriers, so all that the other block wrote is
 // seen.
 //
-// Why nothing is overwritten too early: parts of calls alternate between two places, and of blocks they lie apart. A
+// Why nothing is overwritten too early: parts of calls alternate between two places, and of blocks they are apart. A
 // block that writes the place of call n has met in call n - 1 with the other ranks' blocks b. These had come to call
 // n - 1, in a launch that began after theirs of call n - 2, the last to read that place, had ended. One place would not
-// do: a rank that goes on to call n + 1 may overwrite what another still reads in call n.
+// do: a rank that continues to call n + 1 may overwrite what another still reads in call n.
 //
 // Why nobody waits for ever: a block waits for those with its number only, whose launches come in the same order on all
 // GPUs, and all blocks fit on a GPU at once (8 multiprocessors are enough). Where a rank fails, the host says so, and

@@ -1,4 +1,4 @@
-// What stands between the projections of an MLP, on a GPU; as kernels/activation.h says. NaN stays NaN.
+// What is between the projections of an MLP, on a GPU; as kernels/activation.h says. NaN stays NaN.
 #pragma once
 
 #include "kernels/activation.h"

@@ -16,7 +16,7 @@ static_assert(kGroupBlock == kFloat8Block);
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
-// Weights are laid out for a launch that gives each multiprocessor some tiles; what it reads then mostly lies in the
+// Weights are laid out for a launch that gives each multiprocessor some tiles; what it reads then mostly is in the
 // second-level cache. Not timed on a GPU yet.
 constexpr int kTileRows = 128;  // of libraries' kernels, and as many outputs
 constexpr int kTilesEach = 4;
@@ -54,7 +54,7 @@ struct Operands {
   int piece;        // experts
   int2* rows_of;    // [experts]: first pair and number of pairs of each expert that has any
   uint8_t* x;       // [pairs, inputs]
-  float* x_scales;  // of each expert [blocks, its pairs], one behind the other
+  float* x_scales;  // of each expert [blocks, its pairs], one after the other
   uint8_t* w;       // [piece, outputs, inputs]
   float* w_scales;  // [piece, blocks, outputs]
 };

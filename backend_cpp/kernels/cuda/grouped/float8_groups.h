@@ -1,4 +1,4 @@
-// grouped_product for weights of float8. Weights lie in tiles (kernels/packed_weight.h): those of some experts at a
+// grouped_product for weights of float8. Weights are in tiles (kernels/packed_weight.h): those of some experts at a
 // time are laid out row by row, with a scale for each output and 128 inputs, and multiplied.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Where the table of groups lies in scratch memory.
+// Where the table of groups is in scratch memory.
 #pragma once
 
 #include "kernels/cuda/grouped/grouped_kernel.h"

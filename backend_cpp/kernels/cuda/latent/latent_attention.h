@@ -18,7 +18,7 @@ bool is_latent_attention(const AttentionParams& params);
 
 size_t latent_scratch_bytes(const std::vector<LatentPiece>& pieces);
 
-// `plan`, on the device: of the pieces, one behind the other. q and out as paged_attention has them; rows of no span
+// `plan`, on the device: of the pieces, one after the other. q and out as paged_attention has them; rows of no span
 // are not written.
 void latent_attention(cudaStream_t stream, Scratch memory, const LatentKernel& kernel,
                       const std::vector<LatentPiece>& pieces, const int32_t* plan, const AttentionParams& params,

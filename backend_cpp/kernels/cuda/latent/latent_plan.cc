@@ -38,7 +38,7 @@ int tiles_of(int rows, int heads, int tile) {
   return divide_up(rows * heads, tile);
 }
 
-// The arrays of a plan, one behind the other; Int: int32_t or const int32_t.
+// The arrays of a plan, one after the other; Int: int32_t or const int32_t.
 template <class Int>
 struct Arrays {
   Int* filled_rows;

@@ -51,7 +51,7 @@ std::vector<LatentPiece> cut_latents(std::vector<DeviceSpan> spans, int padded_s
 
 // Writes a piece's plan to `memory`, plan_size() int32.
 void fill_latent_plan(const LatentPiece& piece, int32_t* memory);
-// That plan where it lies on the device. first_row counts from the piece's.
+// That plan where it is on the device. first_row counts from the piece's.
 LatentPlanView view_latent_plan(const LatentPiece& piece, const int32_t* memory);
 // How many rows of the piece come to something, in the same memory.
 const int32_t* filled_rows(const int32_t* memory);

@@ -53,7 +53,7 @@ class SplitCounters {
 // The scratch memory that a call with up to `rows` rows takes.
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
 
-// Whether this many rows are rounded to 16 or 8 bits in a launch of their own, which then makes them of a norm or an
+// Whether this many rows are rounded to 16 or 8 bits in their own launch, which then makes them of a norm or an
 // activation as well. `scales`: those of the call.
 bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales);
 

@@ -122,7 +122,7 @@ __device__ inline bool is_last_split(const LinearTask& task) {
   return before == task.splits - 1;
 }
 
-// Where this block's, or another split's, sums of a row lie.
+// Where this block's, or another split's, sums of a row are.
 __device__ __forceinline__ float* partial_row(const LinearTask& task, int part_rows, int padded_outputs, int split,
                                               int row) {
   const size_t block_row = (static_cast<size_t>(blockIdx.z) * task.splits + split) * part_rows + row;

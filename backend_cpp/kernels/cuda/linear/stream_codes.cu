@@ -8,7 +8,7 @@
 // A block has two stripes of outputs; each of its 8 warps walks along slabs that are neighbours, so that scales and
 // zero points act once a group (code_sums.cuh). Every lane copies the codes it alone needs to its own slots of a ring
 // in shared memory, up to eight slabs ahead, so warps wait for no one until they add up their sums at the end, in
-// order. Activations and constants, which lie in caches, come into registers one slab and one group ahead. Codes of the
+// order. Activations and constants, which are in caches, come into registers one slab and one group ahead. Codes of the
 // first slabs, and constants of the first group, come while the launch before ends.
 
 namespace turbomind::cuda {
@@ -51,7 +51,7 @@ class RowChunks {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) rows_[n] += chunks * kChunk;
   }
-  // Begins to read chunk `u` of a step; what lies beyond a row or a group is 0.
+  // Begins to read chunk `u` of a step; what is beyond a row or a group is 0.
   __device__ __forceinline__ void load(int u, bool has_chunk) {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {

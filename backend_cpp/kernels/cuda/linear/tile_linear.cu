@@ -13,7 +13,7 @@
 // memory.
 //
 // Weights and x come through a ring in shared memory, in steps of kUnit slabs. Each lane copies and reads weights of
-// its own; x is shared by a way's warps, which meet at a barrier of their own once a step. x lies so that a lane finds
+// its own; x is shared by a way's warps, which meet at a barrier of their own once a step. x is so that a lane finds
 // its operand for rows 8 n .. 8 n + 7 at 32 n + lane. All these are consecutive 16 bytes for consecutive lanes, copied
 // and read, so no two lanes of a quarter warp want one bank; as the inputs of a step may be in any order
 // (weight_slab.cuh), one such load brings what ldmatrix .x4 would.

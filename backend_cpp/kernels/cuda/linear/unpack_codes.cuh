@@ -10,7 +10,7 @@ namespace turbomind::cuda {
 inline constexpr int kUnpackThreads = 256;
 inline constexpr int kUnpackOutputs = 8;  // of a block
 
-// outputs: a multiple of 8. Whole weights may lie along z.
+// outputs: a multiple of 8. Whole weights may be along z.
 inline dim3 unpack_grid(int outputs, int padded_inputs, int weights = 1) {
   return {static_cast<unsigned>(divide_up(padded_inputs / 4, kUnpackThreads / kWarp * 4)),
           static_cast<unsigned>(outputs / kUnpackOutputs), static_cast<unsigned>(weights)};

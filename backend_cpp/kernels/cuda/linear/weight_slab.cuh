@@ -136,7 +136,7 @@ class SlabCursor {
 };
 
 // Starts copying what a lane needs of a slab of a weight of 16 bits to its slots in shared memory, `slot_stride` uint4
-// apart. What lies beyond the weight becomes 0.
+// apart. What is beyond the weight becomes 0.
 template <WeightFormat kFormat>
 __device__ __forceinline__ void copy_slab(const LinearWeight& weight, const SlabCursor& place, int stripe, int lane,
                                           uint4* slots, int slot_stride) {

@@ -16,7 +16,7 @@ void route(cudaStream_t stream, const RouterParams& params, const float* logits,
 // The experts of a layer. All have the formats and sizes of the first.
 struct ExpertTable {
   ExpertWeight first;                       // pointers of the first expert
-  const ExpertWeight* on_device = nullptr;  // [count]; the table itself lies on the device
+  const ExpertWeight* on_device = nullptr;  // [count]; the table itself is on the device
   int count = 0;
   const GroupedKernel* library = nullptr;  // multiplies where experts have many rows; null: ours does
 };

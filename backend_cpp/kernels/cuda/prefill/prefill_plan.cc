@@ -12,7 +12,7 @@ namespace {
 constexpr int kItemFields = 6;
 constexpr int kItemCost = 128;  // what an item costs besides its keys, in keys
 
-// The arrays of a plan, one behind the other; Int: int32_t or const int32_t.
+// The arrays of a plan, one after the other; Int: int32_t or const int32_t.
 template <class Int>
 struct Arrays {
   Int* first_item;

@@ -22,7 +22,7 @@ struct PrefillPlan {
 // Writes the plan to `memory`, size() int32: long tiles first, each to who has least to do; heads of a tile, which
 // share what they read, follow each other.
 void fill_prefill_plan(const PrefillPlan& plan, int32_t* memory);
-// That plan where it lies on the device.
+// That plan where it is on the device.
 PrefillPlanView view_prefill_plan(const PrefillPlan& plan, const int32_t* memory);
 
 }  // namespace turbomind::cuda

@@ -5,7 +5,7 @@
 
 // To 16 bits: a thread takes eight neighbouring inputs, it reads 16 or 32 bytes and writes 16 or 32; blockIdx.x is the
 // row. Of norms a warp or a block takes a row, as the norm alone does it (norm.cu).
-// To 8 bits: a block takes a row, for its scale and then for its codes; what it has made meanwhile lies in shared
+// To 8 bits: a block takes a row, for its scale and then for its codes; what it has made meanwhile is in shared
 // memory. With scales of 128 inputs a warp has each of these.
 
 namespace turbomind::cuda {

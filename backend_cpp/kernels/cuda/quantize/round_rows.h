@@ -50,7 +50,7 @@ inline RowsToRound rows_of(const LinearWeight& weight, const LinearRows& input, 
 enum class ChunkOrder : uint8_t { kPlain, kInt4 };
 
 // rounded [rows, heads, padded_inputs]: bfloat16 for a weight of bfloat16, else half precision of x / kHalfRange;
-// padded_inputs is a multiple of 8, what lies beyond `inputs` is 0.
+// padded_inputs is a multiple of 8, what is beyond `inputs` is 0.
 void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, ChunkOrder order,
                 int padded_inputs, uint16_t* rounded);
 
@@ -58,14 +58,14 @@ void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weigh
 void round_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, ChunkOrder order,
                  int padded_inputs, uint16_t* rounded);
 
-// Of codes: `rows` may be more than there are, whose codes are then anything. inputs is a multiple of 8, what lies
+// Of codes: `rows` may be more than there are, whose codes are then anything. inputs is a multiple of 8, what is
 // beyond those of x is 0.
 struct CodeShape {
   int rows;
   int inputs;
 };
 
-// The same in 8 bits, codes [shape.rows, shape.inputs], each row with a scale of its own, scales [shape.rows]: int8 for
+// The same in 8 bits, codes [shape.rows, shape.inputs], each row with its own scale, scales [shape.rows]: int8 for
 // a weight of int8, whose scale is max |x| / 127, else float8, whose scale is max |x| / 448. A row that holds NaN or
 // infinity has the scale NaN.
 void round_to_bytes(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight,

@@ -1,4 +1,4 @@
-// The state of a head lies in registers for as long as a span's rows pass: a thread has 32 rows of one column, and 1 to
+// The state of a head is in registers for as long as a span's rows pass: a thread has 32 rows of one column, and 1 to
 // 8 threads of a warp share a column. Rows of the step come through shared memory, a few at a time.
 #include "kernels/cuda/recurrence/recurrence.h"
 

@@ -9,10 +9,10 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kListSize = 2048;
-constexpr int kNucleusTokens = 1024;  // this many of the likeliest tokens are looked at for a nucleus
+constexpr int kNucleusTokens = 1024;  // this many of the most likely tokens are looked at for a nucleus
 constexpr int kPlaceBits = 64;
 
-// The likeliest tokens of a row, in any order.
+// The most likely tokens of a row, in any order.
 struct CandidateList {
   uint64_t places[kListSize];
   Weight weights[kListSize];
@@ -117,9 +117,9 @@ __device__ int32_t draw_from_row(const Row& row, const Weight* sums, int chunks)
   return token_of(last_place(kPlaceBits, sum, reaches));
 }
 
-// ---- in order of logits, from the likeliest tokens alone ----
+// ---- in order of logits, from the most likely tokens alone ----
 
-// Fills the list with at least the `wanted` likeliest tokens: that many sets hold a token no less likely than the
+// Fills the list with at least the `wanted` most likely tokens: that many sets hold a token no less likely than the
 // least likely of the sets' best, so nothing below it is wanted. The list's count exceeds kListSize where it has no
 // room, and nothing in it is valid then.
 __device__ void collect(const Row& row, const uint32_t* sets, int set_count, int wanted, CandidateList& list) {
@@ -153,7 +153,7 @@ __device__ void collect(const Row& row, const uint32_t* sets, int set_count, int
   __syncthreads();
 }
 
-// Whether the list suffices to draw from; the token then lies in `token`.
+// Whether the list suffices to draw from; the token then is in `token`.
 __device__ bool draw_from_list(const Row& row, const CandidateList& list, const Weight* sums, int chunks,
                                int32_t* token) {
   constexpr int kOwn = kListSize / kThreads;

@@ -2,8 +2,8 @@
 //
 // Three launches a batch. Blocks of kChunkTokens tokens change the logits (penalties, biases, what is forbidden) and
 // find their largest; then, where no top-k limits a row, they sum its weights; then a block a row draws. Nothing is
-// sorted. The likeliest candidates, nearly always few, are compared all with all; where they do not suffice (a top-k or
-// a nucleus of more than about a thousand tokens) cut-offs are found bit by bit over the whole row, which takes a
+// sorted. The most likely candidates, nearly always few, are compared all with all; where they do not suffice (a top-k
+// or a nucleus of more than about a thousand tokens) cut-offs are found bit by bit over the whole row, which takes a
 // hundred times longer.
 //
 // Weights are exp((logit - largest) / temperature) as integers, kWeightOne for 1: sums are exact and do not depend on
@@ -53,7 +53,7 @@ void move_tokens(cudaStream_t stream, const int32_t* from, const TokenMove* move
 inline constexpr int kMaxLogprobs = 32;
 
 // Log probabilities under the rows' logits as they are: chosen [rows] of tokens [rows]; of the `top` (at most
-// kMaxLogprobs) likeliest, best first, the lowest among equals, top_tokens and top_logprobs [rows, top].
+// kMaxLogprobs) most likely, best first, the lowest among equals, top_tokens and top_logprobs [rows, top].
 void log_probabilities(cudaStream_t stream, const float* logits, int vocab_size, int rows, const int32_t* tokens,
                        int top, float* chosen, int32_t* top_tokens, float* top_logprobs);
 

@@ -1,4 +1,4 @@
-// Grouped products of float8 on Hopper by CUTLASS (BSD-3-Clause; its headers lie in FlashInfer's wheel), with scales
+// Grouped products of float8 on Hopper by CUTLASS (BSD-3-Clause; its headers are in FlashInfer's wheel), with scales
 // for each row of both sides and 128 inputs: sums of 128 inputs are made by wgmma, multiplied with the two scales, and
 // added in float32.
 #include "kernels/cuda/grouped/flashinfer/cutlass_groups.cuh"
@@ -29,7 +29,7 @@ using Product = GroupProduct<Mainloop, Epilogue>;
 void run(cudaStream_t stream, const GroupedCall& call) {
   const GroupedTable& table = call.table;
   using Kernel = Product::GemmKernel;
-  // Where scales lie follows from a group's shape; layouts are not read.
+  // Where scales are follows from a group's shape; layouts are not read.
   multiply_groups<Product>(
       stream, call,
       {reinterpret_cast<const Element**>(table.x), reinterpret_cast<Kernel::InternalStrideA*>(table.x_strides),

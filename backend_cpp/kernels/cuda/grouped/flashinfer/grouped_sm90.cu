@@ -1,4 +1,4 @@
-// Grouped products of bfloat16 on Hopper by CUTLASS (BSD-3-Clause; its headers lie in FlashInfer's wheel): wgmma and
+// Grouped products of bfloat16 on Hopper by CUTLASS (BSD-3-Clause; its headers are in FlashInfer's wheel): wgmma and
 // TMA.
 #include "kernels/cuda/grouped/flashinfer/cutlass_groups.cuh"
 
