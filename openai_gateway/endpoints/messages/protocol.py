@@ -40,7 +40,7 @@ _APART = (ToolUseBlock, ToolResultBlock, ThinkingBlock, LeftOutBlock)  # blocks 
 
 
 class InputMessage(Strict):
-    """What one side said, or what the caller tells the model in between."""
+    """What one side said, or what the caller says to the model in between."""
 
     role: Literal["user", "assistant", "system"]
     content: AnyText | Annotated[list[Block], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
