@@ -51,7 +51,7 @@ class MediaFetcher:
         Raises
         ------
         ApiError
-            So much is held already that there is no room for it.
+            So much is held already that there is no space for it.
         ValueError
             It may not be had, or cannot be in this many seconds.
         """

@@ -47,9 +47,9 @@ class Operators {
 
   // Whether the host's memory is the device's: nothing needs to be uploaded.
   virtual bool shares_host_memory() const = 0;
-  // Throws Error (kUnavailable) that says what took the memory and which settings lower it, when there is no room.
+  // Throws Error (kUnavailable) that says what took the memory and which settings lower it, when memory runs out.
   virtual AlignedBuffer allocate(size_t bytes, MemoryUse use = MemoryUse::kSteps) = 0;
-  // Throws that error when there is no room for `bytes` in all.
+  // Throws that error when there is no memory for `bytes` in all.
   virtual void expect(size_t bytes, MemoryUse use) const {
     (void)bytes;
     (void)use;

@@ -17,7 +17,7 @@ uint64_t draw_seed() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-Error no_room_for_images(int prompt_len) {
+Error images_fill_the_cache(int prompt_len) {
   return {ErrorCode::kTooLong, "the images leave no room in the cache for a prompt of " + std::to_string(prompt_len) +
                                    " tokens and a response; ask about fewer, or raise cache_max_entry_count"};
 }
@@ -118,7 +118,7 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
     looked_at = group_images(embeddings, blocks_.group(cross_group()).block_len, config_.block_len);
   }
   const int left = room_alongside(looked_at) - prompt_len;
-  if (!looked_at.empty() && left < (params.generates_nothing() ? 0 : 1)) throw no_room_for_images(prompt_len);
+  if (!looked_at.empty() && left < (params.generates_nothing() ? 0 : 1)) throw images_fill_the_cache(prompt_len);
   params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
   std::vector<int32_t> tokens;

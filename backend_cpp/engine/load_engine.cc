@@ -165,7 +165,7 @@ EngineSettings without_unused_bits(EngineSettings settings, const ModelSpec& spe
   return settings;
 }
 
-// Throws Error when the host has no room for this many blocks.
+// Throws Error when the host lacks memory for this many blocks.
 int host_page_count(const EngineSettings& settings, const EngineConfig& config) {
   const int pages = settings.num_cpu_blocks * config.plan.pages_of_block();
   const size_t bytes = static_cast<size_t>(pages) * config.plan.page_bytes * static_cast<size_t>(settings.tp);

@@ -13,7 +13,7 @@ namespace turbomind {
 
 class MemoryBudget {
  public:
-  // `what` is named when there is no room.
+  // `what` is named when memory runs out.
   MemoryBudget(size_t limit, std::string what) : limit_(limit), what_(std::move(what)) {}
 
   // Takes this many bytes, which come back when the last copy of the share goes. Throws Error(kUnavailable). Any

@@ -207,7 +207,7 @@ class ModelRunner {
     throw invalid_argument("this engine takes no adapters: " + directory);
   }
   // Makes an adapter usable by the steps that begin later, under a number from 1 on that is free. Throws
-  // Error(kUnavailable), and has changed nothing, where the device has no room.
+  // Error(kUnavailable), and has changed nothing, where the device lacks memory.
   virtual void place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
     (void)slot;
     (void)adapter;

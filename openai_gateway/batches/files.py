@@ -159,7 +159,7 @@ class Files:
         return Upload(self._folder / f"{new_id('upload-')}{PART}", self)
 
     def require_room(self, *, more: bool = True) -> None:
-        """Raise `QuotaError` where there is no room for what is there; with `more`, for a further file."""
+        """Raise `QuotaError` where there is no space for what is there; with `more`, for a further file."""
         count, size = self.usage()
         if more and count >= self._limits.owner_count:
             raise QuotaError(f"There are {count} files, as many as may be kept for one API key; delete some first.")

@@ -1,4 +1,4 @@
-"""Bad luck on CUDA: no room, a graph that cannot be had, a device that is lost, one that cannot be used at all.
+"""Faults on CUDA: too little memory, a graph that cannot be captured, a device that is lost or cannot be used.
 
 The emulation plays them (backend_cpp/testing/cuda_emulated/faults.h).
 """
@@ -38,21 +38,21 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("memory", "settings", "reported"),
     [
-        (0, {}, r"no room for 1 MiB for weights: 0 MiB are free; use weight_bits 8 or 4"),
+        (0, {}, r"not enough GPU memory: 1 MiB for weights: 0 MiB are free; use weight_bits 8 or 4"),
         (
             20,
             {"num_tokens_per_iter": 256},
-            r"no room for \d+ MiB for steps: \d+ MiB are free, 1 MiB went to weights, .*lower max_prefill_token_num",
+            r"not enough GPU memory: \d+ MiB for steps: \d+ MiB are free, 1 MiB went to weights, .*lower max_prefill",
         ),
         (
             100,
             {"cache_max_entry_count": 20000},
-            r"no room for 79 MiB for the cache: \d+ MiB are free, "
+            r"not enough GPU memory: 79 MiB for the cache: \d+ MiB are free, "
             r"1 MiB went to weights, \d+ MiB went to steps; lower cache_max_entry_count",
         ),
     ],
 )
-def test_no_room_at_start_is_reported_with_what_took_it_and_what_lowers_it(
+def test_too_little_memory_at_start_is_reported_with_what_took_it_and_what_lowers_it(
     memory: int, settings: dict[str, Any], reported: str, model: Path, cuda: NativeModule
 ) -> None:
     cuda.set_device_memory(memory * MIB + 100_000)

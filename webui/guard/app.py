@@ -141,7 +141,7 @@ class _Guard:
                 saves = [partial(uploads.save, each.file, each.filename or "") for each in files]
                 paths = [await run_sync(save, limiter=self._checks) for save in saves]
             except OSError:
-                raise HTTPException(503, "There is no room for this file.") from None
+                raise HTTPException(503, "There is no space for this file.") from None
         return JSONResponse([str(path) for path in paths])
 
     async def _file(self, request: Request) -> Response:

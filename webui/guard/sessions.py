@@ -15,7 +15,7 @@ MOST_LEFT, MOST_BYTES_LEFT = 100, 16 * 2**20  # of sessions without a page, whic
 
 
 class SessionsFull(Exception):
-    """There is no room for what a session sends."""
+    """There is no space for what a session sends."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Sessions:
         Raises
         ------
         SessionsFull
-            There is no room for it.
+            There is no space for it.
         """
         known = self._sessions.get(name, _Session())
         more = size - known.bodies.get(event, 0)
@@ -90,7 +90,7 @@ class Sessions:
         Raises
         ------
         SessionsFull
-            There is no room for it.
+            There is no space for it.
         """
         if sum(session.pages for session in self._sessions.values()) >= MOST_PAGES:
             raise SessionsFull

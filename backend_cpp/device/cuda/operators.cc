@@ -51,15 +51,15 @@ AlignedBuffer CudaOperators::allocate(size_t bytes, MemoryUse use) {
     taken = use == MemoryUse::kCache ? bytes : taken + bytes;  // a new cache takes the place of the old one
     return memory;
   } catch (const cuda::OutOfMemory&) {
-    throw no_room(bytes, use);
+    throw out_of_memory(bytes, use);
   }
 }
 
 void CudaOperators::expect(size_t bytes, MemoryUse use) const {
-  if (free_memory() < bytes) throw no_room(bytes, use);
+  if (free_memory() < bytes) throw out_of_memory(bytes, use);
 }
 
-Error CudaOperators::no_room(size_t bytes, MemoryUse use) const {
+Error CudaOperators::out_of_memory(size_t bytes, MemoryUse use) const {
   static constexpr std::array kNames = {"weights", "steps", "the cache"};
   static constexpr std::array kAdvice = {
       "use weight_bits 8 or 4, a checkpoint of fewer bits or a smaller model",
@@ -67,7 +67,7 @@ Error CudaOperators::no_room(size_t bytes, MemoryUse use) const {
       "lower cache_max_entry_count, or use quant_policy 8 or 4",
   };
   const auto mebibytes = [](size_t count) { return std::to_string((count + (size_t{1} << 20) - 1) >> 20) + " MiB"; };
-  std::string text = "the GPU has no room for " + mebibytes(bytes) + " for " + kNames[static_cast<size_t>(use)] + ": " +
+  std::string text = "not enough GPU memory: " + mebibytes(bytes) + " for " + kNames[static_cast<size_t>(use)] + ": " +
                      std::to_string(free_memory() >> 20) + " MiB are free";
   for (size_t i = 0; i < taken_.size(); ++i) {
     if (taken_[i] > 0) text += ", " + mebibytes(taken_[i]) + " went to " + kNames[i];

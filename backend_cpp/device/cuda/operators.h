@@ -118,7 +118,7 @@ class CudaOperators final : public Operators {
                 bool accumulate);
 
   void bring_staged();
-  Error no_room(size_t bytes, MemoryUse use) const;
+  Error out_of_memory(size_t bytes, MemoryUse use) const;
 
   CudaRank rank_;
   cudaStream_t stream_;

@@ -13,19 +13,19 @@ inline size_t free_device_memory() {
   return free_bytes;
 }
 
-// Throws Error (kUnavailable) when there is no room.
+// Throws Error (kUnavailable) when memory runs out.
 struct OutOfMemory : Error {
   using Error::Error;
 };
 
-// Throws OutOfMemory when there is no room.
+// Throws OutOfMemory when memory runs out.
 inline AlignedBuffer allocate(size_t bytes) {
   if (bytes == 0) return {};
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, bytes);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // the next call is not to report this one
-    throw OutOfMemory(ErrorCode::kUnavailable, "the GPU has no room for " + std::to_string(bytes >> 20) + " MiB");
+    throw OutOfMemory(ErrorCode::kUnavailable, "not enough GPU memory: " + std::to_string(bytes >> 20) + " MiB");
   }
   check(error, "allocating memory of the GPU");
   return {data, bytes, [](void* memory, size_t) { cudaFree(memory); }};

@@ -28,7 +28,7 @@ class P2pAllReduce {
   // Whether this many GPUs reach each other's memory.
   static bool is_possible(int ranks);
 
-  // For ranks that reach each other. Throws Error where one has no room for 1 MiB.
+  // For ranks that reach each other. Throws Error where one lacks 1 MiB of memory.
   explicit P2pAllReduce(int ranks);
   P2pAllReduce(const P2pAllReduce&) = delete;
   P2pAllReduce& operator=(const P2pAllReduce&) = delete;

@@ -34,7 +34,7 @@ enum class Variant : uint8_t {
   kProduct,  // other products of the library
 };
 
-Variant way_of(const LinearWeight& weight, int rows, GemmScales scales) {
+Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
   const bool is_float32 = weight.format == WeightFormat::kFloat32;
   if (is_float32 ? rows <= kPlainRows : !has_whole_chunks(weight)) return Variant::kPlain;
   if (!is_float32 && rows <= kStreamRows) return Variant::kStream;
@@ -129,7 +129,7 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
 }
 
 bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales) {
-  switch (way_of(weight, rows, scales)) {
+  switch (variant_of(weight, rows, scales)) {
     case Variant::kPlain:
     case Variant::kStream:
       return false;
@@ -146,7 +146,7 @@ bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales) {
 
 DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales) {
   if (weight.bias != nullptr || weight.out_features % kChunk != 0) return DType::kFloat32;
-  switch (way_of(weight, rows, scales)) {
+  switch (variant_of(weight, rows, scales)) {
     case Variant::kPlain:
     case Variant::kStream:
     case Variant::kTile:
@@ -163,7 +163,7 @@ DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales) {
 }
 
 DType rows_type(const LinearWeight& weight, int rows, GemmScales scales) {
-  switch (way_of(weight, rows, scales)) {
+  switch (variant_of(weight, rows, scales)) {
     case Variant::kPlain:
     case Variant::kStream:
     case Variant::kTile:
@@ -185,7 +185,7 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
   const int padded = padded_inputs(weight);
   const float* x = input.x;
   Scratch memory = scratch.memory;
-  switch (way_of(weight, rows, scratch.scales)) {
+  switch (variant_of(weight, rows, scratch.scales)) {
     case Variant::kPlain:
       return plain_linear(stream, task_of(scratch, weight, x, weight.in_features, rows, y, accumulate));
     case Variant::kStream: {
