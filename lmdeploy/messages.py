@@ -271,7 +271,7 @@ class TurbomindEngineConfig:
         "at the ends of prompts and responses, and where prompts part, alone.",
         high=1_000_000,
     )
-    enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
+    enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt prefixes.")
     kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
     speculative_config: dict[str, Any] | None = rows.json_object(SPECULATIVE_CONFIG)
     quant_policy: int = rows.whole(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
@@ -360,7 +360,7 @@ class PytorchEngineConfig:
     thread_safe: bool = rows.flag(
         False, "Several threads may use the engine.", no_effect="several threads always may use an engine"
     )
-    enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
+    enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt prefixes.")
     kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
     speculative_config: dict[str, Any] | None = rows.json_object(SPECULATIVE_CONFIG)
     device_type: str = rows.text("auto", "What to run on; auto: a GPU where PyTorch finds one, else the CPU.")

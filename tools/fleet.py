@@ -68,7 +68,7 @@ class Traffic:
     turns, think
         Mean turns of a conversation, and seconds from one to the next.
     systems, system_tokens
-        Shared beginnings (popular ones far more often: Zipf), and tokens of each.
+        Shared prefixes (popular ones far more often: Zipf), and tokens of each.
     new, response
         Mean tokens a turn brings and gets (exponential).
     """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-mutations"
-SECONDS = 120.0  # of the tests, which take 10; a mutation that makes them wait for ever is noticed too
+SECONDS = 120.0  # of the tests, which take 10; a mutation that makes them wait forever is noticed too
 CORE, CACHE, SCHEDULER, SESSIONS, STEPS = (
     f"backend_cpp/engine/{file}.cc"
     for file in (
@@ -184,13 +184,13 @@ MUTATIONS = (
     Mutation(
         "a request ends with its last response",
         CORE,
-        "    --group.open_responses;\n",
-        "    group.open_responses = 0;\n",
+        "    --group.open_sequences;\n",
+        "    group.open_sequences = 0;\n",
     ),
     Mutation(
         "responses that have begun are waited for",
         CORE,
-        "  group->open_responses += static_cast<int>(siblings.size());\n",
+        "  group->open_sequences += static_cast<int>(siblings.size());\n",
     ),
     Mutation("an overdue request ends", CORE, "    if (*sequence.group->deadline <= now) return true;\n"),
     Mutation(

@@ -110,7 +110,7 @@ class Operators {
   // In place of set_spans for tokens, of all tables that it was called with: those of a step of that shape, which has
   // no rows of its own.
   virtual void set_empty_spans(const DecodingShape& shape) { (void)shape; }
-  // Runs `body`, the operators of such a step, for what comes about on the way: kernels are loaded, memory is taken.
+  // Runs `body`, the operators of such a step, for what happens on the way: kernels are loaded, memory is taken.
   virtual void warm_up(const std::function<void()>& body) { body(); }
   // Makes ready what run_step does with the repeatable `body` of `rows` rows, for the spans that were set, and does
   // none of it. Returns whether there was room.

@@ -220,7 +220,7 @@ void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutpu
   });
 }
 
-// Goes on with the responses whose grammars' states have become known.
+// Continues with the responses whose grammars' states have become known.
 void EngineCore::resume_waiting() {
   for (const std::shared_ptr<Sequence>& sequence : std::exchange(waiting_, {})) {
     if (!sequence->is_open) continue;

@@ -2,7 +2,7 @@
 //
 // A request with a response format is expected first and comes in when its grammar is compiled. Until then the inbox
 // answers for it: cancelled, overdue or caught by the end, it is handed to the step thread as abandoned, at once, and
-// what the compiler brings later is dropped. So no request waits for ever, however long a grammar takes.
+// what the compiler brings later is dropped. So no request waits forever, however long a grammar takes.
 #pragma once
 
 #include <condition_variable>

@@ -32,7 +32,7 @@ enum class RowsWanted { kNone, kGeneration, kAll };  // of the generated tokens;
 using LogitsHook = std::function<void(const std::vector<int32_t>& tokens, float* logits, int vocab_size)>;
 
 struct GenerationParams : GenerationFields {
-  std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never come about, alongside bad_token_ids
+  std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never occur, besides bad_token_ids
   LogitsHook logits_hook;
   bool stream = true;  // false: one output a response, when it is complete
   RowsWanted logits = RowsWanted::kNone;

@@ -70,7 +70,7 @@ class ProgramBuilder {
     return add({Automaton::kClass, first, (count - 1) / 2, values[0] != 0 ? 1 : 0, next});
   }
 
-  // The node that reads an expression and goes on at `next`.
+  // The node that reads an expression and continues at `next`.
   int32_t build(int32_t expression, int32_t next, int depth) {
     if (depth > 64) throw Unknown();
     const auto place = static_cast<size_t>(places_.at(static_cast<size_t>(expression)));

@@ -24,7 +24,7 @@ namespace ffi = tvm::ffi;
 
 constexpr int kCompileThreads = 1;      // so that it starts none
 constexpr bool kCaches = false;         // a process compiles once
-constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces for ever
+constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces forever
 
 const std::string kTypePrefix = "xgrammar.tvm_ffi_binding.";
 

@@ -183,7 +183,7 @@ class ListGrammar final : public Grammar {
 
 }  // namespace
 
-TEST(the_likeliest_tokens_are_chosen_from_without_knowing_all_that_may_come_and_are_the_same) {
+TEST(the_most_likely_tokens_are_chosen_from_without_knowing_all_that_may_come_and_are_the_same) {
   std::mt19937 random(4);
   std::normal_distribution<float> normal(0, 3);
   for (const int top_k : {1, 3, 8}) {
@@ -216,7 +216,7 @@ TEST(the_likeliest_tokens_are_chosen_from_without_knowing_all_that_may_come_and_
   }
 }
 
-TEST(where_the_likeliest_tokens_cannot_be_judged_a_response_waits_and_chooses_as_if_it_had_known) {
+TEST(where_the_most_likely_tokens_cannot_be_judged_a_response_waits_and_chooses_as_if_it_had_known) {
   const auto control = std::make_shared<ListGrammar::Control>();
   control->allowed = {3, 4};
   control->can_check = false;

@@ -158,7 +158,7 @@ TEST(nothing_left_to_choose_is_reported) {
   }
 }
 
-TEST(min_p_drops_what_is_far_less_likely_than_the_likeliest) {
+TEST(min_p_drops_what_is_far_less_likely_than_the_most_likely) {
   GenerationParams params;
   params.top_k = 0;
   params.temperature = 1.0f;

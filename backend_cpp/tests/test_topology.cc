@@ -1,4 +1,4 @@
-// Which processors a rank goes on, by folders made up as Linux would fill them.
+// Which processors a rank runs on, by folders made up as Linux would fill them.
 #include <unistd.h>
 
 #include <filesystem>

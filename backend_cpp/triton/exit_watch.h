@@ -1,7 +1,7 @@
 // Notices that the server was asked to stop, or to unload the model.
 //
 // Triton then waits for open requests: a server that stops up to its --exit-timeout-secs, past which it exits while
-// they still run and may crash doing so; a model that is unloaded for ever. So the backend itself must end its requests
+// they still run and may crash doing so; a model that is unloaded forever. So the backend itself must end its requests
 // in time.
 #pragma once
 

@@ -113,7 +113,7 @@ def _settings(args: argparse.Namespace) -> RaySettings:
 
 
 def _require_room(settings: RaySettings, there: Mapping[str, float]) -> None:
-    """Check that the replicas fit on this machine: Ray would wait for another one, for ever."""
+    """Check that the replicas fit on this machine: Ray would wait for another one, forever."""
     for name, each in (("CPU", settings.cpus), ("GPU", settings.gpus)):
         wanted, has = each * (settings.max_replicas or settings.replicas), there.get(name, 0)
         if wanted > has:

@@ -118,7 +118,7 @@ def _config(request: GenerateRequest) -> GenerationConfig:
     return GenerationConfig(**fields)
 
 
-def _chunk(output: EngineOutput, likeliest: int | None) -> GenerateChunk:
+def _chunk(output: EngineOutput, most_likely: int | None) -> GenerateChunk:
     """Return an output as the response to a served request.
 
     Parameters
@@ -135,17 +135,17 @@ def _chunk(output: EngineOutput, likeliest: int | None) -> GenerateChunk:
         index=output.index,
         history_token_len=output.history_token_len,
     )
-    if output.logprobs is not None and likeliest is not None:
+    if output.logprobs is not None and most_likely is not None:
         chunk.token_logprobs = tuple(
             entry[token] for token, entry in zip(output.token_ids, output.logprobs, strict=True)
         )
-        tops = [_likeliest(entry, likeliest) for entry in output.logprobs]
+        tops = [_most_likely(entry, most_likely) for entry in output.logprobs]
         chunk.top_token_ids = tuple(tuple(token for token, _ in top) for top in tops)
         chunk.top_logprobs = tuple(tuple(value for _, value in top) for top in tops)
     return chunk
 
 
-def _likeliest(entry: dict[int, float], count: int) -> Sequence[tuple[int, float]]:
+def _most_likely(entry: dict[int, float], count: int) -> Sequence[tuple[int, float]]:
     """Return the most likely tokens in order, of a chosen one and then the most likely, which it may be one of."""
     items = list(entry.items())
     top = items if len(items) == count else items[1:]

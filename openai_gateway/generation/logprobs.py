@@ -26,15 +26,15 @@ class Scored(NamedTuple):
 
     token: int
     logprob: float | None
-    likeliest: list[tuple[int, float]]
+    most_likely: list[tuple[int, float]]
 
 
 def scored_tokens(chunks: Iterable[GenerateChunk]) -> list[Scored]:
     """Return the generated tokens of `chunks`."""
     return [
-        Scored(token, max(logprob, _LEAST), likeliest)
+        Scored(token, max(logprob, _LEAST), most_likely)
         for chunk in chunks
-        for token, logprob, likeliest in _rows(
+        for token, logprob, most_likely in _rows(
             chunk.token_ids, chunk.token_logprobs, chunk.top_token_ids, chunk.top_logprobs
         )
     ]
@@ -46,8 +46,8 @@ def scored_prompt(chunk: GenerateChunk) -> list[Scored]:
         chunk.prompt_token_ids, chunk.prompt_token_logprobs, chunk.prompt_top_token_ids, chunk.prompt_top_logprobs
     )
     return [
-        Scored(token, max(logprob, _LEAST) if position else None, likeliest)
-        for position, (token, logprob, likeliest) in enumerate(rows)
+        Scored(token, max(logprob, _LEAST) if position else None, most_likely)
+        for position, (token, logprob, most_likely) in enumerate(rows)
     ]
 
 
@@ -56,8 +56,8 @@ async def chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTexts) -> C
     scored = scored_tokens(chunks)
     known = await texts.lookup(_all_ids(scored))
     content = []
-    for token, logprob, likeliest in scored:
-        top = [TopLogprob(**_entry(other, value, known)) for other, value in likeliest]
+    for token, logprob, most_likely in scored:
+        top = [TopLogprob(**_entry(other, value, known)) for other, value in most_likely]
         content.append(TokenLogprob(**_entry(token, logprob, known), top_logprobs=top))
     return ChatLogprobs(content=content)
 
@@ -86,10 +86,10 @@ async def completion_logprobs(
     """
     known = await texts.lookup(_all_ids(scored))
     said = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
-    for token, logprob, likeliest in scored:
+    for token, logprob, most_likely in scored:
         text = _text(known[token])
         top: dict[str, float] = {}
-        for other, value in likeliest[
+        for other, value in most_likely[
             :wanted
         ]:  # most likely first: of the same text, as halves of characters, it stays
             top.setdefault(_text(known[other]), value)
@@ -105,7 +105,7 @@ def _at_place(one: Scored, wanted: int, known: Mapping[int, bytes]) -> dict[str,
     if one.logprob is None:
         return None
     reported = {one.token: (one.logprob, None)} | {
-        other: (value, rank) for rank, (other, value) in enumerate(one.likeliest[:wanted], 1)
+        other: (value, rank) for rank, (other, value) in enumerate(one.most_likely[:wanted], 1)
     }
     return {
         str(token): PromptLogprob(logprob=value, rank=rank, decoded_token=_text(known[token]))
@@ -120,15 +120,15 @@ def _rows(
     top_logprobs: Sequence[Sequence[float]],
 ) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
     for position, (token, logprob) in enumerate(zip(ids, logprobs, strict=False)):
-        likeliest = []
+        most_likely = []
         if position < len(top_ids):
             pairs = zip(top_ids[position], top_logprobs[position], strict=True)
-            likeliest = [(other, max(value, _LEAST)) for other, value in pairs if other >= 0]  # -1 fills a short row
-        yield token, logprob, likeliest
+            most_likely = [(other, max(value, _LEAST)) for other, value in pairs if other >= 0]  # -1 fills a short row
+        yield token, logprob, most_likely
 
 
 def _all_ids(scored: Sequence[Scored]) -> set[int]:
-    return {one.token for one in scored} | {other for one in scored for other, _ in one.likeliest}
+    return {one.token for one in scored} | {other for one in scored for other, _ in one.most_likely}
 
 
 def _entry(token: int, logprob: float | None, known: Mapping[int, bytes]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Watch:
     begin : float
         When the request came, by ``time.perf_counter``.
     choices : int
-        Answers to the prompt.
+        Choices for the prompt.
     """
 
     __slots__ = ("_add_gap", "_begin", "_first", "_is_waiting", "_last", "_metrics", "_open", "_tokens")

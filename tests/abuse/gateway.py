@@ -112,7 +112,7 @@ def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
     ):
         yield _chat("variables for the template", chat_template_kwargs=options)
     yield ApiRequest(
-        "an adapter with a pattern that takes for ever",
+        "an adapter with a pattern that takes forever",
         "POST",
         "/v1/load_lora_adapter",
         lambda: json.dumps({"lora_name": "hostile", "lora_path": str(folder)}).encode(),

@@ -1,4 +1,4 @@
-// Vercel's ai with @ai-sdk/openai: openai.chat(M), and openai(M) with its defaults, which goes on by references to
+// Vercel's ai with @ai-sdk/openai: openai.chat(M), and openai(M) with its defaults, which continues by references to
 // stored items. Prints what came back as JSON.
 const { createRequire } = require("node:module");
 const [modules, baseURL] = process.argv.slice(2);

@@ -73,7 +73,7 @@ def test_other_apis_answer_as_openais_does(url: str) -> None:
         for more in ({}, {"tools": [tool], "tool_choice": {"type": "none"}}):
             (block,) = claude.messages.create(**asked, **more).content
             assert (block.type, getattr(block, "text", "")) == ("text", REPLY)
-        # A response that was begun goes on as the whole one does, and its prompt is counted as it is used.
+        # A response that was begun continues as the whole one does, and its prompt is counted as it is used.
         begun, reminder = "The capital of France", {"role": "system", "content": "Be brief."}
         for said, rest in (
             ([*CAPITAL, {"role": "assistant", "content": begun}], REPLY.removeprefix(begun)),

@@ -61,13 +61,13 @@ def test_a_prompt_s_log_probabilities_are_those_of_transformers(
     assert_close(logprobs.token_logprobs or [], tokens, expected)
     compared = 0
     for position, top in enumerate((logprobs.top_logprobs or [])[1:]):
-        likeliest = expected[position].topk(3).values
+        most_likely = expected[position].topk(3).values
         # Halves of characters have the same text, of which the most likely is reported.
         if any("\N{REPLACEMENT CHARACTER}" in text for text in top):
-            likeliest = likeliest[:1]
-        given = torch.tensor(sorted(top.values(), reverse=True)[: len(likeliest)]).double()
-        assert torch.allclose(given, likeliest, atol=TOLERANCE)
-        compared += len(likeliest)
+            most_likely = most_likely[:1]
+        given = torch.tensor(sorted(top.values(), reverse=True)[: len(most_likely)]).double()
+        assert torch.allclose(given, most_likely, atol=TOLERANCE)
+        compared += len(most_likely)
     assert compared > 2.5 * len(tokens)
 
 

@@ -14,7 +14,7 @@ SMALL_HEADS = {"head_dim": 16, "sliding_window": 24}
 
 
 def responses(directory: Path, **settings: object) -> list[tuple[list[int], torch.Tensor]]:
-    """Return the tokens and logits of prompts that share beginnings, in chunks and steps."""
+    """Return the tokens and logits of prompts that share prefixes, in chunks and steps."""
     with TokenEngine(directory, device="cuda", **settings) as engine:
         found = [engine.generate(prompt, 6, rows) for prompt in PROMPTS for rows in ("all", "generation")]
         engine.generate(PROMPTS[0] * 4, 3, "generation")  # what was cached goes to the host, or is lost

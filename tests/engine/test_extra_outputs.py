@@ -76,8 +76,8 @@ def test_log_probabilities_are_those_of_transformers(pipe: AsyncEngine, referenc
     theirs = forward(reference, prompt + response.token_ids).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
     assert len(response.logprobs) == len(response.token_ids) == 16
     for token, ours, row in zip(response.token_ids, response.logprobs, theirs, strict=True):
-        likeliest = row.topk(5).indices.tolist()
-        assert set(ours) == {token, *likeliest}
+        most_likely = row.topk(5).indices.tolist()
+        assert set(ours) == {token, *most_likely}
         for candidate, value in ours.items():
             assert value == pytest.approx(float(row[candidate]), rel=TOLERANCE, abs=TOLERANCE)
 

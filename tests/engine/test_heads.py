@@ -172,7 +172,7 @@ def mtp_that_copies(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def eagle3_that_knows(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return a model without memory, and a head whose output layer has learned by heart which token comes after next.
+    """Return a model without memory, and a head whose output layer has memorized which token comes after next.
 
     It finds that by the hidden state in front of the model's third layer, of the token before: of itself it makes
     nothing, so it knows one token.

@@ -140,7 +140,9 @@ def publisher_of(events: dict[str, Any]) -> int:
     raise AssertionError("there is no publisher")
 
 
-def test_a_publisher_that_is_killed_costs_nothing_but_a_beginning_anew(directory: Path, events: dict[str, Any]) -> None:
+def test_a_publisher_that_is_killed_costs_nothing_but_a_beginning_again(
+    directory: Path, events: dict[str, Any]
+) -> None:
     config = TurbomindEngineConfig(
         dtype="float32", cache_block_seq_len=BLOCK, enable_prefix_caching=True, kv_events_config=events
     )
@@ -150,11 +152,11 @@ def test_a_publisher_that_is_killed_costs_nothing_but_a_beginning_anew(directory
         ask(engine, [(next(asked)[0], None) for _ in range(20)])
         os.kill(publisher_of(events), signal.SIGKILL)
 
-        def is_reported_anew() -> bool:
+        def is_reported_again() -> bool:
             ask(engine, [(next(asked)[0], None)])
             return engine.metrics()["kv_event_losses_total"] == 1 and publishes(events)
 
-        eventually_sync(is_reported_anew, timeout=120)
+        eventually_sync(is_reported_again, timeout=120)
         ask(engine, [(next(asked)[0], None)])
         with index_of(events) as index:
             check(index, engine)

@@ -73,7 +73,7 @@ def test_the_logits_are_those_of_weights_that_transformers_widens(source: Path, 
 
 
 @pytest.mark.parametrize("name", ["fp8 in blocks", "smooth_quant int8"])
-def test_a_response_takes_the_likeliest_tokens_of_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
+def test_a_response_takes_the_most_likely_tokens_of_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
     values = quantize_checkpoint(source, tmp_path / "model", FORMS[name])
     config = TurbomindEngineConfig(cache_max_entry_count=16, model_format=FORMS[name].method)
     with pipeline(str(tmp_path / "model"), backend_config=config) as model:

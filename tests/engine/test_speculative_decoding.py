@@ -211,13 +211,13 @@ def modelled(directory: Path) -> Iterator[AsyncEngine]:
 
 def test_a_models_drafts_change_no_response_and_most_are_right(directory: Path, modelled: AsyncEngine) -> None:
     prompts = [f"{text} {i}" for text in PROMPTS for i in range(4)]
-    likeliest = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2)
+    most_likely = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2)
     drawn = GenerationConfig(
         max_new_tokens=40, ignore_eos=True, logprobs=2, do_sample=True, temperature=0.9, random_seed=6
     )
     with engine(directory) as plain:
         # A random model's tokens are nearly all as likely, so a little rounding often has another one drawn.
-        for config, share in ((likeliest, 0.5), (drawn, 0.1)):
+        for config, share in ((most_likely, 0.5), (drawn, 0.1)):
             before = drafted(modelled), accepted(modelled)
             expected = [trace(response) for response in plain(prompts, config)]
             for _ in range(2):  # the second time, prompts are found in the cache

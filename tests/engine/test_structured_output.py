@@ -103,7 +103,7 @@ def test_two_hundred_random_schemas_are_kept_by_a_model_with_random_weights(babb
 
 
 def test_the_manuals_schema_works(model: AsyncEngine) -> None:
-    # The schema's strings are unbounded, so a greedy small model may continue for ever; three of these seeds must end.
+    # The schema's strings are unbounded, so a greedy small model may continue forever; three of these seeds must end.
     configs = [
         GenerationConfig(
             max_new_tokens=300, do_sample=True, top_k=40, random_seed=seed, response_format=as_format(GUIDE)

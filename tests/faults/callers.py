@@ -44,7 +44,7 @@ class Reader(threading.Thread):
     def end(self) -> str:
         """Wait for the end; return the code of the error that the response ended with, or how its connection broke."""
         self.join(60)
-        assert not self.is_alive(), "a response waits for ever"
+        assert not self.is_alive(), "a response waits forever"
         if self.broke is not None:
             return type(self.broke).__name__
         reported = json.loads(self.last.removeprefix("data: "))

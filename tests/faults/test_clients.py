@@ -1,4 +1,4 @@
-"""Clients that stop in the midst of a response, and very many of them."""
+"""Clients that stop in the middle of a response, and very many of them."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A clock that is set, in the midst of responses: deadlines and intervals go by one that only runs."""
+"""A clock that is set, in the middle of responses: deadlines and intervals go by one that only runs."""
 
 import re
 import threading

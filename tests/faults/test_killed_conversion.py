@@ -9,7 +9,7 @@ from pathlib import Path
 from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
 
-# The command, stopped for ever when it has written its first file.
+# The command, stopped forever when it has written its first file.
 SLOW = """
 import sys, time
 from lmdeploy.turbomind import engine_dir

@@ -74,7 +74,7 @@ def test_streamed_logprobs_are_those_of_the_whole_response(client: openai.OpenAI
     assert [token.bytes[0] for token in content[1::2]] == [97, 98, 99]
 
 
-def test_completion_logprobs_have_offsets_and_the_likeliest_tokens(client: openai.OpenAI) -> None:
+def test_completion_logprobs_have_offsets_and_the_most_likely_tokens(client: openai.OpenAI) -> None:
     response = client.completions.create(model=MODEL, prompt="a", logprobs=2)
     logprobs = response.choices[0].logprobs
     assert logprobs is not None

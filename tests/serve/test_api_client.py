@@ -103,7 +103,7 @@ def chat(url: str, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60)
 
 
-def test_the_terminal_streams_responses_starts_anew_and_leaves(url: str, triton: FakeTriton) -> None:
+def test_the_terminal_streams_responses_starts_again_and_leaves(url: str, triton: FakeTriton) -> None:
     done = chat(url, "Hello\nthere\n\nAgain\n\nend\n\nOnce more\n\nexit\n", "--api-key", "k", "--session-id", "7")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(REPLY) == 3

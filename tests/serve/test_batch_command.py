@@ -118,8 +118,8 @@ def test_rows_have_choices_log_probabilities_and_formats(model: Path, tmp_path: 
     scored = choices["scored"][0]["logprobs"]["content"]
     assert len(scored) == len(expected.logprobs) == 4
     for reported, entry in zip(scored, expected.logprobs, strict=True):
-        likeliest = sorted(entry.values(), reverse=True)[:3]
-        assert [top["logprob"] for top in reported["top_logprobs"]] == pytest.approx(likeliest)
+        most_likely = sorted(entry.values(), reverse=True)[:3]
+        assert [top["logprob"] for top in reported["top_logprobs"]] == pytest.approx(most_likely)
         assert reported["logprob"] == pytest.approx(max(entry.values()))  # greedy
     assert failed["range"]["response"]["status_code"] == 400
     message = failed["echo"]["response"]["body"]["error"]["message"]

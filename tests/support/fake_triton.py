@@ -334,7 +334,7 @@ def _texts(raw: bytes) -> list[str]:
 def _response(received: Received, script: Script, index: int, text: str, done: int, last: bool) -> Any:
     ids = (done, 100 + done)
     top = received.inputs.get("logprobs", 0)
-    likeliest = [[chosen, *range(10, 9 + top)][:top] for chosen in ids]
+    most_likely = [[chosen, *range(10, 9 + top)][:top] for chosen in ids]
     values = [[logprob, *(-1.5 - other for other in range(top - 1))][:top] for logprob in (-0.5, -0.25)]
     tensors = {
         "finish_reason": ("BYTES", [1, 1], _bytes(script.finish_reason if last else "")),
@@ -349,7 +349,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "engine_seconds": ("FP32", [1, 3], struct.pack("<3f", *(script.engine_seconds if last else (-1, -1, -1)))),
         "embedding": ("FP32", [1, 4], embedding_of(_prompt_ids(received))),
         "token_logprobs": ("FP32", [1, 2], struct.pack("<2f", -0.5, -0.25)),
-        "top_token_ids": ("INT32", [1, 2, top], struct.pack(f"<{2 * top}i", *chain(*likeliest))),
+        "top_token_ids": ("INT32", [1, 2, top], struct.pack(f"<{2 * top}i", *chain(*most_likely))),
         "top_logprobs": ("FP32", [1, 2, top], struct.pack(f"<{2 * top}f", *chain(*values))),
     }
     tensors |= _prompt_tensors(received, is_first=index == done == 0)
@@ -380,12 +380,12 @@ def _prompt_tensors(received: Received, *, is_first: bool) -> dict[str, tuple[st
     ids = ids if is_first and "prompt_logprobs" in received.inputs else []
     top = received.inputs.get("prompt_logprobs", 0)
     values = [math.nan, *(prompt_logprob(position) for position in range(1, len(ids)))][: len(ids)]
-    likeliest = [[-1] * top, *([FIRST_BYTE + ord("?")] * top for _ in ids[1:])][: len(ids)]
+    most_likely = [[-1] * top, *([FIRST_BYTE + ord("?")] * top for _ in ids[1:])][: len(ids)]
     rows = [[value] * top for value in values]
     return {
         "prompt_token_ids": ("INT32", [1, len(ids)], struct.pack(f"<{len(ids)}i", *ids)),
         "prompt_token_logprobs": ("FP32", [1, len(ids)], struct.pack(f"<{len(ids)}f", *values)),
-        "prompt_top_token_ids": ("INT32", [1, len(ids), top], struct.pack(f"<{len(ids) * top}i", *chain(*likeliest))),
+        "prompt_top_token_ids": ("INT32", [1, len(ids), top], struct.pack(f"<{len(ids) * top}i", *chain(*most_likely))),
         "prompt_top_logprobs": ("FP32", [1, len(ids), top], struct.pack(f"<{len(ids) * top}f", *chain(*rows))),
     }
 

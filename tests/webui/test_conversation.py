@@ -26,7 +26,7 @@ def piece(text: str, count: int, finish_reason: str | None = None) -> Piece:
 
 
 class Scripted:
-    """Stands in for a server: yields pieces, raises errors, and waits for ever at None."""
+    """Stands in for a server: yields pieces, raises errors, and waits forever at None."""
 
     def __init__(self, *steps: Piece | Exception | None) -> None:
         self.steps = steps

@@ -76,7 +76,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "people", "schema": PEO
 
 @dataclass(frozen=True)
 class Kind:
-    """Requests of one kind, asked one behind the other, or at a time."""
+    """Requests of one kind, asked one after the other, or at a time."""
 
     prompts: tuple[str, ...]
     how: GenerationConfig
@@ -84,7 +84,7 @@ class Kind:
 
 
 def greedy(tokens: int = 160, **more: Any) -> GenerationConfig:
-    """Return how the likeliest tokens are taken."""
+    """Return how the most likely tokens are taken."""
     return GenerationConfig(max_new_tokens=tokens, **more)
 
 
@@ -120,7 +120,7 @@ KINDS = {
         ("Invent six people, as JSON.", "List the members of a family of six, as JSON."),
         greedy(240, response_format=SCHEMA),
     ),
-    "free chat, the likeliest tokens": Kind(ENGLISH, greedy()),
+    "free chat, the most likely tokens": Kind(ENGLISH, greedy()),
     "free chat": Kind(ENGLISH, sampled()),
     "16 streams of free chat": Kind(
         tuple(f"{text} ({i})" for i in range(6) for text in ENGLISH)[:16], sampled(96), True

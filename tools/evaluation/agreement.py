@@ -19,7 +19,7 @@ class Agreement:
         Kullback-Leibler divergence from the reference's distribution of the next token, KL(reference || this), in
         nats a token; 0 for the reference itself (Kullback and Leibler, 1951).
     same_top
-        Share of places where the likeliest token is the reference's.
+        Share of places where the most likely token is the reference's.
     places
         How many there were.
     """

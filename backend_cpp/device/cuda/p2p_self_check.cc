@@ -25,7 +25,7 @@ using cuda::P2pAllReduce;
 
 // Of sums one after the other, whose places alternate: with and without vectors, of one block and of all.
 constexpr std::array<size_t, 5> kCounts = {1, 1001, P2pAllReduce::kMaxCount, 4096, 40'003};
-// The largest sum takes less than a millisecond. GPUs that do not see each other's signals would wait for ever.
+// The largest sum takes less than a millisecond. GPUs that do not see each other's signals would wait forever.
 constexpr auto kTimeout = std::chrono::seconds(20);
 
 bool is_wanted() {

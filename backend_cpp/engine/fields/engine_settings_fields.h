@@ -39,7 +39,7 @@ struct EngineSettings {
   // Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts continue; 0: at
   // the ends of prompts and responses, and where prompts part, alone.
   int state_snapshot_interval = 512;
-  // Reuse the cached blocks of equal prompt beginnings.
+  // Reuse the cached blocks of equal prompt prefixes.
   bool enable_prefix_caching = false;
   // Publish to routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
   // "enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.

@@ -1,4 +1,4 @@
-// What must not come about in a response: token sequences, and strings however they are cut into tokens.
+// What must not occur in a response: token sequences, and strings however they are cut into tokens.
 //
 // A token is forbidden when it would complete a sequence, or when its bytes, after the text so far, would complete a
 // string. Which tokens complete a string depends only on how much of it has come already, so the list is made once for
@@ -20,7 +20,7 @@ namespace turbomind {
 
 class BadWords {
  public:
-  // What must not come about, and `table`, must outlive this.
+  // What must not occur, and `table`, must outlive this.
   BadWords(const std::vector<std::string>& texts, const std::vector<std::vector<int32_t>>& sequences,
            const TokenTable& table);
 

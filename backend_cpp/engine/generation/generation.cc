@@ -96,7 +96,7 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   penalties_.apply(logits);
   for (const int32_t token : how.forbidden) logits[token] = -std::numeric_limits<float>::infinity();
   if (how.mask != nullptr) apply_mask(how.mask, vocab, logits);
-  if (is_unmasked && !forbid_likeliest(sampler, logits)) return wait_for_grammar(unadjusted.data(), hidden);
+  if (is_unmasked && !forbid_most_likely(sampler, logits)) return wait_for_grammar(unadjusted.data(), hidden);
   const int32_t token = sampler.sample(logits, how);
   if (is_ended_by(token)) return FinishReason::kStop;
   if (params.logprobs) unsent_.logprobs.push_back(log_probabilities(unchanged.data(), vocab, token, *params.logprobs));
@@ -127,13 +127,13 @@ FinishReason Generation::wait_for_grammar(const float* logits, const float* hidd
 // Forbids what the grammar does, as far as it could be chosen. False: that takes to know all that may come. What is
 // chosen of the logits then is what would be chosen of logits in which nothing is that the grammar forbids, since
 // the most likely tokens alone decide and all of these are allowed.
-bool Generation::forbid_likeliest(Sampler& sampler, float* logits) {
-  const std::vector<int32_t> likeliest = sampler.likeliest(logits, kMaxVerdicts);
+bool Generation::forbid_most_likely(Sampler& sampler, float* logits) {
+  const std::vector<int32_t> most_likely = sampler.most_likely(logits, kMaxVerdicts);
   int missing = Sampler::deciding(choice_);
   std::vector<int32_t> asked;
   std::vector<bool> may_come;
-  for (auto next = likeliest.begin(); missing > 0 && next != likeliest.end();) {
-    const auto end = next + std::min<ptrdiff_t>(missing, likeliest.end() - next);
+  for (auto next = most_likely.begin(); missing > 0 && next != most_likely.end();) {
+    const auto end = next + std::min<ptrdiff_t>(missing, most_likely.end() - next);
     asked.assign(next, end);
     next = end;
     if (!matcher_->check(asked, may_come)) return false;

@@ -88,7 +88,7 @@ class Generation {
   const int32_t* mask_of_only(int32_t token);
   const GrammarState* known_state();
   FinishReason wait_for_grammar(const float* logits, const float* hidden);
-  bool forbid_likeliest(Sampler& sampler, float* logits);
+  bool forbid_most_likely(Sampler& sampler, float* logits);
   bool is_complete(const GrammarState& state) const;
   bool is_ended_by(int32_t token);
   FinishReason append(int32_t token);

@@ -20,7 +20,7 @@ SamplingParams sampling_params(const GenerationParams& params) {
   return rule;
 }
 
-// A token that never comes about is the shortest of such sequences.
+// A token that never occurs is the shortest of such sequences.
 GenerationParams with_bad_tokens(GenerationParams params) {
   for (const int32_t token : params.bad_token_ids) params.bad_tokens.push_back({token});
   params.bad_token_ids.clear();

@@ -1,4 +1,4 @@
-// What the responses to one request have in common: how their tokens are chosen, what must not come about, what ends
+// What the responses to one request have in common: how their tokens are chosen, what must not occur, what ends
 // them. Made once a request, shared by its responses, changed by nobody.
 //
 // Used by the step thread only.

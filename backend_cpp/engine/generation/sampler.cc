@@ -24,7 +24,7 @@ int Sampler::deciding(const SamplingParams& rule) {
   return rule.is_greedy ? 1 : rule.top_k;
 }
 
-std::vector<int32_t> Sampler::likeliest(const float* logits, int count) {
+std::vector<int32_t> Sampler::most_likely(const float* logits, int count) {
   std::vector<int32_t> tokens;
   if (argmax(logits, vocab_size_) < 0) return tokens;  // NaN
   select_top_k(logits, std::min(count, vocab_size_));

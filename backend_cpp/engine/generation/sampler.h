@@ -22,7 +22,7 @@ class Sampler {
   static int deciding(const SamplingParams& rule);
   // This many of the tokens that are not forbidden, the most likely first, as sample() orders them. None: the logits
   // hold NaN or allow no token.
-  std::vector<int32_t> likeliest(const float* logits, int count);
+  std::vector<int32_t> most_likely(const float* logits, int count);
 
  private:
   struct Candidate {

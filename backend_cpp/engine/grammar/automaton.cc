@@ -340,7 +340,7 @@ bool Automaton::expand(const Item& item, Items& todo) {
   }
 }
 
-// The rule of a kRepeat has come about `count` times.
+// The rule of a kRepeat has occurred `count` times.
 void Automaton::enter_repeat(int32_t number, int32_t count, int32_t outer, Items& todo) {
   const Node& node = program_.nodes[static_cast<size_t>(number)];
   if (count >= node.b) todo.push_back({node.next, outer, 0});

@@ -1,4 +1,4 @@
-// How often a text that repeats goes on as it did before, by how many tokens of it repeat. Learned from what came.
+// How often a text that repeats continues as it did before, by how many tokens of it repeat. Learned from what came.
 #pragma once
 
 #include <array>

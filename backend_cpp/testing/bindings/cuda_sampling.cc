@@ -114,11 +114,11 @@ void bind_sampling(DeviceClass& device) {
     const OnDevice<float> values(ops, logits);
     const OnDevice<int32_t> ids(ops, tokens);
     const OnDevice<float> of_chosen(ops, chosen);
-    const OnDevice<int32_t> likeliest(ops, top_tokens);
-    const OnDevice<float> of_likeliest(ops, top_logprobs);
+    const OnDevice<int32_t> most_likely(ops, top_tokens);
+    const OnDevice<float> of_most_likely(ops, top_logprobs);
     log_probabilities(ops.stream(), values.data(), size_of(logits, 1), size_of(logits, 0), ids.data(),
-                      size_of(top_tokens, 1), of_chosen.data(), likeliest.data(), of_likeliest.data());
-    return py::make_tuple(of_chosen.fetch(chosen), likeliest.fetch(top_tokens), of_likeliest.fetch(top_logprobs));
+                      size_of(top_tokens, 1), of_chosen.data(), most_likely.data(), of_most_likely.data());
+    return py::make_tuple(of_chosen.fetch(chosen), most_likely.fetch(top_tokens), of_most_likely.fetch(top_logprobs));
   });
 }
 

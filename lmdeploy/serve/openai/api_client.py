@@ -136,7 +136,7 @@ class APIClient:
         skip_special_tokens: bool | None = True,
         **kwargs: Any,
     ) -> Iterator[Json]:
-        """Yield what goes on after a prompt; `kwargs` are further fields of the request."""
+        """Yield what continues after a prompt; `kwargs` are further fields of the request."""
         yield from self._ask("/v1/completions", _fields(locals()) | kwargs)
 
     def chat_interactive_v1(

@@ -15,7 +15,7 @@ _END = "<｜end▁of▁sentence｜>"
 class DeepSeekV3ChatTemplate(BaseChatTemplate):
     """DeepSeek V2.5, V3 and R1: responses are written without their reasoning.
 
-    Calls and what tools returned have marks of their own, of which the response goes on without another opening. The
+    Calls and what tools returned have their own marks, from which the response continues without another opening. The
     published template has no place for tools.
     """
 

@@ -168,7 +168,7 @@ def any_of(elements: Sequence[Grammar]) -> Grammar:
 
 
 def json_value(schema: dict[str, Any]) -> Grammar:
-    """Return JSON that fits a schema, with little white space: a model may write it for ever."""
+    """Return JSON that fits a schema, with little white space: a model may write it forever."""
     return {"type": "json_schema", "json_schema": _without_lengths(schema), "max_whitespace_cnt": 1}
 
 

@@ -137,7 +137,7 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
     def may_call_several(self) -> bool:
         """Whether a grammar of calls allows more than one.
 
-        Of forced ones only where that is asked for: a weak model may call for ever.
+        Of forced ones only where that is asked for: a weak model may call forever.
         """
         if isinstance(self.chosen, NamedToolChoice):
             return False

@@ -27,7 +27,7 @@ class CompletionWriter:
     texts : TokenTexts, optional
         Log probabilities are written with them; None: not written.
     wanted : int
-        Likeliest tokens to write alongside each one.
+        Most likely tokens to write alongside each one.
     """
 
     def __init__(

@@ -231,7 +231,7 @@ class MessagesRequest(Prompted, SamplingFields):
     def may_call_several(self) -> bool:
         """Whether a grammar of calls allows more than one.
 
-        Of forced ones only where that is asked for: a weak model may call for ever.
+        Of forced ones only where that is asked for: a weak model may call forever.
         """
         if self.tool_choice is None or self.tool_choice.type == "auto":
             return self.max_calls is None

@@ -130,7 +130,7 @@ class GenerateRequest(Asked):
         return not (self.prompt or self.suffix or self.images)
 
     def as_openai(self, context_len: int | None, plain: str | None = None) -> ChatCompletionRequest:
-        """Return the chat completion, of one question or, where it is given, of a text that goes on as it is."""
+        """Return the chat completion, of one question or, where it is given, of a text that continues as it is."""
         fields = self._fields(context_len) | {"model": self.model}
         if plain is not None:
             return _checked(fields | {"messages": plain})

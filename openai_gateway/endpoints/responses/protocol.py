@@ -165,7 +165,7 @@ class ResponsesRequest(SamplingFields):
     def may_call_several(self) -> bool:
         """Whether a grammar of calls allows more than one.
 
-        Of forced ones only where that is asked for: a weak model may call for ever.
+        Of forced ones only where that is asked for: a weak model may call forever.
         """
         if isinstance(self.tool_choice, NamedChoice):
             return False

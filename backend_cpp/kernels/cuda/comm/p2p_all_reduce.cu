@@ -14,7 +14,7 @@
 // n - 1, in a launch that began after theirs of call n - 2, the last to read that place, had ended. One place would not
 // do: a rank that continues to call n + 1 may overwrite what another still reads in call n.
 //
-// Why nobody waits for ever: a block waits for those with its number only, whose launches come in the same order on all
+// Why nobody waits forever: a block waits for those with its number only, whose launches come in the same order on all
 // GPUs, and all blocks fit on a GPU at once (8 multiprocessors are enough). Where a rank fails, the host says so, and
 // those that wait for it look there, too.
 #include <atomic>

@@ -14,7 +14,7 @@ struct SortedPairs {
   int32_t* slots;       // [pairs]; where pair number row top_k + k is in the two above, or -1: it has no expert
   ExpertRows* parts;    // [part_limit]; of an expert's pairs at most part_rows each
   int32_t* part_count;  // [1]
-  int part_limit;       // no more parts can come about
+  int part_limit;       // no more parts can occur
 };
 
 SortedPairs take_pairs(Scratch& scratch, int rows, int top_k, int num_experts, int part_rows);
