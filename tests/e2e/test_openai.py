@@ -99,7 +99,7 @@ def test_a_client_that_leaves_frees_its_blocks(client: openai.OpenAI, triton_ser
     assert engine_metrics(triton_server)["requests_cancelled_total"] == before + 1
 
 
-def test_a_client_that_leaves_a_whole_answer_is_cancelled_too(gateway: str, triton_server: TritonServer) -> None:
+def test_a_client_that_leaves_a_whole_response_is_cancelled_too(gateway: str, triton_server: TritonServer) -> None:
     eventually_sync(lambda: no_blocks_used(triton_server))
     before = engine_metrics(triton_server)["requests_cancelled_total"]
     body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "max_tokens": 4000, "ignore_eos": True}
@@ -148,9 +148,9 @@ def test_bad_requests_are_refused_with_the_right_status_and_disturb_nothing(
     gateway: str, triton_server: TritonServer, change: dict[str, Any], status: int, needle: str, stream: bool
 ) -> None:
     body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "stream": stream, **change}
-    answer = httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False)
-    assert answer.status_code == status, answer.text
-    assert needle in answer.json()["error"]["message"]
+    response = httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    assert response.status_code == status, response.text
+    assert needle in response.json()["error"]["message"]
     eventually_sync(lambda: no_blocks_used(triton_server))
 
 

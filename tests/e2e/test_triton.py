@@ -99,7 +99,7 @@ def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: Triton
         client.start_stream(lambda result, error: responses.put(error or result))
         for inputs in bad.values():
             client.async_stream_infer("turbomind", inputs)
-            error = answers.get(timeout=60)
+            error = responses.get(timeout=60)
             assert isinstance(error, InferenceServerException), error
     eventually_sync(lambda: no_blocks_used(triton_server))
 
@@ -116,7 +116,7 @@ def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: Triton
 def test_bad_values_at_the_backend_are_answered_with_an_error(stream: Any, inputs: Any, needle: str) -> None:
     client, responses = stream
     client.async_stream_infer("turbomind", inputs())
-    error = answers.get(timeout=60)
+    error = responses.get(timeout=60)
     assert isinstance(error, InferenceServerException)
     assert needle in str(error)
 
@@ -129,11 +129,11 @@ def long_request() -> list[grpcclient.InferInput]:
 
 def test_closing_a_direct_grpc_stream_frees_its_blocks(triton_server: TritonServer) -> None:
     before = engine_metrics(triton_server)["requests_cancelled_total"]
-    answers: queue.Queue[Any] = queue.Queue()
+    responses: queue.Queue[Any] = queue.Queue()
     with grpcclient.InferenceServerClient(triton_server.grpc_address) as client:
         client.start_stream(lambda result, error: responses.put(error or result))
         client.async_stream_infer("turbomind", long_request())
-        answers.get(timeout=60)
+        responses.get(timeout=60)
         eventually_sync(lambda: not no_blocks_used(triton_server))
         client.stop_stream(cancel_requests=True)
         eventually_sync(lambda: no_blocks_used(triton_server))
@@ -155,11 +155,11 @@ def test_a_stop_request_ends_the_request_it_names(stream: Any, triton_server: Tr
     else:
         inputs = [tensor("text_input", np.array([[b"Once upon a time"]], np.object_), "BYTES"), *long_request()[1:]]
     client.async_stream_infer(model, inputs, request_id=f"the-one-{model}")
-    answers.get(timeout=60)
+    responses.get(timeout=60)
     client.async_stream_infer("turbomind", stop_request(f"the-one-{model}"))
     reason = b""
-    while reason != b"cancelled":  # an answer that ends otherwise is followed by none
-        result = answers.get(timeout=60)
+    while reason != b"cancelled":  # a response that ends otherwise is followed by none
+        result = responses.get(timeout=60)
         reasons = result.as_numpy("finish_reason")
         reason = reasons.reshape(-1)[0] if reasons is not None and reasons.size else b""
     eventually_sync(lambda: no_blocks_used(triton_server))
@@ -168,9 +168,9 @@ def test_a_stop_request_ends_the_request_it_names(stream: Any, triton_server: Tr
 def test_a_stop_that_overtakes_its_request_still_ends_it(stream: Any) -> None:
     client, responses = stream
     client.async_stream_infer("turbomind", stop_request("late"), enable_empty_final_response=True)
-    assert answers.get(timeout=60) is not None
+    assert responses.get(timeout=60) is not None
     client.async_stream_infer("turbomind", long_request(), request_id="late")
-    assert answers.get(timeout=60).as_numpy("finish_reason").reshape(-1)[0] == b"cancelled"
+    assert responses.get(timeout=60).as_numpy("finish_reason").reshape(-1)[0] == b"cancelled"
 
 
 def test_triton_reports_statistics_of_each_request(triton_server: TritonServer) -> None:
@@ -193,12 +193,12 @@ def test_a_server_reported_to_stop_ends_its_streams_as_cancelled_and_leaves_no_p
             client.async_stream_infer("turbomind", long_request(), request_id=name)
         running: set[str] = set()
         while running != names:
-            running.add(answers.get(timeout=60).get_response().id)
+            running.add(responses.get(timeout=60).get_response().id)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
         reasons: list[bytes] = []
         while len(reasons) < 4:
-            reasons += filter(None, answers.get(timeout=60).as_numpy("finish_reason").reshape(-1))
+            reasons += filter(None, responses.get(timeout=60).as_numpy("finish_reason").reshape(-1))
         client.close()  # Triton does not leave before its clients do
         stopping.join(30)
         assert not stopping.is_alive()

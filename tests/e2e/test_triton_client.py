@@ -34,7 +34,7 @@ def test_a_session_answers_as_the_whole_conversation_would(triton_server: Triton
         assert terminal.status(60) == 0
     _, first, second, _, alone, _ = terminal.shown.split(">>> ")
     assert [first.strip(), second.strip()] == [messages[1]["content"], messages[3]["content"]]
-    assert alone.strip() == stateless_answer(triton_server, [{"role": "user", "content": TURNS[1]}])
+    assert alone.strip() == stateless_response(triton_server, [{"role": "user", "content": TURNS[1]}])
     eventually_sync(lambda: engine_metrics(triton_server)["cache_blocks_used"] == 0)
 
 

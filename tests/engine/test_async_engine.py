@@ -146,8 +146,8 @@ async def test_leaving_a_session_s_response_early_stops_it(pipe: AsyncEngine) ->
 
 async def test_a_busy_session_refuses_a_second_request_and_finishes_the_first(pipe: AsyncEngine) -> None:
     async with asyncio.timeout(120):
-        answer = pipe.generate("Count to a hundred.", 7, GenerationConfig(max_new_tokens=40), sequence_end=False)
-        await anext(answer)
+        response = pipe.generate("Count to a hundred.", 7, GenerationConfig(max_new_tokens=40), sequence_end=False)
+        await anext(response)
         with pytest.raises(ValueError, match="7"):
             await whole(pipe, QUESTION, 7, SHORT, sequence_start=False)
         assert [piece async for piece in response][-1].finish_reason
@@ -165,7 +165,7 @@ async def test_get_generator_waits_for_the_session_unless_it_is_to_stop_it(pipe:
     assert not waiting.done()
     await generator.async_cancel()
     await asyncio.wait_for(waiting, 60)
-    assert (await answer).finish_reason == "cancelled"
+    assert (await response).finish_reason == "cancelled"
 
 
 async def test_an_unknown_session_is_refused_and_ending_it_is_not(pipe: AsyncEngine) -> None:

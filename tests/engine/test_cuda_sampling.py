@@ -61,7 +61,9 @@ def requests_of(prompts: list[str], step: int, *, all_cases: bool) -> list[tuple
     ]
 
 
-def answers(directory: Path, device: str, requests: list[tuple[str, GenerationConfig]], **more: Any) -> list[Response]:
+def responses(
+    directory: Path, device: str, requests: list[tuple[str, GenerationConfig]], **more: Any
+) -> list[Response]:
     with pipeline(str(directory), backend_config=config(device, **more)) as pipe:
         responses = pipe([prompt for prompt, _ in requests], gen_config=[chosen for _, chosen in requests])
     assert isinstance(responses, list)
@@ -97,9 +99,9 @@ def test_a_mixed_crowd_that_waits_and_is_preempted_gets_what_each_gets_alone(
 
 def test_two_ranks_choose_what_one_does(tiny: Path, two_gpus: None, *, all_cases: bool) -> None:
     requests = requests_of(PROMPTS[:2], 3, all_cases=all_cases)
-    here = answers(tiny, "cuda", requests, batch=8, tp=2)
-    there = answers(tiny, "cpu", requests)
-    assert [answer.token_ids for answer in here] == [answer.token_ids for answer in there]
+    here = responses(tiny, "cuda", requests, batch=8, tp=2)
+    there = responses(tiny, "cpu", requests)
+    assert [response.token_ids for response in here] == [response.token_ids for response in there]
 
 
 def test_what_the_device_has_no_room_for_is_chosen_on_the_host(tiny: Path, on_cuda: None) -> None:

@@ -197,12 +197,12 @@ def test_every_family_runs_with_few_bits(name: str, tmp_path: Path) -> None:
     architecture, overrides = MODELS[name]
     made = make_tiny(tmp_path / "model", architecture, **overrides)
     with TokenEngine(made) as exact:
-        _, wanted = exact.answer(PROMPT, 1, "all")
+        _, wanted = exact.generate(PROMPT, 1, "all")
     for settings, likeness in (({"weight_bits": 8, "quant_policy": 8}, 0.98), ({"weight_bits": 4}, 0.6)):
         with TokenEngine(made, **settings) as model:
-            _, found = model.answer(PROMPT, 1, "all")
+            _, found = model.generate(PROMPT, 1, "all")
             assert torch.nn.functional.cosine_similarity(found, wanted).median() > likeness
-            assert torch.equal(model.answer(PROMPT, 1, "generation")[1][-1], found[-1])
+            assert torch.equal(model.generate(PROMPT, 1, "generation")[1][-1], found[-1])
 
 
 def test_bits_of_a_cache_that_a_model_does_not_have_are_ignored(
@@ -211,7 +211,7 @@ def test_bits_of_a_cache_that_a_model_does_not_have_are_ignored(
     architecture, overrides = MODELS["Mamba2"]
     made = make_tiny(tmp_path / "model", architecture, **overrides)
     with TokenEngine(made) as plain, TokenEngine(made, quant_policy=4) as asked:
-        assert torch.equal(asked.answer(PROMPT, 4, "all")[1], plain.answer(PROMPT, 4, "all")[1])
+        assert torch.equal(asked.generate(PROMPT, 4, "all")[1], plain.generate(PROMPT, 4, "all")[1])
     assert "quant_policy is ignored" in caplog.text
     assert "no attention layers" in caplog.text
 
@@ -276,11 +276,11 @@ def test_a_checkpoint_without_a_tensor_of_the_recurrence_is_refused_by_its_name(
 def test_what_wrong_drafts_did_to_a_state_leaves_no_trace(directory: Path) -> None:
     drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
     with TokenEngine(directory) as plain, TokenEngine(directory, speculative_config=drafting) as engine:
-        said, _ = plain.answer(PROMPT, 80, "generation")
+        said, _ = plain.generate(PROMPT, 80, "generation")
         # What was said before is drafted: rightly when the same is asked again, wrongly after some of it alone.
         for prompt in (PROMPT, PROMPT, [*PROMPT, *said[:40], 500, *said[:10]], [*said[20:30], 501, *said[20:30]]):
-            wanted, logits = plain.answer(prompt, 80, "generation")
-            found, found_logits = engine.answer(prompt, 80, "generation")
+            wanted, logits = plain.generate(prompt, 80, "generation")
+            found, found_logits = engine.generate(prompt, 80, "generation")
             assert found == wanted
             assert torch.equal(found_logits, logits)
         metrics = engine.engine.metrics()

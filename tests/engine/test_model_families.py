@@ -298,10 +298,10 @@ def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), 
     )
     case.publish(directory)
     with TokenEngine(directory, **settings) as engine, torch.no_grad():
-        answer, logits = engine.answer(prompt, lengths[0], "all")
-        assert relative_error(logits, case.forward(model, prompt + answer[:-1])) < TOLERANCE
-        longer = prompt + answer + further
-        again, logits = engine.answer(longer, lengths[1], "generation")
+        response, logits = engine.generate(prompt, lengths[0], "all")
+        assert relative_error(logits, case.forward(model, prompt + response[:-1])) < TOLERANCE
+        longer = prompt + response + further
+        again, logits = engine.generate(longer, lengths[1], "generation")
         assert engine.matched_tokens() >= 48
         assert relative_error(logits, case.forward(model, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
 
@@ -324,7 +324,7 @@ def test_logits_are_bitwise_the_same_in_small_chunks_and_in_one(name: str, tmp_p
     found = []
     for rows in (20, 256):
         with TokenEngine(directory, num_tokens_per_iter=rows) as engine:
-            found.append(engine.answer(prompt, 8, "all"))
+            found.append(engine.generate(prompt, 8, "all"))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
 

@@ -103,7 +103,7 @@ def test_many_threads_share_one_pipeline(pipe) -> None:
         return [pipe(QUESTION, SHORT).text for _ in range(3)]
 
     with ThreadPoolExecutor(8) as threads:
-        assert all(answers == [want] * 3 for answers in threads.map(ask, range(8)))
+        assert all(responses == [want] * 3 for responses in threads.map(ask, range(8)))
     eventually_sync(lambda: blocks_are_free(pipe))
 
 

@@ -1,4 +1,4 @@
-"""Many clients at a time, clients that leave, and clients that hardly read: the gateway as its own process."""
+"""Many clients at a time, clients that leave, and clients that hardly read: the gateway as a process of its own."""
 
 import asyncio
 import json
@@ -126,7 +126,7 @@ async def test_a_thousand_clients_that_leave_cost_nothing_and_disturb_nobody(ser
     before = served.memory()
     staying = asyncio.create_task(stay())
     await leave_many(1000)
-    assert await staying == [ANSWER] * 50
+    assert await staying == [REPLY] * 50
     eventually_sync(lambda: served.open_requests() == 0)
     begun = {request.id for request in served.fake.requests if "Hello" in request.inputs["messages"]}
     stopped: set[str] = set()  # some of a request that the engine never saw

@@ -35,8 +35,8 @@ def fake() -> Iterator[FakeTriton]:
 
 
 def ask(url: str, body: dict[str, Any], headers: dict[str, str] | None = None, path: str = "chat/completions") -> int:
-    answer = httpx.post(f"{url}/v1/{path}", json=body, headers=headers, trust_env=False, timeout=60)
-    return answer.status_code
+    response = httpx.post(f"{url}/v1/{path}", json=body, headers=headers, trust_env=False, timeout=60)
+    return response.status_code
 
 
 def spans_of(fake: FakeTriton, file: Path, *asked: tuple[dict[str, Any], dict[str, str]]) -> list[dict[str, Any]]:

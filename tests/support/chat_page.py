@@ -22,7 +22,7 @@ _BUTTONS = {
 
 
 class ChatPage:
-    """A chat page open in its own browser window.
+    """A chat page open in a browser window of its own.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class ChatPage:
 
     @property
     def responses(self) -> list[str]:
-        """What is on the model's side: responses, and the line under each."""
+        """What stands on the model's side: responses, and the line under each."""
         return self._texts('#chat [data-testid="bot"]')
 
     @property
@@ -139,7 +139,7 @@ class ChatPage:
         """Type a question and send it with Enter."""
         self.type(question + Keys.ENTER)
 
-    def wait_for_answer(self, count: int, timeout: float = 60.0) -> None:
+    def wait_for_response(self, count: int, timeout: float = 60.0) -> None:
         """Wait until this many questions stand there and nothing runs any more."""
 
         def is_answered() -> bool:

@@ -71,11 +71,11 @@ def test_stop_cancels_in_the_engine_and_keeps_what_was_said(page: ChatPage, fake
     page.ask("Hello")
     page.wait(lambda: page.responses == ["The capital of France"])
     page.press("stop")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     assert fake_triton.stops.get(timeout=60) == fake_triton.requests[0].id
     assert fake_triton.requests[0].cancelled.wait(60)
-    answer, summary = page.answers
-    assert answer == "The capital of France"
+    response, summary = page.responses
+    assert response == "The capital of France"
     assert summary.endswith("stopped")
 
 
@@ -84,7 +84,7 @@ def test_stop_works_before_the_first_token(page: ChatPage, fake_triton: FakeTrit
     page.ask("Hello")
     page.wait(lambda: len(fake_triton.requests) == 1)
     page.press("stop")
-    page.wait_for_answer(1)
+    page.wait_for_response(1)
     assert fake_triton.requests[0].cancelled.wait(60)
 
 

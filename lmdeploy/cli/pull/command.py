@@ -27,7 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "pull",
         help="Download a model of a hub into the cache.",
         description="Download a model of a hub (Hugging Face, or HF_ENDPOINT) into the cache, and check all of it. An "
-        "interrupted download goes on where it was. Called again, it fetches what has changed.",
+        "interrupted download continues where it was. Called again, it fetches what has changed.",
     )
     parser.add_argument("model", metavar="NAME", help=_NAME_HELP)
     add_hf_file(parser)

@@ -38,7 +38,7 @@ router = APIRouter(route_class=BoundedRoute, responses=_FAILURES)
 
 @router.post(PULL_MODEL, response_model=dict[str, Any], responses=_LINES)
 async def pull(body: PullRequest, request: Request, gateway: GatewayDependency) -> Response:
-    """Download a model of the hub into the cache. Where the caller leaves, it ends; the next call goes on."""
+    """Download a model of the hub into the cache. Where the caller leaves, it ends; the next call continues."""
     name = _name(body.model or body.name)
     if gateway.is_pulling:
         raise ApiError(409, "another model is being pulled; try again when it is done", code="conflict")

@@ -173,7 +173,7 @@ def test_what_cannot_be_is_refused(
         return str(response.json()["error"]["message"])
 
     ranked = {"query": "a", "documents": ["b"]}
-    assert "has no one score: its head reports 3 classes apart" in refused(classifier, "/v1/rerank", **ranked)
+    assert "has no one score: its head separates 3 classes" in refused(classifier, "/v1/rerank", **ranked)
     assert "compares no texts" in refused(http, "/v1/rerank", **ranked)
     assert "compares no texts" in refused(http, "/v1/score", text_1="a", text_2="b")
     for path in ("/v1/classify", "/v1/pooling"):

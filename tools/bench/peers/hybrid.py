@@ -71,7 +71,7 @@ class Conversations:
         return [self._begin, role, 10, *text, self._end, 10]
 
     def asked(self, *messages: list[int]) -> list[int]:
-        """Return the prompt whose response goes on after these messages."""
+        """Return the prompt whose response continues after these messages."""
         return [token for message in messages for token in message] + [self._begin, 1, 10]
 
     def ended(self, response: Sequence[int]) -> list[int]:
