@@ -13,7 +13,7 @@ import pytest
 
 from lmdeploy.serve.ports import free_ports
 from openai_gateway.batches.results import Results, ResultsError
-from openai_gateway.batches.rows import BadRow, unanswered
+from openai_gateway.batches.rows import BadRow, row_error
 from tests.gateway.batches.conftest import jsonl, results, row, wait_for
 from tests.gateway.conftest import MODEL
 from tests.support.commands import Command
@@ -112,7 +112,7 @@ def test_a_batch_of_a_thousand_rows_that_is_killed_half_way_goes_on_without_loss
 
 def test_half_a_result_is_cut_off_and_its_row_is_open_again(tmp_path: Path) -> None:
     output, errors = tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
-    lines = [unanswered("batch_req_7", BadRow(n, f"row {n}", ""), "code", "why") for n in range(1, 5)]
+    lines = [row_error("batch_req_7", BadRow(n, f"row {n}", ""), "code", "why") for n in range(1, 5)]
     written = Results(output, errors)
     for number, line in enumerate(lines[:3], 1):
         written.add(number, line, is_error=number == 3)
