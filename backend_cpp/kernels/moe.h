@@ -41,10 +41,13 @@ struct RouterParams {
 void route(ThreadPool& pool, const RouterParams& params, const float* logits, int rows, int32_t* experts,
            float* weights);
 
-// A gated MLP: down(act(gate(x)) * up(x)); gate_up [2 size, hidden], gate rows first.
+// An MLP. Gated: down(act(gate(x)) * up(x)); gate_up [2 size, hidden], gate rows first. Plain: down(act(up(x))), with
+// up [size, hidden] in gate_up's place. Those of a call are of one kind.
 struct ExpertWeight {
   LinearWeight gate_up;
   LinearWeight down;
+
+  bool is_gated() const { return gate_up.out_features != down.in_features; }
 };
 
 // Room for one call of add_experts; grows to the largest seen.

@@ -1,6 +1,7 @@
 // The MLP half of a layer: down(act(gate(x)) * up(x)), or down(act(up(x))).
 #pragma once
 
+#include "device/row_factor.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
 #include "model/weights.h"
@@ -16,6 +17,8 @@ class DenseMlp {
 
  private:
   MlpSpec spec_;
+  RowFactor gate_factor_;
+  RowFactor up_factor_;
   AlignedBuffer projected_;  // [max_rows, intermediate_size], or twice that with a gate
   AlignedBuffer activated_;  // [max_rows, intermediate_size]
 };

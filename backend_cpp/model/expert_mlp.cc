@@ -15,7 +15,9 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
     const bool bias = spec.mlp.bias;
     const Slice channels = read.as_stored(name + ".down", hidden, divided);
     return ExpertWeight{
-        weights.arena.add(read.linear(name + ".gate_up", Slice::joined({channels, channels}), hidden, bias)),
+        weights.arena.add(spec.mlp.is_gated
+                              ? read.linear(name + ".gate_up", Slice::joined({channels, channels}), hidden, bias)
+                              : read.linear(name + ".up", channels, hidden, bias)),
         weights.arena.add(read.linear(name + ".down", hidden, channels, bias))};
   };
   weights.router = read.matrix(prefix + "router.weight", moe.num_experts, hidden, dtype);

@@ -48,7 +48,9 @@ class Mover {
   }
 
   void move(RecurrenceWeights& recurrence) {
-    for (LinearStorage* linear : {&recurrence.in, &recurrence.gates, &recurrence.out}) move(*linear);
+    for (LinearStorage* linear : {&recurrence.in, &recurrence.gates, &recurrence.decay_down, &recurrence.decay_up,
+                                  &recurrence.gate_down, &recurrence.gate_up, &recurrence.out})
+      move(*linear);
     for (AlignedBuffer* part :
          {&recurrence.conv, &recurrence.conv_bias, &recurrence.a_log, &recurrence.dt_bias, &recurrence.skip})
       move(*part);

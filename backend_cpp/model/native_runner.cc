@@ -71,8 +71,6 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       vocab_part_(shard.vocab_part),
       is_divided_(shard.count > 1),
       brings_output_(shard.rank == 0),
-      adds_directly_(!is_divided_ && !spec_.block.has_output_norms && spec_.block.residual_scale == 1),
-      joins_halves_(!adds_directly_ && !spec_.block.has_output_norms && spec_.block.is_parallel),
       attention_(*ops_, spec_, cache_type, max_rows),
       mlp_(*ops_, spec_, max_rows),
       expert_mlp_(*ops_, spec_, max_rows),
@@ -417,17 +415,25 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
   auto* hidden = hidden_.as<float>();
   auto* normed = normed_.as<float>();
-  auto* target = adds_directly_ ? hidden : branch_.as<float>();
+  const BlockSpec& block = block_of(spec_, index);
+  const bool adds_directly = this->adds_directly(block);
+  // Both halves of a layer add to branch_, which is added once.
+  const bool joins_halves = !adds_directly && !block.has_output_norms && block.is_parallel;
+  auto* target = adds_directly ? hidden : branch_.as<float>();
   const float* heads_input = head_ && index == 0 ? head_->first_input() : nullptr;
   const auto normed_by = [&](const NormStorage& norm) {
-    return spec_.block.has_input_norms ? LinearInput::normed(norm.view, hidden, normed) : LinearInput(hidden);
+    const bool has_norm = block.has_input_norms && !block.norms_stream;
+    return has_norm ? LinearInput::normed(norm.view, hidden, normed) : LinearInput(hidden);
+  };
+  const auto norm_stream = [&](const NormStorage& norm) {
+    if (block.norms_stream) step.ops.norm(norm.view, hidden, step.rows, spec_.hidden_size, hidden);
   };
   const bool attends = has_attention(spec_, index);
   const bool has_mlp = spec_.layer_mlps[static_cast<size_t>(index)];
   LinearInput input = heads_input != nullptr ? LinearInput(heads_input) : normed_by(layer.attention_norm);
   LinearInput mlp_input = normed_by(layer.mlp_norm);
-  if (spec_.block.is_parallel) {  // both halves read the stream as it is now
-    if (spec_.block.shares_norm) {
+  if (block.is_parallel) {  // both halves read the stream as it is now
+    if (block.shares_norm) {
       mlp_input = input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
     } else {
       mlp_input.room = mlp_input_.as<float>();
@@ -435,25 +441,36 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
     }
   }
   if (layer.recurrence && attends) input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
-  if (layer.recurrence) recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly_);
-  if (attends) attention_.run(step, index, layer.attention, input, target, adds_directly_ || layer.recurrence);
-  if ((layer.recurrence || attends) && !joins_halves_) add_branch(step, layer.attention_output_norm);
+  if (layer.recurrence || attends) norm_stream(layer.attention_norm);
+  if (layer.recurrence) recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly);
+  if (attends) attention_.run(step, index, layer.attention, input, target, adds_directly || layer.recurrence);
+  if ((layer.recurrence || attends) && !joins_halves) add_branch(step, block, layer.attention_output_norm);
   if (!has_mlp) return;
+  norm_stream(layer.mlp_norm);
   if (layer.experts) {
     const float* rows = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
-    expert_mlp_.run(step, *layer.experts, rows, target, adds_directly_ || joins_halves_);
+    expert_mlp_.run(step, *layer.experts, rows, target, adds_directly || joins_halves);
   } else {
-    mlp_.run(step, layer.mlp, mlp_input, target, adds_directly_ || joins_halves_);
+    mlp_.run(step, layer.mlp, mlp_input, target, adds_directly || joins_halves);
   }
-  add_branch(step, layer.mlp_output_norm);
+  add_branch(step, block, layer.mlp_output_norm);
 }
 
-void NativeRunner::add_branch(const StepContext& step, const NormStorage& output_norm) {
-  if (adds_directly_) return;
+// Whether the halves of a layer add to the residual stream themselves.
+bool NativeRunner::adds_directly(const BlockSpec& block) const {
+  return !is_divided_ && !block.has_output_norms && !block.norms_stream && block.residual_scale == 1 &&
+         block.stream_scale == 1;
+}
+
+void NativeRunner::add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm) {
+  if (adds_directly(block)) return;
   auto* branch = branch_.as<float>();
   sum_over_ranks(branch, static_cast<size_t>(step.rows) * spec_.hidden_size);
-  if (spec_.block.has_output_norms) step.ops.norm(output_norm.view, branch, step.rows, spec_.hidden_size, branch);
-  step.ops.add_scaled(spec_.block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
+  if (block.has_output_norms) step.ops.norm(output_norm.view, branch, step.rows, spec_.hidden_size, branch);
+  if (block.stream_scale != 1) {
+    step.ops.scale_and_cap(block.stream_scale, 0, step.rows, spec_.hidden_size, hidden_.as<float>());
+  }
+  step.ops.add_scaled(block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
 }
 
 void NativeRunner::gather_outputs(int count) {

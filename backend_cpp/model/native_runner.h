@@ -76,7 +76,8 @@ class NativeRunner final : public ModelRunner {
   // Hands out the hidden states in front of a layer, or behind the last, where they are asked for.
   void keep_stream(const StepContext& step, int layer);
   // Adds what a half of the layer made, or both, in branch_, to the residual stream.
-  void add_branch(const StepContext& step, const NormStorage& output_norm);
+  bool adds_directly(const BlockSpec& block) const;
+  void add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm);
   // The last norm of the first `count` output rows.
   void gather_outputs(int count);
   // Logits of output rows first, first + 1, ...
@@ -101,9 +102,7 @@ class NativeRunner final : public ModelRunner {
   // for it may wait for that GPU.
   bool is_warming_up_ = false;
   bool brings_output_;
-  bool adds_directly_;  // the halves of a layer add to the residual stream themselves
-  bool joins_halves_;   // both halves of a layer add to branch_, which is added once
-  CacheMemory cache_;   // none where another runner has it
+  CacheMemory cache_;  // none where another runner has it
   SelfAttention attention_;
   std::optional<RecurrentMixer> recurrence_;
   std::optional<CrossLayers> cross_;

@@ -58,7 +58,8 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   LayerWeights layer;
   const bool is_heads_first = spec.head && index == 0;
   const bool is_wide = is_heads_first && spec.head->kind == HeadKind::kEagle3;
-  const bool has_first_norm = is_heads_first ? has_outer_norms(*spec.head) : spec.block.has_input_norms;
+  const BlockSpec& block = block_of(spec, index);
+  const bool has_first_norm = is_heads_first ? has_outer_norms(*spec.head) : block.has_input_norms;
   const bool has_mixer = has_attention(spec, index) || has_recurrence(spec, index);
   const bool has_mlp = spec.layer_mlps[static_cast<size_t>(index)];
   if (has_first_norm && has_mixer) layer.attention_norm = norm("attention_norm");
@@ -68,15 +69,15 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   if (has_attention(spec, index)) {
     layer.attention = read_attention(shard, read, prefix + "attention.", (is_wide ? 2 : 1) * spec.hidden_size);
   }
-  if (spec.block.has_output_norms && has_mixer) layer.attention_output_norm = norm("attention_output_norm");
+  if (block.has_output_norms && has_mixer) layer.attention_output_norm = norm("attention_output_norm");
   if (!has_mlp) return layer;
-  if (spec.block.has_input_norms && !spec.block.shares_norm) layer.mlp_norm = norm("mlp_norm");
+  if (block.has_input_norms && !block.shares_norm) layer.mlp_norm = norm("mlp_norm");
   if (spec.moe && spec.moe->layers[static_cast<size_t>(index)]) {
     layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
   } else {
     layer.mlp = read_mlp(shard, read, prefix + "mlp.");
   }
-  if (spec.block.has_output_norms) layer.mlp_output_norm = norm("mlp_output_norm");
+  if (block.has_output_norms) layer.mlp_output_norm = norm("mlp_output_norm");
   return layer;
 }
 

@@ -153,7 +153,7 @@ class QuantizedLayer:
         size = _SEEN_AT_A_TIME
         for group in downs:
             down = group.consumers[0]
-            gate_up = down.replace(".down", ".gate_up")
+            gate_up = down.replace(".down", ".gate_up" if self._model.spec.mlp.is_gated else ".up")
             own = sum(self._method.bytes_seen(self._layer.weight(name).shape[1]) for name in (down, gate_up))
             if size + own > _SEEN_AT_A_TIME:
                 parts.append(_Part(()))

@@ -92,9 +92,11 @@ def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
     mixed, gates = _mixed(spec, layer)
     inner, shared = _inner(spec, moe) if spec.has_mlp(layer) else ((), ())
     offset = spec.norm.offset
-    has_norms = spec.block.has_input_norms  # otherwise what is read is the residual stream, which others read too
+    block = spec.block_of(layer)
+    # Otherwise what is read is the residual stream, which others read too.
+    has_norms = block.has_input_norms and not block.norms_stream
     groups = []
-    if spec.block.shares_norm:
+    if block.shares_norm:
         groups.append(ScaledGroup((*mixed, *inner), Producer("attention_norm", offset=offset), shared))
     else:
         if mixed:
@@ -119,8 +121,10 @@ def _mixed(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...
     names, gates = [], []
     if spec.has_recurrence(layer) and spec.recurrence is not None:
         names.append("recurrence.in")
-        if spec.recurrence.kind == "gated_delta":
+        if spec.recurrence.kind in {"gated_delta", "kimi_delta"}:
             gates.append("recurrence.gates")
+        if spec.recurrence.kind == "kimi_delta":
+            gates += ["recurrence.decay_down", "recurrence.gate_down"]
     if spec.has_attention(layer):
         if mla := spec.attention.mla:
             names += ["attention.q_down" if mla.q_rank else "attention.q", "attention.kv_down"]
@@ -145,8 +149,9 @@ def _inner(spec: ModelSpec, moe: MoeSpec | None) -> tuple[tuple[str, ...], tuple
     """Return the layers behind the MLP's norm, and those of them that stay numbers."""
     if moe is None:
         return (("mlp.gate_up" if spec.mlp.is_gated else "mlp.up"),), ()
-    experts = tuple(f"moe.experts.{number}.gate_up" for number in range(moe.num_experts))
-    shared = ("moe.shared.gate_up",) if moe.shared_intermediate_size else ()
+    up = "gate_up" if spec.mlp.is_gated else "up"
+    experts = tuple(f"moe.experts.{number}.{up}" for number in range(moe.num_experts))
+    shared = (f"moe.shared.{up}",) if moe.shared_intermediate_size else ()
     return (*experts, *shared), ("moe.router", *(("moe.shared_gate",) if moe.has_shared_gate else ()))
 
 

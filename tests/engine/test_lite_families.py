@@ -47,6 +47,7 @@ SHOWN = {
     "Ernie4_5ForCausalLM": "ERNIE 4.5",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 with experts",
     "Exaone4ForCausalLM": "EXAONE 4 32B",
+    "FalconH1ForCausalLM": "Falcon-H1 with norms",
     "FalconForCausalLM": "Falcon 40B",
     "GPTBigCodeForCausalLM": "StarCoder",
     "GPTNeoXForCausalLM": "Pythia",
@@ -66,12 +67,14 @@ SHOWN = {
     "InternLM3ForCausalLM": "InternLM3",
     "InternLMForCausalLM": "InternLM",
     "Llama4ForCausalLM": "Llama 4 without experts",
+    "KimiLinearForCausalLM": "Kimi Linear",
     "Lfm2ForCausalLM": "LFM2",
     "Lfm2MoeForCausalLM": "LFM2 with experts",
     "LlamaForCausalLM": "Llama with biases",
     "Mamba2ForCausalLM": "Mamba2",
     "MiMoForCausalLM": "MiMo",
     "MiniCPM3ForCausalLM": "MiniCPM3",
+    "MiniMaxForCausalLM": "MiniMax-Text-01",
     "MiniMaxM2ForCausalLM": "MiniMax-M2",
     "Ministral3ForCausalLM": "Ministral 3",
     "MinistralForCausalLM": "Ministral 8B",
@@ -79,9 +82,11 @@ SHOWN = {
     "MixtralForCausalLM": "Mixtral",
     "MptForCausalLM": "MPT",
     "NemotronForCausalLM": "Nemotron",
+    "NemotronHForCausalLM": "Nemotron 3",
     "OPTForCausalLM": "OPT",
     "Olmo2ForCausalLM": "OLMo 2",
     "Olmo3ForCausalLM": "OLMo 3",
+    "OlmoHybridForCausalLM": "OLMo Hybrid",
     "OlmoeForCausalLM": "OLMoE",
     "Phi3ForCausalLM": "Phi-3.5",
     "PhiForCausalLM": "Phi-2",
@@ -125,7 +130,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 # Where norms follow attention and MLP alone, they spread the errors of each. Unrelated logits would be 1.4 apart.
-NEARNESS = {"OLMo 3": 0.7}
+NEARNESS = {"OLMo 3": 0.7, "OLMo Hybrid": 0.7, "MiniMax-Text-01": 0.7}
 # A state adds up the errors of rounded activations.
 ROUNDED = 0.06
 ROUNDED_IN_STATES = 0.09

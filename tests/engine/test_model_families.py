@@ -18,6 +18,7 @@ from tests.support import published
 from tests.support.expert_models import DEEPSEEK, DEEPSEEK_MOE, GPT_OSS, GRANITE, HALF_ROPE, SHARED, TWO_GROUPS
 from tests.support.expert_models import MODELS as EXPERT_MODELS
 from tests.support.hybrid_models import MODELS as HYBRID_MODELS
+from tests.support.hybrid_models import PUBLISHERS
 from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import LLAMA3_ROPE, make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
@@ -258,7 +259,8 @@ CASES = {
 }
 
 CASES |= {
-    name: Case(architecture, overrides) for name, (architecture, overrides) in (EXPERT_MODELS | HYBRID_MODELS).items()
+    name: Case(architecture, overrides, PUBLISHERS.get(name, as_is))
+    for name, (architecture, overrides) in (EXPERT_MODELS | HYBRID_MODELS).items()
 }
 CASES["Qwen3.5 with stacks of experts"] = Case(*HYBRID_MODELS["Qwen3.5 with experts"], published.stacked_experts)
 
@@ -321,6 +323,7 @@ VARIED += ["Llama 4", *HYBRID_MODELS]
 def test_logits_are_bitwise_the_same_in_small_chunks_and_in_one(name: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     prompt = within(make_case(directory, CASES[name]), PROMPT)
+    PUBLISHERS.get(name, as_is)(directory)
     found = []
     for rows in (20, 256):
         with TokenEngine(directory, num_tokens_per_iter=rows) as engine:

@@ -1,6 +1,10 @@
 """Tiny models whose layers keep a state in place of keys and values, by name: architecture, fields of its config."""
 
+from pathlib import Path
 from typing import Any
+
+from tests.support import published
+from tests.support.tiny_models import make_tiny
 
 GATED_DELTA: dict[str, Any] = {
     "head_dim": 16,
@@ -40,6 +44,57 @@ CONVOLUTIONS: dict[str, Any] = {
     "layer_types": ["conv", "full_attention", "conv"],
     "conv_L_cache": 3,
 }
+KIMI: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "moe_intermediate_size": 24,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.7, 1.3],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.7, 0.9, 1.2, 1.1, 1.4],
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.9,
+}
+FALCON_H1: dict[str, Any] = MULTIPLIERS | {
+    "head_dim": 8,
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 16,
+}
+NEMOTRON_H: dict[str, Any] = {
+    "head_dim": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "tie_word_embeddings": False,
+}
+MINIMAX: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 4,
+    "block_size": 16,
+} | {f"{half}_alpha_factor": 1.7 for half in ("full_attn", "linear_attn", "mlp")}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-Next": (
         "Qwen3NextForCausalLM",
@@ -61,8 +116,39 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2MoeForCausalLM",
         CONVOLUTIONS | {"num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
+    "Kimi Linear": ("KimiLinearForCausalLM", KIMI),
+    "Falcon-H1": ("FalconH1ForCausalLM", FALCON_H1),
+    "Falcon-H1 with norms": ("FalconH1ForCausalLM", FALCON_H1 | {"mamba_rms_norm": True}),
+    "Nemotron-H": (
+        "NemotronHForCausalLM",
+        NEMOTRON_H | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]},
+    ),
+    "Nemotron 3": (
+        "NemotronHForCausalLM",
+        NEMOTRON_H
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+        },
+    ),
+    "MiniMax-Text-01": ("MiniMaxForCausalLM", MINIMAX),
+    "OLMo Hybrid": (
+        "OlmoHybridForCausalLM",
+        {"pad_token_id": 0} | {k: v for k, v in GATED_DELTA.items() if k != "head_dim"},
+    ),
     "Mamba2": (
         "Mamba2ForCausalLM",
         {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "chunk_size": 16, "num_hidden_layers": 2},
     ),
 }
+PUBLISHERS = {"Kimi Linear": published.kimi_linear, "OLMo Hybrid": published.olmo_hybrid}
+
+
+def make_hybrid(directory: Path, name: str, **changes: Any) -> Path:
+    """Make one of them, as published; ``changes`` are further fields of its config."""
+    architecture, overrides = MODELS[name]
+    make_tiny(directory, architecture, **overrides | changes)
+    PUBLISHERS.get(name, published.as_is)(directory)
+    return directory

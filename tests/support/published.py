@@ -92,6 +92,32 @@ def stacked_experts(directory: Path) -> None:
     rewrite(directory, old_config(directory), change)
 
 
+def kimi_linear(directory: Path) -> None:
+    """Name the dense MLPs as published: ``transformers`` saves them by the name of experts."""
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        return {re.sub(r"block_sparse_moe[.](gate|up|down)_proj", r"mlp.\1_proj", n): t for n, t in tensors.items()}
+
+    rewrite(directory, old_config(directory), change)
+
+
+def olmo_hybrid(directory: Path) -> None:
+    """Name norms of attention and cut convolutions as published: ``transformers`` saves neither as it reads them."""
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        for layer in {name.split(".linear_attn.")[0] for name in tensors if ".linear_attn." in name}:
+            parts = [f"{layer}.linear_attn.{part}" for part in "qkv"]
+            whole = torch.cat([tensors[f"{part}_conv1d.weight"] for part in parts])
+            rows = [len(tensors[f"{part}_proj.weight"]) for part in parts]
+            for part, own in zip(parts, whole.split(rows), strict=True):
+                tensors[f"{part}_conv1d.weight"] = own
+        for layer in {name.split(".self_attn.")[0] for name in tensors if ".self_attn." in name}:
+            tensors[f"{layer}.post_attention_layernorm.weight"] = tensors.pop(f"{layer}.feedforward_layer_norm.weight")
+        return tensors
+
+    rewrite(directory, old_config(directory), change)
+
+
 def internlm(directory: Path) -> None:
     """InternLM from a Llama with attention biases."""
     old = old_config(directory)

@@ -181,7 +181,11 @@ void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch&
     for_moved_rows(pool, count, gate_up.in_features,
                    [&](size_t i) { std::copy_n(x + sources[i] * hidden, hidden, inputs + i * hidden); });
     linear(pool, linear_scratch, gate_up, inputs, count, halves, false);
-    activate_gated(pool, activation, halves, count, down.in_features, activated);
+    if (experts[e].is_gated()) {
+      activate_gated(pool, activation, halves, count, down.in_features, activated);
+    } else {
+      activate(pool, activation, halves, count, down.in_features, activated);
+    }
     linear(pool, linear_scratch, down, activated, count, outputs, false);
     for_moved_rows(pool, count, gate_up.in_features, [&](size_t i) {
       float* target = y + sources[i] * hidden;

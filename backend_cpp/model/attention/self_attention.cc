@@ -47,6 +47,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
       row_width_((spec.num_heads + shape_.num_kv_heads) * shape_.key_dim +
                  (spec.attention.mla ? 0 : shape_.num_kv_heads * shape_.value_dim) +
                  (spec.attention.has_output_gate ? spec.num_heads * shape_.value_dim : 0)),
+      value_factor_(ops, max_rows, spec.attention.value_scale),
       qkv_(float_buffer(ops, max_rows, row_width_)),
       attended_(float_buffer(ops, max_rows, spec.num_heads * shape_.value_dim)),
       query_factors_(ops, static_cast<size_t>(max_rows) * sizeof(float)),
@@ -223,6 +224,7 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     latent_->project(step, *weights.latent, step.ops.make_rows(x, step.rows, spec_.hidden_size), qkv_.as<float>());
   } else {
     project(step, layer, weights, x, own);
+    value_factor_.apply(step.ops, own.values);
   }
   RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
   if (spec_.attention.norms_rotated) {

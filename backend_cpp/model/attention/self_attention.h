@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "device/row_factor.h"
 #include "kernels/heads_view.h"
 #include "kernels/paged_attention.h"
 #include "model/attention/latent_attention.h"
@@ -69,6 +70,7 @@ class SelfAttention {
   RopeTables ropes_;
   AttentionParams params_;  // of the step
   int row_width_;
+  RowFactor value_factor_;
   AlignedBuffer qkv_;           // [max_rows, row_width_]: queries, keys, values unless a part of the keys, and a gate
   AlignedBuffer attended_;      // [max_rows, heads value_dim]
   AlignedBuffer expanded_;      // [max_rows, heads mla.value_dim], of latent attention

@@ -32,13 +32,32 @@ size_t matrix_bytes(const RecurrenceSpec& own) {
 int input_width(const RecurrenceSpec& own) {
   switch (own.kind) {
     case RecurrenceKind::kGatedDelta:
+    case RecurrenceKind::kLightning:
       return channels_of(own) + values_of(own);
+    case RecurrenceKind::kKimiDelta:
+      return channels_of(own);
     case RecurrenceKind::kMamba2:
       return channels_of(own) + values_of(own) + own.num_heads;
     case RecurrenceKind::kShortConvolution:
       return 3 * values_of(own);
   }
   return 0;
+}
+
+// Decays of a head that differ from row to row.
+int decay_width(const RecurrenceSpec& own) {
+  return own.kind == RecurrenceKind::kKimiDelta ? own.key_dim : 1;
+}
+
+AlignedBuffer decays_of(Operators& ops, const RecurrenceSpec& own, int layer) {
+  std::vector<float> decays;
+  for (const float slope : own.slopes) {
+    decays.push_back(std::exp(-slope * own.slope_factors[static_cast<size_t>(layer)]));
+  }
+  AlignedBuffer buffer = ops.allocate(decays.size() * sizeof(float));
+  ops.upload(decays.data(), buffer.size(), buffer.as<void>());
+  ops.wait();  // `decays` goes
+  return buffer;
 }
 
 AlignedBuffer filled(Operators& ops, int size, float value) {
@@ -59,9 +78,13 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const ModelSpec& spec, int max_ro
       inputs_(float_buffer(ops, max_rows, input_width_)),
       mixed_(float_buffer(ops, max_rows, channels_of(own_))),
       gates_(float_buffer(ops, max_rows, 2 * own_.num_heads)),
-      decays_(float_buffer(ops, max_rows, own_.num_heads)),
+      decays_(float_buffer(ops, max_rows, own_.num_heads * decay_width(own_))),
       writes_(float_buffer(ops, max_rows, own_.num_heads)),
+      low_(float_buffer(ops, max_rows, own_.gate_rank)),
+      output_gates_(float_buffer(ops, own_.gate_rank > 0 ? max_rows : 0, values_of(own_))),
       outputs_(float_buffer(ops, max_rows, values_of(own_))),
+      gate_factor_(ops, max_rows, own_.gate_scale),
+      step_factor_(ops, max_rows, own_.step_scale),
       // Of a vector whose mean square is 1, the length is the root of its size.
       query_scale_(filled(ops, own_.key_dim, 1 / static_cast<float>(own_.key_dim))),
       key_scale_(filled(ops, own_.key_dim, 1 / std::sqrt(static_cast<float>(own_.key_dim)))) {
@@ -69,6 +92,7 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const ModelSpec& spec, int max_ro
     if (!has_recurrence(spec, layer)) continue;
     piece_of_[static_cast<size_t>(layer)] = static_cast<int>(layers_.size());
     layers_.push_back(layer);
+    if (own_.kind == RecurrenceKind::kLightning) constant_decays_.push_back(decays_of(ops, own_, layer));
   }
 }
 
@@ -139,7 +163,16 @@ void RecurrentMixer::run(const StepContext& step, int layer, const RecurrenceWei
     convolve(step, layer, weights, mixed_);
     compute_gates(step, weights, rows);
     recur(step, layer, weights);
-    finish(step, weights, heads(inputs_, step.rows, input_width_, 1, values, channels_of(own_)));
+    if (own_.gate_rank > 0) {
+      finish(step, weights, heads(output_gates_, step.rows, values, 1, values, 0));
+    } else {
+      const HeadsView gate = heads(inputs_, step.rows, input_width_, 1, values, channels_of(own_));
+      gate_factor_.apply(step.ops, gate);
+      finish(step, weights, gate);
+    }
+    if (own_.output_scale != 1) {
+      step.ops.scale_and_cap(own_.output_scale, 0, step.rows, values, outputs_.as<float>());
+    }
   }
   step.linear(weights.out, outputs_.as<float>(), y, accumulate);
 }
@@ -159,6 +192,7 @@ void RecurrentMixer::convolve(const StepContext& step, int layer, const Recurren
 }
 
 void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows) {
+  if (own_.kind == RecurrenceKind::kLightning) return;
   GateParams gates;
   gates.heads = own_.num_heads;
   gates.a_log = weights.a_log.as<float>();
@@ -169,14 +203,27 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
     gates.kind = RecurrenceGate::kMamba;
     gates.dt_min = own_.min_step;
     gates.dt_max = own_.max_step > 0 ? own_.max_step : std::numeric_limits<float>::infinity();
-    a = {inputs_.as<float>() + channels_of(own_) + values_of(own_), static_cast<size_t>(input_width_)};
+    const int first = channels_of(own_) + values_of(own_);
+    step_factor_.apply(step.ops, heads(inputs_, step.rows, input_width_, 1, own_.num_heads, first));
+    a = {inputs_.as<float>() + first, static_cast<size_t>(input_width_)};
+  } else if (own_.kind == RecurrenceKind::kKimiDelta) {
+    step.linear(weights.gates, rows, gates_.as<float>(), false);
+    step.linear(weights.decay_down, rows, low_.as<float>(), false);
+    step.linear(weights.decay_up, low_.as<float>(), decays_.as<float>(), false);
+    step.linear(weights.gate_down, rows, low_.as<float>(), false);
+    step.linear(weights.gate_up, low_.as<float>(), output_gates_.as<float>(), false);
+    gates.width = own_.key_dim;
+    a = {decays_.as<float>(), static_cast<size_t>(own_.num_heads * own_.key_dim)};
+    b = {gates_.as<float>(), static_cast<size_t>(own_.num_heads)};
   } else {
     step.linear(weights.gates, rows, gates_.as<float>(), false);
-    gates.kind = RecurrenceGate::kDelta;
     a = {gates_.as<float>(), static_cast<size_t>(2 * own_.num_heads)};
     b = {a.first + own_.num_heads, a.stride};
   }
   step.ops.recurrence_gates(gates, a, b, step.rows, decays_.as<float>(), writes_.as<float>());
+  if (own_.write_scale != 1) {
+    step.ops.scale_and_cap(own_.write_scale, 0, step.rows, own_.num_heads, writes_.as<float>());
+  }
 }
 
 void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceWeights& weights) {
@@ -191,10 +238,15 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
   params.key_heads = own_.num_key_heads;
   params.key_dim = own_.key_dim;
   params.value_dim = own_.value_dim;
-  params.has_delta = own_.kind != RecurrenceKind::kMamba2;
-  params.decay = decays_.as<float>();
-  params.decay_width = 1;
-  params.beta = writes_.as<float>();
+  params.has_delta = own_.kind == RecurrenceKind::kGatedDelta || own_.kind == RecurrenceKind::kKimiDelta;
+  if (own_.kind == RecurrenceKind::kLightning) {
+    const auto piece = static_cast<size_t>(piece_of_[static_cast<size_t>(layer)]);
+    params.decay = constant_decays_[piece].as<float>();
+  } else {
+    params.decay = decays_.as<float>();
+    params.decay_width = decay_width(own_);
+    params.beta = writes_.as<float>();
+  }
   params.skip = weights.skip.as<float>();
   if (params.has_delta) {
     const float eps = kLengthEps / static_cast<float>(own_.key_dim);

@@ -52,6 +52,32 @@ void check(const HeadSpec& head, const ModelSpec& spec) {
   }
 }
 
+void check(const BlockSpec& block, const ModelSpec& spec) {
+  if (!block.has_input_norms && (!block.has_output_norms || block.is_parallel || spec.head)) {
+    throw invalid_argument("a block without has_input_norms needs has_output_norms, without is_parallel and head");
+  }
+  if (block.norms_stream && (!block.has_input_norms || block.is_parallel || spec.head)) {
+    throw invalid_argument("a block with norms_stream needs has_input_norms, without is_parallel and head");
+  }
+}
+
+void check(const RecurrenceSpec& own) {
+  if (own.num_heads % own.num_key_heads != 0) {
+    throw invalid_argument("recurrence.num_heads must be a multiple of recurrence.num_key_heads");
+  }
+  if (own.norm == RecurrenceNorm::kGroups && own.num_heads % own.norm_groups != 0) {
+    throw invalid_argument("recurrence.num_heads must be a multiple of recurrence.norm_groups");
+  }
+  const bool is_kimi = own.kind == RecurrenceKind::kKimiDelta;
+  if (is_kimi != (own.gate_rank > 0) || (is_kimi && own.num_key_heads != own.num_heads)) {
+    throw invalid_argument("recurrence.gate_rank and num_key_heads do not fit recurrence.kind");
+  }
+  const bool is_constant = own.kind == RecurrenceKind::kLightning;
+  if (own.slopes.size() != (is_constant ? static_cast<size_t>(own.num_heads) : 0)) {
+    throw invalid_argument("recurrence.slopes must have a number for each head in lightning, and none elsewhere");
+  }
+}
+
 void check_mixers(const ModelSpec& spec) {
   bool has_one = false;
   bool is_partial = false;
@@ -66,14 +92,10 @@ void check_mixers(const ModelSpec& spec) {
   if (is_partial && (spec.block.is_parallel || spec.head)) {
     throw invalid_argument("layers without a mixer or an MLP cannot be had with block.is_parallel or head");
   }
-  if (!has_one) return;
-  const RecurrenceSpec& own = *spec.recurrence;
-  if (own.num_heads % own.num_key_heads != 0) {
-    throw invalid_argument("recurrence.num_heads must be a multiple of recurrence.num_key_heads");
+  if (spec.recurrence_block && (spec.recurrence_block->is_parallel || !has_one)) {
+    throw invalid_argument("recurrence_block needs a recurrence, and cannot be parallel");
   }
-  if (own.norm == RecurrenceNorm::kGroups && own.num_heads % own.norm_groups != 0) {
-    throw invalid_argument("recurrence.num_heads must be a multiple of recurrence.norm_groups");
-  }
+  if (has_one) check(*spec.recurrence);
 }
 
 void check(const ModelSpec& spec) {
@@ -90,9 +112,8 @@ void check(const ModelSpec& spec) {
   if (spec.images && spec.images->whole_rows > 0 && !spec.attention.alibi_slopes.empty()) {
     throw invalid_argument("images.whole_rows cannot be had with attention.alibi_slopes");
   }
-  if (!spec.block.has_input_norms && (!spec.block.has_output_norms || spec.block.is_parallel || spec.head)) {
-    throw invalid_argument("block without has_input_norms needs has_output_norms, without is_parallel and head");
-  }
+  check(spec.block, spec);
+  if (spec.recurrence_block) check(*spec.recurrence_block, spec);
   if (spec.num_heads % spec.num_kv_heads != 0) throw invalid_argument("num_heads must be a multiple of num_kv_heads");
   const int rotated = spec.attention.mla ? spec.attention.mla->rope_dim : spec.head_dim;
   for (const RopeSpec& rope : spec.ropes) {

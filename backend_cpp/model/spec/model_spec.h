@@ -43,6 +43,11 @@ inline bool has_recurrence(const ModelSpec& spec, int layer) {
   return mixer == Mixer::kRecurrence || mixer == Mixer::kBoth;
 }
 
+// How the halves of a layer are joined to the residual stream.
+inline const BlockSpec& block_of(const ModelSpec& spec, int layer) {
+  return spec.recurrence_block && has_recurrence(spec, layer) ? *spec.recurrence_block : spec.block;
+}
+
 // Layers whose keys and values are kept.
 inline int attention_layer_count(const ModelSpec& spec) {
   int count = 0;

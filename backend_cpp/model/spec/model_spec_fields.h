@@ -39,10 +39,12 @@ inline constexpr std::array<std::pair<std::string_view, RouterScore>, 3> kRouter
      {"sparsemixer", RouterScore::kSparsemixer}}};
 inline constexpr std::array<std::pair<std::string_view, GroupScore>, 2> kGroupScoreNames{
     {{"max", GroupScore::kMax}, {"top2", GroupScore::kTop2}}};
-enum class RecurrenceKind : uint8_t { kGatedDelta, kMamba2, kShortConvolution };
-inline constexpr std::array<std::pair<std::string_view, RecurrenceKind>, 3> kRecurrenceKindNames{
+enum class RecurrenceKind : uint8_t { kGatedDelta, kKimiDelta, kMamba2, kLightning, kShortConvolution };
+inline constexpr std::array<std::pair<std::string_view, RecurrenceKind>, 5> kRecurrenceKindNames{
     {{"gated_delta", RecurrenceKind::kGatedDelta},
+     {"kimi_delta", RecurrenceKind::kKimiDelta},
      {"mamba2", RecurrenceKind::kMamba2},
+     {"lightning", RecurrenceKind::kLightning},
      {"short_convolution", RecurrenceKind::kShortConvolution}}};
 enum class RecurrenceNorm : uint8_t { kHead, kGroups, kNone };
 inline constexpr std::array<std::pair<std::string_view, RecurrenceNorm>, 3> kRecurrenceNormNames{
@@ -141,6 +143,8 @@ struct AttentionSpec {
   // What attention gives is multiplied by the sigmoid of a gate, as many rows of `qkv` after the values as there are
   // of queries (Qiu et al., 2025, arXiv 2505.06708).
   bool has_output_gate = false;
+  // Factor of values.
+  float value_scale = 1;
   // Multi-head latent attention instead of plain key and value heads.
   std::optional<MlaSpec> mla;
 };
@@ -163,6 +167,7 @@ void visit_fields(AttentionSpec& part, Visit&& visit) {
   visit.optional("temperature_scale", part.temperature_scale, Real{0, false});
   visit.optional("tempers_unrotated", part.tempers_unrotated, Anything{});
   visit.optional("has_output_gate", part.has_output_gate, Anything{});
+  visit.optional("value_scale", part.value_scale, Real{0, true});
   visit.optional("mla", part.mla, Anything{});
 }
 
@@ -178,6 +183,10 @@ struct BlockSpec {
   bool has_output_norms = false;
   // Factor of what attention and MLP add.
   float residual_scale = 1;
+  // The residual stream itself goes through the norms in front of attention and MLP (MiniMax-Text-01).
+  bool norms_stream = false;
+  // Factor of the residual stream that is added to.
+  float stream_scale = 1;
 };
 
 template <class Visit>
@@ -187,6 +196,8 @@ void visit_fields(BlockSpec& part, Visit&& visit) {
   visit.optional("has_input_norms", part.has_input_norms, Anything{});
   visit.optional("has_output_norms", part.has_output_norms, Anything{});
   visit.optional("residual_scale", part.residual_scale, Real{0, true});
+  visit.optional("norms_stream", part.norms_stream, Anything{});
+  visit.optional("stream_scale", part.stream_scale, Real{0, true});
 }
 
 // Gated: `down(activation(gate(x)) * up(x))`; plain: `down(activation(up(x)))`.
@@ -198,6 +209,9 @@ struct MlpSpec {
   bool is_gated = true;
   // Whether the projections have biases.
   bool bias = false;
+  // Factors of `gate(x)` and of `up(x)` of a gated MLP that is no expert.
+  float gate_scale = 1;
+  float up_scale = 1;
 };
 
 template <class Visit>
@@ -205,6 +219,8 @@ void visit_fields(MlpSpec& part, Visit&& visit) {
   visit.optional("activation", part.activation, kActivationNames);
   visit.optional("is_gated", part.is_gated, Anything{});
   visit.optional("bias", part.bias, Anything{});
+  visit.optional("gate_scale", part.gate_scale, Real{0, true});
+  visit.optional("up_scale", part.up_scale, Real{0, true});
 }
 
 // How a mixture of experts chooses.
@@ -275,8 +291,10 @@ void visit_fields(MoeSpec& part, Visit&& visit) {
 // Layers that keep a state of a fixed size a sequence in place of keys and values of every token.
 struct RecurrenceSpec {
   // `gated_delta`: the gated delta rule (Yang et al., 2024, arXiv 2412.06464), with queries and keys of length 1;
-  // `mamba2`: state space duality (Dao & Gu, 2024, arXiv 2405.21060), whose C are the queries, B the keys and x the
-  // values; `short_convolution`: nothing but a gated convolution of values (LFM2).
+  // `kimi_delta`: the same with a decay for each channel of a key (Kimi Team, 2025, arXiv 2510.26692); `mamba2`:
+  // state space duality (Dao & Gu, 2024, arXiv 2405.21060), whose C are the queries, B the keys and x the values;
+  // `lightning`: decays that are constants (Qin et al., 2024, arXiv 2401.04658); `short_convolution`: nothing but a
+  // gated convolution of values (LFM2).
   RecurrenceKind kind = RecurrenceKind::kGatedDelta;
   // Heads of values, each with a state, and of queries and keys, which neighbouring value heads share.
   int num_heads = 0;
@@ -284,7 +302,8 @@ struct RecurrenceSpec {
   // Sizes of a head; a state is a matrix `[key_dim, value_dim]`.
   int key_dim = 0;
   int value_dim = 0;
-  // Tokens that the causal convolution of queries, keys and values looks at, the current one included.
+  // Tokens that the causal convolution of queries, keys and values looks at, the current one included; 1: there is no
+  // convolution.
   int conv_kernel = 0;
   // Whether the convolution has a bias, and the linear layers before and after it.
   bool conv_bias = false;
@@ -294,6 +313,8 @@ struct RecurrenceSpec {
   RecurrenceNorm norm = RecurrenceNorm::kHead;
   // How many parts.
   int norm_groups = 1;
+  // Of that norm; 0: as of the others.
+  float norm_eps = 0;
   // Function of the gate that what comes out is multiplied by: `silu`, `sigmoid` or `linear`.
   GateKind gate = GateKind::kSilu;
   // The norm follows the gate; otherwise the gate follows it.
@@ -301,6 +322,20 @@ struct RecurrenceSpec {
   // Bounds of a step's length in `mamba2`; 0: none.
   float min_step = 0;
   float max_step = 0;
+  // Factor of the strength that is written with in `gated_delta`.
+  float write_scale = 1;
+  // Of `kimi_delta`: size of the vectors that decays and the gate come out of.
+  int gate_rank = 0;
+  // Of `lightning`: for each head, and for each layer; the logarithm of a decay is minus their product.
+  std::vector<float> slopes;
+  std::vector<float> slope_factors;
+  // Factors of what the linear layer in front gives, and of what goes into the one after it.
+  float query_scale = 1;
+  float key_scale = 1;
+  float value_scale = 1;
+  float gate_scale = 1;
+  float step_scale = 1;
+  float output_scale = 1;
 };
 
 template <class Visit>
@@ -310,15 +345,26 @@ void visit_fields(RecurrenceSpec& part, Visit&& visit) {
   visit.required("num_key_heads", part.num_key_heads, Whole{1, 134217728});
   visit.required("key_dim", part.key_dim, Whole{1, 256});
   visit.required("value_dim", part.value_dim, Whole{1, 134217728});
-  visit.required("conv_kernel", part.conv_kernel, Whole{2, 8});
+  visit.required("conv_kernel", part.conv_kernel, Whole{1, 8});
   visit.optional("conv_bias", part.conv_bias, Anything{});
   visit.optional("bias", part.bias, Anything{});
   visit.optional("norm", part.norm, kRecurrenceNormNames);
   visit.optional("norm_groups", part.norm_groups, Whole{1, 134217728});
+  visit.optional("norm_eps", part.norm_eps, Real{0, false});
   visit.optional("gate", part.gate, kGateKindNames);
   visit.optional("norms_gated", part.norms_gated, Anything{});
   visit.optional("min_step", part.min_step, Real{0, false});
   visit.optional("max_step", part.max_step, Real{0, false});
+  visit.optional("write_scale", part.write_scale, Real{0, true});
+  visit.optional("gate_rank", part.gate_rank, Whole{0, 134217728});
+  visit.optional("slopes", part.slopes, Real{0, true});
+  visit.optional("slope_factors", part.slope_factors, Real{0, true}, PerLayer{float{1}});
+  visit.optional("query_scale", part.query_scale, Real{0, true});
+  visit.optional("key_scale", part.key_scale, Real{0, true});
+  visit.optional("value_scale", part.value_scale, Real{0, true});
+  visit.optional("gate_scale", part.gate_scale, Real{0, true});
+  visit.optional("step_scale", part.step_scale, Real{0, true});
+  visit.optional("output_scale", part.output_scale, Real{0, true});
 }
 
 // Frequencies that depend on the length of a sequence's prompt, beyond `length`.
@@ -472,6 +518,8 @@ struct ModelSpec {
   std::vector<bool> layer_mlps;
   // What the layers with `recurrence` or `both` compute; None: there are none.
   std::optional<RecurrenceSpec> recurrence;
+  // How the halves of layers with a recurrence are joined to the residual stream; None: as those of others.
+  std::optional<BlockSpec> recurrence_block;
   // The rotary embeddings.
   std::vector<RopeSpec> ropes;
   // For each layer which of them it uses, -1: none. Empty: the first, if there is one.
@@ -515,6 +563,7 @@ void visit_fields(ModelSpec& part, Visit&& visit) {
   visit.optional("layer_mixers", part.layer_mixers, kMixerNames, PerLayer{Mixer{Mixer::kAttention}});
   visit.optional("layer_mlps", part.layer_mlps, Anything{}, PerLayer{bool{true}});
   visit.optional("recurrence", part.recurrence, Anything{});
+  visit.optional("recurrence_block", part.recurrence_block, Anything{});
   visit.optional("ropes", part.ropes, Anything{});
   visit.optional("layer_ropes", part.layer_ropes, Anything{});
   visit.optional("output", part.output, Anything{});

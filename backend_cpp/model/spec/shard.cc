@@ -145,6 +145,7 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   if (spec.recurrence) {
     shard.spec.recurrence->num_heads = shard.state_heads.size();
     shard.spec.recurrence->num_key_heads = shard.state_key_heads.size();
+    shard.spec.recurrence->slopes = kept(spec.recurrence->slopes, shard.state_heads);
     if (shard.norm_groups.size() > 0) shard.spec.recurrence->norm_groups = shard.norm_groups.size();
   }
   shard.spec.attention.alibi_slopes = kept(spec.attention.alibi_slopes, shard.heads);

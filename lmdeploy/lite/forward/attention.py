@@ -57,6 +57,7 @@ def _plain_heads(
         joined = joined.clamp(-clip, clip)
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     q, k, v, *rest = joined.split((queries, keys, keys, *((queries,) * spec.attention.has_output_gate)), dim=-1)
+    v = spec.attention.value_scale * v
     if spec.attention.qk_norm == "projection":
         q, k = (weights.norm(f"attention.{name}_norm", part, spec.norm) for name, part in (("q", q), ("k", k)))
     q, k, v = _heads(q, spec.num_heads), _heads(k, spec.num_kv_heads), _heads(v, spec.num_kv_heads)

@@ -32,7 +32,9 @@ def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor) -> 
 
 
 def _expert(spec: ModelSpec, weights: LayerWeights, name: str, rows: Tensor) -> Tensor:
-    inner = activate(spec.mlp.activation, weights.linear(f"{name}.gate_up", rows), is_gated=True)
+    is_gated = spec.mlp.is_gated
+    up = weights.linear(f"{name}.gate_up" if is_gated else f"{name}.up", rows)
+    inner = activate(spec.mlp.activation, up, is_gated=is_gated)
     return weights.linear(f"{name}.down", inner)
 
 

@@ -1,44 +1,74 @@
 """A layer that keeps a state, token after token, as backend_cpp/kernels/recurrence.h states it."""
 
-import dataclasses
+import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from lmdeploy.lite.forward.parts import LayerWeights
-from lmdeploy.turbomind.spec import ModelSpec, RecurrenceSpec
+from lmdeploy.turbomind.spec import ModelSpec, NormSpec, RecurrenceSpec
 
 _LENGTH_EPS = 1e-6
 
 
-def recurrence(spec: ModelSpec, own: RecurrenceSpec, weights: LayerWeights, x: Tensor) -> Tensor:
+def recurrence(spec: ModelSpec, own: RecurrenceSpec, weights: LayerWeights, layer: int, x: Tensor) -> Tensor:
     """Return what a recurrence gives for its normed input ``[batch, tokens, hidden]``."""
     keys, values = own.num_key_heads * own.key_dim, own.num_heads * own.value_dim
     inputs = weights.linear("recurrence.in", x)
     if own.kind == "short_convolution":
         mixed, first_gate, gate = inputs.chunk(3, dim=-1)
         found = _convolved(own, weights, mixed * _gate(own, first_gate))
-    elif own.kind == "mamba2":
-        mixed, gate, steps = inputs.split((2 * keys + values, values, own.num_heads), dim=-1)
-        q, k, v = _heads(own, functional.silu(_convolved(own, weights, mixed)))
-        longest = own.max_step or float("inf")
-        beta = functional.softplus(steps + weights.tensors["recurrence.dt_bias"]).clamp(own.min_step, longest)
-        decay = (-weights.tensors["recurrence.a_log"].exp() * beta).exp()
-        found = _recur(q, k, v, decay, beta, has_delta=False)
-        found = (found + weights.tensors["recurrence.skip"][:, None] * v).flatten(2)
     else:
-        mixed, gate = inputs.split((2 * keys + values, values), dim=-1)
-        q, k, v = _heads(own, functional.silu(_convolved(own, weights, mixed)))
-        a, b = weights.linear("recurrence.gates", x).chunk(2, dim=-1)
-        steps = functional.softplus(a + weights.tensors["recurrence.dt_bias"])
-        decay = (-weights.tensors["recurrence.a_log"].exp() * steps).exp()
-        found = _recur(_unit(q) * own.key_dim**-0.5, _unit(k), v, decay, b.sigmoid(), has_delta=True).flatten(2)
-    return weights.linear("recurrence.out", _finished(spec, own, weights, found, _gate(own, gate)))
+        mixed, *rest = inputs.split((2 * keys + values, *_rest_of(own)), dim=-1)
+        factors = torch.tensor((own.query_scale, own.key_scale, own.value_scale), device=x.device)
+        sizes = torch.tensor((keys, keys, values), device=x.device)
+        q, k, v = _heads(own, functional.silu(_convolved(own, weights, mixed * factors.repeat_interleave(sizes))))
+        if own.kind in {"gated_delta", "kimi_delta"}:
+            q, k = _unit(q) * own.key_dim**-0.5, _unit(k)
+        decay, beta = _decays(own, weights, layer, x, rest)
+        found = _recur(q, k, v, decay, beta, has_delta=own.kind in {"gated_delta", "kimi_delta"})
+        if own.kind == "mamba2":
+            found = found + weights.tensors["recurrence.skip"][:, None] * v
+        found = found.flatten(2)
+        if own.kind == "kimi_delta":
+            gate = weights.linear("recurrence.gate_up", weights.linear("recurrence.gate_down", x))
+        else:
+            gate = own.gate_scale * rest[0]
+    finished = _finished(spec, own, weights, found, _gate(own, gate))
+    return weights.linear("recurrence.out", own.output_scale * finished)
+
+
+def _rest_of(own: RecurrenceSpec) -> tuple[int, ...]:
+    """Return the sizes of what the first linear layer gives besides queries, keys and values."""
+    values = own.num_heads * own.value_dim
+    return {"kimi_delta": (), "mamba2": (values, own.num_heads)}.get(own.kind, (values,))
+
+
+def _decays(
+    own: RecurrenceSpec, weights: LayerWeights, layer: int, x: Tensor, rest: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return decays and the strengths that are written with, ``[batch, tokens, heads]`` (Kimi: decays of channels)."""
+    if own.kind == "lightning":
+        slopes = own.slope_factors[layer] * torch.tensor(own.slopes, device=x.device)
+        decay = (-slopes).exp().expand(*x.shape[:2], -1)
+        return decay, torch.ones_like(decay)
+    rate, bias = weights.tensors["recurrence.a_log"].exp(), weights.tensors["recurrence.dt_bias"]
+    if own.kind == "mamba2":
+        beta = functional.softplus(own.step_scale * rest[1] + bias).clamp(own.min_step, own.max_step or math.inf)
+        return (-rate * beta).exp(), beta
+    if own.kind == "kimi_delta":
+        a = weights.linear("recurrence.decay_up", weights.linear("recurrence.decay_down", x))
+        steps = functional.softplus(a + bias).unflatten(-1, (own.num_heads, -1))
+        return (-rate[:, None] * steps).exp(), weights.linear("recurrence.gates", x).sigmoid()
+    a, b = weights.linear("recurrence.gates", x).chunk(2, dim=-1)
+    return (-rate * functional.softplus(a + bias)).exp(), own.write_scale * b.sigmoid()
 
 
 def _convolved(own: RecurrenceSpec, weights: LayerWeights, x: Tensor) -> Tensor:
     """Return what the causal convolution makes of ``[batch, tokens, channels]``."""
+    if own.conv_kernel == 1:
+        return x
     kernel = weights.tensors["recurrence.conv"]
     padded = functional.pad(x.transpose(1, 2), (own.conv_kernel - 1, 0))
     bias = weights.tensors.get("recurrence.conv_bias")
@@ -60,14 +90,15 @@ def _gate(own: RecurrenceSpec, gate: Tensor) -> Tensor:
 
 def _finished(spec: ModelSpec, own: RecurrenceSpec, weights: LayerWeights, found: Tensor, gate: Tensor) -> Tensor:
     """Return ``[batch, tokens, values]`` through norm and gate."""
+    eps = own.norm_eps or spec.norm.eps
     if own.norms_gated:
         found = found * gate
     if own.norm == "head":
-        plain = dataclasses.replace(spec.norm, offset=0.0)
+        plain = NormSpec(eps)
         found = weights.norm("recurrence.norm", found.unflatten(-1, (own.num_heads, -1)), plain).flatten(2)
     elif own.norm == "groups":
         parts = found.unflatten(-1, (own.norm_groups, -1))
-        normed = functional.rms_norm(parts, parts.shape[-1:], eps=spec.norm.eps)
+        normed = functional.rms_norm(parts, parts.shape[-1:], eps=eps)
         found = normed.flatten(2) * weights.weight("recurrence.norm")
     return found if own.norms_gated else found * gate
 
@@ -77,11 +108,11 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _recur(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, *, has_delta: bool) -> Tensor:
-    """Return the recurrence of ``[batch, tokens, heads, dim]``; decay and beta ``[batch, tokens, heads]``."""
+    """Return the recurrence of ``[batch, tokens, heads, dim]``; decays also ``[.., heads, key_dim]``."""
     state = torch.zeros(*k[:, 0].shape, v.shape[-1], device=v.device)
     found = []
     for token in range(v.shape[1]):
-        state = state * decay[:, token, :, None, None]
+        state = state * (decay[:, token, :, :, None] if decay.dim() == 4 else decay[:, token, :, None, None])
         write = v[:, token]
         if has_delta:
             write = write - (state * k[:, token, :, :, None]).sum(-2)

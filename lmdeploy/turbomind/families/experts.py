@@ -39,18 +39,22 @@ class ExpertNames:
             engine["moe.router.correction"] = Load(prefix + self.correction, (moe.num_experts,))
         for e in range(moe.num_experts):
             own = tuple(prefix + name.format(e) for name in (self.gate, self.up, self.down))
-            engine |= _gated_mlp(f"moe.experts.{e}", own, moe.intermediate_size, hidden)
+            engine |= _mlp(f"moe.experts.{e}", own, moe.intermediate_size, spec)
         if size := moe.shared_intermediate_size:
             shared = tuple(prefix + self.shared.format(part) for part in ("gate", "up", "down"))
-            engine |= _gated_mlp("moe.shared", shared, size, hidden)
+            engine |= _mlp("moe.shared", shared, size, spec)
         if moe.has_shared_gate:
             engine["moe.shared_gate.weight"] = Load(f"{prefix}{self.shared_gate}.weight", (1, hidden))
         return engine
 
 
-def _gated_mlp(engine: str, parts: tuple[str, ...], size: int, hidden: int) -> dict[str, Expression]:
+def _mlp(engine: str, parts: tuple[str, ...], size: int, spec: ModelSpec) -> dict[str, Expression]:
+    """Return the engine tensors of an expert, whose gate is only there in a gated MLP."""
+    hidden = spec.hidden_size
     gate, up, down = (part + ".weight" for part in parts)
-    return {
-        f"{engine}.gate_up.weight": concat(Load(gate, (size, hidden)), Load(up, (size, hidden))),
-        f"{engine}.down.weight": Load(down, (hidden, size)),
-    }
+    tensors: dict[str, Expression] = {f"{engine}.down.weight": Load(down, (hidden, size))}
+    if spec.mlp.is_gated:
+        tensors[f"{engine}.gate_up.weight"] = concat(Load(gate, (size, hidden)), Load(up, (size, hidden)))
+    else:
+        tensors[f"{engine}.up.weight"] = Load(up, (size, hidden))
+    return tensors

@@ -131,14 +131,14 @@ def _norm(spec: ModelSpec, name: str, source: str) -> dict[str, Expression]:
 def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> dict[str, Expression]:
     """Return the norms of a layer whose tensors begin with ``prefix``, without those of queries and keys."""
     engine: dict[str, Expression] = {}
-    has_mixer = spec.has_attention(layer) or spec.has_recurrence(layer)
-    if spec.block.has_input_norms and has_mixer:
+    block, has_mixer = spec.block_of(layer), spec.has_attention(layer) or spec.has_recurrence(layer)
+    if block.has_input_norms and has_mixer:
         engine |= _norm(spec, "attention_norm", prefix + layout.attention_norm)
-    if spec.block.has_input_norms and spec.has_mlp(layer) and not spec.block.shares_norm:
+    if block.has_input_norms and spec.has_mlp(layer) and not block.shares_norm:
         engine |= _norm(spec, "mlp_norm", prefix + layout.mlp_norm)
-    if spec.block.has_output_norms and has_mixer:
+    if block.has_output_norms and has_mixer:
         engine |= _norm(spec, "attention_output_norm", prefix + layout.attention_output_norm)
-    if spec.block.has_output_norms and spec.has_mlp(layer):
+    if block.has_output_norms and spec.has_mlp(layer):
         engine |= _norm(spec, "mlp_output_norm", prefix + layout.mlp_output_norm)
     return engine
 

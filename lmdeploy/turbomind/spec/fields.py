@@ -51,7 +51,7 @@ class OneOf:
 class PerLayer:
     """A tuple with a value for each layer, or an empty one: ``default`` for each, and C++ fills it in."""
 
-    default: bool | int | str
+    default: bool | int | float | str
 
 
 Rule = Whole | Real | OneOf

@@ -64,6 +64,8 @@ class ModelSpec:
         attention, everywhere.
     layer_mlps
         For each layer whether it has an MLP or experts. Empty: all have.
+    recurrence_block
+        How the halves of layers with a recurrence are joined to the residual stream; None: as those of others.
     recurrence
         What the layers with ``recurrence`` or ``both`` compute; None: there are none.
     ropes
@@ -109,6 +111,7 @@ class ModelSpec:
     ] = ()
     layer_mlps: Annotated[tuple[bool, ...], PerLayer(True)] = ()
     recurrence: RecurrenceSpec | None = None
+    recurrence_block: BlockSpec | None = None
     ropes: tuple[RopeSpec, ...] = ()
     layer_ropes: tuple[int, ...] = ()
     output: OutputSpec = field(default_factory=OutputSpec)
@@ -125,6 +128,10 @@ class ModelSpec:
     def has_recurrence(self, layer: int) -> bool:
         """Return whether a layer keeps a state."""
         return bool(self.layer_mixers) and self.layer_mixers[layer] in {"recurrence", "both"}
+
+    def block_of(self, layer: int) -> BlockSpec:
+        """Return how the halves of a layer are joined to the residual stream."""
+        return self.recurrence_block if self.recurrence_block and self.has_recurrence(layer) else self.block
 
     def has_mlp(self, layer: int) -> bool:
         """Return whether a layer has an MLP or experts."""
@@ -163,10 +170,9 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield "norm.bias needs norm.kind layer"
     if spec.mlp.activation == "clamped_swiglu" and not spec.mlp.is_gated:
         yield "mlp.activation clamped_swiglu needs mlp.is_gated"
-    if spec.block.shares_norm and not spec.block.is_parallel:
-        yield "block.shares_norm needs block.is_parallel"
-    if not spec.block.has_input_norms and (not spec.block.has_output_norms or spec.block.is_parallel or spec.head):
-        yield "block without has_input_norms needs has_output_norms, without is_parallel and head"
+    yield from _block_problems(spec, spec.block, "block")
+    if spec.recurrence_block:
+        yield from _block_problems(spec, spec.recurrence_block, "recurrence_block")
     if spec.num_heads % spec.num_kv_heads:
         yield f"num_heads must be a multiple of num_kv_heads {spec.num_kv_heads}, got {spec.num_heads}"
     if spec.head_dim % 2:
@@ -186,10 +192,17 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
     if spec.head and spec.head.kind != "eagle3" and spec.head.target_hidden_size != spec.hidden_size:
         yield f"hidden_size must be the model's {spec.head.target_hidden_size}, got {spec.hidden_size}"
     yield from _mixer_problems(spec)
-    if spec.moe and not spec.mlp.is_gated:
-        yield "moe needs mlp.is_gated"
     if spec.moe:
         yield from _moe_problems(spec.moe, spec.num_layers)
+
+
+def _block_problems(spec: ModelSpec, block: BlockSpec, name: str) -> Iterator[str]:
+    if block.shares_norm and not block.is_parallel:
+        yield f"{name}.shares_norm needs {name}.is_parallel"
+    if not block.has_input_norms and (not block.has_output_norms or block.is_parallel or spec.head):
+        yield f"{name} without has_input_norms needs has_output_norms, without is_parallel and head"
+    if block.norms_stream and (not block.has_input_norms or block.is_parallel or spec.head):
+        yield f"{name}.norms_stream needs has_input_norms, without is_parallel and head"
 
 
 def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
@@ -204,8 +217,19 @@ def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
         yield "layers without a mixer or an MLP cannot be had with block.is_parallel or head"
     if spec.attention.has_output_gate and spec.attention.mla:
         yield "attention.has_output_gate cannot be had with attention.mla"
-    if own is None:
-        return
+    if spec.recurrence_block and (spec.recurrence_block.is_parallel or own is None):
+        yield "recurrence_block needs a recurrence, and cannot be parallel"
+    if own:
+        yield from _recurrence_problems(own)
+
+
+def _recurrence_problems(own: RecurrenceSpec) -> Iterator[str]:
+    if (own.kind == "kimi_delta") != (own.gate_rank > 0):
+        yield "recurrence.gate_rank must be there in kimi_delta, and only there"
+    if own.kind == "kimi_delta" and own.num_key_heads != own.num_heads:
+        yield f"recurrence.num_key_heads must be {own.num_heads} in kimi_delta, got {own.num_key_heads}"
+    if len(own.slopes) != (own.num_heads if own.kind == "lightning" else 0):
+        yield "recurrence.slopes must have a number for each head in lightning, and none elsewhere"
     for part in ("num_key_heads", "norm_groups"):
         if own.num_heads % getattr(own, part):
             multiple = f"recurrence.{part} {getattr(own, part)}"

@@ -22,6 +22,7 @@ from lmdeploy.turbomind.spec.fields import (
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")
 ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
+RECURRENCE_KINDS = ("gated_delta", "kimi_delta", "mamba2", "lightning", "short_convolution")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class BlockSpec:
         What attention and MLP give goes through a norm of its own before it is added.
     residual_scale
         Factor of what attention and MLP add.
+    norms_stream
+        The residual stream itself goes through the norms in front of attention and MLP (MiniMax-Text-01).
+    stream_scale
+        Factor of the residual stream that is added to.
     """
 
     is_parallel: bool = False
@@ -69,6 +74,8 @@ class BlockSpec:
     has_input_norms: bool = True
     has_output_norms: bool = False
     residual_scale: Positive = 1.0
+    norms_stream: bool = False
+    stream_scale: Positive = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,15 @@ class MlpSpec:
         Whether there is a gate.
     bias
         Whether the projections have biases.
+    gate_scale, up_scale
+        Factors of ``gate(x)`` and of ``up(x)`` of a gated MLP that is no expert.
     """
 
     activation: Annotated[str, OneOf(ACTIVATIONS, "Activation", "kernels/activation.h")] = "silu"
     is_gated: bool = True
     bias: bool = False
+    gate_scale: Positive = 1.0
+    up_scale: Positive = 1.0
 
 
 @dataclass(frozen=True)
@@ -221,6 +232,8 @@ class AttentionSpec:
     has_output_gate
         What attention gives is multiplied by the sigmoid of a gate, as many rows of ``qkv`` after the values as there
         are of queries (Qiu et al., 2025, arXiv 2505.06708).
+    value_scale
+        Factor of values.
     mla
         Multi-head latent attention instead of plain key and value heads.
     """
@@ -241,6 +254,7 @@ class AttentionSpec:
     temperature_scale: Cap = 0.0
     tempers_unrotated: bool = False
     has_output_gate: bool = False
+    value_scale: Positive = 1.0
     mla: MlaSpec | None = None
 
 
@@ -252,14 +266,17 @@ class RecurrenceSpec:
     ----------
     kind
         ``gated_delta``: the gated delta rule (Yang et al., 2024, arXiv 2412.06464), with queries and keys of length 1;
+        ``kimi_delta``: the same with a decay for each channel of a key (Kimi Team, 2025, arXiv 2510.26692);
         ``mamba2``: state space duality (Dao & Gu, 2024, arXiv 2405.21060), whose C are the queries, B the keys and x
-        the values; ``short_convolution``: nothing but a gated convolution of values (LFM2).
+        the values; ``lightning``: decays that are constants (Qin et al., 2024, arXiv 2401.04658);
+        ``short_convolution``: nothing but a gated convolution of values (LFM2).
     num_heads, num_key_heads
         Heads of values, each with a state, and of queries and keys, which neighbouring value heads share.
     key_dim, value_dim
         Sizes of a head; a state is a matrix ``[key_dim, value_dim]``.
     conv_kernel
-        Tokens that the causal convolution of queries, keys and values looks at, the current one included.
+        Tokens that the causal convolution of queries, keys and values looks at, the current one included; 1: there is
+        no convolution.
     conv_bias, bias
         Whether the convolution has a bias, and the linear layers before and after it.
     norm
@@ -267,28 +284,49 @@ class RecurrenceSpec:
         of their own) or ``none``.
     norm_groups
         How many parts.
+    norm_eps
+        Of that norm; 0: as of the others.
     gate
         Function of the gate that what comes out is multiplied by: ``silu``, ``sigmoid`` or ``linear``.
     norms_gated
         The norm follows the gate; otherwise the gate follows it.
     min_step, max_step
         Bounds of a step's length in ``mamba2``; 0: none.
+    write_scale
+        Factor of the strength that is written with in ``gated_delta``.
+    gate_rank
+        Of ``kimi_delta``: size of the vectors that decays and the gate come out of.
+    slopes, slope_factors
+        Of ``lightning``: for each head, and for each layer; the logarithm of a decay is minus their product.
+    query_scale, key_scale, value_scale, gate_scale, step_scale, output_scale
+        Factors of what the linear layer in front gives, and of what goes into the one after it.
     """
 
-    kind: Annotated[str, OneOf(("gated_delta", "mamba2", "short_convolution"), "RecurrenceKind")]
+    kind: Annotated[str, OneOf(RECURRENCE_KINDS, "RecurrenceKind")]
     num_heads: Size
     num_key_heads: Size
     key_dim: Annotated[int, Whole(1, 256)]
     value_dim: Size
-    conv_kernel: Annotated[int, Whole(2, 8)]
+    conv_kernel: Annotated[int, Whole(1, 8)]
     conv_bias: bool = False
     bias: bool = False
     norm: Annotated[str, OneOf(("head", "groups", "none"), "RecurrenceNorm")] = "head"
     norm_groups: Size = 1
+    norm_eps: Cap = 0.0
     gate: Annotated[str, OneOf(("sigmoid", "silu", "linear"), "GateKind", "kernels/recurrence.h")] = "silu"
     norms_gated: bool = False
     min_step: Cap = 0.0
     max_step: Cap = 0.0
+    write_scale: Positive = 1.0
+    gate_rank: OptionalSize = 0
+    slopes: tuple[Positive, ...] = ()
+    slope_factors: Annotated[tuple[Positive, ...], PerLayer(1.0)] = ()
+    query_scale: Positive = 1.0
+    key_scale: Positive = 1.0
+    value_scale: Positive = 1.0
+    gate_scale: Positive = 1.0
+    step_scale: Positive = 1.0
+    output_scale: Positive = 1.0
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,9 @@ DType result_type(Kernel kernel) {
 }
 
 // Whether the second product's inputs are rounded in a launch that can make them.
-bool makes_activation(Kernel kernel, const LinearWeight& down) {
+bool makes_activation(Kernel kernel, const ExpertWeight& expert) {
+  const LinearWeight& down = expert.down;
+  if (!expert.is_gated()) return false;
   return kernel == Kernel::kLibrary || (kernel == Kernel::kTile && down.input_order == nullptr);
 }
 
@@ -197,6 +199,7 @@ size_t own_bytes(const ExpertTable& experts, int rows, int top_k) {
 }  // namespace
 
 GroupedType library_type(const ExpertTable& experts, int rows, int top_k) {
+  if (!experts.first.is_gated()) return GroupedType::kNone;
   const GroupedType type = grouped_type(experts.first.gate_up);
   if (type == GroupedType::kNone || grouped_type(experts.first.down) != type) return GroupedType::kNone;
   return rows * top_k >= least_library_pairs(experts, type) ? type : GroupedType::kNone;
@@ -233,12 +236,18 @@ void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation a
   const auto* table = reinterpret_cast<const std::byte*>(experts.on_device);
 
   sort_by_expert(stream, chosen, rows, top_k, experts.count, part_rows, sorted);
-  auto* made = makes_activation(kernel, down) ? nullptr
-                                              : inner.memory.take<float>(static_cast<size_t>(pairs) * down.in_features);
+  auto* made = makes_activation(kernel, experts.first)
+                   ? nullptr
+                   : inner.memory.take<float>(static_cast<size_t>(pairs) * down.in_features);
   multiply(stream, inner, experts, kernel, part_rows, pairs, sorted,
            {gate_up, table + offsetof(ExpertWeight, gate_up), x, rows, &sorted, halves});
   if (made != nullptr) {
-    activate_gated(stream, activation, static_cast<const float*>(halves), pairs, down.in_features, made);
+    const auto* made_of = static_cast<const float*>(halves);
+    if (experts.first.is_gated()) {
+      activate_gated(stream, activation, made_of, pairs, down.in_features, made);
+    } else {
+      activate(stream, activation, made_of, pairs, down.in_features, made);
+    }
     activated = made;
   }
   multiply(stream, inner, experts, kernel, part_rows, pairs, sorted,

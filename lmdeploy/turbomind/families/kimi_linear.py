@@ -1,0 +1,84 @@
+"""Kimi Linear: Kimi delta attention, latent attention without rotation in some layers, DeepSeek-V3's experts."""
+
+from typing import Any
+
+from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec
+from lmdeploy.turbomind.families.deepseek import corrected_router
+from lmdeploy.turbomind.families.experts import ExpertNames
+from lmdeploy.turbomind.families.gated_delta import MIXERS, recurrence_of
+from lmdeploy.turbomind.families.latent import latent_attention
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape
+from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RecurrenceSpec
+
+
+def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    config.rope_parameters = {}  # by which latent attention scales scores of stretched positions
+    moe = MoeSpec(
+        num_experts=config.num_local_experts,
+        experts_per_token=config.num_experts_per_tok,
+        intermediate_size=config.moe_intermediate_size,
+        router=corrected_router(config),
+        layers=tuple(kind == "sparse" for kind in config.mlp_layer_types),
+        shared_intermediate_size=config.n_shared_experts * config.moe_intermediate_size,
+    )
+    return decoder_spec(
+        config,
+        checkpoint,
+        attention=latent_attention(config),
+        ropes=(),
+        moe=moe,
+        layer_mixers=tuple(MIXERS.get(kind, kind) for kind in config.layer_types),
+        recurrence=RecurrenceSpec(
+            "kimi_delta",
+            num_heads=config.linear_num_heads,
+            num_key_heads=config.linear_num_heads,
+            key_dim=config.linear_head_dim,
+            value_dim=config.linear_head_dim,
+            conv_kernel=config.linear_conv_kernel_dim,
+            gate="sigmoid",
+            gate_rank=config.linear_head_dim,
+        ),
+    )
+
+
+def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of Kimi delta attention."""
+    own, hidden = recurrence_of(spec), spec.hidden_size
+    size, rank = own.num_heads * own.key_dim, own.gate_rank
+    prefix += "self_attn."
+
+    def matrix(name: str, rows: int, inputs: int) -> Expression:
+        return Load(f"{prefix}{name}_proj.weight", (rows, inputs))
+
+    convolutions = [Load(f"{prefix}{name}_conv1d.weight", (size, 1, own.conv_kernel)) for name in "qkv"]
+    return {
+        "recurrence.in.weight": concat(*(matrix(name, size, hidden) for name in "qkv")),
+        "recurrence.conv": concat(*(reshape(each, size, own.conv_kernel) for each in convolutions)),
+        "recurrence.gates.weight": matrix("b", own.num_heads, hidden),
+        "recurrence.decay_down.weight": matrix("f_a", rank, hidden),
+        "recurrence.decay_up.weight": matrix("f_b", size, rank),
+        "recurrence.gate_down.weight": matrix("g_a", rank, hidden),
+        "recurrence.gate_up.weight": matrix("g_b", size, rank),
+        "recurrence.a_log": reshape(Load(f"{prefix}A_log", (1, 1, own.num_heads, 1)), own.num_heads),
+        "recurrence.dt_bias": Load(f"{prefix}dt_bias", (size,)),
+        "recurrence.norm.weight": Load(f"{prefix}o_norm.weight", (own.value_dim,)),
+        "recurrence.out.weight": matrix("o", hidden, size),
+    }
+
+
+EXPERTS = ExpertNames(
+    router="block_sparse_moe.gate",
+    correction="block_sparse_moe.gate.e_score_correction_bias",
+    gate="block_sparse_moe.experts.{}.w1",
+    up="block_sparse_moe.experts.{}.w3",
+    down="block_sparse_moe.experts.{}.w2",
+    shared="block_sparse_moe.shared_experts.{}_proj",
+)
+FAMILY = Family(
+    ("KimiLinearForCausalLM",),
+    spec,
+    Layout(experts=EXPERTS.tensors, recurrence=recurrence).tensors,
+    sizes=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+)

@@ -1,0 +1,60 @@
+"""MiniMax-Text-01 and M1: lightning attention, plain attention in some layers, experts, a normed residual stream."""
+
+from typing import Any
+
+from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec, head_dim_of, refuse_unless
+from lmdeploy.turbomind.families.gated_delta import MIXERS, recurrence_of
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.mixtral import EXPERTS, moe_spec
+from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
+from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, RecurrenceSpec, RouterSpec
+
+_NORM_EPS = 1e-6  # of what lightning attention gives, whatever the config says of the others
+
+
+def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    halves = ("full_attn", "linear_attn", "mlp")
+    alphas, betas = ({getattr(config, f"{half}_{kind}_factor") for half in halves} for kind in ("alpha", "beta"))
+    refuse_unless(len(alphas) == len(betas) == 1, "factors that differ from one half of a layer to another")
+    heads, layers, last = config.num_attention_heads, config.num_hidden_layers, config.num_hidden_layers - 1 + 1e-5
+    size = head_dim_of(config)
+    lightning = RecurrenceSpec(
+        "lightning",
+        num_heads=heads,
+        num_key_heads=heads,
+        key_dim=size,
+        value_dim=size,
+        conv_kernel=1,
+        norm="groups",
+        norm_eps=_NORM_EPS,
+        gate="sigmoid",
+        slopes=tuple(2 ** (-8 * (head + 1) / heads) for head in range(heads)),
+        slope_factors=tuple(1 - layer / last + 1e-5 for layer in range(layers)),
+    )
+    return decoder_spec(
+        config,
+        checkpoint,
+        block=BlockSpec(norms_stream=True, stream_scale=float(alphas.pop()), residual_scale=float(betas.pop())),
+        moe=moe_spec(config, RouterSpec(normalizes=True)),
+        layer_mixers=tuple(MIXERS.get(kind, kind) for kind in config.layer_types),
+        recurrence=lightning if "linear_attention" in config.layer_types else None,
+    )
+
+
+def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of lightning attention, whose rows are, for each head, queries, keys and values."""
+    own, hidden = recurrence_of(spec), spec.hidden_size
+    size = own.num_heads * own.value_dim
+    prefix += "self_attn."
+    whole = Load(f"{prefix}qkv_proj.weight", (3 * size, hidden))
+    heads = reshape(whole, own.num_heads, 3, own.value_dim, hidden)
+    parts = [reshape(rows_of(heads, part, part + 1, dim=1), size, hidden) for part in range(3)]
+    return {
+        "recurrence.in.weight": concat(*parts, Load(f"{prefix}output_gate.weight", (size, hidden))),
+        "recurrence.norm.weight": Load(f"{prefix}norm.weight", (size,)),
+        "recurrence.out.weight": Load(f"{prefix}out_proj.weight", (hidden, size)),
+    }
+
+
+FAMILY = Family(("MiniMaxForCausalLM",), spec, Layout(experts=EXPERTS.tensors, recurrence=recurrence).tensors)
