@@ -147,6 +147,17 @@ def test_a_spec_survives_json() -> None:
     assert ModelSpec.from_json(spec.to_json()) == spec
 
 
+STATES = {"layer_mixers": ["recurrence"] * 30}
+RECURRENCE = {
+    "kind": "mamba2",
+    "num_heads": 4,
+    "num_key_heads": 1,
+    "key_dim": 16,
+    "value_dim": 8,
+    "conv_kernel": 4,
+}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -162,6 +173,21 @@ def test_a_spec_survives_json() -> None:
         ({"norm": {}}, "missing 1 required positional argument: 'eps'"),
         ({"norm": 3}, "NormSpec must be an object, got 3"),
         ({"block": {"shares_norm": True}}, "block.shares_norm needs block.is_parallel"),
+        ({"block": {"norms_stream": True, "is_parallel": True}}, "block.norms_stream needs has_input_norms"),
+        ({"layer_mixers": ["recurrence"] * 30}, "recurrence must be there where layer_mixers has it"),
+        (
+            {"layer_mixers": ["none"] + ["attention"] * 29, "layer_mlps": [False] * 30},
+            "layer 0 has neither a",
+        ),
+        ({"layer_mlps": [False] * 30, "block": {"is_parallel": True}}, "a mixer or an MLP cannot be had with"),
+        ({"recurrence_block": {}}, "recurrence_block needs a recurrence"),
+        (
+            STATES | {"recurrence": RECURRENCE | {"num_key_heads": 3}},
+            "num_heads must be a multiple of recurrence.num_key",
+        ),
+        (STATES | {"recurrence": RECURRENCE | {"norm_groups": 3}}, "must be a multiple of recurrence.norm_groups 3"),
+        (STATES | {"recurrence": RECURRENCE | {"slopes": [0.5]}}, "recurrence.slopes must have a number for each head"),
+        (STATES | {"recurrence": RECURRENCE | {"gate_rank": 8}}, "recurrence.gate_rank must be there in kimi_delta"),
         ({"mlp": {"activation": "clamped_swiglu", "is_gated": False}}, "clamped_swiglu needs mlp.is_gated"),
         ({"layer_ropes": [0, 1]}, "layer_ropes must have a number below 1 for each of 30 layers"),
         (
