@@ -65,8 +65,9 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
     [
         {"max_batch_size": 8, "max_prefill_token_num": 24, "enable_prefix_caching": True},
         {"max_batch_size": 8, "num_gpu_blocks": 40, "session_len": 256},
+        {"max_batch_size": 8, "speculative_config": {"method": "ngram"}},
     ],
-    ids=["chunks, prefixes", "crowded"],
+    ids=["chunks, prefixes", "crowded", "draft tokens"],
 )
 def test_responses_are_bitwise_equal(directory: Path, alone: list[Any], settings: dict[str, Any]) -> None:
     with engine(directory, **settings) as model:
