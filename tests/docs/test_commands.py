@@ -31,8 +31,13 @@ ELSEWHERE = [
     if not command.text.split()[0].endswith("/") and program(command.text.split()[0]) in OWN
     if not set("|[") & set(command.text) and "..." not in command.text
 ]
-# What is said of a command that is only named, with no or not all of its arguments.
-NAMED_ONLY = ("the following arguments are required", "expected at least one argument", "expected one argument")
+# What is said of a command that is only named, without all of its arguments, or that names a file of the reader's.
+NAMED_ONLY = (
+    "the following arguments are required",
+    "expected at least one argument",
+    "expected one argument",
+    "cannot be read: No such file or directory",
+)
 
 
 def test_there_are_commands() -> None:
