@@ -1,5 +1,6 @@
 #include "weights/manifest_value.h"
 
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -23,6 +24,29 @@ CheckpointTensor owned(std::string dtype, std::vector<int64_t> shape, const void
   return {std::move(dtype), std::move(shape), copy->data(), bytes, copy};
 }
 
+// log(-x) of each number.
+CheckpointTensor log_negative(const CheckpointTensor& source) {
+  if (source.dtype != "F32") throw invalid_argument("log_negative needs F32, got " + source.dtype);
+  std::vector<float> values(source.bytes / sizeof(float));
+  std::memcpy(values.data(), source.data, source.bytes);
+  for (float& value : values) value = std::log(-value);
+  return owned(source.dtype, source.shape, values.data(), source.bytes);
+}
+
+// The inputs of a matrix in another order, in blocks of one size.
+Slice reordered(const Json& operation, int64_t whole) {
+  const int64_t size = operation.at("size").as_int();
+  std::vector<int32_t> elements;
+  for (const int64_t block : integers<int64_t>(operation.at("order"))) {
+    if (size < 1 || block < 0 || (block + 1) * size > whole) {
+      throw invalid_argument("a matrix of " + std::to_string(whole) + " inputs has no block " + std::to_string(block) +
+                             " of " + std::to_string(size));
+    }
+    for (int64_t i = 0; i < size; ++i) elements.push_back(static_cast<int32_t>(block * size + i));
+  }
+  return Slice::of(static_cast<int>(whole), elements);
+}
+
 bool keeps_last(const Json& permute, size_t last) {
   const Json& dims = permute.at("dims");
   return dims.as_array().size() == last + 1 && dims.at(last).as_int() == static_cast<int64_t>(last);
@@ -36,6 +60,7 @@ CheckpointTensor applied(const Json& operation, const CheckpointTensor& source, 
   }
   if (op == "permute") return permuted(source, integers<size_t>(operation.at("dims")));
   if (op == "reshape") return reshaped(source, shape);
+  if (op == "log_negative") return log_negative(source);
   throw invalid_argument("unknown operation " + op + "; convert the model again");
 }
 
@@ -88,6 +113,10 @@ ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>
   const std::string& op = operation.at("op").as_string();
   std::vector<int64_t> shape;
   if (op == "reshape") shape = integers<int64_t>(operation.at("shape"));
+  if (op == "inputs") {
+    if (parts.size() != 1 || parts[0].shape().size() != 2) throw invalid_argument("inputs needs a matrix");
+    return parts[0].inputs(reordered(operation, parts[0].shape()[1]));
+  }
   if (parts.size() == 1 && parts[0].codes_) {
     const ManifestValue& part = parts[0];
     const size_t last = part.tensor_.shape.size() - 1;

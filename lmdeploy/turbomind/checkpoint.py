@@ -18,6 +18,7 @@ from lmdeploy.turbomind.gguf.stored import (
     stored_dtype,
     stored_spec,
     stored_tensors,
+    widened,
 )
 from lmdeploy.turbomind.headless import HEAD_TENSORS, as_stored, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
@@ -90,6 +91,8 @@ def describe(model_dir: Path, model_name: str) -> Description:
         spec = replace(spec, tied_embeddings=True)
     if gguf is not None:
         spec = stored_spec(spec, gguf, raw)
+        if sentence := widened(index):
+            logger.warning("%s: %s", model_dir, sentence)
     tensors = family.tensors(spec) if gguf is None else stored_tensors(spec, gguf, index)
     tensors = as_stored(tensors, index) if text is None else tensors_in(tensors, index)
     tensors = with_mxfp4(with_stacks(tensors, index), index)

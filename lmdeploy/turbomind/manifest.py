@@ -78,6 +78,32 @@ class Reshape:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """The only argument, a matrix, with its inputs (dimension 1) in another order: blocks of ``size``, by number."""
+
+    args: tuple["Expression"]
+    size: int
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The argument's outputs, and as many inputs as the blocks have."""
+        return (self.args[0].shape[0], self.size * len(self.order))
+
+
+@dataclass(frozen=True)
+class LogNegative:
+    """``log(-x)`` of each number of the only argument."""
+
+    args: tuple["Expression"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The argument's."""
+        return self.args[0].shape
+
+
+@dataclass(frozen=True)
 class Quantized:
     """The matrix that a checkpoint stores as codes (``lmdeploy.turbomind.quantized``).
 
@@ -163,7 +189,7 @@ class RowCodes:
     problems: tuple[str, ...] = ()
 
 
-Expression = Load | Concat | Slice | Permute | Reshape | Quantized | Mxfp4 | Scaled | RowCodes
+Expression = Load | Concat | Slice | Permute | Reshape | Inputs | LogNegative | Quantized | Mxfp4 | Scaled | RowCodes
 
 
 def concat(*args: Expression) -> Concat:
@@ -268,7 +294,7 @@ class Manifest:
 
 
 def _operation(
-    expression: Concat | Slice | Permute | Reshape | Quantized | Mxfp4 | Scaled | RowCodes,
+    expression: Concat | Slice | Permute | Reshape | Inputs | LogNegative | Quantized | Mxfp4 | Scaled | RowCodes,
 ) -> dict[str, Any]:
     match expression:
         case Quantized():
@@ -283,6 +309,10 @@ def _operation(
             return {"op": "permute", "dims": list(expression.dims)}
         case Reshape():
             return {"op": "reshape", "shape": list(expression.shape)}
+        case Inputs():
+            return {"op": "inputs", "size": expression.size, "order": list(expression.order)}
+        case LogNegative():
+            return {"op": "log_negative"}
         case Mxfp4():
             return {"op": "mxfp4"}
         case Scaled():

@@ -13,6 +13,7 @@ import torch
 from gguf.quants import dequantize
 
 from lmdeploy.turbomind.gguf.header import BLOCK_TYPES, TYPES, read_header
+from lmdeploy.turbomind.gguf.stored import widened
 from lmdeploy.turbomind.manifest import Expression, Load, Manifest, concat, permute, reshape, rows_of
 from lmdeploy.turbomind.safetensors_index import read_files
 from tests.kernels import device
@@ -23,7 +24,9 @@ INPUTS = 768
 # Where a block keeps halves.
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "IQ1_S": (0,), "IQ1_M": (),
+    "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,), "TQ1_0": (52,), "TQ2_0": (64,),
+    "MXFP4": (),
 }  # fmt: skip
 # Formats whose scales are halves as they are stored; the others' are products, which kernels have in 11 bits.
 EXACT = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"}
@@ -37,6 +40,13 @@ def random_blocks(kind: str, rows: int, seed: int = 0) -> np.ndarray:
     for place in HALVES[kind]:
         halves = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
+    if kind == "MXFP4":
+        blocks[..., 0] = generator.integers(115, 128, blocks.shape[:2])  # powers of two of a usual size
+    if kind == "IQ1_M":  # a half of a usual size, four bits in each word
+        words = blocks[..., 48:56].view(np.uint16)
+        halves = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16).view(np.uint16)
+        for number in range(4):
+            words[..., number] = words[..., number] & 0x0FFF | (halves >> 4 * number & 15) << 12
     return blocks.reshape(rows, -1)
 
 
@@ -68,6 +78,14 @@ def test_every_format_is_tried() -> None:
     assert set(HALVES) == set(BLOCK_TYPES)
     sizes = {name: (elements, size) for name, elements, size in TYPES.values()}
     assert sizes == {name: gguf.GGML_QUANT_SIZES[Type[name]] for name in sizes}
+
+
+def test_what_wider_codes_take_in_memory_is_said(tmp_path: Path) -> None:
+    write(tmp_path, ["IQ2_XXS", "Q4_0", "MXFP4"], rows=1000)
+    index = read_files([tmp_path / "x.gguf"])
+    assert widened(index) == ("codes of IQ2_XXS, MXFP4 are kept in 8 bits: 1.5 MB in memory, 0.6 MB in the file")
+    write(tmp_path, ["Q4_0"])
+    assert widened(read_files([tmp_path / "x.gguf"])) == ""
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES)

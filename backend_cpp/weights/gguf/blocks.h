@@ -3,7 +3,8 @@
 //
 // Inside a block, groups of neighbouring inputs share a scale, and in some formats a minimum:
 //
-//   w = scale (code - zero)      zero is the same in all of the format: Q4_0, Q5_0, Q8_0, Q3_K, Q6_K, IQ4_NL, IQ4_XS
+//   w = scale (code - zero)      zero is the same in all of the format: Q4_0, Q5_0, Q8_0, Q3_K, Q6_K, IQ4_NL, IQ4_XS,
+//                                and those of weights/gguf/lattice_blocks.h
 //   w = scale code + min         Q4_1, Q5_1, Q2_K, Q4_K, Q5_K
 #pragma once
 

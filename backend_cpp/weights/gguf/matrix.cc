@@ -37,33 +37,40 @@ GgufMatrix::GgufMatrix(CheckpointTensor blocks) : blocks_(std::move(blocks)), fo
   }
   out_features_ = matrix_size(blocks_.shape[0]);
   in_features_ = stored_inputs_ = matrix_size(blocks_.shape[1]);
+  inputs_ = {{0, in_features_}};
 }
 
 GgufMatrix::Row GgufMatrix::decode(int output) const {
-  const int first_block = first_input_ / format_->inputs;
-  const int last_block = (first_input_ + in_features_ + format_->inputs - 1) / format_->inputs;
+  Row row;
+  for (const Slice::Range& range : inputs_) append(output, range, row);
+  return row;
+}
+
+void GgufMatrix::append(int output, Slice::Range range, Row& row) const {
+  const int first_block = range.begin / format_->inputs;
+  const int last_block = (range.end + format_->inputs - 1) / format_->inputs;
   const auto groups = static_cast<size_t>(format_->inputs / format_->group);
   const auto inputs = static_cast<size_t>(format_->inputs);
   const auto count = static_cast<size_t>(last_block - first_block);
-  Row row{std::vector<uint8_t>(count * inputs), std::vector<float>(count * groups),
-          std::vector<float>(format_->has_mins() ? count * groups : 0)};
+  std::vector<uint8_t> codes(count * inputs);
+  std::vector<float> scales(count * groups);
+  std::vector<float> mins(format_->has_mins() ? count * groups : 0);
   const std::byte* block = blocks_.data + (static_cast<size_t>(output) * (stored_inputs_ / format_->inputs) +
                                            static_cast<size_t>(first_block)) *
                                               static_cast<size_t>(format_->bytes);
   for (size_t i = 0; i < count; ++i, block += format_->bytes) {
-    format_->decode(block, row.codes.data() + i * inputs, row.scales.data() + i * groups,
-                    row.mins.empty() ? nullptr : row.mins.data() + i * groups);
+    format_->decode(block, codes.data() + i * inputs, scales.data() + i * groups,
+                    mins.empty() ? nullptr : mins.data() + i * groups);
   }
-  // Parts of blocks at both ends.
-  const int before = first_input_ - first_block * format_->inputs;
-  const auto keep = [](auto& values, int begin, int size) {
-    values.erase(values.begin(), values.begin() + begin);
-    values.resize(static_cast<size_t>(size));
+  // The range begins and ends within blocks.
+  const int before = range.begin - first_block * format_->inputs;
+  const int size = range.end - range.begin;
+  const auto keep = [](const auto& from, auto& to, int begin, int kept) {
+    if (!from.empty()) to.insert(to.end(), from.begin() + begin, from.begin() + begin + kept);
   };
-  keep(row.codes, before, in_features_);
-  keep(row.scales, before / format_->group, in_features_ / format_->group);
-  if (!row.mins.empty()) keep(row.mins, before / format_->group, in_features_ / format_->group);
-  return row;
+  keep(codes, row.codes, before, size);
+  keep(scales, row.scales, before / format_->group, size / format_->group);
+  keep(mins, row.mins, before / format_->group, size / format_->group);
 }
 
 void GgufMatrix::dequantize(int output, float* destination) const {
@@ -76,13 +83,20 @@ void GgufMatrix::dequantize(int output, float* destination) const {
 }
 
 std::shared_ptr<const QuantizedMatrix> GgufMatrix::inputs(const Slice& kept) const {
-  if (kept.ranges().size() != 1) return nullptr;
-  const Slice::Range range = kept.ranges().front();
-  if (range.begin % kInputGroup != 0 || range.end % kInputGroup != 0 || range.begin >= range.end) return nullptr;
   auto result = std::make_shared<GgufMatrix>(*this);
-  result->first_input_ = first_input_ + range.begin;
-  result->in_features_ = range.end - range.begin;
-  return result;
+  result->inputs_.clear();
+  result->in_features_ = kept.size();
+  for (const Slice::Range& range : kept.ranges()) {
+    if (range.begin % kInputGroup != 0 || range.end % kInputGroup != 0 || range.begin >= range.end) return nullptr;
+    int first = 0;  // of one of our ranges, among the inputs of this matrix
+    for (const Slice::Range& own : inputs_) {
+      const int begin = std::max(range.begin, first);
+      const int end = std::min(range.end, first + own.end - own.begin);
+      if (begin < end) result->inputs_.push_back({own.begin + begin - first, own.begin + end - first});
+      first += own.end - own.begin;
+    }
+  }
+  return result->inputs_.empty() ? nullptr : result;
 }
 
 bool GgufMatrix::packs_with(const QuantizedMatrix& other) const {

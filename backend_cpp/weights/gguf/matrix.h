@@ -9,6 +9,7 @@
 #include "weights/checkpoint_tensor.h"
 #include "weights/gguf/blocks.h"
 #include "weights/quantized_matrix.h"
+#include "weights/slice.h"
 
 namespace turbomind {
 
@@ -38,13 +39,14 @@ class GgufMatrix final : public QuantizedMatrix {
   };
 
   Row decode(int output) const;
+  void append(int output, Slice::Range range, Row& row) const;
 
   CheckpointTensor blocks_;
   const GgufBlocks* format_;
   int out_features_;
   int in_features_;
-  int first_input_ = 0;  // of those stored
   int stored_inputs_;
+  std::vector<Slice::Range> inputs_;  // of those stored, in the order of this matrix
 };
 
 }  // namespace turbomind

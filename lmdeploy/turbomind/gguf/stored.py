@@ -1,12 +1,13 @@
 """The engine tensors and the spec of a model whose weights are in a GGUF file."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.gguf.architectures import architecture_of
-from lmdeploy.turbomind.gguf.header import BLOCK_TYPES, PLAIN_TYPES
+from lmdeploy.turbomind.gguf.header import BLOCK_TYPES, PLAIN_TYPES, TYPES, WIDENED_TYPES
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, permute, reshape
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ModelSpec
@@ -48,6 +49,20 @@ def stored_spec(spec: ModelSpec, name: str, config: Mapping[str, Any]) -> ModelS
         slower = tuple(f / factor for f, factor in zip(rope.inv_freq, factors, strict=True))
         spec = dataclasses.replace(spec, ropes=(dataclasses.replace(rope, inv_freq=slower),))
     return spec
+
+
+def widened(index: SafetensorsIndex) -> str:
+    """Return a sentence about what codes that become wider take in memory; empty where none do."""
+    sizes = {name: size / inputs for name, inputs, size in TYPES.values()}
+    found = [info for info in index.tensors.values() if info.dtype in WIDENED_TYPES]
+    if not found:
+        return ""
+    numbers = [math.prod(info.shape) for info in found]
+    stored = sum(sizes[info.dtype] * count for info, count in zip(found, numbers, strict=True))
+    kinds = ", ".join(sorted({info.dtype for info in found}))
+    return (
+        f"codes of {kinds} are kept in 8 bits: {sum(numbers) / 1e6:.1f} MB in memory, {stored / 1e6:.1f} MB in the file"
+    )
 
 
 def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[str, Expression]:
