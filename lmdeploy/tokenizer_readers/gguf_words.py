@@ -13,6 +13,8 @@ from tokenizers import Regex, pre_tokenizers
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _CL100K = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ONE_DIGIT = _CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
+# Marks are parts of words.
+_WITH_MARKS = _ONE_DIGIT.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _BEGINNING = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (f"{_BEGINNING}{_UPPER}*{_LOWER}+", f"{_BEGINNING}{_UPPER}+{_LOWER}*")
@@ -73,11 +75,13 @@ _FALCON = Words(
 _NAMES: Sequence[tuple[Words, str]] = (
     (_GPT2, "default gpt-2 gpt2 phi-2 mpt olmo jais gigachat"),
     (_DIGITS, "smollm starcoder refact codeshell command-r exaone"),
-    (_LLAMA3, "llama3 llama-v3 llama-bpe falcon3 falcon-h1"),
+    (_LLAMA3, "llama3 llama-v3 llama-bpe falcon3 falcon-h1 lfm2"),
     (Words(_CL100K), "dbrx smaug-bpe"),
+    (Words(_CL100K, keeps_whole=True), "glm4"),
+    (Words(_WITH_MARKS, is_composed=True), "qwen35"),
     (_QWEN2, "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan"),
     (_FALCON, "falcon"),
     (Words(_TEKKEN, keeps_whole=True, adds_bos=True), "tekken"),
-    (Words(_O200K), "gpt-4o"),
+    (Words(_O200K), "gpt-4o llama4 minimax-m2"),
 )
 WORDS = {name: words for words, names in _NAMES for name in names.split()}

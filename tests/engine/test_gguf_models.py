@@ -17,6 +17,8 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import FALCON, LINEAR_ROPE, LONG_ROPE, SMALL_HEADS, SOFT_CAPS, UNTIED, YARN_ROPE
 from tests.support.expert_models import EXPERTS, QWEN_EXPERTS
 from tests.support.gguf_files import Tensors, Type, TypeOf, matrices_in, write_gguf
+from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
+from tests.support.hybrid_models import GATED_DELTA
 from tests.support.tiny_models import LLAMA3_ROPE, make_small
 from tests.support.token_engine import TokenEngine, relative_error
 
@@ -31,6 +33,15 @@ GEMMA3_ROPE = {
 GEMMA3_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERT_COUNTS = {"expert_count": 6, "expert_used_count": 2}
 QWEN_COUNTS = {"expert_count": 9, "expert_used_count": 3, "expert_feed_forward_length": 24}
+GATED_DELTA_SIZES = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 96,
+    "attention.recurrent_layers": [True, False, True, True],
+}
+HYBRID_COUNTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 24}
 # GGUF's architecture, that of `transformers`, fields of its config, further metadata.
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "Llama": ("llama", "LlamaForCausalLM", {}, {}),
@@ -55,6 +66,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         QWEN_EXPERTS | SMALL_HEADS | {"norm_topk_prob": True},
         QWEN_COUNTS,
+    ),
+    "Qwen3.5": ("qwen35", "Qwen3_5ForCausalLM", GATED_DELTA, GATED_DELTA_SIZES),
+    "Qwen3-Next": (
+        "qwen3next",
+        "Qwen3NextForCausalLM",
+        GATED_DELTA | HYBRID_EXPERTS | {"norm_topk_prob": True},
+        GATED_DELTA_SIZES | HYBRID_COUNTS,
     ),
     "Gemma": ("gemma", "GemmaForCausalLM", SMALL_HEADS, {}),
     "Gemma 2": (
@@ -147,7 +165,7 @@ def test_logits_equal_those_of_the_checkpoint_a_file_was_written_from(name: str,
 
 def mixed(name: str, shape: tuple[int, ...]) -> Type:
     """As files of mixed types have it: parts of what is one matrix here differ."""
-    if len(shape) == 1:
+    if len(shape) == 1 or shape[-1] % 32:
         return Type.F32
     if "attn_v" in name:
         return Type.Q8_0
@@ -197,6 +215,23 @@ def test_experts_are_multiplied_as_codes(name: str, tmp_path: Path) -> None:
         _, logits = engine.generate(PROMPT, 1, "all")
     expected = logits_of_transformers(plain, PROMPT)
     assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < LIMIT
+
+
+def test_a_hybrid_model_is_multiplied_as_codes(tmp_path: Path) -> None:
+    # Heads of 32 values: the inputs of the last matrix are moved as codes.
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.05, "linear_value_head_dim": 32}
+    source = make_small(tmp_path / "source", "Qwen3_5ForCausalLM", **(GATED_DELTA | sizes))
+    values = write_gguf(
+        source, tmp_path / "model.gguf", "qwen35", mixed, extra=GATED_DELTA_SIZES | {"ssm.inner_size": 128}
+    )
+    expected = logits_of_transformers(source, PROMPT, values)
+    found = []
+    for ranks in (1, 2):
+        with TokenEngine(tmp_path / "model.gguf", tp=ranks) as engine:
+            found.append(engine.answer(PROMPT, 1, "all")[1])
+    for logits in found:  # states add up what rounding of activations costs
+        assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < 3 * LIMIT
+    assert torch.equal(*found)
 
 
 def test_a_split_file_on_two_ranks_answers_as_the_whole_one(tmp_path: Path) -> None:

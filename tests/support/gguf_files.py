@@ -71,6 +71,7 @@ def write_gguf(
     config = AutoConfig.from_pretrained(directory)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=0)
     tensors = _stacked({name: tensor.float() for name, tensor in load_file(directory / "model.safetensors").items()})
+    tensors = _divided(tensors, config)
     if parts:
         writer = gguf.GGUFWriter(path, architecture, split_max_tensors=-(-len(tensors) // parts))
     _add_sizes(writer, config, extra or {})
@@ -197,6 +198,8 @@ def _as_converted(
     """Return GGUF's name, what the converter makes of a tensor, and what undoes that."""
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    if "linear_attn." in name:
+        return _gated_delta(name, tensor, architecture, config, names)
     renamed = re.sub(r"^model\.(layers\.\d+)\.block_sparse_moe\.experts\.", r"\1.feed_forward.experts.", name)
     gguf_name = names.get_name(renamed, try_suffixes=(".weight", ".bias"))
     assert gguf_name is not None, name
@@ -205,7 +208,7 @@ def _as_converted(
         return gguf_name, _swapped(tensor, heads, 2), lambda stored: _swapped(stored, heads, -1)
     if name.endswith("shared_expert_gate.weight"):
         return gguf_name, tensor.squeeze(), lambda stored: stored[None]
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    if architecture.startswith(("gemma", "qwen35", "qwen3next")) and name.endswith("norm.weight"):
         return gguf_name, tensor + 1, lambda stored: stored - 1
     if architecture == "falcon" and "query_key_value" in name:
         group = config.num_attention_heads // _kv_heads(config)
@@ -213,6 +216,54 @@ def _as_converted(
         parts = torch.cat([heads[:, :-2].flatten(0, 2), heads[:, -2].flatten(0, 1), heads[:, -1].flatten(0, 1)])
         return gguf_name, parts, lambda stored: tensor
     return gguf_name, tensor, lambda stored: stored
+
+
+def _gated_delta(
+    name: str, tensor: torch.Tensor, architecture: str, config: Any, names: gguf.TensorNameMap
+) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """The same of a tensor of a gated delta network; joined matrices of Qwen3-Next are in `_divided`."""
+    key_heads, heads, size = (
+        getattr(config, f"linear_{what}") for what in ("num_key_heads", "num_value_heads", "value_head_dim")
+    )
+    keys = 2 * key_heads * config.linear_key_head_dim
+    kind = name.rpartition("linear_attn.")[2]
+    found = names.get_name(name.replace(".dt_bias", ".dt_proj.bias"), try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    values = tensor.squeeze(1) if kind == "conv1d.weight" else tensor
+    shape = tensor.shape
+    if kind == "A_log":
+        values = -values.exp()
+    if architecture == "qwen3next" or kind == "norm.weight" or heads == key_heads:
+        return found, values, lambda stored: (-stored).log() if kind == "A_log" else stored.reshape(shape)
+
+    def moved(whole: torch.Tensor, first: int, second: int) -> torch.Tensor:
+        if kind == "out_proj.weight":
+            return whole.unflatten(1, (first, second, size)).transpose(1, 2).flatten(1).contiguous()
+        begin = keys if kind in ("in_proj_qkv.weight", "conv1d.weight") else 0
+        each = size if begin or kind == "in_proj_z.weight" else 1
+        rows = whole[begin:].unflatten(0, (first, second, each)).transpose(0, 1).flatten(0, 2)
+        return torch.cat([whole[:begin], rows])
+
+    def back(stored: torch.Tensor) -> torch.Tensor:
+        whole = moved(stored, heads // key_heads, key_heads)
+        return (-whole).log() if kind == "A_log" else whole.reshape(shape)
+
+    return found, moved(values, key_heads, heads // key_heads), back
+
+
+def _divided(tensors: Tensors, config: Any) -> Tensors:
+    """Return tensors with Qwen3-Next's joined matrix as all queries, keys, values, and all gates."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("in_proj_qkvz.weight"):
+            found[name] = tensor
+            continue
+        group = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
+        sizes = [config.linear_key_head_dim] * 2 + [group] * 2
+        parts = [part.flatten(0, 1) for part in tensor.unflatten(0, (config.linear_num_key_heads, -1)).split(sizes, 1)]
+        found[name.replace("qkvz", "qkv")] = torch.cat(parts[:3])
+        found[name.replace("qkvz", "z")] = parts[3]
+    return found
 
 
 def _stacked(tensors: Tensors) -> Tensors:

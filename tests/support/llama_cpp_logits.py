@@ -17,6 +17,7 @@ sys.modules.setdefault("diskcache", types.ModuleType("diskcache"))  # imported, 
 from llama_cpp import Llama  # noqa: E402
 
 ids = json.loads(tokens)
-llm = Llama(model_path=model, n_ctx=len(ids) + 8, n_batch=len(ids), logits_all=True, verbose=False)
+# Keys and values in float32 (0), as they are here.
+llm = Llama(model_path=model, n_ctx=len(ids) + 8, n_batch=len(ids), logits_all=True, verbose=True, type_k=0, type_v=0)
 llm.eval(ids)
 np.save(out, np.asarray(llm.scores[: len(ids)], np.float32))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from transformers import AutoTokenizer, Qwen2Tokenizer
+from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import default_model_dir
@@ -81,11 +81,12 @@ def test_sentencepiece_is_read_as_sentencepiece_does(
     assert pieces.piece_to_id("<tool>") in tokenizer.encode("call <tool> now", add_bos=False)
 
 
-def test_words_are_cut_as_qwen2_cuts_them(tmp_path: Path) -> None:
-    metadata = byte_level_metadata(default_model_dir(), "qwen2")
+@pytest.mark.parametrize(("pre", "published"), [("qwen2", Qwen2Tokenizer), ("qwen35", Qwen3_5Tokenizer)])
+def test_words_are_cut_as_qwen_cuts_them(pre: str, published: Any, tmp_path: Path) -> None:
+    metadata = byte_level_metadata(default_model_dir(), pre)
     write_tokenizer(metadata, tmp_path)
     content = json.loads((default_model_dir() / "tokenizer.json").read_text())["model"]
-    original = Qwen2Tokenizer(vocab=content["vocab"], merges=[tuple(merge) for merge in content["merges"]])
+    original = published(vocab=content["vocab"], merges=[tuple(merge) for merge in content["merges"]])
     found = Tokenizer(str(tmp_path))
     for text in TEXTS:
         assert found.encode(text, add_bos=False) == original.encode(text, add_special_tokens=False), text

@@ -12,11 +12,20 @@ from typing import Any
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.gguf import configs
+from lmdeploy.turbomind.gguf import configs, hybrids, mixtures
 from lmdeploy.turbomind.gguf.metadata import Metadata
+from lmdeploy.turbomind.gguf.mixture_tensors import biased_experts
+from lmdeploy.turbomind.gguf.recurrent import (
+    convolution_tensors,
+    gated_delta_tensors,
+    grouped_delta_tensors,
+    mamba_tensors,
+)
 
 _LAYOUT = Layout(
     embedding="token_embd",
+    embedding_norm="token_embd_norm",
+    positions="position_embd",
     final_norm="output_norm",
     lm_head="output",
     layer="blk.{}.",
@@ -29,12 +38,14 @@ _LAYOUT = Layout(
     v="attn_v",
     q_norm="attn_q_norm",
     k_norm="attn_k_norm",
+    sinks="attn_sinks.weight",
     o="attn_output",
     gate="ffn_gate",
     up="ffn_up",
     down="ffn_down",
     experts=ExpertNames(
         router="ffn_gate_inp",
+        correction="exp_probs_b.bias",
         gate="ffn_gate.{}",
         up="ffn_up.{}",
         down="ffn_down.{}",
@@ -43,6 +54,11 @@ _LAYOUT = Layout(
     ).tensors,
 )
 _JOINED_QKV = dataclasses.replace(_LAYOUT, qkv="attn_qkv")
+_LATE_MLP_NORM = dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
+_QWEN3_5 = dataclasses.replace(_LATE_MLP_NORM, recurrence=gated_delta_tensors)
+_LFM2 = dataclasses.replace(_LAYOUT, final_norm="token_embd_norm", recurrence=convolution_tensors)
+_MAMBA = dataclasses.replace(_LAYOUT, recurrence=mamba_tensors)
+_QWEN3_NEXT = dataclasses.replace(_QWEN3_5, recurrence=grouped_delta_tensors)
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,13 @@ ARCHITECTURES = {
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", configs.qwen2moe),
     "qwen3": Architecture("Qwen3ForCausalLM", configs.qwen3),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
+    "qwen3next": Architecture("Qwen3NextForCausalLM", hybrids.qwen3next, _QWEN3_NEXT, has_whole_norms=True),
+    "qwen35": Architecture("Qwen3_5ForCausalLM", hybrids.qwen35, _QWEN3_5, has_whole_norms=True),
+    "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", hybrids.qwen35moe, _QWEN3_5, has_whole_norms=True),
+    "lfm2": Architecture("Lfm2ForCausalLM", hybrids.lfm2, _LFM2),
+    "lfm2moe": Architecture("Lfm2MoeForCausalLM", hybrids.lfm2moe, _LFM2),
+    "mamba2": Architecture("Mamba2ForCausalLM", hybrids.mamba2, _MAMBA),
+    "granitehybrid": Architecture("GraniteMoeHybridForCausalLM", hybrids.granitehybrid, _MAMBA, is_turned=True),
     "gemma": Architecture("GemmaForCausalLM", configs.gemma, has_whole_norms=True),
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, has_whole_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, has_whole_norms=True),
@@ -91,25 +114,53 @@ ARCHITECTURES = {
     "starcoder2": Architecture("Starcoder2ForCausalLM", configs.starcoder2),
     "olmo2": Architecture("Olmo2ForCausalLM", configs.olmo2),
     "exaone4": Architecture("Exaone4ForCausalLM", configs.exaone4),
-    "seed_oss": Architecture(
-        "SeedOssForCausalLM", configs.seed_oss, dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
-    ),
+    "seed_oss": Architecture("SeedOssForCausalLM", configs.seed_oss, _LATE_MLP_NORM),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", configs.ernie4_5),
     "command-r": Architecture("CohereForCausalLM", configs.command_r),
     "phi2": Architecture("PhiForCausalLM", configs.phi2),
     "stablelm": Architecture("StableLmForCausalLM", configs.stablelm),
+    "cohere2": Architecture("Cohere2ForCausalLM", configs.cohere2),
+    "granite": Architecture("GraniteForCausalLM", configs.granite, is_turned=True),
+    "arcee": Architecture("ArceeForCausalLM", configs.arcee, is_turned=True),
+    "smollm3": Architecture("SmolLM3ForCausalLM", configs.smollm3, is_turned=True),
+    "glm4": Architecture("Glm4ForCausalLM", configs.glm4, dataclasses.replace(_LAYOUT, gate_up="ffn_up")),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", configs.hunyuan_dense),
+    "nemotron": Architecture("NemotronForCausalLM", configs.nemotron, has_whole_norms=True),
+    "gptneox": Architecture("GPTNeoXForCausalLM", configs.gptneox, _JOINED_QKV),
+    "gpt2": Architecture("GPT2LMHeadModel", configs.gpt2, _JOINED_QKV),
+    "starcoder": Architecture("GPTBigCodeForCausalLM", configs.gpt2, _JOINED_QKV),
+    "bloom": Architecture("BloomForCausalLM", configs.bloom, _JOINED_QKV),
+    "olmoe": Architecture("OlmoeForCausalLM", mixtures.olmoe),
+    "granitemoe": Architecture("GraniteMoeSharedForCausalLM", mixtures.granitemoe, is_turned=True),
+    "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", mixtures.ernie4_5_moe),
+    "dots1": Architecture("Dots1ForCausalLM", mixtures.dots1),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", mixtures.glm4moe, _LATE_MLP_NORM),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", mixtures.minimax_m2),
+    "hunyuan-moe": Architecture("HunYuanMoEV1ForCausalLM", mixtures.hunyuan_moe),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM", mixtures.gpt_oss, dataclasses.replace(_LATE_MLP_NORM, experts=biased_experts)
+    ),
+    "llama4": Architecture("Llama4ForCausalLM", mixtures.llama4),
 }
-MIXTRAL = "llama with experts"  # GGUF names it as it does Llama
-_ALL = {**ARCHITECTURES, MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True)}
+# Models that GGUF names as it does others.
+MIXTRAL, OLMO3 = "llama with experts", "olmo2 with windows"
+_ALL = {
+    **ARCHITECTURES,
+    MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True),
+    OLMO3: Architecture("Olmo3ForCausalLM", configs.olmo3),
+}
 
 
 def architecture_name(metadata: Metadata) -> str:
     """Return the name of the architecture of a file for :func:`architecture_of`."""
-    return MIXTRAL if metadata.architecture == "llama" and metadata.get("expert_count") else metadata.architecture
+    name = metadata.architecture
+    if name == "llama" and metadata.get("expert_count"):
+        return MIXTRAL
+    return OLMO3 if name == "olmo2" and metadata.get("attention.sliding_window") else name
 
 
 def architecture_of(name: str) -> Architecture:
-    """Return an architecture by GGUF's name, or :data:`MIXTRAL`.
+    """Return an architecture by GGUF's name, or :data:`MIXTRAL` or :data:`OLMO3`.
 
     Raises
     ------

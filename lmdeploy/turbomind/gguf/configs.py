@@ -9,8 +9,20 @@ from typing import Any
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.gguf.metadata import Metadata
 
-_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+# Of architectures that also have models without.
+_WITHOUT_EXPERTS = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "falcon",
+    "starcoder2",
+    "cohere",
+)
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> dict[str, Any]:
@@ -23,10 +35,10 @@ def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> di
     ValueError
         If there is no context length or no epsilon of norms.
     """
-    if metadata.get("expert_count") and model_type not in _WITH_EXPERTS:
+    if metadata.get("expert_count") and model_type in _WITHOUT_EXPERTS:
         raise UnsupportedModelError(
-            f"GGUF files of mixtures of experts of architecture {metadata.architecture} are not read; those read are "
-            "llama (Mixtral), qwen2moe and qwen3moe: take the model as safetensors"
+            f"GGUF files of mixtures of experts of architecture {metadata.architecture} are not read: take the model "
+            "as safetensors"
         )
     stored_eps = "layer_norm_rms_epsilon" if eps == "rms_norm_eps" else "layer_norm_epsilon"
     return {
@@ -34,7 +46,7 @@ def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> di
         "vocab_size": metadata.vocab_size,
         "hidden_size": metadata.get("embedding_length"),
         "intermediate_size": metadata.get("feed_forward_length"),
-        "num_hidden_layers": metadata.get("block_count"),
+        "num_hidden_layers": metadata.layer_count,
         "num_attention_heads": metadata.get("attention.head_count"),
         "num_key_value_heads": metadata.get("attention.head_count_kv", metadata.get("attention.head_count")),
         "head_dim": metadata.head_dim,
@@ -61,7 +73,7 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
     return rope
 
 
-def _partial_rotation(metadata: Metadata) -> dict[str, float]:
+def partial_rotation(metadata: Metadata) -> dict[str, float]:
     """Return the part of a head that turns, where it is not all of it."""
     head_dim, turning = metadata.head_dim, metadata.get("rope.dimension_count")
     is_part = head_dim and type(turning) is int and turning < head_dim
@@ -97,7 +109,7 @@ def qwen2(metadata: Metadata) -> dict[str, Any]:
     return common(metadata, "qwen2") | {"hidden_act": "silu", "use_sliding_window": False}
 
 
-def _qwen_experts(metadata: Metadata, *, normalizes: bool) -> dict[str, Any]:
+def qwen_experts(metadata: Metadata, *, normalizes: bool) -> dict[str, Any]:
     """Return what Qwen's mixtures have; all layers have experts. Sizes that metadata lack are those of tensors."""
     first = metadata.tensors.get("blk.0.ffn_up_exps.weight")
     return {
@@ -121,13 +133,13 @@ def qwen2moe(metadata: Metadata) -> dict[str, Any]:
             "expert_shared_feed_forward_length", shared.shape[0] if shared else None
         ),
     }
-    return common(metadata, "qwen2_moe") | _qwen_experts(metadata, normalizes=False) | own
+    return common(metadata, "qwen2_moe") | qwen_experts(metadata, normalizes=False) | own
 
 
 def qwen3moe(metadata: Metadata) -> dict[str, Any]:
     """Qwen3-MoE: weights of chosen experts sum to one."""
     own = {"attention_bias": metadata.has("blk.0.attn_q.bias")}
-    return common(metadata, "qwen3_moe") | _qwen_experts(metadata, normalizes=True) | own
+    return common(metadata, "qwen3_moe") | qwen_experts(metadata, normalizes=True) | own
 
 
 def qwen3(metadata: Metadata) -> dict[str, Any]:
@@ -163,7 +175,7 @@ def gemma2(metadata: Metadata) -> dict[str, Any]:
         "attn_logit_softcapping": metadata.get("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": metadata.get("final_logit_softcapping", 30.0),
         "sliding_window": metadata.get("attention.sliding_window", 4096),
-        "layer_types": [_FULL if layer % 2 else _SLIDING for layer in range(layers)],
+        "layer_types": [FULL if layer % 2 else SLIDING for layer in range(layers)],
     }
 
 
@@ -183,15 +195,15 @@ def gemma3(metadata: Metadata) -> dict[str, Any]:
         "attn_logit_softcapping": None,
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         "sliding_window": metadata.get("attention.sliding_window", 1024),
-        "layer_types": [_SLIDING if (layer + 1) % period else _FULL for layer in range(layers)],
-        "rope_parameters": {_FULL: whole, _SLIDING: local},
+        "layer_types": [SLIDING if (layer + 1) % period else FULL for layer in range(layers)],
+        "rope_parameters": {FULL: whole, SLIDING: local},
     }
 
 
 def phi3(metadata: Metadata) -> dict[str, Any]:
     """Phi-3, 3.5 and 4: a part of a head turns in some, and longrope's factors are tensors."""
     fields = common(metadata, "phi3")
-    rope = fields["rope_parameters"] | _partial_rotation(metadata)
+    rope = fields["rope_parameters"] | partial_rotation(metadata)
     fields["rope_parameters"] = rope
     longer, shorter = (metadata.numbers.get(f"rope_factors_{length}.weight") for length in ("long", "short"))
     if longer and shorter:
@@ -238,22 +250,36 @@ def starcoder2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def windows(metadata: Metadata, period: int) -> list[str]:
+    """Return the kind of each layer: as the file lists them, or the last of ``period`` sees everything."""
+    given = metadata.get("attention.sliding_window_pattern", period)
+    layers = range(metadata.layer_count or 0)
+    if isinstance(given, list):
+        return [SLIDING if is_sliding else FULL for is_sliding in given[: len(layers)]]
+    return [SLIDING if given and (layer + 1) % given else FULL for layer in layers]
+
+
 def olmo2(metadata: Metadata) -> dict[str, Any]:
-    """OLMo 2; files of OLMo 3 name the same architecture, and a window."""
-    if metadata.get("attention.sliding_window"):
-        raise UnsupportedModelError("GGUF files of OLMo 3 are not read: take the model as safetensors")
+    """OLMo 2."""
     return common(metadata, "olmo2") | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
 
 
+def olmo3(metadata: Metadata) -> dict[str, Any]:
+    """OLMo 3: layers with a window rotate without YaRN."""
+    fields = olmo2(metadata) | {"model_type": "olmo3", "sliding_window": metadata.get("attention.sliding_window")}
+    whole = fields["rope_parameters"]
+    local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", whole["rope_theta"])}
+    return fields | {"layer_types": windows(metadata, 4), "rope_parameters": {FULL: whole, SLIDING: local}}
+
+
 def exaone4(metadata: Metadata) -> dict[str, Any]:
-    """EXAONE 4 1.2B, whose layers all see and rotate everything."""
-    if metadata.get("attention.sliding_window"):
-        raise UnsupportedModelError("GGUF files of EXAONE 4 with windows are not read: take the model as safetensors")
-    layers = metadata.get("block_count", 0)
+    """EXAONE 4: 1.2B, whose layers all see and rotate everything, and 32B."""
+    window = metadata.get("attention.sliding_window") or None
+    layers = metadata.layer_count or 0
     return common(metadata, "exaone4") | {
         "hidden_act": "silu",
-        "sliding_window": None,
-        "layer_types": [_FULL] * layers,
+        "sliding_window": window,
+        "layer_types": windows(metadata, 4) if window else [FULL] * layers,
     }
 
 
@@ -272,6 +298,15 @@ def ernie4_5(metadata: Metadata) -> dict[str, Any]:
     return common(metadata, "ernie4_5") | {"hidden_act": "silu", "use_bias": metadata.has("blk.0.attn_q.bias")}
 
 
+def cohere2(metadata: Metadata) -> dict[str, Any]:
+    """Command R7B and A: the last of four layers sees everything and does not rotate."""
+    return command_r(metadata) | {
+        "model_type": "cohere2",
+        "sliding_window": metadata.need("attention.sliding_window"),
+        "layer_types": windows(metadata, 4),
+    }
+
+
 def command_r(metadata: Metadata) -> dict[str, Any]:
     """Command R and R+."""
     return common(metadata, "cohere", "layer_norm_eps") | {
@@ -285,17 +320,109 @@ def command_r(metadata: Metadata) -> dict[str, Any]:
 def phi2(metadata: Metadata) -> dict[str, Any]:
     """Phi-1, 1.5 and 2."""
     fields = common(metadata, "phi", "layer_norm_eps")
-    fields["rope_parameters"] |= _partial_rotation(metadata)
+    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {"hidden_act": "gelu_new", "qk_layernorm": False}
 
 
 def stablelm(metadata: Metadata) -> dict[str, Any]:
     """StableLM."""
     fields = common(metadata, "stablelm", "layer_norm_eps")
-    fields["rope_parameters"] |= _partial_rotation(metadata)
+    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {
         "hidden_act": "silu",
         "use_qkv_bias": metadata.has("blk.0.attn_q.bias"),
         "qk_layernorm": metadata.has("blk.0.attn_q_norm.weight"),
         "use_parallel_residual": not metadata.has("blk.0.ffn_norm.weight"),
+    }
+
+
+def multipliers(metadata: Metadata) -> dict[str, Any]:
+    """Return the factors of Granite's models."""
+    return {
+        "attention_multiplier": metadata.get("attention.scale") or (metadata.head_dim or 1) ** -0.5,
+        "embedding_multiplier": metadata.get("embedding_scale", 1.0),
+        "residual_multiplier": metadata.get("residual_scale", 1.0),
+        "logits_scaling": metadata.get("logit_scale", 1.0),
+    }
+
+
+def granite(metadata: Metadata) -> dict[str, Any]:
+    """Granite."""
+    return llama(metadata) | {"model_type": "granite"} | multipliers(metadata)
+
+
+def arcee(metadata: Metadata) -> dict[str, Any]:
+    """Arcee (AFM): a plain MLP."""
+    return llama(metadata) | {
+        "model_type": "arcee",
+        "hidden_act": "relu2",
+        "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
+    }
+
+
+def smollm3(metadata: Metadata) -> dict[str, Any]:
+    """SmolLM3: the last of four layers does not rotate."""
+    rotates = [int(bool((layer + 1) % 4)) for layer in range(metadata.layer_count or 0)]
+    return llama(metadata) | {"model_type": "smollm3", "no_rope_layers": rotates}
+
+
+def glm4(metadata: Metadata) -> dict[str, Any]:
+    """GLM-4-0414."""
+    fields = common(metadata, "glm4")
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    return fields | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
+
+
+def hunyuan_dense(metadata: Metadata) -> dict[str, Any]:
+    """Hunyuan without experts; the base of its rotation has the factor of the longest context already."""
+    return common(metadata, "hunyuan_v1_dense") | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+    }
+
+
+def nemotron(metadata: Metadata) -> dict[str, Any]:
+    """Nemotron-4 and Minitron."""
+    fields = common(metadata, "nemotron", "norm_eps")
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    return fields | {
+        "hidden_act": "relu2",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
+    }
+
+
+def gptneox(metadata: Metadata) -> dict[str, Any]:
+    """GPT-NeoX, Pythia, Dolly."""
+    fields = common(metadata, "gpt_neox", "layer_norm_eps")
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    return fields | {
+        "hidden_act": "gelu",
+        "attention_bias": metadata.has("blk.0.attn_qkv.bias"),
+        "use_parallel_residual": metadata.get("use_parallel_residual", True),
+    }
+
+
+def gpt2(metadata: Metadata) -> dict[str, Any]:
+    """GPT-2, and StarCoder 1, which has one key/value head."""
+    fields = common(metadata, "gpt2", "layer_norm_epsilon")
+    positions = metadata.tensors.get("position_embd.weight")
+    return fields | {
+        "n_embd": fields["hidden_size"],
+        "n_layer": fields["num_hidden_layers"],
+        "n_head": fields["num_attention_heads"],
+        "n_inner": fields["intermediate_size"],
+        "max_position_embeddings": positions.shape[0] if positions else fields["max_position_embeddings"],
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "multi_query": fields["num_key_value_heads"] == 1,
+    }
+
+
+def bloom(metadata: Metadata) -> dict[str, Any]:
+    """BLOOM."""
+    fields = common(metadata, "bloom", "layer_norm_epsilon")
+    return fields | {
+        "seq_length": fields["max_position_embeddings"],
+        "apply_residual_connection_post_layernorm": False,
     }

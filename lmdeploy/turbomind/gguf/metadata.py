@@ -52,6 +52,12 @@ class Metadata:
         return embedding.shape[0] if embedding is not None and embedding.shape else None
 
     @property
+    def layer_count(self) -> int | None:
+        """Layers of the decoder, without those that only predict further tokens; None where it is not given."""
+        blocks = self.get("block_count")
+        return blocks - self.get("nextn_predict_layers", 0) if type(blocks) is int else None
+
+    @property
     def head_dim(self) -> int | None:
         """Size of a head where it is given; otherwise it follows from the hidden size."""
         hidden, heads = self.get("embedding_length"), self.get("attention.head_count")

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from lmdeploy.turbomind.gguf.header import GgufTensor
 
-_STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight")
+_STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
+_DIMENSIONS = {"weight": 3, "bias": 2}
 
 
 def apart(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
@@ -16,12 +17,12 @@ def apart(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
     found: dict[str, GgufTensor] = {}
     for name, tensor in tensors.items():
         stack = _STACK.fullmatch(name)
-        if stack is None or len(tensor.shape) != 3:
+        if stack is None or len(tensor.shape) != _DIMENSIONS[stack[2]]:
             found[name] = tensor
             continue
         count, *shape = tensor.shape
         size = tensor.size // max(count, 1)
         for expert in range(count):
             own = GgufTensor(tensor.dtype, tuple(shape), tensor.offset + expert * size, size)
-            found[f"{stack[1]}.{expert}.weight"] = own
+            found[f"{stack[1]}.{expert}.{stack[2]}"] = own
     return found

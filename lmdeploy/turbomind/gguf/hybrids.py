@@ -1,0 +1,138 @@
+"""From the metadata of GGUF files of models with recurrences to the config.json that they are published with."""
+
+from typing import Any
+
+from lmdeploy.turbomind.gguf.configs import FULL, common, multipliers, partial_rotation, qwen_experts
+from lmdeploy.turbomind.gguf.metadata import Metadata
+
+_LINEAR = "linear_attention"
+
+
+def _gated_delta(metadata: Metadata, model_type: str) -> dict[str, Any]:
+    """Return what Qwen3-Next and Qwen3.5 have; every fourth layer has attention unless the file says which do."""
+    fields = common(metadata, model_type)
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    layers, heads = metadata.layer_count or 0, metadata.need("ssm.time_step_rank")
+    period = metadata.get("full_attention_interval", 4)
+    recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % period) for layer in range(layers)])
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "layer_types": [_LINEAR if is_recurrent else FULL for is_recurrent in recurrent[:layers]],
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": metadata.need("ssm.group_count"),
+        "linear_key_head_dim": metadata.need("ssm.state_size"),
+        "linear_value_head_dim": metadata.need("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": metadata.need("ssm.conv_kernel"),
+    }
+
+
+def _gated_delta_with_experts(metadata: Metadata, model_type: str) -> dict[str, Any]:
+    fields = _gated_delta(metadata, model_type) | qwen_experts(metadata, normalizes=True)
+    fields["intermediate_size"] = fields["intermediate_size"] or fields["moe_intermediate_size"]
+    shared = metadata.tensors.get("blk.0.ffn_up_shexp.weight")
+    size = metadata.get("expert_shared_feed_forward_length", shared.shape[0] if shared else None)
+    return fields | {"shared_expert_intermediate_size": size}
+
+
+def qwen3next(metadata: Metadata) -> dict[str, Any]:
+    """Qwen3-Next."""
+    return _gated_delta_with_experts(metadata, "qwen3_next")
+
+
+def qwen35(metadata: Metadata) -> dict[str, Any]:
+    """Qwen3.5 (text)."""
+    return _gated_delta(metadata, "qwen3_5_text")
+
+
+def qwen35moe(metadata: Metadata) -> dict[str, Any]:
+    """Qwen3.5 with experts (text)."""
+    return _gated_delta_with_experts(metadata, "qwen3_5_moe_text")
+
+
+def _layers_without_attention(metadata: Metadata) -> list[bool]:
+    """Return which layers have no key/value heads, and leave the number of those of the others."""
+    counts = metadata.need("attention.head_count_kv")
+    return [not count for count in counts] if isinstance(counts, list) else [not counts] * (metadata.layer_count or 0)
+
+
+def _key_value_heads(metadata: Metadata) -> int:
+    counts = metadata.need("attention.head_count_kv")
+    return max(counts) if isinstance(counts, list) else int(counts)
+
+
+def _lfm2(metadata: Metadata, model_type: str) -> dict[str, Any]:
+    fields = common(metadata, model_type)
+    return fields | {
+        "norm_eps": fields["rms_norm_eps"],
+        "num_key_value_heads": _key_value_heads(metadata),
+        "layer_types": ["conv" if bare else FULL for bare in _layers_without_attention(metadata)],
+        "conv_L_cache": metadata.need("shortconv.l_cache"),
+        "conv_bias": metadata.has("blk.0.shortconv.conv.bias"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def lfm2(metadata: Metadata) -> dict[str, Any]:
+    """LFM2."""
+    return _lfm2(metadata, "lfm2")
+
+
+def lfm2moe(metadata: Metadata) -> dict[str, Any]:
+    """LFM2 with experts."""
+    return _lfm2(metadata, "lfm2_moe") | {
+        "num_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
+        "num_dense_layers": metadata.get("leading_dense_block_count", 0),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "use_expert_bias": True,
+    }
+
+
+def mamba2(metadata: Metadata) -> dict[str, Any]:
+    """Mamba-2."""
+    fields, inner = common(metadata, "mamba2"), metadata.need("ssm.inner_size")
+    return fields | {
+        "hidden_act": "silu",
+        "layer_norm_epsilon": fields["rms_norm_eps"],
+        "num_heads": metadata.need("ssm.time_step_rank"),
+        "n_groups": metadata.need("ssm.group_count"),
+        "state_size": metadata.need("ssm.state_size"),
+        "expand": inner // metadata.need("embedding_length"),
+        "conv_kernel": metadata.need("ssm.conv_kernel"),
+        "use_conv_bias": metadata.has("blk.0.ssm_conv1d.bias"),
+        "use_bias": metadata.has("blk.0.ssm_in.bias"),
+        "time_step_limit": None,
+    }
+
+
+def granitehybrid(metadata: Metadata) -> dict[str, Any]:
+    """Granite 4: layers with attention do not rotate."""
+    bare, heads = _layers_without_attention(metadata), metadata.need("ssm.time_step_rank")
+    first = bare.index(True) if True in bare else 0
+    shared = metadata.tensors.get("blk.0.ffn_up_shexp.weight", metadata.tensors.get("blk.0.ffn_up.weight"))
+    return (
+        common(metadata, "granitemoehybrid")
+        | multipliers(metadata)
+        | {
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "num_key_value_heads": _key_value_heads(metadata),
+            "layer_types": [_LINEAR if without else FULL for without in bare],
+            "num_local_experts": metadata.get("expert_count", 0),
+            "num_experts_per_tok": metadata.get("expert_used_count", 0),
+            "intermediate_size": metadata.get("feed_forward_length"),
+            "shared_intermediate_size": shared.shape[0] if shared else None,
+            "position_embedding_type": "nope" if any(bare) else "rope",
+            "mamba_n_heads": heads,
+            "mamba_n_groups": metadata.need("ssm.group_count"),
+            "mamba_d_state": metadata.need("ssm.state_size"),
+            "mamba_d_head": metadata.need("ssm.inner_size") // heads,
+            "mamba_d_conv": metadata.need("ssm.conv_kernel"),
+            "mamba_conv_bias": metadata.has(f"blk.{first}.ssm_conv1d.bias"),
+            "mamba_proj_bias": metadata.has(f"blk.{first}.ssm_in.bias"),
+            "time_step_limit": None,
+        }
+    )

@@ -1,0 +1,162 @@
+"""From the metadata of GGUF files of mixtures of experts to the config.json that the models are published with."""
+
+from typing import Any
+
+from lmdeploy.turbomind.gguf.configs import FULL, common, multipliers, partial_rotation, windows
+from lmdeploy.turbomind.gguf.metadata import Metadata
+
+
+def _dense_layers(metadata: Metadata) -> int:
+    """Return how many of the first layers have no experts."""
+    return int(metadata.get("leading_dense_block_count", 0))
+
+
+def _expert_size(metadata: Metadata) -> Any:
+    """Return the intermediate size of an expert: what the metadata say, or that of its tensors."""
+    first = next((t for name, t in metadata.tensors.items() if name.endswith(".ffn_up_exps.weight")), None)
+    return metadata.get("expert_feed_forward_length", first.shape[1] if first else None)
+
+
+def _shared_size(metadata: Metadata) -> int:
+    """Return the intermediate size of what every token goes to; 0: there is no such thing."""
+    first = next((t for name, t in metadata.tensors.items() if name.endswith(".ffn_up_shexp.weight")), None)
+    return first.shape[0] if first else 0
+
+
+def _counts(metadata: Metadata) -> dict[str, Any]:
+    """Return the experts in the names of Mixtral's kind."""
+    return {
+        "num_local_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+    }
+
+
+def _deepseek_experts(metadata: Metadata) -> dict[str, Any]:
+    """Return the experts in DeepSeek's names."""
+    size = _expert_size(metadata)
+    return {
+        "n_routed_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": size,
+        "n_shared_experts": _shared_size(metadata) // size if size else None,
+        "first_k_dense_replace": _dense_layers(metadata),
+        "norm_topk_prob": metadata.get("expert_weights_norm", False),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+        "n_group": metadata.get("expert_group_count", 1),
+        "topk_group": metadata.get("expert_group_used_count", 1),
+    }
+
+
+def olmoe(metadata: Metadata) -> dict[str, Any]:
+    """OLMoE: weights of chosen experts are left as they are."""
+    return common(metadata, "olmoe") | {
+        "hidden_act": "silu",
+        "intermediate_size": _expert_size(metadata),
+        "attention_bias": False,
+        "clip_qkv": metadata.get("attention.clamp_kqv"),
+        "num_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
+def granitemoe(metadata: Metadata) -> dict[str, Any]:
+    """Granite MoE, with or without a shared expert."""
+    fields = common(metadata, "granitemoeshared") | multipliers(metadata) | _counts(metadata)
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "intermediate_size": _expert_size(metadata) or fields["intermediate_size"],
+        "shared_intermediate_size": _shared_size(metadata),
+    }
+
+
+def ernie4_5_moe(metadata: Metadata) -> dict[str, Any]:
+    """ERNIE 4.5 with experts."""
+    fields, size = common(metadata, "ernie4_5_moe"), _expert_size(metadata)
+    return fields | {
+        "hidden_act": "silu",
+        "use_bias": False,
+        "moe_num_experts": metadata.need("expert_count"),
+        "moe_k": metadata.need("expert_used_count"),
+        "moe_intermediate_size": size,
+        "moe_num_shared_experts": _shared_size(metadata) // size if size else 0,
+        "moe_layer_start_index": _dense_layers(metadata),
+        "moe_layer_end_index": metadata.layer_count,
+        "moe_layer_interval": metadata.get("interleave_moe_layer_step", 1),
+    }
+
+
+def dots1(metadata: Metadata) -> dict[str, Any]:
+    """dots.llm1."""
+    own = {"hidden_act": "silu", "attention_bias": False, "sliding_window": None}
+    return common(metadata, "dots1") | own | _deepseek_experts(metadata)
+
+
+def glm4moe(metadata: Metadata) -> dict[str, Any]:
+    """GLM-4.5, 4.6 and 4.7."""
+    fields = common(metadata, "glm4_moe") | _deepseek_experts(metadata)
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "use_qk_norm": metadata.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def minimax_m2(metadata: Metadata) -> dict[str, Any]:
+    """MiniMax-M2."""
+    fields = common(metadata, "minimax_m2") | _counts(metadata)
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    return fields | {"hidden_act": "silu", "intermediate_size": _expert_size(metadata)}
+
+
+def hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
+    """Hunyuan A13B; the base of its rotation has the factor of the longest context already."""
+    return common(metadata, "hunyuan_v1_moe") | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "intermediate_size": _expert_size(metadata),
+        "num_experts": metadata.need("expert_count"),
+        "moe_topk": metadata.need("expert_used_count"),
+    }
+
+
+def gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    """GPT-OSS: every other layer has a window, the first one among them."""
+    return (
+        common(metadata, "gpt_oss")
+        | _counts(metadata)
+        | {
+            "hidden_act": "silu",
+            "attention_bias": metadata.has("blk.0.attn_q.bias"),
+            "intermediate_size": _expert_size(metadata),
+            "sliding_window": metadata.get("attention.sliding_window"),
+            "layer_types": windows(metadata, 2),
+        }
+    )
+
+
+def llama4(metadata: Metadata) -> dict[str, Any]:
+    """Llama 4 (text): three of four layers attend in chunks, the fourth does not rotate; queries grow in it."""
+    layers, step = metadata.layer_count or 0, metadata.get("interleave_moe_layer_step", 1)
+    is_large = metadata.get("expert_count") == 128  # Maverick, whose queries and keys have no norm
+    full = [(layer + 1) % 4 == 0 for layer in range(layers)]
+    return (
+        common(metadata, "llama4_text")
+        | _counts(metadata)
+        | {
+            "hidden_act": "silu",
+            "attention_bias": metadata.has("blk.0.attn_q.bias"),
+            "intermediate_size": _expert_size(metadata),
+            "intermediate_size_mlp": metadata.get("feed_forward_length"),
+            "use_qk_norm": not is_large,
+            "attention_chunk_size": metadata.get("attention.chunk_size", 8192),
+            "no_rope_layers": [0 if whole else 1 for whole in full],
+            "layer_types": [FULL if whole else "chunked_attention" for whole in full],
+            "moe_layers": [layer for layer in range(layers) if (layer + 1) % step == 0],
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        }
+    )

@@ -1,0 +1,139 @@
+"""Where GGUF files keep a layer with a recurrence (``convert_hf_to_gguf.py``: ``conversion/qwen.py``, ``mamba.py``).
+
+``ssm_a`` is -exp(A_log). Of Qwen3.5, llama.cpp wants the value heads that share a key head apart: with K
+key heads and R value heads for each, its value head ``r K + k`` is the checkpoint's ``k R + r``. That holds for rows,
+for channels of the convolution, for numbers of a head, and for the inputs of the last matrix.
+"""
+
+import dataclasses
+from typing import Any
+
+from lmdeploy.turbomind.families import lfm2, mamba
+from lmdeploy.turbomind.families.gated_delta import recurrence_of
+from lmdeploy.turbomind.manifest import Expression, Inputs, Load, LogNegative, concat, permute, reshape, rows_of
+from lmdeploy.turbomind.spec import ModelSpec
+
+# GGUF's names by those of checkpoints.
+_MAMBA = {
+    "in_proj.weight": "ssm_in.weight",
+    "in_proj.bias": "ssm_in.bias",
+    "out_proj.weight": "ssm_out.weight",
+    "out_proj.bias": "ssm_out.bias",
+    "conv1d.bias": "ssm_conv1d.bias",
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+}
+
+
+def gated_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer of Qwen3.5."""
+    own, hidden = recurrence_of(spec), spec.hidden_size
+    values = own.num_heads * own.value_dim
+    gates = concat(
+        *(_grouped(spec, Load(f"{prefix}ssm_{name}.weight", (own.num_heads, hidden)), 1) for name in ("alpha", "beta"))
+    )
+    group = own.num_heads // own.num_key_heads
+    order = tuple(r * own.num_key_heads + k for k in range(own.num_key_heads) for r in range(group))
+    out = Load(f"{prefix}ssm_out.weight", (hidden, values))
+    return {
+        "recurrence.in.weight": concat(
+            _channels(spec, Load(f"{prefix}attn_qkv.weight", (_channel_count(spec), hidden))),
+            _grouped(spec, Load(f"{prefix}attn_gate.weight", (values, hidden)), own.value_dim),
+        ),
+        "recurrence.gates.weight": gates,
+        "recurrence.conv": _channels(spec, Load(f"{prefix}ssm_conv1d.weight", (_channel_count(spec), own.conv_kernel))),
+        "recurrence.a_log": LogNegative((_grouped(spec, Load(f"{prefix}ssm_a", (own.num_heads,)), 1),)),
+        "recurrence.dt_bias": _grouped(spec, Load(f"{prefix}ssm_dt.bias", (own.num_heads,)), 1),
+        "recurrence.norm.weight": Load(f"{prefix}ssm_norm.weight", (own.value_dim,)),
+        "recurrence.out.weight": out if group == 1 else Inputs((out,), own.value_dim, order),
+    }
+
+
+def grouped_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer of Qwen3-Next, whose value heads are in the checkpoint's order."""
+    own, hidden = recurrence_of(spec), spec.hidden_size
+    values, group = own.num_heads * own.value_dim, own.num_heads // own.num_key_heads
+    gates = Load(f"{prefix}ssm_ba.weight", (2 * own.num_heads, hidden))
+    by_key = reshape(gates, own.num_key_heads, 2 * group, hidden)  # for each key head: beta, alpha
+    betas, alphas = (
+        reshape(rows_of(by_key, begin, begin + group, dim=1), own.num_heads, hidden) for begin in (0, group)
+    )
+    return {
+        "recurrence.in.weight": concat(
+            Load(f"{prefix}attn_qkv.weight", (_channel_count(spec), hidden)),
+            Load(f"{prefix}attn_gate.weight", (values, hidden)),
+        ),
+        "recurrence.gates.weight": concat(alphas, betas),
+        "recurrence.conv": Load(f"{prefix}ssm_conv1d.weight", (_channel_count(spec), own.conv_kernel)),
+        "recurrence.a_log": LogNegative((Load(f"{prefix}ssm_a", (own.num_heads,)),)),
+        "recurrence.dt_bias": Load(f"{prefix}ssm_dt.bias", (own.num_heads,)),
+        "recurrence.norm.weight": Load(f"{prefix}ssm_norm.weight", (own.value_dim,)),
+        "recurrence.out.weight": Load(f"{prefix}ssm_out.weight", (hidden, values)),
+    }
+
+
+def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer of Mamba-2, whose numbers of a head are matrices of one column."""
+    own = recurrence_of(spec)
+    values = own.num_heads * own.value_dim
+
+    def as_stored(expression: Expression) -> Expression:
+        if not isinstance(expression, Load):
+            arguments: Any = tuple(map(as_stored, expression.args))
+            return dataclasses.replace(expression, args=arguments)
+        name = expression.name.removeprefix(prefix)
+        match name:
+            case "A_log" | "D":
+                stored = Load(f"{prefix}{_MAMBA[name]}", (own.num_heads, 1))
+                numbers = reshape(stored, own.num_heads)
+                return LogNegative((numbers,)) if name == "A_log" else numbers
+            case "conv1d.weight":
+                channels, _, kernel = expression.shape
+                return reshape(Load(f"{prefix}ssm_conv1d.weight", (channels, kernel)), *expression.shape)
+            case "norm.weight":
+                groups = own.norm_groups
+                return reshape(Load(f"{prefix}ssm_norm.weight", (groups, values // groups)), values)
+        return dataclasses.replace(expression, name=f"{prefix}{_MAMBA[name]}")
+
+    return {name: as_stored(whole) for name, whole in mamba.mamba_tensors(spec, prefix).items()}
+
+
+def convolution_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a short convolution (LFM2)."""
+    hidden, kernel = spec.hidden_size, recurrence_of(spec).conv_kernel
+
+    def as_stored(expression: Expression) -> Expression:
+        if not isinstance(expression, Load):
+            arguments: Any = tuple(map(as_stored, expression.args))
+            return dataclasses.replace(expression, args=arguments)
+        name = f"{prefix}shortconv.{expression.name.removeprefix(prefix).removeprefix('conv.')}"
+        if expression.name.endswith("conv.conv.weight"):
+            return reshape(Load(name, (hidden, kernel)), *expression.shape)
+        return dataclasses.replace(expression, name=name)
+
+    return {name: as_stored(whole) for name, whole in lfm2.convolution_tensors(spec, prefix).items()}
+
+
+def _channel_count(spec: ModelSpec) -> int:
+    own = recurrence_of(spec)
+    return 2 * own.num_key_heads * own.key_dim + own.num_heads * own.value_dim
+
+
+def _channels(spec: ModelSpec, whole: Load) -> Expression:
+    """Return rows of queries, keys and values with the values in the checkpoint's order."""
+    own = recurrence_of(spec)
+    keys = 2 * own.num_key_heads * own.key_dim
+    values = rows_of(whole, keys, whole.shape[0])
+    return concat(rows_of(whole, 0, keys), _grouped(spec, values, own.value_dim))
+
+
+def _grouped(spec: ModelSpec, rows: Expression, size: int) -> Expression:
+    """Return ``size`` rows for each value head in the checkpoint's order."""
+    own = recurrence_of(spec)
+    group = own.num_heads // own.num_key_heads
+    if group == 1:
+        return rows
+    inputs = rows.shape[1:]
+    by_head = permute(reshape(rows, group, own.num_key_heads, size, *inputs), 1, 0, *range(2, 3 + len(inputs)))
+    return reshape(by_head, *rows.shape)

@@ -1,0 +1,154 @@
+"""Every architecture name of GGUF that is read, alongside llama.cpp itself, on files that its own converter writes.
+
+Tiny checkpoints of `transformers` become float32 files by ``convert_hf_to_gguf.py`` of the sources that ``make peers``
+unpacks; both engines read the same file. llama.cpp is asked for a cache in float32, and looks GELU up in a table of
+halves: its logits agree to 1e-3 of the largest of their row, and where GELU is, to 1e-2.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmdeploy.turbomind.gguf.architectures import ARCHITECTURES
+from tests.engine.test_model_families import CASES as FAMILIES
+from tests.engine.test_model_families import UNTIED
+from tests.support.expert_models import QWEN_EXPERTS
+from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
+from tests.support.hybrid_models import GATED_DELTA
+from tests.support.tiny_models import make_small
+from tests.support.token_engine import TokenEngine, relative_error
+from tools.bench.peers.install import llama_sources
+from tools.bench.peers.places import llama_tool
+
+SUPPORT = Path(__file__).resolve().parent.parent / "support"
+PROMPT = [(37 * i * i + 11 * i) % 900 + 100 for i in range(45)]
+TOLERANCE, WITH_GELU = 1e-3, 1e-2
+# llama.cpp has one size for heads of keys and of values.
+HYBRID = GATED_DELTA | {"linear_value_head_dim": 16}
+HYBRID_WITH_EXPERTS = HYBRID | HYBRID_EXPERTS
+WITHOUT_DRAFTS = ("--no-mtp",)
+
+
+def family(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    """Return a model of the families' tests."""
+    case = FAMILIES[name]
+    return case.architecture, case.overrides | more
+
+
+# llama.cpp wants the sections of a rotation in three dimensions within a head.
+WIDE_HEADS = {"head_dim": 64}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
+# By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": family("Llama 3.1"),
+    "qwen2": family("Qwen2"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", QWEN_EXPERTS | UNTIED | {"shared_expert_intermediate_size": 40}),
+    "qwen3": family("Qwen3"),
+    "qwen3moe": family("Qwen3-MoE"),
+    "qwen3next": ("Qwen3NextForCausalLM", HYBRID_WITH_EXPERTS | {"norm_topk_prob": True}),
+    "qwen35": ("Qwen3_5ForCausalLM", HYBRID | WIDE_HEADS),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", HYBRID_WITH_EXPERTS | WIDE_HEADS),
+    "lfm2": family("LFM2", conv_bias=False),
+    "lfm2moe": family("LFM2 with experts"),
+    "mamba2": family("Mamba2"),
+    "granitehybrid": family("Granite 4", mamba_n_heads=8),
+    "gemma": family("Gemma"),
+    "gemma2": family("Gemma 2", query_pre_attn_scalar=16, sliding_window=4096),
+    "gemma3": family(
+        "Gemma 3",
+        num_hidden_layers=6,
+        layer_types=[*["sliding_attention"] * 5, "full_attention"],
+        query_pre_attn_scalar=16,
+    ),
+    "phi3": family("Phi-3"),
+    "falcon": family("Falcon 40B", ffn_hidden_size=128),
+    "starcoder2": family("StarCoder2"),
+    "olmo2": family("OLMo 2", attention_bias=False),
+    "exaone4": family("EXAONE 4 1.2B"),
+    "seed_oss": family("Seed-OSS", mlp_bias=False),
+    "ernie4_5": family("ERNIE 4.5", use_bias=False),
+    "command-r": family("Command R", attention_bias=False),
+    "cohere2": family("Command R7B", num_hidden_layers=4, layer_types=EVERY_FOURTH, rotary_pct=1.0),
+    "phi2": family("Phi-2", num_key_value_heads=4, intermediate_size=128),
+    "stablelm": family("StableLM"),
+    "granite": family("Granite"),
+    "granitemoe": family("Granite MoE with a shared expert"),
+    "arcee": family("Arcee", attention_bias=False, mlp_bias=False),
+    "smollm3": family("SmolLM3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0]),
+    "glm4": family("GLM-4-0414"),
+    "nemotron": family("Nemotron"),
+    "gptneox": family("Pythia"),
+    "gpt2": family("GPT-2", n_ctx=512),
+    "starcoder": family("StarCoder"),
+    "bloom": family("BLOOM"),
+    "hunyuan-dense": family("Hunyuan", rope_parameters=PLAIN_ROPE, attention_bias=False),
+    "hunyuan-moe": family(
+        "Hunyuan A13B", moe_intermediate_size=[40, 40], moe_topk=[2, 2], num_shared_expert=[1, 1], attention_bias=False
+    ),
+    "olmoe": family("OLMoE", num_key_value_heads=4, **UNTIED),
+    "ernie4_5-moe": family("ERNIE 4.5 with experts", moe_num_shared_experts=1, moe_intermediate_size=32),
+    "dots1": family("dots.llm1", num_key_value_heads=4, n_group=1, topk_group=1, **UNTIED),
+    "glm4moe": family("GLM-4.5", n_group=1, topk_group=1),
+    "minimax-m2": family("MiniMax-M2", rotary_dim=8, **UNTIED),
+    "gpt-oss": family("GPT-OSS", **UNTIED),
+    "llama4": family("Llama 4", attention_chunk_size=8192, floor_scale=8192, attn_scale=0.1),
+}
+# Published with code of its own, which the converter runs.
+NOT_CONVERTED = {"internlm2"}
+# Exact here for the last two, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
+GELU = {"gemma", "gemma2", "gemma3", "starcoder2", "starcoder", "gpt2", "phi2", "bloom", "falcon", "gptneox"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    if not llama_tool("llama-bench").exists():
+        pytest.skip("llama.cpp is not installed; run `make peers`")
+    published, overrides = CASES[name]
+    source = make_small(tmp_path / "source", published, **overrides)
+    file = converted(source, tmp_path / "model.gguf")
+    theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
+    with TokenEngine(file) as engine:
+        _, ours = engine.answer(PROMPT, 1, "all")
+    assert relative_error(ours, theirs) < (WITH_GELU if name in GELU else TOLERANCE)
+
+
+def test_every_architecture_is_compared() -> None:
+    assert set(CASES) | set(NOT_CONVERTED) == set(ARCHITECTURES)
+    assert not set(CASES) & set(NOT_CONVERTED)
+
+
+def converted(source: Path, file: Path) -> Path:
+    """Return a checkpoint as llama.cpp's converter writes it."""
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    # As configs were before version 5 of `transformers`.
+    if config["model_type"] == "gpt_neox":
+        config["rotary_pct"] = config["rope_parameters"]["partial_rotary_factor"]
+    if config["model_type"] == "granitemoehybrid":
+        names = {"full_attention": "attention", "linear_attention": "mamba"}
+        config["layer_types"] = [names[kind] for kind in config["layer_types"]]
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    options = WITHOUT_DRAFTS if "linear_attention" in (source / "config.json").read_text(encoding="utf-8") else ()
+    run("llama_cpp_convert.py", str(llama_sources()), str(source), str(file), "f32", *options)
+    return file
+
+
+def logits_of_llama_cpp(file: Path, out: Path) -> torch.Tensor:
+    """Return llama.cpp's logits of each token of the prompt."""
+    run("llama_cpp_logits.py", str(llama_sources().parent.parent), str(file), json.dumps(PROMPT), str(out))
+    return torch.from_numpy(np.load(out))
+
+
+def run(script: str, *arguments: str) -> None:
+    """Run a script of llama.cpp's modules, which are not those of this process."""
+    own = {"LLAMA_CPP_LIB_PATH": str(llama_tool("llama-bench").parent), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(SUPPORT / script), *arguments]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,51 @@
+"""Run by tests in a process of its own: llama.cpp's ``convert_hf_to_gguf.py``, for a tokenizer that it does not know.
+
+Usage: SOURCES MODEL OUT TYPE OPTION..., where SOURCES is llama.cpp's folder, MODEL a Hugging Face directory with a
+byte-level tokenizer, OUT the file to write, TYPE its ``--outtype``, and OPTION another of its options.
+"""
+
+import importlib
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+sources, model, out, outtype, *options = sys.argv[1:]
+sys.path[:0] = [sources, str(Path(sources) / "gguf-py")]
+base: Any = importlib.import_module("conversion.base")  # a module of llama.cpp's sources
+for path in sorted((Path(sources) / "conversion").glob("[!_]*.py")):
+    importlib.import_module(f"conversion.{path.stem}")
+
+
+def set_vocab(self: Any) -> None:
+    """Write a byte-level tokenizer, whatever the architecture is published with; it needs a merge to be one."""
+    tokens, kinds, pre = self.get_vocab_base()
+    for place, text in enumerate(("ab", "<unk>", "<s>", "<|endoftext|>"), start=1):  # some are looked up by llama.cpp
+        if text not in tokens:
+            tokens[-place], kinds[-place] = text, base.gguf.TokenType.NORMAL
+    writer = self.gguf_writer
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b"])
+    base.gguf.SpecialVocab(self.dir_model, load_merges=False).add_to_gguf(writer)
+
+
+def load_hparams(directory: Path, *arguments: Any, **options: Any) -> Any:
+    """Return a config with the keys that `transformers` no longer reads."""
+    raw = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    return load(directory, *arguments, **options) | raw
+
+
+load = base.ModelBase.load_hparams
+base.ModelBase.load_hparams = staticmethod(load_hparams)
+base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+classes = [base.TextModel]
+while classes:
+    each = classes.pop()
+    classes += each.__subclasses__()
+    each.set_vocab = set_vocab
+sys.argv = ["convert_hf_to_gguf.py", model, "--outfile", out, "--outtype", outtype, *options]
+runpy.run_path(str(Path(sources) / "convert_hf_to_gguf.py"), run_name="__main__")
