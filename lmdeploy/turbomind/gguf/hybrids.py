@@ -95,6 +95,7 @@ def mamba2(metadata: Metadata) -> dict[str, Any]:
     """Mamba-2."""
     fields, inner = common(metadata, "mamba2"), metadata.need("ssm.inner_size")
     return fields | {
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"), 1),  # no layer has them
         "hidden_act": "silu",
         "layer_norm_epsilon": fields["rms_norm_eps"],
         "num_heads": metadata.need("ssm.time_step_rank"),

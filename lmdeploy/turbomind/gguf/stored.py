@@ -76,6 +76,8 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
         load = expression
         if load.shape[0] == 1 and len(load.shape) == 2 and _has_one_dimension(load, index):
             return reshape(dataclasses.replace(load, shape=load.shape[1:]), *load.shape)
+        if len(load.shape) == 1 and _has_one_row(load, index):
+            return reshape(dataclasses.replace(load, shape=(1, *load.shape)), *load.shape)
         if len(load.shape) == 2:
             load = dataclasses.replace(load, dtypes=(*PLAIN_TYPES, *BLOCK_TYPES))
         turned = _TURNED.fullmatch(load.name) if architecture.is_turned else None
@@ -89,6 +91,12 @@ def _has_one_dimension(load: Load, index: SafetensorsIndex) -> bool:
     """Return whether a matrix of one row, such as the gate of a shared expert, is stored as a vector."""
     found = index.tensors.get(load.name)
     return found is not None and found.shape == load.shape[1:]
+
+
+def _has_one_row(load: Load, index: SafetensorsIndex) -> bool:
+    """Return whether a vector, such as the corrections of a router, is stored as a matrix of one row."""
+    found = index.tensors.get(load.name)
+    return found is not None and found.shape == (1, *load.shape)
 
 
 def _in_halves(load: Load, heads: int) -> Expression:
