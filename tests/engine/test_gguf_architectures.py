@@ -101,6 +101,7 @@ NOT_CONVERTED = {"internlm2", "gemma3"}
 GELU = {"gemma", "gemma2", "starcoder2", "starcoder", "gpt2", "phi2", "bloom", "falcon", "gptneox"}
 
 
+@pytest.mark.alike(most=4)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     if not llama_tool("llama-bench").exists():
