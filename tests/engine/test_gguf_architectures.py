@@ -111,7 +111,7 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     file = converted(source, tmp_path / "model.gguf")
     theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
     with TokenEngine(file) as engine:
-        _, ours = engine.answer(PROMPT, 1, "all")
+        _, ours = engine.generate(PROMPT, 1, "all")
     assert relative_error(ours, theirs) < (WITH_GELU if name in GELU else TOLERANCE)
 
 

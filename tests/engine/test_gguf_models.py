@@ -228,7 +228,7 @@ def test_a_hybrid_model_is_multiplied_as_codes(tmp_path: Path) -> None:
     found = []
     for ranks in (1, 2):
         with TokenEngine(tmp_path / "model.gguf", tp=ranks) as engine:
-            found.append(engine.answer(PROMPT, 1, "all")[1])
+            found.append(engine.generate(PROMPT, 1, "all")[1])
     for logits in found:  # states add up what rounding of activations costs
         assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < 3 * LIMIT
 
