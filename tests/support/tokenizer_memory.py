@@ -52,10 +52,18 @@ def _digest(directory: Path) -> bytes:
     """Return a hash of the files that a tokenizer may be made of."""
     digest = hashlib.sha256()
     for file in sorted(directory.rglob("*")):
-        if file.suffix in _SUFFIXES and not file.name.endswith(".index.json"):
+        if file.suffix in _SUFFIXES and not file.name.endswith(".index.json") and file.is_file():
             content = file.read_bytes()
             if file.name == "config.json":
-                config = json.loads(content)
-                content = repr([config.get(name) for name in _OF_CONFIG]).encode()
+                content = _of_tokenizers(content)
             digest.update(repr((str(file.relative_to(directory)), len(content))).encode() + content)
     return digest.digest()
+
+
+def _of_tokenizers(content: bytes) -> bytes:
+    """Return what counts of a config.json; all of one that is broken."""
+    try:
+        config = json.loads(content)
+    except ValueError:
+        return content
+    return repr([config.get(name) for name in _OF_CONFIG]).encode() if isinstance(config, dict) else content
