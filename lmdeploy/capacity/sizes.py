@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ class Sizes:
     attention
         Multiplications of a token with one token before it, summed over layers: scores and values.
     window, sliding
-        Layers with a sliding window see, and keep, this many tokens; their share of the layers.
+        Layers with a sliding window, or a chunk, see, and keep, at most this many tokens; their share of what a token
+        caches.
     """
 
     embedding: int
@@ -63,7 +64,7 @@ class Sizes:
     sliding: float = 0.0
 
     def seen(self, tokens: float) -> float:
-        """Return how many of a sequence's `tokens` tokens a layer sees and keeps, on the mean over layers."""
+        """Return how many of a sequence's `tokens` tokens a layer sees and keeps, on the mean over what is cached."""
         return (1 - self.sliding) * tokens + self.sliding * min(tokens, self.window)
 
     @property
@@ -120,14 +121,16 @@ class Sizes:
         hidden, layers = _whole(config, "hidden_size"), _whole(config, "layers")
         heads = _whole(config, "heads")
         kv_heads = _whole(config, "kv_heads", heads)
-        head = int(config.get("head_dim") or hidden // heads)
         vocabulary = int(config.get("vocab_size") or _missing("vocab_size"))
         inner = _whole(config, "intermediate_size", 4 * hidden)
         if rank := int(config.get("kv_lora_rank") or 0):
-            attention, cached, products = _latent_attention(config, hidden, heads, rank)
+            attention, cached, products = (layers * part for part in _latent_attention(config, hidden, heads, rank))
+            window, sliding = _sliding(config, layers)
         else:
-            attention = hidden * head * (2 * heads + 2 * kv_heads)
-            cached, products = 2 * kv_heads * head, 2 * heads * head
+            shapes = _shapes(config, layers, kv_heads, int(config.get("head_dim") or hidden // heads))
+            attention = sum(hidden * head * (2 * heads + 2 * own) for own, head in shapes)
+            cached, products = sum(2 * own * head for own, head in shapes), sum(2 * heads * head for _, head in shapes)
+            window, sliding = _sliding(config, layers, [own * head for own, head in shapes])
         experts = _whole(config, "experts", 0)
         experts = experts if experts > 1 else 0
         first_dense = int(config.get("first_k_dense_replace") or 0) if experts else layers
@@ -135,9 +138,8 @@ class Sizes:
         expert = _MATRICES * hidden * _whole(config, "expert_size", inner)
         shared = int(config.get("n_shared_experts") or 0) * expert
         shared += _MATRICES * hidden * int(config.get("shared_expert_intermediate_size") or 0)
-        dense = layers * attention + first_dense * _MATRICES * hidden * inner
+        dense = attention + first_dense * _MATRICES * hidden * inner
         dense += sparse * (shared + hidden * experts)  # the router is a matrix of this shape
-        window, sliding = _sliding(config, layers)
         return cls(
             embedding=vocabulary * hidden,
             output=vocabulary * hidden,
@@ -146,20 +148,43 @@ class Sizes:
             expert=sparse * expert if experts else 0,
             experts=experts,
             experts_per_token=_whole(config, "experts_per_token", 1) if experts else 0,
-            cached=layers * cached,
-            attention=layers * products,
+            cached=cached,
+            attention=products,
             window=window,
             sliding=sliding,
         )
 
 
-def _sliding(config: Mapping[str, Any], layers: int) -> tuple[int, float]:
-    """Return the sliding window of a model and the share of its layers that have it."""
+def _shapes(config: Mapping[str, Any], layers: int, kv_heads: int, head: int) -> list[tuple[int, int]]:
+    """Return key/value heads and the size of a head of each layer; 0 heads where the keys are another layer's."""
+    kinds = config.get("layer_types") or [""] * layers
+    own = config.get("per_layer_config") or {}
+    shapes = []
+    for layer, kind in enumerate(kinds):
+        overrides = own.get(str(layer)) or {}
+        is_full = kind == "full_attention"
+        size = overrides.get("head_dim") or (config.get("global_head_dim") if is_full else None) or head
+        heads = config.get("num_global_key_value_heads") if is_full else None
+        is_shared = layer >= layers - int(config.get("num_kv_shared_layers") or 0)
+        shapes.append((0 if is_shared else int(overrides.get("num_key_value_heads") or heads or kv_heads), int(size)))
+    return shapes
+
+
+def _sliding(config: Mapping[str, Any], layers: int, cached: Sequence[int] = ()) -> tuple[int, float]:
+    """Return the window, or chunk, of a model and the share of what a token caches in layers that have it.
+
+    ``cached``: by layer; nothing: as much in each.
+    """
+    if chunk := int(config.get("attention_chunk_size") or 0):
+        kinds = config.get("layer_types") or []
+        return (chunk, kinds.count("chunked_attention") / layers) if "chunked_attention" in kinds else (0, 0.0)
     window = int(config.get("sliding_window") or 0)
     if not window or config.get("use_sliding_window") is False:
         return 0, 0.0
     if kinds := config.get("layer_types"):
-        return window, sum(kind == "sliding_attention" for kind in kinds) / layers
+        weights = cached or [1] * layers
+        own = sum(weight for kind, weight in zip(kinds, weights, strict=True) if kind == "sliding_attention")
+        return window, own / sum(weights)
     # Gemma 2 and 3, before `layer_types`: each second layer, or each of `sliding_window_pattern`, sees everything.
     pattern = int(config.get("sliding_window_pattern") or (2 if config.get("model_type") == "gemma2" else 0))
     return window, 1 - (layers // pattern) / layers if pattern else 1.0

@@ -83,6 +83,23 @@ def test_layers_with_a_window_keep_that_much_of_a_sequence() -> None:
     assert windows.sequences == pytest.approx(without.sequences * 18 * 8192 / (3 * 8192 + 15 * 512), rel=0.02)
 
 
+def test_chunks_and_layers_of_other_sizes_are_counted() -> None:
+    kinds = ["chunked_attention", "chunked_attention", "chunked_attention", "full_attention"] * 8
+    llama4 = LLAMA_3_8B | {"attention_chunk_size": 8192, "layer_types": kinds}
+    assert Sizes.of_config(llama4).seen(32768) == pytest.approx((8 * 32768 + 24 * 8192) / 32)
+    # Three layers with a window, one that sees everything, and one of each that has no keys of its own.
+    gemma4 = {
+        "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "global_head_dim": 32, "num_global_key_value_heads": 1, "intermediate_size": 128, "vocab_size": 1000,
+        "sliding_window": 512, "num_kv_shared_layers": 2,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention", "sliding_attention", "full_attention"],
+    }  # fmt: skip
+    sizes = Sizes.of_config(gemma4)
+    assert sizes.cached == 3 * 2 * 2 * 16 + 2 * 32
+    assert sizes.attention == 2 * 4 * (4 * 16 + 2 * 32)
+    assert sizes.cached * sizes.seen(4096) == pytest.approx(3 * 2 * 2 * 16 * 512 + 2 * 32 * 4096)
+
+
 def test_a_step_reads_the_experts_that_its_rows_choose() -> None:
     sizes = Sizes.of_config(PUBLISHED["mixtral-8x7b"][1])
     assert sizes.touched(1) == pytest.approx(sizes.active)
