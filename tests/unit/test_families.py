@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import lmdeploy.turbomind.families as package
 from lmdeploy.turbomind.engine_dir import UnsupportedModelError, resolve
+from lmdeploy.turbomind.families.common import windows_of
 from lmdeploy.turbomind.manifest import Manifest
 from tests.support.tiny_models import LLAMA3_ROPE, make_tiny_llama
 
@@ -26,6 +28,15 @@ def test_old_config_files_give_the_same_rope(tmp_path: Path) -> None:
     (old / "config.json").write_text(json.dumps(config))
     assert resolve(old).spec.ropes[0] == resolve(new).spec.ropes[0]
     assert len(set(resolve(new).spec.ropes[0].inv_freq)) == 4
+
+
+def test_a_window_of_no_token_is_refused_with_its_layer() -> None:
+    kinds = ["full_attention", "sliding_attention"]
+    config = SimpleNamespace(sliding_window=0, layer_types=kinds, num_hidden_layers=2)
+    with pytest.raises(ValueError, match="layer 1: sliding_window must be >= 1, got 0"):
+        windows_of(config)
+    assert windows_of(SimpleNamespace(sliding_window=4, layer_types=kinds, num_hidden_layers=2)) == (0, 4)
+    assert windows_of(SimpleNamespace(sliding_window=0, num_hidden_layers=2)) == ()
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {

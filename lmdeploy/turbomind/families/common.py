@@ -104,9 +104,18 @@ def head_dim_of(config: Any) -> int:
 
 
 def windows_of(config: Any) -> tuple[int, ...]:
-    """Return the window of each layer, as ``sliding_window`` and ``layer_types`` say; empty where there is none."""
+    """Return the window of each layer, as ``sliding_window`` and ``layer_types`` say; empty where there is none.
+
+    Raises
+    ------
+    ValueError
+        If a layer is to have a window that no token sees.
+    """
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    given = getattr(config, "layer_types", None) or []
+    if window == 0 and "sliding_attention" in given:
+        raise ValueError(f"layer {given.index('sliding_attention')}: sliding_window must be >= 1, got 0")
+    kinds = given or ["sliding_attention"] * config.num_hidden_layers
     if not window or "sliding_attention" not in kinds:
         return ()
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
