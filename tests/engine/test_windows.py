@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.both_engines import BACKENDS
 from tests.support.tiny_models import make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
+from tools.cache_room import LAYOUTS, gain
 
 WINDOW = 40
 BLOCKS = 12  # of 16 tokens: window, one step of 20 rows, and what is cut at both ends take 6
@@ -42,6 +43,12 @@ def test_100k_tokens_fit_into_a_dozen_blocks(directory: Path) -> None:
         _, logits = engine.generate(prompt_of(100_000), 20, "generation")
         assert logits.isfinite().all()
         assert engine.engine.metrics()["preemptions_total"] == 0
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_cache_holds_as_many_tokens_of_published_layers_as_promised(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    assert gain(layout, tmp_path) >= layout.target
 
 
 # Of 12 blocks of two layers, this engine gives each layer the pages that it needs: 5 that a window of 40 and a step of

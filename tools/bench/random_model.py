@@ -8,6 +8,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+# Models whose layers matter, and nothing else.
+_TINY_HEADS: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
 # Shape -> architecture of `transformers`, fields of its config.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-3.1-8b": (
@@ -66,6 +77,24 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_num_value_heads": 16,
             "max_position_embeddings": 32768,
             "tie_word_embeddings": True,
+        },
+    ),
+    "gemma-3-270m-layers": (
+        "Gemma3ForCausalLM",
+        _TINY_HEADS
+        | {
+            "num_hidden_layers": 18,
+            "sliding_window": 512,
+            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3,
+        },
+    ),
+    "gpt-oss-20b-layers": (
+        "Gemma3ForCausalLM",
+        _TINY_HEADS
+        | {
+            "num_hidden_layers": 24,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
         },
     ),
     "tiny": (
