@@ -88,7 +88,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       logits_(float_buffer(*ops_, logit_rows_at_once_, logit_count(spec_))),
       logit_parts_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
-  if (spec_.recurrence) recurrence_.emplace(*ops_, spec_, max_rows);
+  if (spec_.recurrence) recurrence_.emplace(*ops_, shard, max_rows);
   if (traits_.images.looks) cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_);
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
@@ -230,7 +230,7 @@ void NativeRunner::begin(const StepInput& input) {
   if (!in_flight_.empty()) sampler_->place(in_flight_, tokens_.device<int32_t>());
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
   ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
-    run_rows({*ops_, computed, has_adapters ? &adapters_ : nullptr}, input, embedded, looks,
+    run_rows({*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks()}, input, embedded, looks,
              decodes ? computed : outputs.count(), projected);
   });
   give_out(outputs, projected);
@@ -261,7 +261,7 @@ void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int
 
 void NativeRunner::run_empty_rows(const DecodingShape& shape) {
   const int computed = computed_rows(shape);
-  run_rows({*ops_, computed}, {}, 0, false, computed, std::min(computed, logit_rows_at_once_));
+  run_rows({*ops_, computed, nullptr, meets_ranks()}, {}, 0, false, computed, std::min(computed, logit_rows_at_once_));
 }
 
 void NativeRunner::begin_without_rows() {
@@ -521,7 +521,7 @@ void NativeRunner::project_together(const float* rows, int count) {
 }
 
 void NativeRunner::sum_over_ranks(float* x, size_t count) {
-  if (is_divided_ && !is_warming_up_) ops_->all_reduce(x, count);
+  if (meets_ranks()) ops_->all_reduce(x, count);
 }
 
 void NativeRunner::give_out(const Outputs& outputs, int projected) {

@@ -76,6 +76,7 @@ class NativeRunner final : public ModelRunner {
   // Hands out the hidden states in front of a layer, or behind the last, where they are asked for.
   void keep_stream(const StepContext& step, int layer);
   // Adds what a half of the layer made, or both, in branch_, to the residual stream.
+  bool meets_ranks() const { return is_divided_ && !is_warming_up_; }
   bool adds_directly(const BlockSpec& block) const;
   void add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm);
   // The last norm of the first `count` output rows.

@@ -12,6 +12,7 @@ struct StepContext {
   Operators& ops;
   int rows;
   const AdapterTable* adapters = nullptr;  // null: no row has one
+  bool meets_ranks = false;                // whether other ranks run the same step
 
   // y = x W^T + b, or with accumulate y +=, of the layer with what the rows' adapters add to it.
   void linear(const LinearStorage& layer, const LinearInput& input, float* y, bool accumulate) const;

@@ -70,7 +70,8 @@ RecurrenceWeights RecurrenceWeights::load(const Shard& shard, const WeightReader
     weights.dt_bias = read.vector(prefix + "dt_bias", own.kind == RecurrenceKind::kKimiDelta ? keys : heads);
   }
   if (own.norm != RecurrenceNorm::kNone) {
-    const Slice size = own.norm == RecurrenceNorm::kHead ? Slice(own.value_dim) : values;
+    const Slice groups = shares_norm(shard) ? Slice(values.whole()) : values;
+    const Slice size = own.norm == RecurrenceNorm::kHead ? Slice(own.value_dim) : groups;
     const float eps = own.norm_eps > 0 ? own.norm_eps : spec.norm.eps;
     weights.norm = NormStorage::load(read, prefix + "norm", size, {eps}, false);
   }

@@ -25,7 +25,7 @@ struct RecurrenceWeights {
   AlignedBuffer a_log;      // float32 [heads], or empty
   AlignedBuffer dt_bias;    // float32 [heads], of kimi_delta [heads, key_dim], or empty
   AlignedBuffer skip;       // of mamba2: float32 [heads]
-  NormStorage norm;         // of what comes out: [value_dim], of groups [heads, value_dim]
+  NormStorage norm;  // of what comes out: [value_dim], of groups [heads, value_dim], of all ranks where these share one
   LinearStorage out;
 
   static RecurrenceWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);

@@ -69,10 +69,12 @@ AlignedBuffer filled(Operators& ops, int size, float value) {
 
 }  // namespace
 
-RecurrentMixer::RecurrentMixer(Operators& ops, const ModelSpec& spec, int max_rows)
-    : spec_(spec),
-      own_(*spec.recurrence),
-      piece_of_(spec.layer_mixers.size(), -1),
+RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
+    : spec_(shard.spec),
+      own_(*spec_.recurrence),
+      rank_(shard.rank),
+      ranks_that_share_norm_(shares_norm(shard) ? shard.count : 1),
+      piece_of_(spec_.layer_mixers.size(), -1),
       max_rows_(max_rows),
       input_width_(input_width(own_)),
       inputs_(float_buffer(ops, max_rows, input_width_)),
@@ -83,13 +85,16 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const ModelSpec& spec, int max_ro
       low_(float_buffer(ops, max_rows, own_.gate_rank)),
       output_gates_(float_buffer(ops, own_.gate_rank > 0 ? max_rows : 0, values_of(own_))),
       outputs_(float_buffer(ops, max_rows, values_of(own_))),
+      parts_(float_buffer(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_of(own_))),
+      whole_rows_(
+          float_buffer(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_of(own_))),
       gate_factor_(ops, max_rows, own_.gate_scale),
       step_factor_(ops, max_rows, own_.step_scale),
       // Of a vector whose mean square is 1, the length is the root of its size.
       query_scale_(filled(ops, own_.key_dim, 1 / static_cast<float>(own_.key_dim))),
       key_scale_(filled(ops, own_.key_dim, 1 / std::sqrt(static_cast<float>(own_.key_dim)))) {
-  for (int layer = 0; layer < spec.num_layers; ++layer) {
-    if (!has_recurrence(spec, layer)) continue;
+  for (int layer = 0; layer < spec_.num_layers; ++layer) {
+    if (!has_recurrence(spec_, layer)) continue;
     piece_of_[static_cast<size_t>(layer)] = static_cast<int>(layers_.size());
     layers_.push_back(layer);
     if (own_.kind == RecurrenceKind::kLightning) constant_decays_.push_back(decays_of(ops, own_, layer));
@@ -268,14 +273,40 @@ void RecurrentMixer::finish(const StepContext& step, const RecurrenceWeights& we
       step.ops.norm_heads(weights.norm.view, heads(outputs_, step.rows, values, own_.num_heads, own_.value_dim, 0));
       break;
     case RecurrenceNorm::kGroups:
-      for (int group = 0; group < own_.norm_groups; ++group) {
-        const int size = values / own_.norm_groups;
-        NormWeight norm = weights.norm.view;
-        norm.weight += static_cast<size_t>(group) * static_cast<size_t>(size);
-        step.ops.norm_heads(norm, heads(outputs_, step.rows, values, 1, size, group * size));
+      if (ranks_that_share_norm_ > 1) {
+        norm_over_ranks(step, weights);
+      } else {
+        norm_groups(step, weights, outputs_, values);
       }
   }
   if (!own_.norms_gated) step.ops.gate_heads(own_.gate, gate, out);
+}
+
+// Of rows of this many values.
+void RecurrentMixer::norm_groups(const StepContext& step, const RecurrenceWeights& weights, const AlignedBuffer& rows,
+                                 int width) {
+  const int size = width / own_.norm_groups;
+  for (int group = 0; group < own_.norm_groups; ++group) {
+    NormWeight norm = weights.norm.view;
+    norm.weight += static_cast<size_t>(group) * static_cast<size_t>(size);
+    step.ops.norm_heads(norm, heads(rows, step.rows, width, 1, size, group * size));
+  }
+}
+
+// Each rank makes the norms of whole rows, and keeps its own part of them.
+void RecurrentMixer::norm_over_ranks(const StepContext& step, const RecurrenceWeights& weights) {
+  const int part = values_of(own_);
+  const int whole = ranks_that_share_norm_ * part;
+  const size_t count = static_cast<size_t>(step.rows) * static_cast<size_t>(part);
+  auto* parts = parts_.as<float>();
+  const auto width = static_cast<size_t>(part);
+  const HeadsView own = heads(outputs_, step.rows, part, 1, part, 0);
+  step.ops.copy_heads(own, {parts + static_cast<size_t>(rank_) * count, step.rows, width, 1, 0, part});
+  if (step.meets_ranks) step.ops.all_gather(parts, count);
+  step.ops.copy_heads({parts, step.rows, width, ranks_that_share_norm_, count, part},
+                      heads(whole_rows_, step.rows, whole, ranks_that_share_norm_, part, 0));
+  norm_groups(step, weights, whole_rows_, whole);
+  step.ops.copy_heads(heads(whole_rows_, step.rows, whole, 1, part, rank_ * part), own);
 }
 
 }  // namespace turbomind

@@ -12,13 +12,14 @@
 #include "model/model_runner.h"
 #include "model/recurrence/recurrence_weights.h"
 #include "model/spec/model_spec.h"
+#include "model/spec/shard.h"
 #include "model/step_context.h"
 
 namespace turbomind {
 
 class RecurrentMixer {
  public:
-  RecurrentMixer(Operators& ops, const ModelSpec& spec, int max_rows);
+  RecurrentMixer(Operators& ops, const Shard& shard, int max_rows);
 
   // Of its layers.
   CacheGroup cache_group() const;
@@ -35,11 +36,15 @@ class RecurrentMixer {
   void compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows);
   void recur(const StepContext& step, int layer, const RecurrenceWeights& weights);
   void finish(const StepContext& step, const RecurrenceWeights& weights, const HeadsView& gate);
+  void norm_groups(const StepContext& step, const RecurrenceWeights& weights, const AlignedBuffer& rows, int width);
+  void norm_over_ranks(const StepContext& step, const RecurrenceWeights& weights);
   StateMemory memory(const StepContext& step, int layer, size_t offset) const;
   HeadsView heads(const AlignedBuffer& buffer, int rows, int width, int count, int head_dim, int first) const;
 
   ModelSpec spec_;
   RecurrenceSpec own_;
+  int rank_;
+  int ranks_that_share_norm_;  // 1: groups of the norm are whole on a rank
   std::vector<int> layers_;    // of the model
   std::vector<int> piece_of_;  // [layers of the model]
   int max_rows_;
@@ -60,6 +65,8 @@ class RecurrentMixer {
   AlignedBuffer low_;           // [max_rows, gate_rank]
   AlignedBuffer output_gates_;  // [max_rows, values], of kimi_delta
   AlignedBuffer outputs_;       // [max_rows, values]
+  AlignedBuffer parts_;         // [ranks, max_rows, values], where ranks share a norm
+  AlignedBuffer whole_rows_;    // [max_rows, ranks, values], likewise
   RowFactor gate_factor_;
   RowFactor step_factor_;
   std::vector<AlignedBuffer> constant_decays_;  // [heads] of each layer, of lightning

@@ -34,6 +34,9 @@ class Divider {
     return {count, {head, head + 1}};
   }
 
+  // All of them where ranks do not divide them.
+  Slice groups(int count) const { return count % count_ == 0 ? part(count, 1) : Slice(count); }
+
   Slice channels(const char* name, int count) {
     if (count == 0) return 0;
     const int unit = std::lcm(kLeastUnit, group_);
@@ -117,7 +120,7 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
     shard.state_heads = divider.heads("recurrence.num_heads", recurrence->num_heads);
     shard.state_key_heads = divider.kv_heads("recurrence.num_key_heads", recurrence->num_key_heads);
     if (recurrence->norm == RecurrenceNorm::kGroups) {
-      shard.norm_groups = divider.heads("recurrence.norm_groups", recurrence->norm_groups);
+      shard.norm_groups = divider.groups(recurrence->norm_groups);
     }
     divider.check_groups("recurrence.out", shard.state_heads.size() * recurrence->value_dim);
   }

@@ -19,7 +19,7 @@ struct Shard {
   Slice kv_heads = 0;         // ranks share one where there are fewer heads than ranks
   Slice state_heads = 0;      // of a recurrence
   Slice state_key_heads = 0;  // of a recurrence; ranks share one as they share kv_heads
-  Slice norm_groups = 0;      // of a recurrence, where it has any
+  Slice norm_groups = 0;      // of a recurrence, where it has any; all of them where ranks do not divide them
   Slice channels = 0;         // of an MLP, intermediate_size
   Slice expert_channels = 0;
   Slice shared_channels = 0;  // of the shared expert
@@ -31,5 +31,10 @@ struct Shard {
   // Throws Error naming everything that cannot be divided so.
   static Shard of(const ModelSpec& spec, int rank, int count, int group);
 };
+
+// Whether a group of heads that go through one norm after a recurrence is divided among ranks.
+inline bool shares_norm(const Shard& shard) {
+  return shard.count > 1 && shard.norm_groups.size() > 0 && shard.norm_groups.is_whole();
+}
 
 }  // namespace turbomind
