@@ -195,7 +195,7 @@ def test_every_family_runs_with_few_bits(name: str, tmp_path: Path) -> None:
     with TokenEngine(made) as exact:
         _, wanted = exact.generate(PROMPT, 1, "all")
     # Unrelated logits would have 0; where rounding lets a token go to another expert, its row is far off.
-    for settings, likeness in (({"weight_bits": 8, "quant_policy": 8}, 0.9), ({"weight_bits": 4}, 0.3)):
+    for settings, likeness in (({"weight_bits": 8, "quant_policy": 8}, 0.98), ({"weight_bits": 4}, 0.5)):
         with TokenEngine(made, **settings) as model:
             _, found = model.generate(PROMPT, 1, "all")
             assert torch.nn.functional.cosine_similarity(found, wanted).median() > likeness

@@ -130,7 +130,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 # Where norms follow attention and MLP alone, they spread the errors of each. Unrelated logits would be 1.4 apart.
-NEARNESS = {"OLMo 3": 0.7, "OLMo Hybrid": 0.7, "MiniMax-Text-01": 0.7}
+NEARNESS = {"OLMo 3": 0.7}
 # A state adds up the errors of rounded activations.
 ROUNDED = 0.06
 ROUNDED_IN_STATES = 0.09
