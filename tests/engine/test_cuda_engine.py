@@ -31,10 +31,12 @@ from tests.support.token_engine import TokenEngine, relative_error
 PROMPT = within(VOCAB, LARGE_TOKENS)
 
 # Between them: windows, soft caps, output norms; ALiBi, LayerNorm; sinks, experts; latent attention, shared experts.
-# Then: no input norms; norms after rotation; learned positions; a norm of each head; chunks.
+# Then: no input norms; norms after rotation; learned positions; a norm of each head; chunks. Then states: gated delta,
+# Kimi delta, Mamba-2 alone and alongside attention, plain experts, lightning attention, short convolutions.
 VARIED = [
     *("Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"),
     *("OLMo 3", "Hunyuan", "GPT-2", "StableLM 12B", "Llama 4"),
+    *("Qwen3.5", "Kimi Linear", "Mamba2", "Falcon-H1", "Nemotron 3", "MiniMax-Text-01", "LFM2"),
 ]
 
 

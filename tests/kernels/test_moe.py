@@ -191,6 +191,23 @@ def test_experts_give_the_weighted_sum_of_float64(
     assert error < limit_of(device, kind)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "codes, shuffled"])
+@pytest.mark.parametrize("rows", [7, 200])
+def test_experts_without_a_gate_give_the_weighted_sum_of_float64(device: Device, rows: int, kind: str) -> None:
+    torch.manual_seed(rows)
+    up, down = make_experts(device, kind, 6, (40, 64)), make_experts(device, kind, 6, (64, 40))
+    x, before = torch.randn(rows, 64), torch.randn(rows, 64)
+    chosen, weights = device.route(Router(6, 2, normalize=True), torch.randn(rows, 6))
+    y = device.add_experts(up, down, "relu2", x, (chosen, weights), before)
+    exact = before.double()
+    for e in range(6):
+        row, rank = (chosen == e).nonzero(as_tuple=True)
+        inner = (x[row].double() @ up[e].exact.T + up[e].bias).relu().square()
+        exact[row] += weights[row, rank].double()[:, None] * (inner @ down[e].exact.T + down[e].bias)
+    error = (y.double() - exact).norm() / (exact - before).norm()
+    assert error < 2 * limit_of(device, kind)  # a square doubles the relative error of what goes into it
+
+
 @pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
 def test_the_same_rows_give_the_same_result_whatever_was_computed_before(device: Device, kind: str) -> None:
     torch.manual_seed(0)
