@@ -31,9 +31,10 @@ struct RouterParams {
   int num_groups = 1;      // neighbouring experts form groups of equal size ...
   int top_groups = 1;      // ... of which only the best are chosen from
   GroupScore group_score = GroupScore::kMax;
-  const float* choice_bias = nullptr;  // [num_experts]; added to the scores to choose by, not to weigh by
-  bool normalize = false;              // the weights of a row are divided by their sum
-  float scale = 1;                     // multiplies the weights
+  const float* choice_bias = nullptr;    // [num_experts]; added to the scores to choose by, not to weigh by
+  bool normalize = false;                // the weights of a row are divided by their sum
+  float scale = 1;                       // multiplies the weights
+  const float* expert_scales = nullptr;  // [num_experts] or null; multiply the weights of their experts in the end
 };
 
 // logits [rows, num_experts] -> experts [rows, top_k], all different, best first, the lowest index among equals; and

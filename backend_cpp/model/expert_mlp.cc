@@ -1,5 +1,6 @@
 #include "model/expert_mlp.h"
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,12 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
     weights.router.bias = read.vector(prefix + "router.bias", moe.num_experts);
     weights.router.view.bias = weights.router.bias.as<float>();
   }
+  if (moe.router.has_input_norm) {
+    weights.router_norm = NormStorage::load(read, prefix + "router_norm", hidden, spec.norm, spec.norm.bias);
+    const float scale = 1 / std::sqrt(static_cast<float>(hidden));
+    for (int i = 0; i < hidden; ++i) weights.router_norm.weight.as<float>()[i] *= scale;
+  }
+  if (moe.router.has_expert_scale) weights.scales = read.vector(prefix + "router.scales", moe.num_experts);
   if (moe.router.has_correction) weights.correction = read.vector(prefix + "router.correction", moe.num_experts);
   for (int e = 0; e < moe.num_experts; ++e) {
     weights.experts.push_back(expert(prefix + "experts." + std::to_string(e), shard.expert_channels));
@@ -39,6 +46,7 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
 ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
     : moe_(spec.moe.value_or(MoeSpec{})), activation_(spec.mlp.activation) {
   if (!spec.moe) return;
+  if (moe_.router.has_input_norm) router_rows_ = float_buffer(ops, max_rows, spec.hidden_size);
   logits_ = float_buffer(ops, max_rows, moe_.num_experts);
   chosen_ = float_buffer(ops, max_rows, moe_.experts_per_token);
   shares_ = float_buffer(ops, max_rows, moe_.experts_per_token);
@@ -55,12 +63,18 @@ ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
   ops.upload(ones.data(), shared_gate_.size(), shared_gate_.as<void>());
 }
 
-void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const float* x, float* y, bool accumulate) {
+void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const float* x, const float* stream,
+                    float* y, bool accumulate) {
   Operators& ops = step.ops;
   if (!accumulate) {
     ops.fill_zero(y, static_cast<size_t>(step.rows) * weights.router.view.in_features * sizeof(float));
   }
-  ops.linear(weights.router.view, x, step.rows, logits_.as<float>(), false);
+  const float* read = x;
+  if (moe_.router.has_input_norm) {
+    ops.norm(weights.router_norm.view, stream, step.rows, weights.router.view.in_features, router_rows_.as<float>());
+    read = router_rows_.as<float>();
+  }
+  ops.linear(weights.router.view, read, step.rows, logits_.as<float>(), false);
   RouterParams params;
   params.num_experts = moe_.num_experts;
   params.top_k = moe_.experts_per_token;
@@ -72,6 +86,7 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
   params.choice_bias = weights.correction.as<float>();
   params.normalize = moe_.router.normalizes;
   params.scale = moe_.router.scale;
+  params.expert_scales = weights.scales.as<float>();
   ops.route(params, logits_.as<float>(), step.rows, chosen_.as<int32_t>(), shares_.as<float>());
   const float* inputs = x;
   const float* shares = shares_.as<float>();

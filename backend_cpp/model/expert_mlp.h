@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/moe.h"
+#include "model/norm_storage.h"
 #include "model/spec/model_spec.h"
 #include "model/spec/shard.h"
 #include "model/step_context.h"
@@ -15,7 +16,9 @@ namespace turbomind {
 
 struct ExpertWeights {
   LinearStorage router;      // never rounded
+  NormStorage router_norm;   // of what the router reads, and the division by sqrt(hidden); or empty
   AlignedBuffer correction;  // float32 [num_experts], or empty
+  AlignedBuffer scales;      // float32 [num_experts], or empty
   WeightArena arena;
   std::vector<ExpertWeight> experts;
   std::vector<ExpertWeight> shared;  // one, or none
@@ -29,12 +32,15 @@ class ExpertMlp {
  public:
   ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows);
 
-  // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =
-  void run(const StepContext& step, const ExpertWeights& weights, const float* x, float* y, bool accumulate);
+  // x, stream, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. `stream`: the residual stream,
+  // which some routers read.
+  void run(const StepContext& step, const ExpertWeights& weights, const float* x, const float* stream, float* y,
+           bool accumulate);
 
  private:
   MoeSpec moe_;
   Activation activation_;
+  AlignedBuffer router_rows_;   // float32 [max_rows, hidden]: what the router reads, where it has a norm
   AlignedBuffer logits_;        // float32 [max_rows, num_experts]
   AlignedBuffer chosen_;        // int32 [max_rows, experts_per_token]
   AlignedBuffer shares_;        // float32 [max_rows, experts_per_token]

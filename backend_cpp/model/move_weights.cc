@@ -17,6 +17,7 @@ class Mover {
     move(weights.embedding);
     move(weights.position_embedding);
     move(weights.embedding_norm);
+    if (weights.layer_inputs) move(*weights.layer_inputs);
     for (LayerWeights& layer : weights.layers) move(layer);
     for (CrossLayerWeights& layer : weights.cross_layers) move(layer);
     move(weights.final_norm);
@@ -39,7 +40,20 @@ class Mover {
     move(layer.mlp.up);
     move(layer.mlp.down);
     if (layer.experts) move(*layer.experts);
-    move(layer.mlp_output_norm);
+    for (NormStorage* norm :
+         {&layer.mlp_output_norm, &layer.dense_output_norm, &layer.expert_norm, &layer.expert_output_norm}) {
+      move(*norm);
+    }
+    if (!layer.input) return;
+    move(layer.input->gate);
+    move(layer.input->project);
+    move(layer.input->norm);
+  }
+
+  void move(InputTableWeights& inputs) {
+    move(inputs.table);
+    move(inputs.project);
+    move(inputs.norm);
   }
 
   void move(CrossLayerWeights& layer) {
@@ -66,7 +80,9 @@ class Mover {
 
   void move(ExpertWeights& experts) {
     move(experts.router);
+    move(experts.router_norm);
     move(experts.correction);
+    move(experts.scales);
     move(experts.shared_gate);
     std::vector<LinearWeight*> views;
     for (std::vector<ExpertWeight>* list : {&experts.experts, &experts.shared}) {

@@ -85,10 +85,12 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       normed_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
+      experts_(float_buffer(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_rows : 0, spec_.hidden_size)),
       output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       logits_(float_buffer(*ops_, logit_rows_at_once_, logit_count(spec_))),
       logit_parts_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
   if (spec_.recurrence) recurrence_.emplace(*ops_, shard, max_rows);
+  if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
   if (traits_.images.looks) cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_);
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
@@ -253,6 +255,7 @@ void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int
                           hidden, false);
   }
   if (head_) head_->run(step, input, weights_, hidden);
+  if (layer_inputs_) layer_inputs_->make(step, *weights_.layer_inputs, tokens_.device<int32_t>(), hidden);
   attention_.fill_tables(step);
   run_layers(step, embedded, looks);
   gather_outputs(outputs);
@@ -315,6 +318,9 @@ void NativeRunner::stage_tokens(const StepInput& input) {
       in_flight_.push_back({static_cast<int>(row), choice_of_span_.at(static_cast<size_t>(span_of_in_flight(token)))});
     }
   }
+  if (spec_.layer_input) {
+    for (const int row : embedded_rows_) tokens[row] = spec_.layer_input->image_token;
+  }
   tokens_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
   if (spec_.learned_positions > 0) stage_positions(input);
 }
@@ -354,11 +360,13 @@ int NativeRunner::stage_embeddings(const StepInput& input) {
     int row;
   };
   std::vector<Source> sources;
+  embedded_rows_.clear();
   for (const StepSpan& span : input.spans) {
     const int end = span.first_position + span.count;
     for (const EmbeddingRange& range : span.embeddings) {
       for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
-        embedding_rows_.host<int32_t>()[sources.size()] = span.first_row + at - span.first_position;
+        embedded_rows_.push_back(span.first_row + at - span.first_position);
+        embedding_rows_.host<int32_t>()[sources.size()] = embedded_rows_.back();
         sources.push_back({range.rows.get(), at - range.begin});
       }
     }
@@ -445,15 +453,45 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   if (layer.recurrence) recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly);
   if (attends) attention_.run(step, index, layer.attention, input, target, adds_directly || layer.recurrence);
   if ((layer.recurrence || attends) && !joins_halves) add_branch(step, block, layer.attention_output_norm);
-  if (!has_mlp) return;
+  if (!has_mlp) return finish_layer(step, index, layer);
   norm_stream(layer.mlp_norm);
-  if (layer.experts) {
+  const bool is_alongside = layer.experts && spec_.moe->is_alongside_mlp;
+  if (is_alongside) {
+    run_mlp_and_experts(step, layer, mlp_input);
+  } else if (layer.experts) {
     const float* rows = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
-    expert_mlp_.run(step, *layer.experts, rows, target, adds_directly || joins_halves);
+    expert_mlp_.run(step, *layer.experts, rows, hidden, target, adds_directly || joins_halves);
   } else {
     mlp_.run(step, layer.mlp, mlp_input, target, adds_directly || joins_halves);
   }
-  add_branch(step, block, layer.mlp_output_norm);
+  add_branch(step, block, layer.mlp_output_norm, is_alongside);
+  finish_layer(step, index, layer);
+}
+
+void NativeRunner::run_mlp_and_experts(const StepContext& step, const LayerWeights& layer,
+                                       const LinearInput& mlp_input) {
+  const int size = spec_.hidden_size;
+  const size_t count = static_cast<size_t>(step.rows) * static_cast<size_t>(size);
+  auto* branch = branch_.as<float>();
+  auto* experts = experts_.as<float>();
+  mlp_.run(step, layer.mlp, mlp_input, branch, false);
+  sum_over_ranks(branch, count);
+  step.ops.norm(layer.dense_output_norm.view, branch, step.rows, size, branch);
+  auto* normed = normed_.as<float>();
+  step.ops.norm(layer.expert_norm.view, hidden_.as<float>(), step.rows, size, normed);
+  expert_mlp_.run(step, *layer.experts, normed, hidden_.as<float>(), experts, false);
+  sum_over_ranks(experts, count);
+  step.ops.norm(layer.expert_output_norm.view, experts, step.rows, size, experts);
+  step.ops.add_scaled(1, experts, step.rows, size, branch);
+}
+
+void NativeRunner::finish_layer(const StepContext& step, int index, const LayerWeights& layer) {
+  auto* hidden = hidden_.as<float>();
+  if (layer_inputs_) {
+    layer_inputs_->run(step, index, *layer.input, hidden, branch_.as<float>());
+    step.ops.add_scaled(1, branch_.as<float>(), step.rows, spec_.hidden_size, hidden);
+  }
+  if (layer.scale != 1) step.ops.scale_and_cap(layer.scale, 0, step.rows, spec_.hidden_size, hidden);
 }
 
 // Whether the halves of a layer add to the residual stream themselves.
@@ -462,10 +500,11 @@ bool NativeRunner::adds_directly(const BlockSpec& block) const {
          block.stream_scale == 1;
 }
 
-void NativeRunner::add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm) {
+void NativeRunner::add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm,
+                              bool is_summed) {
   if (adds_directly(block)) return;
   auto* branch = branch_.as<float>();
-  sum_over_ranks(branch, static_cast<size_t>(step.rows) * spec_.hidden_size);
+  if (!is_summed) sum_over_ranks(branch, static_cast<size_t>(step.rows) * spec_.hidden_size);
   if (block.has_output_norms) step.ops.norm(output_norm.view, branch, step.rows, spec_.hidden_size, branch);
   if (block.stream_scale != 1) {
     step.ops.scale_and_cap(block.stream_scale, 0, step.rows, spec_.hidden_size, hidden_.as<float>());

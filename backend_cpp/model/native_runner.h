@@ -13,6 +13,7 @@
 #include "model/dense_mlp.h"
 #include "model/expert_mlp.h"
 #include "model/head/head_input.h"
+#include "model/inputs/layer_inputs.h"
 #include "model/model_runner.h"
 #include "model/recurrence/recurrent_mixer.h"
 #include "model/spec/model_spec.h"
@@ -75,10 +76,15 @@ class NativeRunner final : public ModelRunner {
   void run_layer(const StepContext& step, int index);
   // Hands out the hidden states in front of a layer, or behind the last, where they are asked for.
   void keep_stream(const StepContext& step, int layer);
-  // Adds what a half of the layer made, or both, in branch_, to the residual stream.
   bool meets_ranks() const { return is_divided_ && !is_warming_up_; }
   bool adds_directly(const BlockSpec& block) const;
-  void add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm);
+  // Adds what a half of the layer made, or both, in branch_, to the residual stream. `is_summed`: over ranks already.
+  void add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm,
+                  bool is_summed = false);
+  // The MLP half of a layer that has experts alongside a dense MLP: what both make, in branch_.
+  void run_mlp_and_experts(const StepContext& step, const LayerWeights& layer, const LinearInput& mlp_input);
+  // What a layer does behind its halves.
+  void finish_layer(const StepContext& step, int index, const LayerWeights& layer);
   // The last norm of the first `count` output rows.
   void gather_outputs(int count);
   // Logits of output rows first, first + 1, ...
@@ -108,6 +114,7 @@ class NativeRunner final : public ModelRunner {
   std::optional<RecurrentMixer> recurrence_;
   std::optional<CrossLayers> cross_;
   std::optional<HeadInput> head_;
+  std::optional<LayerInputs> layer_inputs_;
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;
   AdapterTable adapters_;
@@ -119,7 +126,8 @@ class NativeRunner final : public ModelRunner {
   Staged embeddings_;                      // float32 [1 + deepstack layers, rows, hidden_size], where it takes them
   Staged embedding_rows_;                  // int32 [max_rows]; their places in the step
   std::unique_ptr<TokenSampler> sampler_;  // null: the host chooses
-  std::vector<int> choice_of_span_;        // of the step begun last
+  std::vector<int> embedded_rows_;         // of the step begun last
+  std::vector<int> choice_of_span_;        // of the same
   std::vector<InFlightToken> in_flight_;   // of the step
 
   // Activations, float32, [max_rows, ...].
@@ -127,6 +135,7 @@ class NativeRunner final : public ModelRunner {
   AlignedBuffer normed_;       // hidden_size
   AlignedBuffer mlp_input_;    // hidden_size; of parallel blocks with a norm for each half
   AlignedBuffer branch_;       // hidden_size; where halves do not add directly
+  AlignedBuffer experts_;      // hidden_size; what experts make alongside a dense MLP
   AlignedBuffer output_rows_;  // hidden_size; Outputs, gathered
   AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
   AlignedBuffer streams_;      // of output rows in front of the last norm, where a head continues with these

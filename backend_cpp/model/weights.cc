@@ -14,35 +14,45 @@ namespace turbomind {
 namespace {
 
 // `inputs`: of queries, keys and values.
-AttentionWeights read_attention(const Shard& shard, const WeightReader& read, const std::string& prefix, int inputs) {
+AttentionWeights read_attention(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer,
+                                int inputs) {
   const ModelSpec& spec = shard.spec;
+  const int kind = attention_of(spec, layer);
+  const AttentionSpec& own = attention_kind(spec, kind);
+  const AttentionHeads& heads = shard.attention[static_cast<size_t>(kind)];
   AttentionWeights weights;
-  if (const auto& mla = spec.attention.mla) {
+  if (const auto& mla = own.mla) {
     weights.latent = LatentWeights::load(shard, read, prefix);
-    weights.o = read.linear(prefix + "o", spec.hidden_size, shard.heads.times(mla->value_dim), spec.attention.o_bias);
+    weights.o = read.linear(prefix + "o", spec.hidden_size, heads.queries.times(mla->value_dim), own.o_bias);
     return weights;
   }
-  const Slice queries = shard.heads.times(spec.head_dim);
-  const Slice keys = shard.kv_heads.times(spec.head_dim);
-  const Slice rows = spec.attention.has_output_gate ? Slice::joined({queries, keys, keys, queries})
-                                                    : Slice::joined({queries, keys, keys});
-  weights.qkv = read.linear(prefix + "qkv", rows, inputs, spec.attention.qkv_bias);
-  if (spec.attention.qk_norm != QkNorm::kNone && spec.attention.qk_norm != QkNorm::kUnit) {
-    const bool is_shared = spec.attention.qk_norm == QkNorm::kHead;
+  const HeadSizes sizes = head_sizes(spec, kind);
+  const bool has_keys = keys_of(spec, layer) < 0;
+  const Slice queries = heads.queries.times(sizes.head_dim);
+  const Slice keys = has_keys ? heads.kv.times(sizes.head_dim) : Slice(0);
+  const Slice values = has_keys ? heads.kv.times(sizes.value_dim) : Slice(0);
+  const Slice found = heads.queries.times(sizes.value_dim);
+  const Slice rows = own.has_output_gate ? Slice::joined({queries, keys, values, found})
+                     : has_keys          ? Slice::joined({queries, keys, values})
+                                         : queries;
+  weights.qkv = read.linear(prefix + "qkv", rows, inputs, own.qkv_bias);
+  if (own.qk_norm != QkNorm::kNone && own.qk_norm != QkNorm::kUnit) {
+    const bool is_shared = own.qk_norm == QkNorm::kHead;
     const auto norm = [&](const char* name, const Slice& all) {
-      return NormStorage::load(read, prefix + name, is_shared ? Slice(spec.head_dim) : all, spec.norm, false);
+      return NormStorage::load(read, prefix + name, is_shared ? Slice(sizes.head_dim) : all, spec.norm, false);
     };
     weights.q_norm = norm("q_norm", queries);
-    weights.k_norm = norm("k_norm", keys);
+    if (has_keys) weights.k_norm = norm("k_norm", keys);
   }
-  if (spec.attention.has_sinks) weights.sinks = read.vector(prefix + "sinks", shard.heads);
-  weights.o = read.linear(prefix + "o", spec.hidden_size, queries, spec.attention.o_bias);
+  if (own.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
+  weights.o = read.linear(prefix + "o", spec.hidden_size, found, own.o_bias);
   return weights;
 }
 
-MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+// `divided`: the channels that a rank has.
+MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix, const Slice& divided) {
   const int hidden = shard.spec.hidden_size;
-  const Slice channels = read.as_stored(prefix + "down", hidden, shard.channels);
+  const Slice channels = read.as_stored(prefix + "down", hidden, divided);
   const bool bias = shard.spec.mlp.bias;
   return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Slice::joined({channels, channels}), hidden, bias)
                                   : read.linear(prefix + "up", channels, hidden, bias),
@@ -67,18 +77,37 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
     layer.recurrence = RecurrenceWeights::load(shard, read, prefix + "recurrence.");
   }
   if (has_attention(spec, index)) {
-    layer.attention = read_attention(shard, read, prefix + "attention.", (is_wide ? 2 : 1) * spec.hidden_size);
+    layer.attention = read_attention(shard, read, prefix + "attention.", index, (is_wide ? 2 : 1) * spec.hidden_size);
   }
   if (block.has_output_norms && has_mixer) layer.attention_output_norm = norm("attention_output_norm");
   if (!has_mlp) return layer;
   if (block.has_input_norms && !block.shares_norm) layer.mlp_norm = norm("mlp_norm");
-  if (spec.moe && spec.moe->layers[static_cast<size_t>(index)]) {
-    layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
-  } else {
-    layer.mlp = read_mlp(shard, read, prefix + "mlp.");
+  const bool is_alongside = has_experts(spec, index) && spec.moe->is_alongside_mlp;
+  if (has_experts(spec, index)) layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
+  if (has_dense_mlp(spec, index)) {
+    layer.mlp = read_mlp(shard, read, prefix + "mlp.", shard.channels[static_cast<size_t>(index)]);
   }
   if (block.has_output_norms) layer.mlp_output_norm = norm("mlp_output_norm");
+  if (is_alongside) {
+    layer.dense_output_norm = norm("dense_output_norm");
+    layer.expert_norm = norm("expert_norm");
+    layer.expert_output_norm = norm("expert_output_norm");
+  }
+  if (spec.layer_input) {
+    const int size = spec.layer_input->size;
+    layer.input = {read.linear(prefix + "input.gate", size, spec.hidden_size, false),
+                   read.linear(prefix + "input.project", spec.hidden_size, size, false), norm("input.norm")};
+  }
+  if (block.has_layer_scale) layer.scale = *read.vector(prefix + "scale", 1).as<float>();
   return layer;
+}
+
+InputTableWeights read_input_table(const ModelSpec& spec, const WeightReader& read) {
+  const int size = spec.layer_input->size;
+  const int width = spec.num_layers * size;
+  return {read.matrix("layer_inputs.table", spec.vocab_size, width, read.options().dtype),
+          read.linear("layer_inputs.project", width, spec.hidden_size, false),
+          NormStorage::load(read, "layer_inputs.norm", size, spec.norm, spec.norm.bias)};
 }
 
 HeadWeights read_head(const ModelSpec& spec, const WeightReader& read) {
@@ -97,8 +126,8 @@ HeadWeights read_head(const ModelSpec& spec, const WeightReader& read) {
 CrossLayerWeights read_cross_layer(const Shard& shard, const WeightReader& read, int index) {
   const ModelSpec& spec = shard.spec;
   const std::string prefix = "cross_layers." + std::to_string(index) + ".";
-  const Slice queries = shard.heads.times(spec.head_dim);
-  const Slice keys = shard.kv_heads.times(spec.head_dim);
+  const Slice queries = shard.attention.front().queries.times(spec.head_dim);
+  const Slice keys = shard.attention.front().kv.times(spec.head_dim);
   const auto norm = [&](const char* name, int size) {
     return NormStorage::load(read, prefix + name, size, spec.norm, false);
   };
@@ -113,7 +142,7 @@ CrossLayerWeights read_cross_layer(const Shard& shard, const WeightReader& read,
   layer.o = read.linear(prefix + "attention.o", spec.hidden_size, queries, false);
   layer.attention_gate = gate("attention.gate");
   layer.mlp_norm = norm("mlp_norm", spec.hidden_size);
-  layer.mlp = read_mlp(shard, read, prefix + "mlp.");
+  layer.mlp = read_mlp(shard, read, prefix + "mlp.", shard.channels.front());
   layer.mlp_gate = gate("mlp.gate");
   return layer;
 }
@@ -221,6 +250,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
         weights.position_embedding =
             read.matrix("position_embedding", spec.learned_positions, spec.hidden_size, options.dtype);
       }
+      if (spec.layer_input) weights.layer_inputs = read_input_table(spec, read);
     }
   });
   weights.vocab = shard.vocab.ranges().at(0);

@@ -16,7 +16,8 @@
 namespace turbomind {
 
 struct AttentionWeights {
-  LinearStorage qkv;  // and a gate, where attention has one; empty with latent attention
+  LinearStorage qkv;  // and a gate, where attention has one; queries alone where the keys are another layer's;
+                      // empty with latent attention
   std::optional<LatentWeights> latent;
   NormStorage q_norm;
   NormStorage k_norm;
@@ -29,15 +30,27 @@ struct MlpWeights {
   LinearStorage down;
 };
 
+// What a layer does with its further input (model/inputs/layer_inputs.h).
+struct LayerInputWeights {
+  LinearStorage gate;     // [size, hidden]
+  LinearStorage project;  // [hidden, size]
+  NormStorage norm;
+};
+
 struct LayerWeights {
   NormStorage attention_norm;  // empty in front of heads without one
   AttentionWeights attention;  // empty in a layer with a recurrence
   std::optional<RecurrenceWeights> recurrence;
   NormStorage attention_output_norm;
   NormStorage mlp_norm;
-  MlpWeights mlp;  // empty in a layer with experts
+  MlpWeights mlp;  // empty in a layer with experts alone
   std::optional<ExpertWeights> experts;
   NormStorage mlp_output_norm;
+  NormStorage dense_output_norm;  // these three where experts are alongside an MLP
+  NormStorage expert_norm;
+  NormStorage expert_output_norm;
+  std::optional<LayerInputWeights> input;
+  float scale = 1;  // of what the layer hands on
 };
 
 // A layer that looks at images: gated cross-attention, then a gated MLP. Adapters add nothing to it.
@@ -68,10 +81,18 @@ struct HeadWeights {
   NormStorage hidden_norm;     // MTP's and EAGLE-3's
 };
 
+// Where the layers' further inputs come from (model/inputs/layer_inputs.h).
+struct InputTableWeights {
+  LinearStorage table;    // [vocab, layers size], never rounded
+  LinearStorage project;  // [layers size, hidden]
+  NormStorage norm;       // [size]
+};
+
 struct Weights {
   LinearStorage embedding;           // [vocab, hidden], never rounded; also the output layer when that is not apart
   LinearStorage position_embedding;  // [learned_positions, hidden], never rounded; empty where there are none
   NormStorage embedding_norm;        // empty where there is none
+  std::optional<InputTableWeights> layer_inputs;
   std::vector<LayerWeights> layers;
   std::vector<CrossLayerWeights> cross_layers;
   NormStorage final_norm;  // empty in heads without one

@@ -229,7 +229,7 @@ TEST(ranks_hold_every_channel_once_and_whole_groups) {
       spec.num_heads = spec.num_kv_heads = 6;
       spec.attention.alibi_slopes.clear();
       const Shard shard = Shard::of(spec, rank, 3, group);
-      const Slice::Range range = shard.channels.ranges().at(0);
+      const Slice::Range range = shard.channels.at(0).ranges().at(0);
       CHECK_EQUAL(range.begin, next);
       CHECK_EQUAL(range.begin % std::max(8, group), 0);
       CHECK_EQUAL(shard.spec.intermediate_size, range.end - range.begin);
@@ -258,7 +258,7 @@ TEST(neighbouring_ranks_share_a_key_head_where_there_are_too_few) {
     const Shard shard = Shard::of(small_spec(), rank, 4, 1);
     CHECK_EQUAL(shard.spec.num_heads, 2);
     CHECK_EQUAL(shard.spec.num_kv_heads, 1);
-    CHECK_EQUAL(shard.kv_heads.ranges().at(0).begin, rank / 2);
+    CHECK_EQUAL(shard.attention.at(0).kv.ranges().at(0).begin, rank / 2);
     CHECK(shard.spec.attention.alibi_slopes == std::vector<float>({2.0f * rank + 1, 2.0f * rank + 2}));
   }
 }

@@ -17,16 +17,16 @@ class HiddenStates:
         Where the files are.
     shapes
         Samples and tokens of each batch.
-    hidden_size
+    width
         Numbers of a token.
     device
         Where tensors are wanted.
     """
 
-    def __init__(self, folder: Path, shapes: list[tuple[int, int]], hidden_size: int, device: torch.device) -> None:
+    def __init__(self, folder: Path, shapes: list[tuple[int, int]], width: int, device: torch.device) -> None:
         self._folder = folder
         self._shapes = shapes
-        self._hidden_size = hidden_size
+        self._width = width
         self._device = device
 
     def has(self, layer: int) -> bool:
@@ -34,7 +34,7 @@ class HiddenStates:
         return self._path(layer).is_file()
 
     def write(self, layer: int, batches: Iterable[Tensor]) -> None:
-        """Keep the inputs of a layer, ``[samples, tokens, hidden]`` each; they appear whole or not at all."""
+        """Keep the inputs of a layer, ``[samples, tokens, width]`` each; they appear whole or not at all."""
         scratch = self._path(layer).with_suffix(".part")
         with scratch.open("wb") as file:
             for batch in batches:
@@ -45,8 +45,8 @@ class HiddenStates:
         """Yield the inputs of a layer, a batch at a time."""
         with self._path(layer).open("rb") as file:
             for samples, tokens in self._shapes:
-                shape = (samples, tokens, self._hidden_size)
-                values = np.fromfile(file, dtype=np.float32, count=samples * tokens * self._hidden_size)
+                shape = (samples, tokens, self._width)
+                values = np.fromfile(file, dtype=np.float32, count=samples * tokens * self._width)
                 yield torch.from_numpy(values.reshape(shape)).to(self._device)
 
     def drop(self, layer: int) -> None:

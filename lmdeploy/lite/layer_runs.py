@@ -117,7 +117,7 @@ def walk(
 
     ``make`` is called with each layer's number, weights and inputs, and must keep the inputs of the next one.
     """
-    hidden = HiddenStates(scratch, [tuple(batch.shape) for batch in batches], model.spec.hidden_size, model.device)
+    hidden = HiddenStates(scratch, [tuple(batch.shape) for batch in batches], model.row_width, model.device)
     first = next((number for number in range(len(model)) if not is_done[number]), len(model))
     begin = first if hidden.has(first) else 0
     with torch.no_grad():

@@ -46,7 +46,7 @@ def left_as_numbers(model: SourceModel, method: Method[Any]) -> list[str]:
         module = name.removesuffix(".weight")
         if name in in_layers:
             left[re.split(r"\.\d+\.", module, maxsplit=1)[-1]] = None
-        elif name not in model.tensors_of_decoder():
+        elif name not in model.tensors_of_decoder() or name in model.linears_outside():
             left[re.split(r"\.\d+\.", module, maxsplit=1)[0]] = None
     return list(left)
 
@@ -169,7 +169,7 @@ class QuantizedLayer:
             return
         rows = self._model.row_map(self._number, f"{name}.weight")
         weight = self._layer.weight(name)
-        coded = self._method.codes(weight, seen, rows_left_whole(self._model.spec, name))
+        coded = self._method.codes(weight, seen, rows_left_whole(self._model.spec, self._number, name))
         self._coded.update(sources)
         for source in sources:
             own, row = rows.of(source)

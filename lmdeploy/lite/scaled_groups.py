@@ -90,7 +90,8 @@ def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
     """Return the groups of a decoder layer."""
     moe = spec.moe if has_experts(spec, layer) else None
     mixed, gates = _mixed(spec, layer)
-    inner, shared = _inner(spec, moe) if spec.has_mlp(layer) else ((), ())
+    is_alongside = moe is not None and moe.is_alongside_mlp
+    inner, shared = _inner(spec, None if is_alongside else moe) if spec.has_mlp(layer) else ((), ())
     offset = spec.norm.offset
     block = spec.block_of(layer)
     # Otherwise what is read is the residual stream, which others read too.
@@ -104,16 +105,19 @@ def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
             groups.append(ScaledGroup(mixed, norm, gates))
         if inner:
             norm = Producer("mlp_norm", offset=offset) if has_norms else None
-            watched = "moe.router" if moe else ""
-            groups.append(ScaledGroup(inner, norm, shared, watched, has_own_inputs=moe is not None))
+            is_mixture = moe is not None and not is_alongside
+            watched = "moe.router" if is_mixture else ""
+            groups.append(ScaledGroup(inner, norm, shared, watched, has_own_inputs=is_mixture))
     if spec.has_recurrence(layer) and spec.recurrence is not None:
         groups.append(ScaledGroup(("recurrence.out",), _outputs(spec.recurrence)))
     if spec.has_attention(layer):
-        mla = spec.attention.mla
+        mla = spec.attention_of(layer).mla
         if mla and mla.q_rank:
             groups.append(ScaledGroup(("attention.q_up",), Producer("attention.q_down_norm", offset=offset)))
-        groups.append(ScaledGroup(("attention.o",), _values(spec)))
-    return groups + (_downs(spec, moe) if spec.has_mlp(layer) else [])
+        groups.append(ScaledGroup(("attention.o",), _values(spec, layer)))
+    if spec.layer_input is not None:
+        groups += [ScaledGroup(("input.gate",), None), ScaledGroup(("input.project",), None)]
+    return groups + (_downs(spec, None if is_alongside else moe, layer) if spec.has_mlp(layer) else [])
 
 
 def _mixed(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -126,7 +130,7 @@ def _mixed(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...
         if spec.recurrence.kind == "kimi_delta":
             gates += ["recurrence.decay_down", "recurrence.gate_down"]
     if spec.has_attention(layer):
-        if mla := spec.attention.mla:
+        if mla := spec.attention_of(layer).mla:
             names += ["attention.q_down" if mla.q_rank else "attention.q", "attention.kv_down"]
         else:
             names.append("attention.qkv")
@@ -155,20 +159,23 @@ def _inner(spec: ModelSpec, moe: MoeSpec | None) -> tuple[tuple[str, ...], tuple
     return (*experts, *shared), ("moe.router", *(("moe.shared_gate",) if moe.has_shared_gate else ()))
 
 
-def _values(spec: ModelSpec) -> Producer | None:
+def _values(spec: ModelSpec, layer: int) -> Producer | None:
     """Return what makes the inputs of the layer behind attention."""
-    if spec.attention.qkv_clip:  # values are cut off on the way
+    own = spec.attention_of(layer)
+    if own.qkv_clip or own.norms_values or own.keys_are_values:  # values are not what the projection alone makes
         return None
-    if mla := spec.attention.mla:
-        heads = torch.arange(spec.num_heads)[:, None] * (mla.nope_dim + mla.value_dim)
+    if spec.keys_of(layer) >= 0 or layer in spec.layer_keys:  # other layers attend to them too
+        return None
+    if mla := own.mla:
+        heads = torch.arange(own.num_heads)[:, None] * (mla.nope_dim + mla.value_dim)
         return Producer("attention.kv_up", (heads + mla.nope_dim + torch.arange(mla.value_dim)).flatten())
     # A head of values serves several heads of queries.
-    first = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    rows = first + torch.arange(spec.num_kv_heads * spec.head_dim).view(spec.num_kv_heads, 1, spec.head_dim)
-    return Producer("attention.qkv", rows.expand(-1, spec.num_heads // spec.num_kv_heads, -1).flatten())
+    first = (own.num_heads + own.num_kv_heads) * own.head_dim
+    rows = first + torch.arange(own.num_kv_heads * own.value_dim).view(own.num_kv_heads, 1, own.value_dim)
+    return Producer("attention.qkv", rows.expand(-1, own.num_heads // own.num_kv_heads, -1).flatten())
 
 
-def _downs(spec: ModelSpec, moe: MoeSpec | None) -> list[ScaledGroup]:
+def _downs(spec: ModelSpec, moe: MoeSpec | None, layer: int) -> list[ScaledGroup]:
     """Return the groups of the last layer of each MLP: what is up goes linearly into its inputs, if there is a gate."""
 
     def group(name: str, size: int) -> ScaledGroup:
@@ -177,15 +184,15 @@ def _downs(spec: ModelSpec, moe: MoeSpec | None) -> list[ScaledGroup]:
         return ScaledGroup((f"{name}.down",), producer)
 
     if moe is None:
-        return [group("mlp", spec.intermediate_size)]
+        return [group("mlp", spec.mlp_size(layer))]
     groups = [group(f"moe.experts.{number}", moe.intermediate_size) for number in range(moe.num_experts)]
     if moe.shared_intermediate_size:
         groups.append(group("moe.shared", moe.shared_intermediate_size))
     return groups
 
 
-def rows_left_whole(spec: ModelSpec, name: str) -> int:
-    """Return how many first rows of a layer make queries and keys.
+def rows_left_whole(spec: ModelSpec, layer: int, name: str) -> int:
+    """Return how many first rows of a linear layer of decoder layer ``layer`` make queries and keys.
 
     These meet in a product, where cutting weights off on both sides adds up.
     """
@@ -194,5 +201,7 @@ def rows_left_whole(spec: ModelSpec, name: str) -> int:
             return 0
         return 2 * spec.recurrence.num_key_heads * spec.recurrence.key_dim
     if name == "attention.qkv":
-        return (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+        own = spec.attention_of(layer)
+        keys = own.num_kv_heads if spec.keys_of(layer) < 0 else 0
+        return (own.num_heads + keys) * own.head_dim
     return 1 << 30 if name.startswith(("attention.q", "attention.kv")) else 0

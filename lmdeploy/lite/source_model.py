@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.nn import functional
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.lite.forward.layer import run_layer
+from lmdeploy.lite.forward.layer import Carried, run_layer
 from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.lite.source_rows import RowMap, Tree, evaluate, loads_in, operations_in
 from lmdeploy.turbomind.checkpoint import describe, read_config
@@ -99,8 +100,13 @@ class SourceModel:
         return LayerWeights({name: self._evaluate(tree) for name, tree in self._layers[number].items()})
 
     def run(self, number: int, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        """Return what layer ``number`` with these weights makes of ``[batch, tokens, hidden]``."""
+        """Return what layer ``number`` with these weights makes of ``[batch, tokens, row_width]``."""
         return run_layer(self.spec, weights, number, hidden)
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a token's row between layers."""
+        return Carried(self.spec).width
 
     def embedded(self, batches: list[Tensor]) -> list[Tensor]:
         """Return the first layer's inputs for batches of token ids ``[samples, tokens]``."""
@@ -111,13 +117,24 @@ class SourceModel:
         if self.spec.has_embedding_norm:
             norm = {name: self._evaluate(tree) for name, tree in self._outside.items() if "embedding_norm" in name}
             made = [LayerWeights(norm).norm("embedding_norm", rows, self.spec.norm) for rows in made]
-        return made
+        return [self._carried(ids, rows) for ids, rows in zip(batches, made, strict=True)]
+
+    def _carried(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """Return the first layer's rows with what later layers take besides the residual stream."""
+        if own := self.spec.layer_input:
+            outside = LayerWeights({n: self._evaluate(t).cpu() for n, t in self._outside.items() if "inputs.n" in n})
+            project = self._outside_tensor("layer_inputs.project.weight").float()
+            made = (rows @ project.T * self.spec.hidden_size**-0.5).unflatten(-1, (-1, own.size))
+            made = outside.norm("layer_inputs.norm", made, self.spec.norm).flatten(-2)
+            made = made + self._outside_tensor("layer_inputs.table")[ids].float() * own.size**0.5
+            rows = torch.cat((rows, made * 0.5**0.5), -1)
+        return functional.pad(rows, (0, self.row_width - rows.shape[-1]))
 
     def longest_text(self) -> int:
         """Return how many tokens the model reads without its positions being stretched."""
-        attention = self.spec.attention
         longest = [self.spec.max_position_embeddings]
-        longest += [length for length in (attention.logn_length, attention.temperature_length) if length]
+        for own in (self.spec.attention, *self.spec.attentions):
+            longest += [length for length in (own.logn_length, own.temperature_length) if length]
         return min(longest + [rope.stretch.length for rope in self.spec.ropes if rope.stretch is not None])
 
     def tensors_of_layers(self) -> set[str]:
@@ -127,6 +144,11 @@ class SourceModel:
     def tensors_of_decoder(self) -> set[str]:
         """Return the names of the checkpoint's tensors that the decoder reads, in layers or not."""
         return self.tensors_of_layers() | {name for tree in self._outside.values() for name in loads_in(tree)}
+
+    def linears_outside(self) -> set[str]:
+        """Return the names of the checkpoint's matrices outside layers that are no table or output layer."""
+        trees = [tree for name, tree in self._outside.items() if name.endswith("project.weight")]
+        return {name for tree in trees for name in loads_in(tree)}
 
     def row_map(self, number: int, name: str) -> RowMap:
         """Return where the rows of a layer's tensor are in the checkpoint."""

@@ -40,7 +40,7 @@ class AttentionRule:
 
 @dataclass(frozen=True)
 class Router:
-    """How rows choose their experts; ``choice_bias`` is ``[num_experts]`` float32."""
+    """How rows choose their experts; ``choice_bias`` and ``expert_scales`` are ``[num_experts]`` float32."""
 
     num_experts: int
     top_k: int
@@ -52,3 +52,4 @@ class Router:
     choice_bias: torch.Tensor | None = None
     normalize: bool = False
     scale: float = 1.0
+    expert_scales: torch.Tensor | None = None

@@ -239,7 +239,7 @@ class Device:
         experts, weights = self.native.route(
             _array(logits), ROUTER_SCORES.index(router.score), router.mixer_jitter, router.num_groups,
             router.top_groups, GROUP_SCORES.index(router.group_score), _array(router.choice_bias), router.normalize,
-            router.scale, np.full(shape, -1, np.int32), _unwritten(*shape),
+            router.scale, _array(router.expert_scales), np.full(shape, -1, np.int32), _unwritten(*shape),
         )  # fmt: skip
         return torch.from_numpy(experts), torch.from_numpy(weights)
 

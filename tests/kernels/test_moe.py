@@ -29,7 +29,8 @@ def brute_force_route(logits: torch.Tensor, router: Router) -> tuple[torch.Tenso
         weights = scores[chosen]
         if router.normalize:
             weights = weights / weights.sum()
-        rows.append((chosen, weights * router.scale))
+        own = 1.0 if router.expert_scales is None else router.expert_scales.double()[chosen]
+        rows.append((chosen, weights * router.scale * own))
     return torch.tensor([chosen for chosen, _ in rows]), torch.stack([weights for _, weights in rows])
 
 
@@ -50,6 +51,7 @@ BIAS = torch.linspace(-0.4, 0.4, 16)[torch.randperm(16, generator=torch.Generato
 ROUTERS = {
     "two of eight": Router(8, 2, normalize=True),
     "one expert": Router(1, 1),
+    "a factor each": Router(16, 4, normalize=True, expert_scales=torch.linspace(-0.5, 2.0, 16)),
     "all experts": Router(5, 5, normalize=True),
     "not normalised, scaled": Router(60, 4, scale=2.5),
     "groups by their best": Router(16, 3, num_groups=4, top_groups=2, scale=16.0),

@@ -67,16 +67,18 @@ def make_tiny(
     }
     model_class = getattr(transformers, architecture)
     # Random weights of the usual size give logits so flat that rounding decides between tokens.
-    config = model_class.config_class(**({"initializer_range": 0.3} | sizes | overrides))
+    fields = {"initializer_range": 0.3} | sizes | overrides
+    if fields.get("hidden_size_per_layer_input"):
+        fields["vocab_size_per_layer_input"] = fields["vocab_size"]
+    config = model_class.config_class(**fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config).to(getattr(torch, dtype))
         for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             # transformers starts these at values where they cannot be seen.
             if parameter.dim() == 1 and "inv_freq" not in name:
-                torch.nn.init.normal_(
-                    parameter, mean=float(parameter.detach().mean()) if "norm" in name else 0.0, std=0.3
-                )
+                is_factor = "norm" in name or "scal" in name
+                torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()) if is_factor else 0.0, std=0.3)
     if model.can_generate():
         model.generation_config.eos_token_id = config.eos_token_id
     model.save_pretrained(directory, max_shard_size=shard)

@@ -45,6 +45,8 @@ class Router {
       factor /= sum;
     }
     for (int k = 0; k < params_.top_k; ++k) weights[k] *= factor;
+    if (params_.expert_scales == nullptr) return;
+    for (int k = 0; k < params_.top_k; ++k) weights[k] *= params_.expert_scales[experts[k]];
   }
 
  private:

@@ -34,7 +34,7 @@ void split_up(const LinearStorage& kv_up, int heads, const MlaSpec& mla, T* k_up
 LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
   const ModelSpec& spec = shard.spec;
   const MlaSpec& mla = *spec.attention.mla;
-  const Slice queries = shard.heads.times(mla.nope_dim + mla.rope_dim);
+  const Slice queries = shard.attention.front().queries.times(mla.nope_dim + mla.rope_dim);
   NormSpec norm = spec.norm;
   norm.eps = mla.norm_eps;
   LatentWeights weights;
@@ -49,7 +49,7 @@ LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, 
   weights.kv_down_norm = NormStorage::load(read, prefix + "kv_down_norm", mla.kv_rank, norm, false);
 
   const DType dtype = read.options().dtype;
-  const Slice ups = shard.heads.times(mla.nope_dim + mla.value_dim);
+  const Slice ups = shard.attention.front().queries.times(mla.nope_dim + mla.value_dim);
   const LinearStorage kv_up = read.matrix(prefix + "kv_up.weight", ups, mla.kv_rank, dtype);
   weights.k_up = empty_matrix(spec.num_heads * mla.kv_rank, mla.nope_dim, dtype);
   weights.v_up = empty_matrix(spec.num_heads * mla.value_dim, mla.kv_rank, dtype);

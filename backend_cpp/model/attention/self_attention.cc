@@ -12,11 +12,12 @@ namespace turbomind {
 
 namespace {
 
-CacheLayout cache_shape(const ModelSpec& spec, CacheType type) {
-  if (const auto& mla = spec.attention.mla) {
+CacheLayout cache_shape(const ModelSpec& spec, int kind, CacheType type) {
+  if (const auto& mla = attention_kind(spec, kind).mla) {
     return {type, spec.num_layers, 1, mla->rope_dim + mla->kv_rank, mla->kv_rank, 0};
   }
-  return {type, spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim, 0};
+  const HeadSizes sizes = head_sizes(spec, kind);
+  return {type, spec.num_layers, sizes.kv_heads, sizes.head_dim, sizes.value_dim, 0};
 }
 
 // What queries are multiplied by because of their position.
@@ -42,50 +43,73 @@ void add_spans(const StepSpan& span, const int32_t* blocks, int block_len, int c
 
 SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
     : spec_(spec),
-      shape_(cache_shape(spec, cache_type)),
       ropes_(ops, spec.ropes, max_rows),
-      row_width_((spec.num_heads + shape_.num_kv_heads) * shape_.key_dim +
-                 (spec.attention.mla ? 0 : shape_.num_kv_heads * shape_.value_dim) +
-                 (spec.attention.has_output_gate ? spec.num_heads * shape_.value_dim : 0)),
-      value_factor_(ops, max_rows, spec.attention.value_scale),
-      qkv_(float_buffer(ops, max_rows, row_width_)),
-      attended_(float_buffer(ops, max_rows, spec.num_heads * shape_.value_dim)),
-      query_factors_(ops, static_cast<size_t>(max_rows) * sizeof(float)),
-      unrotated_factors_(ops, spec.attention.tempers_unrotated ? static_cast<size_t>(max_rows) * sizeof(float) : 0),
       kv_lens_(ops, spec.images && spec.images->whole_rows > 0 ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0) {
+  int row_width = 0;
+  int found_width = 0;
+  int unit_dim = 0;
+  for (int number = 0; number < attention_count(spec); ++number) {
+    const Kind& kind = kinds_.emplace_back(make_kind(ops, spec, number, cache_type, max_rows));
+    row_width = std::max(row_width, kind.row_width);
+    found_width = std::max(found_width, kind.num_heads * kind.shape.value_dim);
+    if (kind.spec.qk_norm == QkNorm::kUnit) unit_dim = std::max(unit_dim, kind.shape.key_dim);
+    if (kind.spec.norms_values) unit_dim = std::max(unit_dim, kind.shape.value_dim);
+    if (kind.spec.is_chunked && kv_lens_.size() > 0) {
+      throw invalid_argument("attention.is_chunked cannot be had with images.whole_rows");
+    }
+  }
+  qkv_ = float_buffer(ops, max_rows, row_width);
+  attended_ = float_buffer(ops, max_rows, found_width);
   if (const auto& mla = spec.attention.mla) {
     latent_.emplace(ops, spec, max_rows);
     expanded_ = float_buffer(ops, max_rows, spec.num_heads * mla->value_dim);
   }
-  if (const auto& slopes = spec.attention.alibi_slopes; !slopes.empty()) {
-    alibi_slopes_ = ops.allocate(slopes.size() * sizeof(float));
-    ops.upload(slopes.data(), alibi_slopes_.size(), alibi_slopes_.as<void>());
-  }
-  if (spec.attention.is_chunked && kv_lens_.size() > 0) {
-    throw invalid_argument("attention.is_chunked cannot be had with images.whole_rows");
-  }
-  if (spec.attention.qk_norm == QkNorm::kUnit) {
-    const std::vector<float> ones(static_cast<size_t>(spec.head_dim), 1.0f);
-    unit_ = float_buffer(ops, 1, spec.head_dim);
+  if (unit_dim > 0) {
+    const std::vector<float> ones(static_cast<size_t>(unit_dim), 1.0f);
+    unit_ = float_buffer(ops, 1, unit_dim);
     ops.upload(ones.data(), unit_.size(), unit_.as<void>());
   }
 }
 
-std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) const {
-  std::map<int, std::vector<int>> layers;  // by window, 0: none
-  for (int layer = 0; layer < spec_.num_layers; ++layer) {
-    if (!has_attention(spec_, layer)) continue;
-    const int window = spec_.attention.windows[static_cast<size_t>(layer)];
-    layers[window < limits.context ? window : 0].push_back(layer);
+SelfAttention::Kind SelfAttention::make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type,
+                                             int max_rows) {
+  const AttentionSpec& own = attention_kind(spec, kind);
+  const CacheLayout shape = cache_shape(spec, kind, cache_type);
+  const int heads = head_sizes(spec, kind).heads;
+  const size_t factor_bytes = static_cast<size_t>(max_rows) * sizeof(float);
+  Kind made{own,
+            heads,
+            shape,
+            (heads + shape.num_kv_heads) * shape.key_dim + (own.mla ? 0 : shape.num_kv_heads * shape.value_dim) +
+                (own.has_output_gate ? heads * shape.value_dim : 0),
+            {},
+            Staged(ops, factor_bytes),
+            Staged(ops, own.tempers_unrotated ? factor_bytes : 0),
+            RowFactor(ops, max_rows, own.value_scale)};
+  if (const auto& slopes = own.alibi_slopes; !slopes.empty()) {
+    made.alibi_slopes = ops.allocate(slopes.size() * sizeof(float));
+    ops.upload(slopes.data(), made.alibi_slopes.size(), made.alibi_slopes.as<void>());
   }
-  CacheLayout of_one = shape_;
-  of_one.block_len = limits.block_len;
+  return made;
+}
+
+std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) const {
+  std::map<std::pair<int, int>, std::vector<int>> layers;  // by window, 0: none, and kind
+  for (int layer = 0; layer < spec_.num_layers; ++layer) {
+    if (!has_attention(spec_, layer) || !has_keys(layer)) continue;
+    const int window = window_of(spec_, layer);
+    layers[{window < limits.context ? window : 0, attention_of(spec_, layer)}].push_back(layer);
+  }
   std::vector<CacheGroup> groups;
-  for (auto& [window, own] : layers) {
+  for (auto& [shared, own] : layers) {
+    const auto [window, number] = shared;
+    const Kind& kind = kinds_[static_cast<size_t>(number)];
+    CacheLayout of_one = kind.shape;
+    of_one.block_len = limits.block_len;
     CacheGroup& group = groups.emplace_back();
     group.kind = window > 0 ? MemoryKind::kWindow : MemoryKind::kPaged;
     group.window = window;
-    group.is_chunked = window > 0 && spec_.attention.is_chunked;
+    group.is_chunked = window > 0 && kind.spec.is_chunked;
     group.block_len = limits.block_len;
     group.pieces = static_cast<int>(own.size());
     group.piece_bytes = of_one.layer_bytes();
@@ -98,7 +122,10 @@ void SelfAttention::use_cache(const CachePlan& plan, int first_group, std::byte*
   pages_ = pages;
   tables_.clear();
   memory_.assign(static_cast<size_t>(spec_.num_layers), {});
-  const auto own = static_cast<size_t>(attention_layer_count(spec_));
+  size_t own = 0;
+  for (int layer = 0; layer < spec_.num_layers; ++layer) {
+    own += has_attention(spec_, layer) && has_keys(layer) ? 1 : 0;
+  }
   size_t placed = 0;
   for (auto index = static_cast<size_t>(first_group); placed < own; ++index) {
     const CacheGroup& group = plan.groups.at(index);
@@ -107,7 +134,7 @@ void SelfAttention::use_cache(const CachePlan& plan, int first_group, std::byte*
       memory = {static_cast<int>(tables_.size()) + piece / group.page_pieces, piece % group.page_pieces};
     }
     for (int page = 0; page < group.pages; ++page) {
-      CacheLayout layout = shape_;
+      CacheLayout layout = kind_of(group.layers.front()).shape;
       layout.num_layers = group.page_pieces;
       layout.block_len = group.block_len;
       layout.page_bytes = plan.page_bytes;
@@ -115,11 +142,14 @@ void SelfAttention::use_cache(const CachePlan& plan, int first_group, std::byte*
     }
     placed += group.layers.size();
   }
+  for (int layer = 0; layer < spec_.num_layers; ++layer) {
+    if (!has_keys(layer)) memory_[static_cast<size_t>(layer)] = memory_[static_cast<size_t>(keys_of(spec_, layer))];
+  }
 }
 
 void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
   ropes_.stage(ops, input);
-  fill_query_factors(ops, input);
+  for (Kind& kind : kinds_) fill_query_factors(ops, input, kind);
   for (size_t table = 0; table < tables_.size(); ++table) {
     std::vector<AttentionSpan> spans;
     spans.reserve(input.spans.size());
@@ -131,31 +161,26 @@ void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
   }
   params_ = {};
   params_.pool = pages_;
-  params_.num_heads = spec_.num_heads;
-  params_.softcap = spec_.attention.softcap;
-  params_.alibi_slopes = alibi_slopes_.as<float>();
-  if (kv_lens_.size() > 0) {
-    fill_kv_lens(ops, input);
-    params_.kv_lens = kv_lens_.device<int32_t>();
-  }
+  if (kv_lens_.size() > 0) fill_kv_lens(ops, input);
 }
 
-void SelfAttention::fill_query_factors(Operators& ops, const StepInput& input) {
-  const auto trained = static_cast<float>(spec_.attention.logn_length);
+void SelfAttention::fill_query_factors(Operators& ops, const StepInput& input, Kind& kind) {
+  const AttentionSpec& spec = kind.spec;
+  const auto trained = static_cast<float>(spec.logn_length);
   for (const StepSpan& span : input.spans) {
     for (int r = 0; r < span.count; ++r) {
       const auto tokens = static_cast<float>(span.first_position + r + 1);
       const float logn = trained > 1 ? std::max(1.0f, std::log(tokens) / std::log(trained)) : 1.0f;
       const int position = span.first_position + r;
-      const float factor = spec_.attention.scale * logn;
-      const bool is_unrotated = spec_.attention.tempers_unrotated;
-      const float tempered = factor * temperature_of(spec_.attention, is_unrotated ? position + 1 : position);
-      query_factors_.host<float>()[span.first_row + r] = is_unrotated ? factor : tempered;
-      if (is_unrotated) unrotated_factors_.host<float>()[span.first_row + r] = tempered;
+      const float factor = spec.scale * logn;
+      const bool is_unrotated = spec.tempers_unrotated;
+      const float tempered = factor * temperature_of(spec, is_unrotated ? position + 1 : position);
+      kind.query_factors.host<float>()[span.first_row + r] = is_unrotated ? factor : tempered;
+      if (is_unrotated) kind.unrotated_factors.host<float>()[span.first_row + r] = tempered;
     }
   }
-  query_factors_.upload(ops, input.tokens.size() * sizeof(float));
-  if (spec_.attention.tempers_unrotated) unrotated_factors_.upload(ops, input.tokens.size() * sizeof(float));
+  kind.query_factors.upload(ops, input.tokens.size() * sizeof(float));
+  if (spec.tempers_unrotated) kind.unrotated_factors.upload(ops, input.tokens.size() * sizeof(float));
 }
 
 // The tokens of an image see all of it, others up to themselves.
@@ -171,31 +196,38 @@ void SelfAttention::fill_kv_lens(Operators& ops, const StepInput& input) {
   kv_lens_.upload(ops, input.tokens.size() * sizeof(int32_t));
 }
 
-SelfAttention::Heads SelfAttention::heads(int rows) const {
-  const auto key_dim = static_cast<size_t>(shape_.key_dim);
-  const auto value_dim = static_cast<size_t>(shape_.value_dim);
-  const auto width = static_cast<size_t>(row_width_);
-  const int kv_heads = shape_.num_kv_heads;
-  auto* keys = qkv_.as<float>() + spec_.num_heads * key_dim;
-  float* values = spec_.attention.mla ? keys + spec_.attention.mla->rope_dim : keys + kv_heads * key_dim;
-  return {{qkv_.as<float>(), rows, width, spec_.num_heads, key_dim, shape_.key_dim},
-          {keys, rows, width, kv_heads, key_dim, shape_.key_dim},
-          {values, rows, width, kv_heads, value_dim, shape_.value_dim},
-          {values + kv_heads * value_dim, rows, width, spec_.num_heads, value_dim, shape_.value_dim}};
+SelfAttention::Heads SelfAttention::heads(const Kind& kind, bool has_keys, int rows) const {
+  const auto key_dim = static_cast<size_t>(kind.shape.key_dim);
+  const auto value_dim = static_cast<size_t>(kind.shape.value_dim);
+  const size_t width = has_keys ? static_cast<size_t>(kind.row_width) : kind.num_heads * key_dim;
+  const int kv_heads = kind.shape.num_kv_heads;
+  Heads heads{{qkv_.as<float>(), rows, width, kind.num_heads, key_dim, kind.shape.key_dim}, {}, {}, {}};
+  if (!has_keys) return heads;
+  auto* keys = qkv_.as<float>() + kind.num_heads * key_dim;
+  float* values = kind.spec.mla ? keys + kind.spec.mla->rope_dim : keys + kv_heads * key_dim;
+  heads.keys = {keys, rows, width, kv_heads, key_dim, kind.shape.key_dim};
+  heads.values = {values, rows, width, kv_heads, value_dim, kind.shape.value_dim};
+  heads.gates = {values + kv_heads * value_dim, rows, width, kind.num_heads, value_dim, kind.shape.value_dim};
+  return heads;
 }
 
 void SelfAttention::project(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
                             const Heads& heads) {
+  const AttentionSpec& spec = kind_of(layer).spec;
   auto* qkv = qkv_.as<float>();
   step.linear(weights.qkv, x, qkv, false);
-  if (const float clip = spec_.attention.qkv_clip; clip > 0) step.ops.clamp(clip, step.rows, row_width_, qkv);
-  if (!spec_.attention.norms_rotated) norm_queries_and_keys(step.ops, layer, weights, heads);
+  if (const float clip = spec.qkv_clip; clip > 0) {
+    step.ops.clamp(clip, step.rows, static_cast<int>(heads.queries.row_stride), qkv);
+  }
+  if (spec.norms_values && has_keys(layer)) step.ops.norm_heads(unit_norm(), heads.values);
+  if (!spec.norms_rotated) norm_queries_and_keys(step.ops, layer, weights, heads);
 }
 
 void SelfAttention::norm_queries_and_keys(Operators& ops, int layer, const AttentionWeights& weights,
-                                          const Heads& heads) const {
+                                          const Heads& heads) {
   for (const auto& [own, norm] : {std::pair(heads.queries, &weights.q_norm), std::pair(heads.keys, &weights.k_norm)}) {
-    switch (spec_.attention.qk_norm) {
+    if (own.heads == 0) continue;
+    switch (kind_of(layer).spec.qk_norm) {
       case QkNorm::kNone:
         break;
       case QkNorm::kHead:
@@ -212,24 +244,25 @@ void SelfAttention::norm_queries_and_keys(Operators& ops, int layer, const Atten
         }
         break;
       case QkNorm::kUnit:
-        if (rotates(layer)) ops.norm_heads({NormKind::kRms, spec_.norm.eps, unit_.as<float>(), nullptr}, own);
+        if (rotates(layer)) ops.norm_heads(unit_norm(), own);
     }
   }
 }
 
 void SelfAttention::run(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
                         float* y, bool accumulate) {
-  const Heads own = heads(step.rows);
+  const Kind& kind = kind_of(layer);
+  const Heads own = heads(kind, has_keys(layer), step.rows);
   if (latent_) {
     latent_->project(step, *weights.latent, step.ops.make_rows(x, step.rows, spec_.hidden_size), qkv_.as<float>());
   } else {
     project(step, layer, weights, x, own);
-    value_factor_.apply(step.ops, own.values);
+    if (has_keys(layer)) kind.value_factor.apply(step.ops, own.values);
   }
   RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
-  if (spec_.attention.norms_rotated) {
+  if (kind.spec.norms_rotated) {
     step.ops.rope(table, own.queries, nullptr);
-    step.ops.rope(table, own.keys, nullptr);
+    if (has_keys(layer)) step.ops.rope(table, own.keys, nullptr);
     norm_queries_and_keys(step.ops, layer, weights, own);
     table = {};
   }
@@ -237,12 +270,22 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   params_.layout = tables_[static_cast<size_t>(memory.table)].layout;
   params_.layer = memory.piece;
   params_.set.table = memory.table;
-  params_.window = spec_.attention.windows[static_cast<size_t>(layer)];
+  params_.num_heads = kind.num_heads;
+  params_.softcap = kind.spec.softcap;
+  params_.alibi_slopes = kind.alibi_slopes.as<float>();
+  params_.window = window_of(spec_, layer);
+  const bool sees_ahead = kv_lens_.size() > 0 && !kind.spec.is_causal_in_images;
+  params_.kv_lens = sees_ahead ? kv_lens_.device<int32_t>() : nullptr;
   params_.sinks = weights.sinks.as<float>();
-  const Staged& factors = rotates(layer) || unrotated_factors_.size() == 0 ? query_factors_ : unrotated_factors_;
-  step.ops.rope_and_write(table, params_, own.queries, factors.device<float>(), own.keys, own.values);
+  const bool uses_unrotated = !rotates(layer) && kind.unrotated_factors.size() > 0;
+  const auto* factors = (uses_unrotated ? kind.unrotated_factors : kind.query_factors).device<float>();
+  if (has_keys(layer)) {
+    step.ops.rope_and_write(table, params_, own.queries, factors, own.keys, own.values);
+  } else {
+    step.ops.rope(table, own.queries, factors);
+  }
   auto* attended = attended_.as<float>();
-  if (!latent_ && !spec_.attention.has_output_gate && step.adapters == nullptr) {
+  if (!latent_ && !kind.spec.has_output_gate && step.adapters == nullptr) {
     return step.ops.project_attention(params_, own.queries, attended, weights.o.view, y, accumulate);
   }
   step.ops.paged_attention(params_, own.queries, attended);
@@ -250,7 +293,7 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     latent_->expand(step, *weights.latent, attended, expanded_.as<float>());
     attended = expanded_.as<float>();
   }
-  if (spec_.attention.has_output_gate) {
+  if (kind.spec.has_output_gate) {
     const HeadsView& gates = own.gates;
     const auto width = static_cast<size_t>(gates.heads * gates.head_dim);
     step.ops.gate_heads(GateKind::kSigmoid, gates,

@@ -1,4 +1,5 @@
-// The attention half of a layer: plain key and value heads, or latent attention, which caches less.
+// The attention half of a layer: plain key and value heads, or latent attention, which caches less. Layers are of one
+// kind or of several (ModelSpec::attentions), each with sizes of its own.
 #pragma once
 
 #include <optional>
@@ -34,19 +35,34 @@ class SelfAttention {
            bool accumulate);
 
  private:
-  // What attention works on; keys and values may overlap.
+  // What layers of a kind share.
+  struct Kind {
+    AttentionSpec spec;
+    int num_heads;
+    CacheLayout shape;           // without a block's length
+    int row_width;               // of qkv_: queries, keys, values unless a part of the keys, and a gate
+    AlignedBuffer alibi_slopes;  // [heads], or empty
+    Staged query_factors;        // float32 [max_rows]
+    Staged unrotated_factors;    // the same of layers that do not rotate, where these differ
+    RowFactor value_factor;
+  };
+  // What attention works on; keys and values may overlap. Without keys of its own, a layer has queries alone.
   struct Heads {
     HeadsView queries;
     HeadsView keys;
     HeadsView values;
     HeadsView gates;  // of what comes out, where attention has one
   };
-  Heads heads(int rows) const;
+  static Kind make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type, int max_rows);
+  Kind& kind_of(int layer) { return kinds_[static_cast<size_t>(attention_of(spec_, layer))]; }
+  bool has_keys(int layer) const { return keys_of(spec_, layer) < 0; }
+  Heads heads(const Kind& kind, bool has_keys, int rows) const;
   void project(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
                const Heads& heads);
-  void norm_queries_and_keys(Operators& ops, int layer, const AttentionWeights& weights, const Heads& heads) const;
+  void norm_queries_and_keys(Operators& ops, int layer, const AttentionWeights& weights, const Heads& heads);
+  NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_.as<float>(), nullptr}; }
   bool rotates(int layer) const { return spec_.layer_ropes[static_cast<size_t>(layer)] >= 0; }
-  void fill_query_factors(Operators& ops, const StepInput& input);
+  static void fill_query_factors(Operators& ops, const StepInput& input, Kind& kind);
   void fill_kv_lens(Operators& ops, const StepInput& input);
 
   // Where a layer's memory is.
@@ -62,23 +78,18 @@ class SelfAttention {
   };
 
   ModelSpec spec_;
+  std::vector<Kind> kinds_;
   std::optional<LatentAttention> latent_;
-  CacheLayout shape_;  // without a block's length
   std::byte* pages_ = nullptr;
   std::vector<Table> tables_;
   std::vector<LayerMemory> memory_;  // [layers]
   RopeTables ropes_;
   AttentionParams params_;  // of the step
-  int row_width_;
-  RowFactor value_factor_;
-  AlignedBuffer qkv_;           // [max_rows, row_width_]: queries, keys, values unless a part of the keys, and a gate
-  AlignedBuffer attended_;      // [max_rows, heads value_dim]
-  AlignedBuffer expanded_;      // [max_rows, heads mla.value_dim], of latent attention
-  AlignedBuffer alibi_slopes_;  // [heads], or empty
-  AlignedBuffer unit_;          // ones [head_dim], the weight of QkNorm::kUnit
-  Staged query_factors_;        // float32 [max_rows]
-  Staged unrotated_factors_;    // the same of layers that do not rotate, where these differ
-  Staged kv_lens_;              // int32 [max_rows], where images see ahead
+  AlignedBuffer qkv_;       // [max_rows, Kind::row_width]
+  AlignedBuffer attended_;  // [max_rows, heads value_dim]
+  AlignedBuffer expanded_;  // [max_rows, heads mla.value_dim], of latent attention
+  AlignedBuffer unit_;      // ones [head_dim], the weight of QkNorm::kUnit and of norms_values
+  Staged kv_lens_;          // int32 [max_rows], where images see ahead
 };
 
 }  // namespace turbomind

@@ -18,9 +18,9 @@ void refuse_what_the_decoder_lacks(const ModelSpec& spec) {
     refuse_if(spec.attention.qkv_clip != 0, "attention.qkv_clip with attention.mla");
     refuse_if(spec.attention.qkv_bias, "attention.qkv_bias with attention.mla");
     refuse_if(spec.attention.softcap != 0, "attention.softcap with attention.mla");
+    refuse_if(spec.attention.value_scale != 1, "attention.value_scale with attention.mla");
     refuse_if(!spec.attention.alibi_slopes.empty(), "attention.alibi_slopes with attention.mla");
     refuse_if(spec.attention.has_sinks, "attention.has_sinks with attention.mla");
-    refuse_if(spec.attention.value_scale != 1, "attention.value_scale with attention.mla");
     refuse_if(spec.attention.logn_length != 0, "attention.logn_length with attention.mla");
     refuse_if(std::any_of(spec.attention.windows.begin(), spec.attention.windows.end(), [](int w) { return w > 0; }),
               "attention.windows with attention.mla");

@@ -1,5 +1,6 @@
 #include "model/spec/long_context.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -21,8 +22,12 @@ bool is_plain(const RopeSpec& rope) {
 }  // namespace
 
 void extend_context(ModelSpec& spec, const LongContext& settings) {
-  if (settings.use_logn_attn && spec.attention.logn_length == 0) {
-    spec.attention.logn_length = spec.max_position_embeddings;
+  const auto grow_queries = [&](AttentionSpec& attention) {
+    if (attention.logn_length == 0) attention.logn_length = spec.max_position_embeddings;
+  };
+  if (settings.use_logn_attn) {
+    grow_queries(spec.attention);
+    std::ranges::for_each(spec.attentions, grow_queries);
   }
   if (settings.rope_scaling_factor == 0) return;
   if (settings.rope_scaling_factor < 1) {

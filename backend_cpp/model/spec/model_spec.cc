@@ -1,6 +1,7 @@
 #include "model/spec/model_spec.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -31,12 +32,13 @@ void check_cross_layers(const ModelSpec& spec) {
       static_cast<int>(layers.size()) > spec.num_layers) {
     throw invalid_argument("images.cross_layers must be layers, ascending, and at most num_layers");
   }
-  if (spec.attention.mla || spec.moe || spec.block.is_parallel || spec.block.has_output_norms ||
-      spec.block.residual_scale != 1 || spec.images->deepstack_layers > 0 || spec.images->whole_rows > 0 ||
+  if (spec.attention.mla || !spec.attentions.empty() || spec.moe || spec.block.is_parallel ||
+      spec.block.has_output_norms || spec.block.residual_scale != 1 || spec.images->deepstack_layers > 0 ||
+      spec.images->whole_rows > 0 ||
       std::ranges::any_of(spec.attention.windows, [](int window) { return window > 0; })) {
     throw invalid_argument(
-        "images.cross_layers cannot be had with attention.mla, attention.windows, moe, other blocks than sequential "
-        "ones, or other images.*");
+        "images.cross_layers cannot be had with attention.mla, attention.windows, attentions, moe, other blocks than "
+        "sequential ones, or other images.*");
   }
 }
 
@@ -55,6 +57,9 @@ void check(const HeadSpec& head, const ModelSpec& spec) {
 void check(const BlockSpec& block, const ModelSpec& spec) {
   if (!block.has_input_norms && (!block.has_output_norms || block.is_parallel || spec.head)) {
     throw invalid_argument("a block without has_input_norms needs has_output_norms, without is_parallel and head");
+  }
+  if (spec.moe && spec.moe->is_alongside_mlp && (!block.has_output_norms || block.is_parallel)) {
+    throw invalid_argument("moe.is_alongside_mlp needs a block with has_output_norms, without is_parallel");
   }
   if (block.norms_stream && (!block.has_input_norms || block.is_parallel || spec.head)) {
     throw invalid_argument("a block with norms_stream needs has_input_norms, without is_parallel and head");
@@ -78,6 +83,78 @@ void check(const RecurrenceSpec& own) {
   }
 }
 
+// A kind of attention, named by the first layer that has it.
+void check_attention(const ModelSpec& spec, int layer) {
+  const int kind = attention_of(spec, layer);
+  const AttentionSpec& own = attention_kind(spec, kind);
+  const HeadSizes sizes = head_sizes(spec, kind);
+  const auto refuse = [&](const std::string& problem) {
+    throw invalid_argument("layer " + std::to_string(layer) + ": " + problem);
+  };
+  if (sizes.heads % sizes.kv_heads != 0) {
+    refuse("num_heads must be a multiple of num_kv_heads " + std::to_string(sizes.kv_heads) + ", got " +
+           std::to_string(sizes.heads));
+  }
+  if (sizes.head_dim % 2 != 0) refuse("head_dim must be even, got " + std::to_string(sizes.head_dim));
+  if (const size_t slopes = own.alibi_slopes.size(); slopes != 0 && slopes != static_cast<size_t>(sizes.heads)) {
+    refuse("attention.alibi_slopes must have num_heads values");
+  }
+  if (own.has_output_gate && own.mla) refuse("attention.has_output_gate with attention.mla");
+  if (own.mla && !spec.attentions.empty()) refuse("attention.mla with attentions");
+  if (spec.images && spec.images->whole_rows > 0 && !own.alibi_slopes.empty()) {
+    refuse("images.whole_rows cannot be had with attention.alibi_slopes");
+  }
+}
+
+void check_rotation(const ModelSpec& spec, int layer) {
+  const int number = spec.layer_ropes[static_cast<size_t>(layer)];
+  if (number < -1 || number >= static_cast<int>(spec.ropes.size())) throw invalid_argument("layer_ropes: no such rope");
+  if (number < 0) return;
+  const int kind = attention_of(spec, layer);
+  const auto& mla = attention_kind(spec, kind).mla;
+  const int rotated = mla ? mla->rope_dim : head_sizes(spec, kind).head_dim;
+  if (2 * spec.ropes[static_cast<size_t>(number)].inv_freq.size() > static_cast<size_t>(rotated)) {
+    throw invalid_argument("layer " + std::to_string(layer) + ": rope.inv_freq must have 1 to head_dim / 2 values");
+  }
+}
+
+// A layer that attends to another one's keys and values reads them where they lie.
+void check_shared_keys(const ModelSpec& spec, int layer) {
+  const int source = keys_of(spec, layer);
+  if (source < 0) return;
+  const auto has_own = [&](int of) { return has_attention(spec, of) && (of == layer || keys_of(spec, of) < 0); };
+  const auto memory_of = [&](int of) { return std::pair(attention_of(spec, of), window_of(spec, of)); };
+  if (source >= layer || !has_own(source) || !has_own(layer) || memory_of(source) != memory_of(layer)) {
+    throw invalid_argument("layer_keys[" + std::to_string(layer) +
+                           "] must be an earlier layer that attends to keys of its own and has the same memory, got " +
+                           std::to_string(source));
+  }
+  if (spec.attention.mla || attention_kind(spec, attention_of(spec, layer)).has_output_gate || spec.head ||
+      cross_layer_count(spec) > 0) {
+    throw invalid_argument(
+        "layer_keys cannot be had with attention.mla, attention.has_output_gate, head or images.cross_layers");
+  }
+}
+
+void check_layers(const ModelSpec& spec) {
+  const auto layers = static_cast<size_t>(spec.num_layers);
+  if (spec.layer_ropes.size() != layers) throw invalid_argument("layer_ropes must have a value for each layer");
+  if (!spec.mlp.sizes.empty() && spec.mlp.sizes.size() != layers) {
+    throw invalid_argument("mlp.sizes must have a value for each layer");
+  }
+  std::vector<bool> is_found(static_cast<size_t>(attention_count(spec)), false);
+  for (int layer = 0; layer < spec.num_layers; ++layer) {
+    const auto kind = static_cast<size_t>(attention_of(spec, layer));
+    if (kind >= is_found.size()) {
+      throw invalid_argument("layer_attentions[" + std::to_string(layer) + "]: no such kind of attention");
+    }
+    if (!is_found[kind]) check_attention(spec, layer);
+    is_found[kind] = true;
+    check_rotation(spec, layer);
+    check_shared_keys(spec, layer);
+  }
+}
+
 void check_mixers(const ModelSpec& spec) {
   bool has_one = false;
   bool is_partial = false;
@@ -89,8 +166,12 @@ void check_mixers(const ModelSpec& spec) {
   if (has_one != spec.recurrence.has_value()) {
     throw invalid_argument("recurrence must be there where layer_mixers has it, and only there");
   }
-  if (is_partial && (spec.block.is_parallel || spec.head)) {
-    throw invalid_argument("layers without a mixer or an MLP cannot be had with block.is_parallel or head");
+  const bool has_scales =
+      spec.block.has_layer_scale || (spec.recurrence_block && spec.recurrence_block->has_layer_scale);
+  if (is_partial && (spec.block.is_parallel || spec.head || spec.layer_input || has_scales)) {
+    throw invalid_argument(
+        "layers without a mixer or an MLP cannot be had with block.is_parallel, block.has_layer_scale, layer_input or "
+        "head");
   }
   if (spec.recurrence_block && (spec.recurrence_block->is_parallel || !has_one)) {
     throw invalid_argument("recurrence_block needs a recurrence, and cannot be parallel");
@@ -99,27 +180,21 @@ void check_mixers(const ModelSpec& spec) {
 }
 
 void check(const ModelSpec& spec) {
+  check_layers(spec);
   if (spec.head) check(*spec.head, spec);
   if (spec.moe) check(*spec.moe);
   if (spec.images) check_cross_layers(spec);
   check_mixers(spec);
-  if (spec.attention.has_output_gate && spec.attention.mla) {
-    throw invalid_argument("attention.has_output_gate with attention.mla");
-  }
   if (spec.images && spec.images->deepstack_layers > spec.num_layers) {
     throw invalid_argument("images.deepstack_layers must be at most num_layers");
   }
-  if (spec.images && spec.images->whole_rows > 0 && !spec.attention.alibi_slopes.empty()) {
-    throw invalid_argument("images.whole_rows cannot be had with attention.alibi_slopes");
-  }
   check(spec.block, spec);
   if (spec.recurrence_block) check(*spec.recurrence_block, spec);
-  if (spec.num_heads % spec.num_kv_heads != 0) throw invalid_argument("num_heads must be a multiple of num_kv_heads");
-  const int rotated = spec.attention.mla ? spec.attention.mla->rope_dim : spec.head_dim;
+  if (spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0)) {
+    throw invalid_argument("layer_input cannot be had with head, has_embedding_norm or images.cross_layers");
+  }
   for (const RopeSpec& rope : spec.ropes) {
-    if (rope.inv_freq.empty() || 2 * rope.inv_freq.size() > static_cast<size_t>(rotated)) {
-      throw invalid_argument("rope.inv_freq must have 1 to head_dim / 2 values");
-    }
+    if (rope.inv_freq.empty()) throw invalid_argument("rope.inv_freq must have 1 to head_dim / 2 values");
     if (!rope.axes.empty() && (rope.axes.size() != rope.inv_freq.size() || rope.stretch)) {
       throw invalid_argument("rope.axes must have as many values as rope.inv_freq, without a stretch");
     }
@@ -127,16 +202,6 @@ void check(const ModelSpec& spec) {
         rope.stretch->inv_freq.size() != rope.inv_freq.size()) {
       throw invalid_argument("rope.stretch.inv_freq must have as many values as rope.inv_freq");
     }
-  }
-  if (spec.layer_ropes.size() != static_cast<size_t>(spec.num_layers)) {
-    throw invalid_argument("layer_ropes must have a value for each layer");
-  }
-  for (const int rope : spec.layer_ropes) {
-    if (rope < -1 || rope >= static_cast<int>(spec.ropes.size())) throw invalid_argument("layer_ropes: no such rope");
-  }
-  if (const size_t slopes = spec.attention.alibi_slopes.size();
-      slopes != 0 && slopes != static_cast<size_t>(spec.num_heads)) {
-    throw invalid_argument("attention.alibi_slopes must have num_heads values");
   }
 }
 

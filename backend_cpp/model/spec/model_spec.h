@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "model/spec/model_spec_fields.h"
 
@@ -33,13 +34,17 @@ inline bool has_outer_norms(const HeadSpec& head) {
   return head.kind != HeadKind::kEagle;
 }
 
+inline Mixer mixer_of(const ModelSpec& spec, int layer) {
+  return spec.layer_mixers.empty() ? Mixer::kAttention : spec.layer_mixers[static_cast<size_t>(layer)];
+}
+
 inline bool has_attention(const ModelSpec& spec, int layer) {
-  const Mixer mixer = spec.layer_mixers[static_cast<size_t>(layer)];
+  const Mixer mixer = mixer_of(spec, layer);
   return mixer == Mixer::kAttention || mixer == Mixer::kBoth;
 }
 
 inline bool has_recurrence(const ModelSpec& spec, int layer) {
-  const Mixer mixer = spec.layer_mixers[static_cast<size_t>(layer)];
+  const Mixer mixer = mixer_of(spec, layer);
   return mixer == Mixer::kRecurrence || mixer == Mixer::kBoth;
 }
 
@@ -62,6 +67,56 @@ inline int values_of(const RecurrenceSpec& recurrence) {
 inline int queries_of(const RecurrenceSpec& recurrence) {
   if (recurrence.kind == RecurrenceKind::kShortConvolution) return 0;
   return recurrence.num_key_heads * recurrence.key_dim;
+}
+
+// Kinds of attention: 0 is `attention`, n is attentions[n - 1].
+inline int attention_count(const ModelSpec& spec) {
+  return 1 + static_cast<int>(spec.attentions.size());
+}
+inline const AttentionSpec& attention_kind(const ModelSpec& spec, int kind) {
+  return kind == 0 ? spec.attention : spec.attentions[static_cast<size_t>(kind - 1)];
+}
+inline int attention_of(const ModelSpec& spec, int layer) {
+  return spec.layer_attentions.empty() ? 0 : spec.layer_attentions[static_cast<size_t>(layer)];
+}
+
+// Of a kind of attention that is not latent.
+struct HeadSizes {
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int value_dim = 0;
+};
+inline HeadSizes head_sizes(const ModelSpec& spec, int kind) {
+  const AttentionSpec& own = attention_kind(spec, kind);
+  const int head_dim = own.head_dim > 0 ? own.head_dim : spec.head_dim;
+  return {own.num_heads > 0 ? own.num_heads : spec.num_heads,
+          own.num_kv_heads > 0 ? own.num_kv_heads : spec.num_kv_heads, head_dim,
+          own.value_dim > 0 ? own.value_dim : head_dim};
+}
+
+// The earlier layer whose keys and values a layer attends to; -1: its own.
+inline int keys_of(const ModelSpec& spec, int layer) {
+  return spec.layer_keys.empty() ? -1 : spec.layer_keys[static_cast<size_t>(layer)];
+}
+
+// Positions that a token of a layer sees, its own included; 0: all.
+inline int window_of(const ModelSpec& spec, int layer) {
+  const std::vector<int>& windows = attention_kind(spec, attention_of(spec, layer)).windows;
+  return windows.empty() ? 0 : windows[static_cast<size_t>(layer)];
+}
+
+inline bool has_experts(const ModelSpec& spec, int layer) {
+  return spec.moe && (spec.moe->layers.empty() || spec.moe->layers[static_cast<size_t>(layer)]);
+}
+inline bool has_mlp(const ModelSpec& spec, int layer) {
+  return spec.layer_mlps.empty() || spec.layer_mlps[static_cast<size_t>(layer)];
+}
+inline bool has_dense_mlp(const ModelSpec& spec, int layer) {
+  return has_mlp(spec, layer) && (!has_experts(spec, layer) || spec.moe->is_alongside_mlp);
+}
+inline int mlp_size(const ModelSpec& spec, int layer) {
+  return spec.mlp.sizes.empty() ? spec.intermediate_size : spec.mlp.sizes[static_cast<size_t>(layer)];
 }
 
 // Of queries, keys and values, which a recurrence's convolution mixes over tokens.

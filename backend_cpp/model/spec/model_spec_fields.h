@@ -112,6 +112,12 @@ void visit_fields(MlaSpec& part, Visit&& visit) {
 struct AttentionSpec {
   // Factor of q·k.
   float scale = 0;
+  // Query heads, key and value heads, and the size of a head, in layers of this kind; 0: the model's.
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  // Size of a value head; 0: as large as a head.
+  int value_dim = 0;
   // Which projections have a bias.
   bool qkv_bias = false;
   bool o_bias = false;
@@ -121,14 +127,21 @@ struct AttentionSpec {
   QkNorm qk_norm = QkNorm::kNone;
   // That norm follows rotation; otherwise rotation follows it.
   bool norms_rotated = false;
+  // Each head of values goes through a norm without a weight.
+  bool norms_values = false;
+  // One projection makes keys and values, which differ by norms and rotation alone: its rows stand twice in `qkv`.
+  bool keys_are_values = false;
   // Queries, keys and values are kept in [-qkv_clip, qkv_clip]; 0: they stay.
   float qkv_clip = 0;
   // Scores become `softcap tanh(score / softcap)`; 0: they stay.
   float softcap = 0;
-  // For each layer, how many of the last positions a token sees, itself included; 0: all. Empty: all, everywhere.
+  // For each layer of the model, how many of the last positions a token sees, itself included; 0: all. Empty: all,
+  // everywhere. Those of layers of another kind are not read.
   std::vector<int> windows;
   // Whether windows are chunks, counted from position 0: a token sees those of its own chunk up to itself.
   bool is_chunked = false;
+  // Tokens of an image see what is before them alone, where `images.whole_rows` has other layers see all of it.
+  bool is_causal_in_images = false;
   // For each head the amount taken off a score for each position of distance; empty: none.
   std::vector<float> alibi_slopes;
   // Whether each head has a learned logit that takes its share of the softmax and gives nothing.
@@ -152,14 +165,21 @@ struct AttentionSpec {
 template <class Visit>
 void visit_fields(AttentionSpec& part, Visit&& visit) {
   visit.required("scale", part.scale, Real{0, true});
+  visit.optional("num_heads", part.num_heads, Whole{0, 134217728});
+  visit.optional("num_kv_heads", part.num_kv_heads, Whole{0, 134217728});
+  visit.optional("head_dim", part.head_dim, Whole{0, 134217728});
+  visit.optional("value_dim", part.value_dim, Whole{0, 134217728});
   visit.optional("qkv_bias", part.qkv_bias, Anything{});
   visit.optional("o_bias", part.o_bias, Anything{});
   visit.optional("qk_norm", part.qk_norm, kQkNormNames);
   visit.optional("norms_rotated", part.norms_rotated, Anything{});
+  visit.optional("norms_values", part.norms_values, Anything{});
+  visit.optional("keys_are_values", part.keys_are_values, Anything{});
   visit.optional("qkv_clip", part.qkv_clip, Real{0, false});
   visit.optional("softcap", part.softcap, Real{0, false});
   visit.optional("windows", part.windows, Whole{0, 134217728}, PerLayer{int{0}});
   visit.optional("is_chunked", part.is_chunked, Anything{});
+  visit.optional("is_causal_in_images", part.is_causal_in_images, Anything{});
   visit.optional("alibi_slopes", part.alibi_slopes, Real{});
   visit.optional("has_sinks", part.has_sinks, Anything{});
   visit.optional("logn_length", part.logn_length, Whole{0, 134217728});
@@ -187,6 +207,8 @@ struct BlockSpec {
   bool norms_stream = false;
   // Factor of the residual stream that is added to.
   float stream_scale = 1;
+  // What a layer hands on is multiplied by a learned number (Gemma 4).
+  bool has_layer_scale = false;
 };
 
 template <class Visit>
@@ -198,6 +220,7 @@ void visit_fields(BlockSpec& part, Visit&& visit) {
   visit.optional("residual_scale", part.residual_scale, Real{0, true});
   visit.optional("norms_stream", part.norms_stream, Anything{});
   visit.optional("stream_scale", part.stream_scale, Real{0, true});
+  visit.optional("has_layer_scale", part.has_layer_scale, Anything{});
 }
 
 // Gated: `down(activation(gate(x)) * up(x))`; plain: `down(activation(up(x)))`.
@@ -212,6 +235,8 @@ struct MlpSpec {
   // Factors of `gate(x)` and of `up(x)` of a gated MLP that is no expert.
   float gate_scale = 1;
   float up_scale = 1;
+  // For each layer the size of its MLP; empty: the model's `intermediate_size`, everywhere.
+  std::vector<int> sizes;
 };
 
 template <class Visit>
@@ -221,6 +246,7 @@ void visit_fields(MlpSpec& part, Visit&& visit) {
   visit.optional("bias", part.bias, Anything{});
   visit.optional("gate_scale", part.gate_scale, Real{0, true});
   visit.optional("up_scale", part.up_scale, Real{0, true});
+  visit.optional("sizes", part.sizes, Whole{1, 134217728});
 }
 
 // How a mixture of experts chooses.
@@ -240,6 +266,11 @@ struct RouterSpec {
   bool has_correction = false;
   // Whether the router's linear layer has a bias.
   bool bias = false;
+  // Whether the router reads the residual stream through a norm of its own, divided by `sqrt(hidden_size)`; otherwise
+  // it reads what the experts do.
+  bool has_input_norm = false;
+  // Whether each chosen score is multiplied by a learned number of its expert.
+  bool has_expert_scale = false;
   // Whether the input of a token's only expert is multiplied by its score, and not what comes out (Llama 4).
   bool scales_input = false;
   // Of `sparsemixer`: scores further than so much (relative) below the best are not softened.
@@ -256,6 +287,8 @@ void visit_fields(RouterSpec& part, Visit&& visit) {
   visit.optional("group_score", part.group_score, kGroupScoreNames);
   visit.optional("has_correction", part.has_correction, Anything{});
   visit.optional("bias", part.bias, Anything{});
+  visit.optional("has_input_norm", part.has_input_norm, Anything{});
+  visit.optional("has_expert_scale", part.has_expert_scale, Anything{});
   visit.optional("scales_input", part.scales_input, Anything{});
   visit.optional("jitter", part.jitter, Real{0, false});
 }
@@ -275,6 +308,9 @@ struct MoeSpec {
   int shared_intermediate_size = 0;
   // Whether its output is multiplied by the sigmoid of a linear layer with one output.
   bool has_shared_gate = false;
+  // Whether the experts' layers have a dense MLP too. Each of both reads the residual stream through a norm of its
+  // own and gives through one, and the sum is what the layer's MLP gives (Gemma 4).
+  bool is_alongside_mlp = false;
 };
 
 template <class Visit>
@@ -286,6 +322,7 @@ void visit_fields(MoeSpec& part, Visit&& visit) {
   visit.optional("layers", part.layers, Anything{}, PerLayer{bool{true}});
   visit.optional("shared_intermediate_size", part.shared_intermediate_size, Whole{0, 134217728});
   visit.optional("has_shared_gate", part.has_shared_gate, Anything{});
+  visit.optional("is_alongside_mlp", part.is_alongside_mlp, Anything{});
 }
 
 // Layers that keep a state of a fixed size a sequence in place of keys and values of every token.
@@ -392,7 +429,7 @@ void visit_fields(StretchSpec& part, Visit&& visit) {
 struct RopeSpec {
   // Base of the frequencies.
   double theta = 0;
-  // Radians a position of each pair, float32 values.
+  // Radians a position of each pair, float32 values; 0: the pair stays.
   std::vector<float> inv_freq;
   // Factor of cos and sin (YaRN, longrope).
   float attention_scaling = 1;
@@ -408,7 +445,7 @@ struct RopeSpec {
 template <class Visit>
 void visit_fields(RopeSpec& part, Visit&& visit) {
   visit.required("theta", part.theta, Real{0, true});
-  visit.required("inv_freq", part.inv_freq, Real{0, true});
+  visit.required("inv_freq", part.inv_freq, Real{0, false});
   visit.optional("attention_scaling", part.attention_scaling, Real{0, true});
   visit.optional("is_interleaved", part.is_interleaved, Anything{});
   visit.optional("stretch", part.stretch, Anything{});
@@ -433,6 +470,20 @@ void visit_fields(OutputSpec& part, Visit&& visit) {
   visit.optional("softcap", part.softcap, Real{0, false});
   visit.optional("bias", part.bias, Anything{});
   visit.optional("normalizes_weight", part.normalizes_weight, Anything{});
+}
+
+// An input of each layer's own, made of a token's own embedding and of what the first layer reads (Gemma 3n).
+struct LayerInputSpec {
+  // Numbers of an input.
+  int size = 0;
+  // The token whose embedding in that table the rows of images have.
+  int image_token = 0;
+};
+
+template <class Visit>
+void visit_fields(LayerInputSpec& part, Visit&& visit) {
+  visit.required("size", part.size, Whole{1, 134217728});
+  visit.optional("image_token", part.image_token, Whole{0, 134217728});
 }
 
 // A model that sees: rows that a request brings may take the place of token embeddings, unscaled.
@@ -495,7 +546,7 @@ struct ModelSpec {
   int num_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  // What every layer consists of.
+  // What every layer consists of, where the fields below do not give some layers a kind of their own.
   NormSpec norm;
   AttentionSpec attention;
   // The longest sequence that the model is made for.
@@ -506,7 +557,7 @@ struct ModelSpec {
   std::optional<int> bos_token_id;
   // Tokens that end a response.
   std::vector<int> eos_token_ids;
-  // What every layer consists of.
+  // What every layer consists of, where the fields below do not give some layers a kind of their own.
   BlockSpec block;
   MlpSpec mlp;
   // Layers whose MLP is a mixture of experts; None: there are none.
@@ -516,6 +567,13 @@ struct ModelSpec {
   std::vector<Mixer> layer_mixers;
   // For each layer whether it has an MLP or experts. Empty: all have.
   std::vector<bool> layer_mlps;
+  // Further kinds of attention, where layers differ in more than windows and rotation.
+  std::vector<AttentionSpec> attentions;
+  // For each layer its kind of attention: 0: `attention`, n: `attentions[n - 1]`. Empty: the first, everywhere.
+  std::vector<int> layer_attentions;
+  // For each layer the earlier one whose keys and values it attends to, in place of its own; -1: its own. Both are of
+  // the same kind and have the same window. Empty: all have their own.
+  std::vector<int> layer_keys;
   // What the layers with `recurrence` or `both` compute; None: there are none.
   std::optional<RecurrenceSpec> recurrence;
   // How the halves of layers with a recurrence are joined to the residual stream; None: as those of others.
@@ -530,6 +588,8 @@ struct ModelSpec {
   float embedding_scale = 1;
   // The embeddings go through a norm.
   bool has_embedding_norm = false;
+  // A further input of each layer; None: there is none.
+  std::optional<LayerInputSpec> layer_input;
   // Rows of a table with an embedding of each position, which is added to the token's; 0: there is none. No sequence
   // is longer.
   int learned_positions = 0;
@@ -562,6 +622,9 @@ void visit_fields(ModelSpec& part, Visit&& visit) {
   visit.optional("moe", part.moe, Anything{});
   visit.optional("layer_mixers", part.layer_mixers, kMixerNames, PerLayer{Mixer{Mixer::kAttention}});
   visit.optional("layer_mlps", part.layer_mlps, Anything{}, PerLayer{bool{true}});
+  visit.optional("attentions", part.attentions, Anything{});
+  visit.optional("layer_attentions", part.layer_attentions, Whole{0, 134217728}, PerLayer{int{0}});
+  visit.optional("layer_keys", part.layer_keys, Whole{-1, 134217728}, PerLayer{int{-1}});
   visit.optional("recurrence", part.recurrence, Anything{});
   visit.optional("recurrence_block", part.recurrence_block, Anything{});
   visit.optional("ropes", part.ropes, Anything{});
@@ -569,6 +632,7 @@ void visit_fields(ModelSpec& part, Visit&& visit) {
   visit.optional("output", part.output, Anything{});
   visit.optional("embedding_scale", part.embedding_scale, Real{0, true});
   visit.optional("has_embedding_norm", part.has_embedding_norm, Anything{});
+  visit.optional("layer_input", part.layer_input, Anything{});
   visit.optional("learned_positions", part.learned_positions, Whole{0, 134217728});
   visit.optional("images", part.images, Anything{});
   visit.optional("head", part.head, Anything{});

@@ -1,7 +1,9 @@
 #include "model/spec/shard.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -80,6 +82,32 @@ class Divider {
   std::string problems_;
 };
 
+AttentionHeads divided_heads(const ModelSpec& spec, int kind, Divider& divider) {
+  const HeadSizes sizes = head_sizes(spec, kind);
+  if (attention_layer_count(spec) == 0) return {sizes.heads, sizes.kv_heads};
+  AttentionHeads heads{divider.heads("num_heads", sizes.heads), 0};
+  if (const auto& mla = attention_kind(spec, kind).mla) {
+    heads.kv = heads.queries;
+    divider.check_groups("attention.o", heads.queries.size() * mla->value_dim);
+  } else {
+    heads.kv = divider.kv_heads("num_kv_heads", sizes.kv_heads);
+    divider.check_groups("attention.o", heads.queries.size() * sizes.value_dim);
+  }
+  return heads;
+}
+
+// Layers of one size are divided alike, and refused once.
+std::vector<Slice> divided_channels(const ModelSpec& spec, Divider& divider) {
+  std::map<int, Slice> by_size;
+  std::vector<Slice> channels;
+  for (int layer = 0; layer < spec.num_layers; ++layer) {
+    const int size = has_dense_mlp(spec, layer) ? mlp_size(spec, layer) : 0;
+    if (!by_size.contains(size)) by_size.emplace(size, divider.channels("intermediate_size", size));
+    channels.push_back(by_size.at(size));
+  }
+  return channels;
+}
+
 template <class T>
 std::vector<T> kept(const std::vector<T>& values, const Slice& slice) {
   std::vector<T> result;
@@ -89,11 +117,18 @@ std::vector<T> kept(const std::vector<T>& values, const Slice& slice) {
   return result;
 }
 
-bool has_dense_layers(const ModelSpec& spec) {
-  for (size_t layer = 0; layer < spec.layer_mlps.size(); ++layer) {
-    if (spec.layer_mlps[layer] && (!spec.moe || !spec.moe->layers[layer])) return true;
+// Gives the spec of a rank its heads.
+void keep_heads(Shard& shard) {
+  ModelSpec& spec = shard.spec;
+  for (size_t kind = 0; kind < shard.attention.size(); ++kind) {
+    const AttentionHeads& heads = shard.attention[kind];
+    AttentionSpec& own = kind == 0 ? spec.attention : spec.attentions[kind - 1];
+    own.num_heads = heads.queries.size();
+    own.num_kv_heads = heads.kv.size();
+    own.alibi_slopes = kept(own.alibi_slopes, heads.queries);
   }
-  return false;
+  spec.num_heads = spec.attention.num_heads;
+  spec.num_kv_heads = spec.attention.num_kv_heads;
 }
 
 }  // namespace
@@ -105,16 +140,8 @@ Shard Shard::whole(ModelSpec spec) {
 Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   Divider divider(rank, count, group);
   Shard shard{rank, count, spec};
-  if (attention_layer_count(spec) == 0) {
-    shard.heads = spec.num_heads;
-    shard.kv_heads = spec.num_kv_heads;
-  } else if (const auto& mla = spec.attention.mla) {
-    shard.heads = shard.kv_heads = divider.heads("num_heads", spec.num_heads);
-    divider.check_groups("attention.o", shard.heads.size() * mla->value_dim);
-  } else {
-    shard.heads = divider.heads("num_heads", spec.num_heads);
-    shard.kv_heads = divider.kv_heads("num_kv_heads", spec.num_kv_heads);
-    divider.check_groups("attention.o", shard.heads.size() * spec.head_dim);
+  for (int kind = 0; kind < attention_count(spec); ++kind) {
+    shard.attention.push_back(divided_heads(spec, kind, divider));
   }
   if (const auto& recurrence = spec.recurrence) {
     shard.state_heads = divider.heads("recurrence.num_heads", recurrence->num_heads);
@@ -124,23 +151,28 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
     }
     divider.check_groups("recurrence.out", shard.state_heads.size() * recurrence->value_dim);
   }
-  if (has_dense_layers(spec)) shard.channels = divider.channels("intermediate_size", spec.intermediate_size);
+  shard.channels = divided_channels(spec, divider);
   if (spec.moe) {
     shard.expert_channels = divider.channels("moe.intermediate_size", spec.moe->intermediate_size);
     shard.shared_channels = divider.channels("moe.shared_intermediate_size", spec.moe->shared_intermediate_size);
   }
   shard.vocab = divider.tokens(logit_count(spec));
   shard.vocab_part = divider.part_of_tokens(logit_count(spec));
-  if (spec.attention.qk_norm == QkNorm::kProjection && count > 1) {
+  const auto norms_projections = [&](int kind) { return attention_kind(spec, kind).qk_norm == QkNorm::kProjection; };
+  if (count > 1 && std::ranges::any_of(std::views::iota(0, attention_count(spec)), norms_projections)) {
     divider.refuse("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
   }
   if (!divider.problems().empty()) {
     throw invalid_argument("tp=" + std::to_string(count) + " does not fit " + spec.architecture + ": " +
                            divider.problems() + "; choose another tp");
   }
-  shard.spec.num_heads = shard.heads.size();
-  shard.spec.num_kv_heads = shard.kv_heads.size();
-  shard.spec.intermediate_size = shard.channels.size();
+  keep_heads(shard);
+  shard.spec.intermediate_size = 0;
+  for (int layer = 0; layer < spec.num_layers; ++layer) {
+    const int size = shard.channels[static_cast<size_t>(layer)].size();
+    shard.spec.intermediate_size = std::max(shard.spec.intermediate_size, size);
+    if (!spec.mlp.sizes.empty()) shard.spec.mlp.sizes[static_cast<size_t>(layer)] = size;
+  }
   if (spec.moe) {
     shard.spec.moe->intermediate_size = shard.expert_channels.size();
     shard.spec.moe->shared_intermediate_size = shard.shared_channels.size();
@@ -151,7 +183,6 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
     shard.spec.recurrence->slopes = kept(spec.recurrence->slopes, shard.state_heads);
     if (shard.norm_groups.size() > 0) shard.spec.recurrence->norm_groups = shard.norm_groups.size();
   }
-  shard.spec.attention.alibi_slopes = kept(spec.attention.alibi_slopes, shard.heads);
   return shard;
 }
 

@@ -6,21 +6,29 @@
 // Everything else is whole on every rank.
 #pragma once
 
+#include <vector>
+
 #include "model/spec/model_spec.h"
 #include "weights/slice.h"
 
 namespace turbomind {
 
+// Of a kind of attention.
+struct AttentionHeads {
+  Slice queries = 0;
+  Slice kv = 0;  // ranks share one where there are fewer heads than ranks
+};
+
 struct Shard {
   int rank = 0;
-  int count = 1;              // ranks
-  ModelSpec spec;             // of the model, with the heads and sizes of the rank
-  Slice heads = 0;            // query heads
-  Slice kv_heads = 0;         // ranks share one where there are fewer heads than ranks
-  Slice state_heads = 0;      // of a recurrence
-  Slice state_key_heads = 0;  // of a recurrence; ranks share one as they share kv_heads
-  Slice norm_groups = 0;      // of a recurrence, where it has any; all of them where ranks do not divide them
-  Slice channels = 0;         // of an MLP, intermediate_size
+  int count = 1;                               // ranks
+  ModelSpec spec;                              // of the model, with the heads and sizes of the rank
+  std::vector<AttentionHeads> attention = {};  // by kind
+  Slice state_heads = 0;                       // of a recurrence
+  Slice state_key_heads = 0;                   // of a recurrence; ranks share one as they share those of attention
+  // Of a recurrence, where it has any; all of them where ranks do not divide them.
+  Slice norm_groups = 0;
+  std::vector<Slice> channels = {};  // [layers], of the dense MLP; none where there is none
   Slice expert_channels = 0;
   Slice shared_channels = 0;  // of the shared expert
   Slice vocab = 0;            // of the output layer

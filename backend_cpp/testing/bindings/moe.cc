@@ -13,9 +13,11 @@ void bind_moe(DeviceClass& device) {
   // Fields of RouterParams. logits [rows, num_experts]; experts_like and weights_like [rows, top_k]
   device.def("route", [](TestDevice& d, const Array<float>& logits, int score, float mixer_jitter, int num_groups,
                          int top_groups, int group_score, const OptionalArray<float>& choice_bias, bool normalize,
-                         float scale, const Array<int32_t>& experts_like, const Array<float>& weights_like) {
+                         float scale, const OptionalArray<float>& expert_scales, const Array<int32_t>& experts_like,
+                         const Array<float>& weights_like) {
     const OnDevice<float> inputs(*d.ops, logits);
     const OnDevice<float> bias(*d.ops, choice_bias);
+    const OnDevice<float> scales(*d.ops, expert_scales);
     const OnDevice<int32_t> experts(*d.ops, experts_like);
     const OnDevice<float> weights(*d.ops, weights_like);
     const RouterParams params{size_of(logits, 1),
@@ -27,7 +29,8 @@ void bind_moe(DeviceClass& device) {
                               static_cast<GroupScore>(group_score),
                               bias.data(),
                               normalize,
-                              scale};
+                              scale,
+                              scales.data()};
     d.ops->route(params, inputs.data(), size_of(logits, 0), experts.data(), weights.data());
     return py::make_tuple(experts.fetch(experts_like), weights.fetch(weights_like));
   });

@@ -1,6 +1,11 @@
 // A model's description: fields by their declarations, what is left out, and what is refused.
 #include "model/spec/model_spec.h"
 
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -33,6 +38,23 @@ std::string refusal_of(const std::string& text) {
   return "";
 }
 
+// Of a model of two layers with further fields.
+std::string refusal_of_model(const std::string& fields) {
+  std::ifstream source(TURBOMIND_CORPUS "/model_spec/dense");
+  std::string text{std::istreambuf_iterator<char>(source), {}};
+  text.replace(text.rfind('}'), 1, fields + "}");
+  const auto path = std::filesystem::temp_directory_path() / ("spec-" + std::to_string(::getpid()));
+  std::ofstream(path) << text;
+  std::string refusal;
+  try {
+    read_model_spec(path);
+  } catch (const Error& error) {
+    refusal = error.what();
+  }
+  std::filesystem::remove(path);
+  return refusal;
+}
+
 }  // namespace
 
 TEST(a_description_has_a_value_for_each_layer) {
@@ -55,6 +77,25 @@ TEST(what_a_description_leaves_out_has_its_default) {
   const auto rope = part_of<RopeSpec>(R"({"theta": 10000, "inv_freq": [1.0, 0.5],
                                           "stretch": {"kind": "dynamic", "length": 8, "factor": 2.0}})");
   CHECK(rope.stretch->kind == StretchKind::kDynamic && rope.inv_freq == std::vector<float>({1.0F, 0.5F}));
+}
+
+TEST(layers_that_do_not_fit_are_refused_by_their_number) {
+  const std::string narrow = R"(, "layer_attentions": [0, 1], "attentions": [{"scale": 1, "head_dim": 16}])";
+  const std::string wide = R"(, "layer_attentions": [0, 1], "attentions": [{"scale": 1, "head_dim": 64}])";
+  const std::pair<std::string, std::string> wrong[] = {
+      {R"(, "layer_attentions": [0, 1])", "layer_attentions[1]: no such kind of attention"},
+      {R"(, "layer_keys": [-1, 1])", "layer_keys[1] must be an earlier layer"},
+      {R"(, "layer_keys": [1, -1])", "layer_keys[0] must be an earlier layer"},
+      {narrow, "layer 1: rope.inv_freq must have 1 to head_dim / 2 values"},
+      {wide + R"(, "layer_keys": [-1, 0])",
+       "layer_keys[1] must be an earlier layer that attends to keys of its own and has the same memory, got 0"},
+  };
+  for (const auto& [fields, reason] : wrong) {
+    const std::string refusal = refusal_of_model(fields);
+    CHECK(refusal.find(": " + reason) != std::string::npos);
+  }
+  CHECK_EQUAL(refusal_of_model(wide), std::string());
+  CHECK_EQUAL(refusal_of_model(R"(, "layer_keys": [-1, 0])"), std::string());
 }
 
 TEST(a_description_is_refused_by_the_path_of_what_is_wrong) {

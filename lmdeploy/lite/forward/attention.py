@@ -5,29 +5,39 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmdeploy.lite.forward.parts import LayerWeights
-from lmdeploy.turbomind.spec import MlaSpec, ModelSpec, RopeSpec
+from lmdeploy.turbomind.spec import AttentionSpec, MlaSpec, ModelSpec, RopeSpec
 
 _QUERIES = 256  # whose scores are in memory at a time
 
 
-def attention(spec: ModelSpec, weights: LayerWeights, layer: int, x: Tensor) -> Tensor:
-    """Return what attention of a layer gives for its normed input ``[batch, tokens, hidden]``."""
+def attention(
+    spec: ModelSpec, weights: LayerWeights, layer: int, x: Tensor, shared: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return what attention of a layer gives for its normed input ``[batch, tokens, hidden]``, and its keys and values.
+
+    Parameters
+    ----------
+    shared
+        Keys and values ``[batch, kv_heads, tokens, dim]`` of another layer, where the layer has none of its own.
+    """
+    own = spec.attention_of(layer)
     rope = _rope_of(spec, layer)
-    mla = spec.attention.mla
     gate: Tensor | None = None
-    if mla is None:
-        q, k, v, gate = _plain_heads(spec, weights, rope, x)
+    if own.mla is not None:
+        q, k, v = _latent_heads(spec, own.mla, weights, rope, x)
+    elif shared is not None:
+        q, (k, v) = _normed_heads(spec, own, weights, rope, weights.linear("attention.qkv", x), "q"), shared
     else:
-        q, k, v = _latent_heads(spec, mla, weights, rope, x)
-    q = _tempered(spec, rope, q)
+        q, k, v, gate = _plain_heads(spec, own, weights, rope, x)
+    made = (k, v)
+    q = _tempered(own, rope, q)
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    windows = spec.attention.windows
-    window = windows[layer] if windows else 0
-    found = _attend(spec, weights, q, k, v, 0 if window >= x.shape[1] else window)
+    window = own.windows[layer] if own.windows else 0
+    found = _attend(own, weights, q, k, v, 0 if window >= x.shape[1] else window)
     joined = found.transpose(1, 2).flatten(2)
-    return weights.linear("attention.o", joined if gate is None else joined * gate.sigmoid())
+    return weights.linear("attention.o", joined if gate is None else joined * gate.sigmoid()), made
 
 
 def _rope_of(spec: ModelSpec, layer: int) -> RopeSpec | None:
@@ -35,9 +45,8 @@ def _rope_of(spec: ModelSpec, layer: int) -> RopeSpec | None:
     return spec.ropes[number] if spec.ropes and number >= 0 else None
 
 
-def _tempered(spec: ModelSpec, rope: RopeSpec | None, q: Tensor) -> Tensor:
+def _tempered(own: AttentionSpec, rope: RopeSpec | None, q: Tensor) -> Tensor:
     """Return queries ``[batch, heads, tokens, dim]`` times what grows with their positions."""
-    own = spec.attention
     if not own.temperature_length or (own.tempers_unrotated and rope is not None):
         return q
     positions = torch.arange(q.shape[2], device=q.device) + int(own.tempers_unrotated)
@@ -49,27 +58,37 @@ def _heads(x: Tensor, count: int) -> Tensor:
 
 
 def _plain_heads(
-    spec: ModelSpec, weights: LayerWeights, rope: RopeSpec | None, x: Tensor
+    spec: ModelSpec, own: AttentionSpec, weights: LayerWeights, rope: RopeSpec | None, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return queries, keys and values, ``[batch, heads, tokens, head_dim]``, and the gate of what comes out, if any."""
     joined = weights.linear("attention.qkv", x)
-    if clip := spec.attention.qkv_clip:
+    if clip := own.qkv_clip:
         joined = joined.clamp(-clip, clip)
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    q, k, v, *rest = joined.split((queries, keys, keys, *((queries,) * spec.attention.has_output_gate)), dim=-1)
-    v = spec.attention.value_scale * v
-    if spec.attention.qk_norm == "projection":
-        q, k = (weights.norm(f"attention.{name}_norm", part, spec.norm) for name, part in (("q", q), ("k", k)))
-    q, k, v = _heads(q, spec.num_heads), _heads(k, spec.num_kv_heads), _heads(v, spec.num_kv_heads)
-    if spec.attention.norms_rotated:
-        q, k = _rotated(q, rope), _rotated(k, rope)
-    if spec.attention.qk_norm in ("head", "each_head"):
-        q, k = (weights.norm(f"attention.{name}_norm", part, spec.norm) for name, part in (("q", q), ("k", k)))
-    if spec.attention.qk_norm == "unit" and rope is not None:
-        q, k = (functional.rms_norm(part, part.shape[-1:], eps=spec.norm.eps) for part in (q, k))
-    if not spec.attention.norms_rotated:
-        q, k = _rotated(q, rope), _rotated(k, rope)
-    return q, k, v, rest[0] if rest else None
+    queries, keys = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
+    values, gates = own.num_kv_heads * own.value_dim, own.num_heads * own.value_dim
+    q, k, v, *rest = joined.split((queries, keys, values, *((gates,) * own.has_output_gate)), dim=-1)
+    v = _heads(v, own.num_kv_heads)
+    if own.norms_values:
+        v = functional.rms_norm(v, v.shape[-1:], eps=spec.norm.eps)
+    v = own.value_scale * v
+    q = _normed_heads(spec, own, weights, rope, q, "q")
+    return q, _normed_heads(spec, own, weights, rope, k, "k"), v, rest[0] if rest else None
+
+
+def _normed_heads(
+    spec: ModelSpec, own: AttentionSpec, weights: LayerWeights, rope: RopeSpec | None, rows: Tensor, name: str
+) -> Tensor:
+    """Return heads of queries or keys, normed and rotated."""
+    if own.qk_norm == "projection":
+        rows = weights.norm(f"attention.{name}_norm", rows, spec.norm)
+    heads = _heads(rows, own.num_heads if name == "q" else own.num_kv_heads)
+    if own.norms_rotated:
+        heads = _rotated(heads, rope)
+    if own.qk_norm in ("head", "each_head"):
+        heads = weights.norm(f"attention.{name}_norm", heads, spec.norm)
+    if own.qk_norm == "unit" and rope is not None:
+        heads = functional.rms_norm(heads, heads.shape[-1:], eps=spec.norm.eps)
+    return heads if own.norms_rotated else _rotated(heads, rope)
 
 
 def _latent_heads(
@@ -91,9 +110,8 @@ def _latent_heads(
     return torch.cat((q_plain, _rotated(q_turned, rope)), -1), torch.cat((k_plain, key), -1), v
 
 
-def _attend(spec: ModelSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+def _attend(own: AttentionSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Return what each query finds among the keys up to its own position, ``[batch, heads, tokens, value_dim]``."""
-    own = spec.attention
     sinks = weights.tensors.get("attention.sinks")
     if not (window or own.softcap or own.alibi_slopes or sinks is not None):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=own.scale)

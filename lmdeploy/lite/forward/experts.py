@@ -7,11 +7,16 @@ from lmdeploy.lite.forward.parts import LayerWeights, activate
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
 
-def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor) -> Tensor:
-    """Return what the experts of a layer give for its normed input ``[..., hidden]``."""
+def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor, stream: Tensor) -> Tensor:
+    """Return what the experts of a layer give for its normed input ``[..., hidden]``; some routers read the stream."""
     rows = x.flatten(0, -2)
-    logits = weights.linear("moe.router", rows)
+    read = rows
+    if moe.router.has_input_norm:
+        read = weights.norm("moe.router_norm", stream.flatten(0, -2), spec.norm) * spec.hidden_size**-0.5
+    logits = weights.linear("moe.router", read)
     chosen, shares = _route(moe, logits, weights.tensors.get("moe.router.correction"))
+    if moe.router.has_expert_scale:
+        shares = shares * weights.tensors["moe.router.scales"][chosen]
     total = torch.zeros_like(rows)
     for number in range(moe.num_experts):
         row, rank = (chosen == number).nonzero(as_tuple=True)

@@ -84,14 +84,20 @@ def _weight_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
 def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
     """Return what a block of the cache takes (backend_cpp/kernels/paged_attention.h)."""
     spec = made.spec
-    mla = spec.attention.mla
-    heads, numbers = (spec.num_kv_heads, 2 * spec.head_dim) if mla is None else (1, mla.rope_dim + 2 * mla.kv_rank)
-    if config.quant_policy:
-        a_token = numbers * config.quant_policy / 8 + 2 * _SCALE_BYTES
-    else:
-        is_float32 = (spec.dtype if config.dtype == "auto" else config.dtype) == "float32"
-        a_token = numbers * (4 if is_float32 else 2)
-    return int(spec.num_layers * heads * a_token * config.cache_block_seq_len)
+    is_float32 = (spec.dtype if config.dtype == "auto" else config.dtype) == "float32"
+    a_token = 0.0
+    for layer in range(spec.num_layers):
+        if not spec.has_attention(layer) or spec.keys_of(layer) >= 0:
+            continue
+        own = spec.attention_of(layer)
+        heads, numbers = own.num_kv_heads, own.head_dim + own.value_dim
+        if own.mla is not None:
+            heads, numbers = 1, own.mla.rope_dim + 2 * own.mla.kv_rank
+        if config.quant_policy:
+            a_token += heads * (numbers * config.quant_policy / 8 + 2 * _SCALE_BYTES)
+        else:
+            a_token += heads * numbers * (4 if is_float32 else 2)
+    return int(a_token * config.cache_block_seq_len)
 
 
 def main() -> int:

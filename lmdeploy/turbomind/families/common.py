@@ -81,12 +81,13 @@ def decoder_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpe
         "hidden_size": config.hidden_size,
         "num_layers": config.num_hidden_layers,
         "num_heads": config.num_attention_heads,
-        "head_dim": head_dim_of(config),
         "max_position_embeddings": config.max_position_embeddings,
         "tied_embeddings": bool(config.tie_word_embeddings),
         "bos_token_id": checkpoint.bos_token_id,
         "eos_token_ids": checkpoint.eos_token_ids,
     }
+    if "head_dim" not in fields:
+        common["head_dim"] = head_dim_of(config)
     for name, source in {"intermediate_size": "intermediate_size", "num_kv_heads": "num_key_value_heads"}.items():
         if name not in fields:
             common[name] = getattr(config, source)

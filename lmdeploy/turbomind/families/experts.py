@@ -18,6 +18,11 @@ def has_experts(spec: ModelSpec, layer: int) -> bool:
     return spec.moe is not None and (not spec.moe.layers or spec.moe.layers[layer])
 
 
+def has_dense_mlp(spec: ModelSpec, layer: int) -> bool:
+    """Return whether a layer has an MLP that every token uses."""
+    return spec.has_mlp(layer) and (not has_experts(spec, layer) or moe_of(spec).is_alongside_mlp)
+
+
 @dataclass(frozen=True)
 class ExpertNames:
     """Names of a layer's tensors, after the layer's prefix and without ``.weight``; ``{}`` is an expert's number."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmdeploy.turbomind.families.experts import ExpertNames, has_experts
+from lmdeploy.turbomind.families.experts import ExpertNames, has_dense_mlp, has_experts
 from lmdeploy.turbomind.families.latent import latent_tensors
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
-from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,12 @@ class Layout:
             if spec.has_recurrence(i):
                 parts |= self.recurrence(spec, prefix)
             if spec.has_attention(i):
-                parts |= latent_tensors(spec, prefix) if spec.attention.mla else attention_tensors(spec, self, prefix)
-            if spec.has_mlp(i):
-                parts |= self.experts(spec, prefix) if has_experts(spec, i) else mlp_tensors(spec, self, prefix)
+                is_latent = spec.attention_of(i).mla is not None
+                parts |= latent_tensors(spec, prefix) if is_latent else attention_tensors(spec, self, prefix, i)
+            if spec.has_mlp(i) and has_experts(spec, i):
+                parts |= self.experts(spec, prefix)
+            if has_dense_mlp(spec, i):
+                parts |= mlp_tensors(spec, self, prefix, spec.mlp_size(i))
             engine |= {f"layers.{i}.{name}": expression for name, expression in parts.items()}
         return engine
 
@@ -143,61 +146,70 @@ def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> di
     return engine
 
 
-def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str) -> dict[str, Expression]:
-    """Return the attention of a layer whose tensors begin with ``prefix``."""
-    hidden, q, kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    bias = spec.attention.qkv_bias
-    if spec.attention.has_output_gate:
-        sources = {prefix + layout.q: 2 * q, prefix + layout.k: kv, prefix + layout.v: kv}
-        engine = linear_tensors("attention.qkv", sources, hidden, bias, _gate_last(spec))
+def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> dict[str, Expression]:
+    """Return the attention of layer number ``layer``, whose tensors begin with ``prefix``."""
+    own = spec.attention_of(layer)
+    has_keys = spec.keys_of(layer) < 0
+    hidden, q = spec.hidden_size, own.num_heads * own.head_dim
+    k, v = own.num_kv_heads * own.head_dim, own.num_kv_heads * own.value_dim
+    bias = own.qkv_bias
+    if not has_keys:
+        engine = linear_tensors("attention.qkv", {prefix + layout.q: q}, hidden, bias)
+    elif own.has_output_gate:
+        sources = {prefix + layout.q: 2 * q, prefix + layout.k: k, prefix + layout.v: v}
+        engine = linear_tensors("attention.qkv", sources, hidden, bias, _gate_last(own))
     elif layout.qkv:
-        arrange = _ungroup(spec) if layout.is_grouped else lambda expression: expression
-        engine = linear_tensors("attention.qkv", {prefix + layout.qkv: q + 2 * kv}, hidden, bias, arrange)
+        arrange = _ungroup(own) if layout.is_grouped else lambda expression: expression
+        engine = linear_tensors("attention.qkv", {prefix + layout.qkv: q + k + v}, hidden, bias, arrange)
+    elif own.keys_are_values:
+        sources = {prefix + layout.q: q, prefix + layout.k: k}
+        engine = linear_tensors("attention.qkv", sources, hidden, bias, lambda qk: concat(qk, rows_of(qk, q, q + k)))
     else:
-        sources = {prefix + layout.q: q, prefix + layout.k: kv, prefix + layout.v: kv}
+        sources = {prefix + layout.q: q, prefix + layout.k: k, prefix + layout.v: v}
         engine = linear_tensors("attention.qkv", sources, hidden, bias)
-    if spec.attention.qk_norm not in {"none", "unit"}:
-        for name, source, size in (("q_norm", layout.q_norm, q), ("k_norm", layout.k_norm, kv)):
-            head = spec.head_dim
+    if own.qk_norm not in {"none", "unit"}:
+        for name, source, size in (("q_norm", layout.q_norm, q), ("k_norm", layout.k_norm, k))[: 1 + has_keys]:
+            head = own.head_dim
             shapes = {"head": (head,), "each_head": (size // head, head), "projection": (size,)}
-            weight = Load(f"{prefix}{source}.weight", shapes[spec.attention.qk_norm])
+            weight = Load(f"{prefix}{source}.weight", shapes[own.qk_norm])
             engine[f"attention.{name}.weight"] = reshape(weight, size) if len(weight.shape) == 2 else weight
-    if spec.attention.has_sinks:
-        engine["attention.sinks"] = Load(prefix + layout.sinks, (spec.num_heads,))
-    return engine | linear_tensors("attention.o", {prefix + layout.o: hidden}, q, spec.attention.o_bias)
+    if own.has_sinks:
+        engine["attention.sinks"] = Load(prefix + layout.sinks, (own.num_heads,))
+    found = own.num_heads * own.value_dim
+    return engine | linear_tensors("attention.o", {prefix + layout.o: hidden}, found, own.o_bias)
 
 
-def _gate_last(spec: ModelSpec) -> Arrange:
+def _gate_last(own: AttentionSpec) -> Arrange:
     """Return what turns rows q and gate by head, then k, v, into all q, k, v, all gates."""
-    size = spec.num_heads * spec.head_dim
+    size = own.num_heads * own.head_dim
 
     def arrange(whole: Expression) -> Expression:
         rows, *inputs = whole.shape
-        heads = reshape(rows_of(whole, 0, 2 * size), spec.num_heads, 2, spec.head_dim, *inputs)
+        heads = reshape(rows_of(whole, 0, 2 * size), own.num_heads, 2, own.head_dim, *inputs)
         queries, gates = (reshape(rows_of(heads, i, i + 1, dim=1), size, *inputs) for i in (0, 1))
         return concat(queries, rows_of(whole, 2 * size, rows), gates)
 
     return arrange
 
 
-def _ungroup(spec: ModelSpec) -> Arrange:
+def _ungroup(own: AttentionSpec) -> Arrange:
     """Return what turns rows by key/value head into all q, all k, all v."""
-    group = spec.num_heads // spec.num_kv_heads
+    group = own.num_heads // own.num_kv_heads
 
     def arrange(whole: Expression) -> Expression:
         inputs = whole.shape[1:]
-        heads = reshape(whole, spec.num_kv_heads, group + 2, spec.head_dim, *inputs)
+        heads = reshape(whole, own.num_kv_heads, group + 2, own.head_dim, *inputs)
         parts = [(0, group), (group, group + 1), (group + 1, group + 2)]
-        rows = [(end - begin) * spec.num_kv_heads * spec.head_dim for begin, end in parts]
+        rows = [(end - begin) * own.num_kv_heads * own.head_dim for begin, end in parts]
         slices = [rows_of(heads, begin, end, dim=1) for begin, end in parts]
         return concat(*(reshape(part, count, *inputs) for part, count in zip(slices, rows, strict=True)))
 
     return arrange
 
 
-def mlp_tensors(spec: ModelSpec, layout: Layout, prefix: str) -> dict[str, Expression]:
-    """Return the dense MLP of a layer whose tensors begin with ``prefix``."""
-    size, hidden, bias = spec.intermediate_size, spec.hidden_size, spec.mlp.bias
+def mlp_tensors(spec: ModelSpec, layout: Layout, prefix: str, size: int) -> dict[str, Expression]:
+    """Return the dense MLP, of ``size`` channels, of a layer whose tensors begin with ``prefix``."""
+    hidden, bias = spec.hidden_size, spec.mlp.bias
     if not spec.mlp.is_gated:
         engine = linear_tensors("mlp.up", {prefix + layout.up: size}, hidden, bias)
     elif layout.gate_up:

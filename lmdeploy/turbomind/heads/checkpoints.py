@@ -147,7 +147,7 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
     tensors |= linear_tensors("head.join", {"fc": hidden}, inputs, "fc.bias" in index.tensors)
     if has_three:
         tensors["head.hidden_norm.weight"] = Load(f"{first}hidden_norm.weight", (hidden,))
-        wide = attention_tensors(replace(spec, hidden_size=2 * hidden), layout, first)
+        wide = attention_tensors(replace(spec, hidden_size=2 * hidden), layout, first, 0)
         tensors |= {f"layers.0.{name}": expression for name, expression in wide.items() if ".qkv." in name}
         tensors["lm_head.weight"] = Load("lm_head.weight", (len(tokens) or vocab, hidden))
         shared = _take_own(tensors, {"token_embedding": "embed_tokens.weight"}, (vocab, hidden), index)

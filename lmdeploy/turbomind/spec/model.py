@@ -10,12 +10,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lmdeploy.turbomind.json_dataclass import from_fields
-from lmdeploy.turbomind.spec.fields import Count, OneOf, OptionalSize, PerLayer, Positive, Size, problems_of_fields
+from lmdeploy.turbomind.spec.fields import (
+    Count,
+    OneOf,
+    OptionalSize,
+    PerLayer,
+    Positive,
+    Size,
+    Whole,
+    problems_of_fields,
+)
 from lmdeploy.turbomind.spec.parts import (
     AttentionSpec,
     BlockSpec,
     HeadSpec,
     ImagesSpec,
+    LayerInputSpec,
     MlpSpec,
     MoeSpec,
     NormSpec,
@@ -48,7 +58,7 @@ class ModelSpec:
     num_heads, num_kv_heads, head_dim
         Query heads, key and value heads, and the size of a head.
     norm, attention, block, mlp
-        What every layer consists of.
+        What every layer consists of, where the fields below do not give some layers a kind of their own.
     max_position_embeddings
         The longest sequence that the model is made for.
     tied_embeddings
@@ -64,6 +74,13 @@ class ModelSpec:
         attention, everywhere.
     layer_mlps
         For each layer whether it has an MLP or experts. Empty: all have.
+    attentions
+        Further kinds of attention, where layers differ in more than windows and rotation.
+    layer_attentions
+        For each layer its kind of attention: 0: ``attention``, n: ``attentions[n - 1]``. Empty: the first, everywhere.
+    layer_keys
+        For each layer the earlier one whose keys and values it attends to, in place of its own; -1: its own. Both are
+        of the same kind and have the same window. Empty: all have their own.
     recurrence_block
         How the halves of layers with a recurrence are joined to the residual stream; None: as those of others.
     recurrence
@@ -78,6 +95,8 @@ class ModelSpec:
         Factor of the token embeddings.
     has_embedding_norm
         The embeddings go through a norm.
+    layer_input
+        A further input of each layer; None: there is none.
     learned_positions
         Rows of a table with an embedding of each position, which is added to the token's; 0: there is none. No sequence
         is longer.
@@ -110,6 +129,9 @@ class ModelSpec:
         tuple[Annotated[str, OneOf(("attention", "recurrence", "both", "none"), "Mixer")], ...], PerLayer("attention")
     ] = ()
     layer_mlps: Annotated[tuple[bool, ...], PerLayer(True)] = ()
+    attentions: tuple[AttentionSpec, ...] = ()
+    layer_attentions: Annotated[tuple[OptionalSize, ...], PerLayer(0)] = ()
+    layer_keys: Annotated[tuple[Annotated[int, Whole(-1)], ...], PerLayer(-1)] = ()
     recurrence: RecurrenceSpec | None = None
     recurrence_block: BlockSpec | None = None
     ropes: tuple[RopeSpec, ...] = ()
@@ -117,6 +139,7 @@ class ModelSpec:
     output: OutputSpec = field(default_factory=OutputSpec)
     embedding_scale: Positive = 1.0
     has_embedding_norm: bool = False
+    layer_input: LayerInputSpec | None = None
     learned_positions: OptionalSize = 0
     images: ImagesSpec | None = None
     head: HeadSpec | None = None
@@ -136,6 +159,27 @@ class ModelSpec:
     def has_mlp(self, layer: int) -> bool:
         """Return whether a layer has an MLP or experts."""
         return not self.layer_mlps or self.layer_mlps[layer]
+
+    def attention_of(self, layer: int) -> AttentionSpec:
+        """Return a layer's kind of attention, with its sizes filled in."""
+        kind = self.layer_attentions[layer] if self.layer_attentions else 0
+        own = self.attentions[kind - 1] if kind else self.attention
+        head_dim = own.head_dim or self.head_dim
+        return dataclasses.replace(
+            own,
+            num_heads=own.num_heads or self.num_heads,
+            num_kv_heads=own.num_kv_heads or self.num_kv_heads,
+            head_dim=head_dim,
+            value_dim=own.value_dim or head_dim,
+        )
+
+    def keys_of(self, layer: int) -> int:
+        """Return the earlier layer whose keys and values a layer attends to, -1: its own."""
+        return self.layer_keys[layer] if self.layer_keys else -1
+
+    def mlp_size(self, layer: int) -> int:
+        """Return the size of a layer's MLP that is no mixture of experts."""
+        return self.mlp.sizes[layer] if self.mlp.sizes else self.intermediate_size
 
     def __post_init__(self) -> None:
         problems = list(problems_of_fields(self, self.num_layers)) or list(_problems(self))
@@ -173,25 +217,21 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
     yield from _block_problems(spec, spec.block, "block")
     if spec.recurrence_block:
         yield from _block_problems(spec, spec.recurrence_block, "recurrence_block")
-    if spec.num_heads % spec.num_kv_heads:
-        yield f"num_heads must be a multiple of num_kv_heads {spec.num_kv_heads}, got {spec.num_heads}"
-    if spec.head_dim % 2:
-        yield f"head_dim must be even, got {spec.head_dim}"
-    if len(spec.attention.alibi_slopes) not in {0, spec.num_heads}:
-        yield f"attention.alibi_slopes must have a finite number for each of {spec.num_heads} heads"
+    yield from _layer_problems(spec)
     known = range(-1, len(spec.ropes))
     if len(spec.layer_ropes) not in {0, spec.num_layers} or any(index not in known for index in spec.layer_ropes):
         yield f"layer_ropes must have a number below {len(spec.ropes)} for each of {spec.num_layers} layers"
     outside = [token for token in spec.eos_token_ids if not 0 <= token < spec.vocab_size]
     yield from (f"eos_token_ids must be in [0, {spec.vocab_size}), got {token}" for token in outside)
-    rotated = spec.attention.mla.rope_dim if spec.attention.mla else spec.head_dim
     for rope in spec.ropes:
-        yield from _rope_problems(rope, rotated)
+        yield from _rope_problems(rope)
     if spec.images:
         yield from _image_problems(spec, spec.images)
     if spec.head and spec.head.kind != "eagle3" and spec.head.target_hidden_size != spec.hidden_size:
         yield f"hidden_size must be the model's {spec.head.target_hidden_size}, got {spec.hidden_size}"
     yield from _mixer_problems(spec)
+    if spec.layer_input and (spec.head or spec.has_embedding_norm or (spec.images and spec.images.cross_layers)):
+        yield "layer_input cannot be had with head, has_embedding_norm or images.cross_layers"
     if spec.moe:
         yield from _moe_problems(spec.moe, spec.num_layers)
 
@@ -203,6 +243,74 @@ def _block_problems(spec: ModelSpec, block: BlockSpec, name: str) -> Iterator[st
         yield f"{name} without has_input_norms needs has_output_norms, without is_parallel and head"
     if block.norms_stream and (not block.has_input_norms or block.is_parallel or spec.head):
         yield f"{name}.norms_stream needs has_input_norms, without is_parallel and head"
+    if spec.moe and spec.moe.is_alongside_mlp and (not block.has_output_norms or block.is_parallel):
+        yield f"moe.is_alongside_mlp needs {name}.has_output_norms, without {name}.is_parallel"
+
+
+def _layer_problems(spec: ModelSpec) -> Iterator[str]:
+    """Yield what is wrong with the layers' attention: each kind is named by the first layer that has it."""
+    if any(kind > len(spec.attentions) for kind in spec.layer_attentions):
+        wrong = next(i for i, kind in enumerate(spec.layer_attentions) if kind > len(spec.attentions))
+        yield f"layer_attentions[{wrong}] must be at most {len(spec.attentions)}, got {spec.layer_attentions[wrong]}"
+        return
+    if spec.attentions and (spec.attention.mla or any(own.mla for own in spec.attentions)):
+        yield "attentions cannot be had with attention.mla"
+    found: set[int] = set()
+    for layer in range(spec.num_layers):
+        kind = spec.layer_attentions[layer] if spec.layer_attentions else 0
+        if kind not in found and spec.has_attention(layer):
+            yield from _attention_problems(spec.attention_of(layer), f"layer {layer}: ")
+        found.add(kind)
+        yield from _rotation_problems(spec, layer)
+        if (source := spec.keys_of(layer)) >= 0:
+            yield from _shared_key_problems(spec, layer, source)
+    if spec.mlp.sizes and len(spec.mlp.sizes) != spec.num_layers:
+        yield f"mlp.sizes must have a value for each of {spec.num_layers} layers, got {len(spec.mlp.sizes)}"
+
+
+def _attention_problems(own: AttentionSpec, where: str) -> Iterator[str]:
+    if own.num_heads % own.num_kv_heads:
+        yield f"{where}num_heads must be a multiple of num_kv_heads {own.num_kv_heads}, got {own.num_heads}"
+    if own.head_dim % 2:
+        yield f"{where}head_dim must be even, got {own.head_dim}"
+    if len(own.alibi_slopes) not in {0, own.num_heads}:
+        yield f"{where}attention.alibi_slopes must have a finite number for each of {own.num_heads} heads"
+    if own.has_output_gate and own.mla:
+        yield f"{where}attention.has_output_gate cannot be had with attention.mla"
+
+
+def _rotation_problems(spec: ModelSpec, layer: int) -> Iterator[str]:
+    number = spec.layer_ropes[layer] if len(spec.layer_ropes) == spec.num_layers else 0
+    if not 0 <= number < len(spec.ropes) or not spec.has_attention(layer):
+        return
+    own = spec.attention_of(layer)
+    rotated, pairs = own.mla.rope_dim if own.mla else own.head_dim, len(spec.ropes[number].inv_freq)
+    if 2 * pairs > rotated:
+        yield f"layer {layer}: rope must have 1 to head_dim / 2 = {rotated / 2:g} inv_freq, got {pairs}"
+
+
+def _shared_key_problems(spec: ModelSpec, layer: int, source: int) -> Iterator[str]:
+    name = f"layer_keys[{layer}]"
+    if source >= layer:
+        yield f"{name} must be an earlier layer, got {source}"
+    elif spec.keys_of(source) >= 0 or not (spec.has_attention(layer) and spec.has_attention(source)):
+        yield f"{name} must be a layer that attends to keys of its own, got {source}"
+    else:
+        own, other = (_memory_of(spec, it) for it in (layer, source))
+        if own != other:
+            names = ("kind of attention", "window")
+            differing = [f"{n} {a} and {b}" for n, a, b in zip(names, own, other, strict=True) if a != b]
+            yield f"{name} must be a layer with the same memory; layer {source} differs: {', '.join(differing)}"
+    is_cross = spec.images and spec.images.cross_layers
+    if spec.attention.mla or spec.attention_of(layer).has_output_gate or spec.head or is_cross:
+        yield f"{name} cannot be had with attention.mla, attention.has_output_gate, head or images.cross_layers"
+
+
+def _memory_of(spec: ModelSpec, layer: int) -> tuple[int, int]:
+    """Return a layer's kind of attention, and its window; layers where both are alike can share keys."""
+    kind = spec.layer_attentions[layer] if spec.layer_attentions else 0
+    windows = spec.attention_of(layer).windows
+    return kind, windows[layer] if windows else 0
 
 
 def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
@@ -213,10 +321,10 @@ def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
         if spec.layer_mixers and spec.layer_mixers[layer] == "none" and not spec.has_mlp(layer):
             yield f"layer {layer} has neither a mixer nor an MLP"
     is_partial = "none" in spec.layer_mixers or not all(map(spec.has_mlp, layers))
-    if is_partial and (spec.block.is_parallel or spec.head):
-        yield "layers without a mixer or an MLP cannot be had with block.is_parallel or head"
-    if spec.attention.has_output_gate and spec.attention.mla:
-        yield "attention.has_output_gate cannot be had with attention.mla"
+    has_more = spec.layer_input or any(it.has_layer_scale for it in (spec.block, spec.recurrence_block) if it)
+    if is_partial and (spec.block.is_parallel or spec.head or has_more):
+        lacking = "block.is_parallel, block.has_layer_scale, layer_input or head"
+        yield f"layers without a mixer or an MLP cannot be had with {lacking}"
     if spec.recurrence_block and (spec.recurrence_block.is_parallel or own is None):
         yield "recurrence_block needs a recurrence, and cannot be parallel"
     if own:
@@ -249,15 +357,16 @@ def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
     if len(layers) > spec.num_layers:
         yield f"images.cross_layers must be at most num_layers, got {len(layers)}"
     is_plain = not block.is_parallel and not block.has_output_norms and block.residual_scale == 1
-    if not is_plain or spec.moe or spec.attention.mla or any(spec.attention.windows):
-        yield "images.cross_layers cannot be had with attention.mla, attention.windows, moe, or other blocks"
+    if not is_plain or spec.moe or spec.attentions or spec.attention.mla or any(spec.attention.windows):
+        lacking = "attention.mla, attention.windows, attentions, moe, or other blocks"
+        yield f"images.cross_layers cannot be had with {lacking}"
     if images.deepstack_layers or images.whole_rows:
         yield "images.cross_layers cannot be had with images.deepstack_layers or images.whole_rows"
 
 
-def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
-    if not 2 <= 2 * len(rope.inv_freq) <= head_dim:
-        yield f"rope must have 1 to head_dim / 2 = {head_dim / 2:g} inv_freq, got {len(rope.inv_freq)}"
+def _rope_problems(rope: RopeSpec) -> Iterator[str]:
+    if not rope.inv_freq:
+        yield "rope must have 1 or more inv_freq, got 0"
     if rope.axes and (len(rope.axes) != len(rope.inv_freq) or rope.stretch):
         yield f"rope.axes must have {len(rope.inv_freq)} values from 0 to 2, without a stretch, got {rope.axes}"
     if rope.stretch and rope.stretch.kind == "long" and len(rope.stretch.inv_freq) != len(rope.inv_freq):

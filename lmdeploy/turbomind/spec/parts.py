@@ -67,6 +67,8 @@ class BlockSpec:
         The residual stream itself goes through the norms in front of attention and MLP (MiniMax-Text-01).
     stream_scale
         Factor of the residual stream that is added to.
+    has_layer_scale
+        What a layer hands on is multiplied by a learned number (Gemma 4).
     """
 
     is_parallel: bool = False
@@ -76,6 +78,7 @@ class BlockSpec:
     residual_scale: Positive = 1.0
     norms_stream: bool = False
     stream_scale: Positive = 1.0
+    has_layer_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class MlpSpec:
         Whether the projections have biases.
     gate_scale, up_scale
         Factors of ``gate(x)`` and of ``up(x)`` of a gated MLP that is no expert.
+    sizes
+        For each layer the size of its MLP; empty: the model's ``intermediate_size``, everywhere.
     """
 
     activation: Annotated[str, OneOf(ACTIVATIONS, "Activation", "kernels/activation.h")] = "silu"
@@ -100,6 +105,7 @@ class MlpSpec:
     bias: bool = False
     gate_scale: Positive = 1.0
     up_scale: Positive = 1.0
+    sizes: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,11 @@ class RouterSpec:
         Whether a learned number is added to each score for the choice alone.
     bias
         Whether the router's linear layer has a bias.
+    has_input_norm
+        Whether the router reads the residual stream through a norm of its own, divided by ``sqrt(hidden_size)``;
+        otherwise it reads what the experts do.
+    has_expert_scale
+        Whether each chosen score is multiplied by a learned number of its expert.
     scales_input
         Whether the input of a token's only expert is multiplied by its score, and not what comes out (Llama 4).
     jitter
@@ -136,6 +147,8 @@ class RouterSpec:
     group_score: Annotated[str, OneOf(GROUP_SCORES, "GroupScore", "kernels/moe.h")] = "max"
     has_correction: bool = False
     bias: bool = False
+    has_input_norm: bool = False
+    has_expert_scale: bool = False
     scales_input: bool = False
     jitter: Cap = 0.0
 
@@ -158,6 +171,9 @@ class MoeSpec:
         Of the shared expert; 0: none.
     has_shared_gate
         Whether its output is multiplied by the sigmoid of a linear layer with one output.
+    is_alongside_mlp
+        Whether the experts' layers have a dense MLP too. Each of both reads the residual stream through a norm of its
+        own and gives through one, and the sum is what the layer's MLP gives (Gemma 4).
     """
 
     num_experts: Count
@@ -167,6 +183,27 @@ class MoeSpec:
     layers: Annotated[tuple[bool, ...], PerLayer(True)] = ()
     shared_intermediate_size: OptionalSize = 0
     has_shared_gate: bool = False
+    is_alongside_mlp: bool = False
+
+
+@dataclass(frozen=True)
+class LayerInputSpec:
+    """An input of each layer's own, made of a token's own embedding and of what the first layer reads (Gemma 3n).
+
+    With ``e`` a row ``[num_layers, size]`` of a second table, scaled by ``sqrt(size)``, and ``h`` the scaled embedding,
+    the layers' inputs are ``(norm(h P / sqrt(hidden_size)) + e) / sqrt(2)``. Behind its MLP a layer adds
+    ``norm(W (activation(V x) * input))`` to the residual stream ``x``.
+
+    Parameters
+    ----------
+    size
+        Numbers of an input.
+    image_token
+        The token whose embedding in that table the rows of images have.
+    """
+
+    size: Size
+    image_token: OptionalSize = 0
 
 
 @dataclass(frozen=True)
@@ -203,6 +240,10 @@ class AttentionSpec:
     ----------
     scale
         Factor of q·k.
+    num_heads, num_kv_heads, head_dim
+        Query heads, key and value heads, and the size of a head, in layers of this kind; 0: the model's.
+    value_dim
+        Size of a value head; 0: as large as a head.
     qkv_bias, o_bias
         Which projections have a bias.
     qk_norm
@@ -211,14 +252,21 @@ class AttentionSpec:
         rotate; Llama 4).
     norms_rotated
         That norm follows rotation; otherwise rotation follows it.
+    norms_values
+        Each head of values goes through a norm without a weight.
+    keys_are_values
+        One projection makes keys and values, which differ by norms and rotation alone: its rows stand twice in ``qkv``.
     qkv_clip
         Queries, keys and values are kept in [-qkv_clip, qkv_clip]; 0: they stay.
     softcap
         Scores become ``softcap tanh(score / softcap)``; 0: they stay.
     windows
-        For each layer, how many of the last positions a token sees, itself included; 0: all. Empty: all, everywhere.
+        For each layer of the model, how many of the last positions a token sees, itself included; 0: all. Empty: all,
+        everywhere. Those of layers of another kind are not read.
     is_chunked
         Whether windows are chunks, counted from position 0: a token sees those of its own chunk up to itself.
+    is_causal_in_images
+        Tokens of an image see what is before them alone, where ``images.whole_rows`` has other layers see all of it.
     alibi_slopes
         For each head the amount taken off a score for each position of distance; empty: none.
     has_sinks
@@ -239,14 +287,21 @@ class AttentionSpec:
     """
 
     scale: Positive
+    num_heads: OptionalSize = 0
+    num_kv_heads: OptionalSize = 0
+    head_dim: OptionalSize = 0
+    value_dim: OptionalSize = 0
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: Annotated[str, OneOf(("none", "head", "each_head", "projection", "unit"), "QkNorm")] = "none"
     norms_rotated: bool = False
+    norms_values: bool = False
+    keys_are_values: bool = False
     qkv_clip: Cap = 0.0
     softcap: Cap = 0.0
     windows: Annotated[tuple[OptionalSize, ...], PerLayer(0)] = ()
     is_chunked: bool = False
+    is_causal_in_images: bool = False
     alibi_slopes: tuple[Finite, ...] = ()
     has_sinks: bool = False
     logn_length: OptionalSize = 0
@@ -361,7 +416,7 @@ class RopeSpec:
     theta
         Base of the frequencies.
     inv_freq
-        Radians a position of each pair, float32 values.
+        Radians a position of each pair, float32 values; 0: the pair stays.
     attention_scaling
         Factor of cos and sin (YaRN, longrope).
     is_interleaved
@@ -374,7 +429,7 @@ class RopeSpec:
     """
 
     theta: Annotated[float, Real(above=0, is_double=True)]
-    inv_freq: tuple[Positive, ...]
+    inv_freq: tuple[Cap, ...]
     attention_scaling: Positive = 1.0
     is_interleaved: bool = False
     stretch: StretchSpec | None = None

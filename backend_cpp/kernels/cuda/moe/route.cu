@@ -180,7 +180,10 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     for (int k = 0; k < params.top_k; ++k) sum += weights[k];
     factor /= sum;
   }
-  for (int k = 0; k < params.top_k; ++k) weights[k] *= factor;
+  for (int k = 0; k < params.top_k; ++k) {
+    weights[k] *= factor;
+    if (params.expert_scales != nullptr) weights[k] *= params.expert_scales[experts[k]];
+  }
 }
 
 }  // namespace
