@@ -84,6 +84,12 @@ UNSUPPORTED = (
         "its text part, saved alone as Llama4ForCausalLM, or the models of docs/reference/vision.md",
     ),
     UnsupportedModel(
+        ("Gemma4ForConditionalGeneration",),
+        "Gemma 4",
+        "a reader of its images and sounds",
+        "its text part, saved alone as Gemma4ForCausalLM, or the models of docs/reference/vision.md",
+    ),
+    UnsupportedModel(
         ("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
         "GLM-4.5V, 4.6V",
         "a way to read their decoders",

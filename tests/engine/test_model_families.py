@@ -19,6 +19,7 @@ from tests.support.expert_models import DEEPSEEK, DEEPSEEK_MOE, GPT_OSS, GRANITE
 from tests.support.expert_models import MODELS as EXPERT_MODELS
 from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.hybrid_models import PUBLISHERS
+from tests.support.layered_models import MODELS as LAYERED_MODELS
 from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import LLAMA3_ROPE, make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
@@ -260,7 +261,7 @@ CASES = {
 
 CASES |= {
     name: Case(architecture, overrides, PUBLISHERS.get(name, as_is))
-    for name, (architecture, overrides) in (EXPERT_MODELS | HYBRID_MODELS).items()
+    for name, (architecture, overrides) in (EXPERT_MODELS | HYBRID_MODELS | LAYERED_MODELS).items()
 }
 CASES["Qwen3.5 with stacks of experts"] = Case(*HYBRID_MODELS["Qwen3.5 with experts"], published.stacked_experts)
 
@@ -316,7 +317,7 @@ def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes
 # Between them: windows, chunks, soft caps, two ropes, output norms; LayerNorm and parallel halves; ALiBi; half
 # rotations; no input norms; norms after rotation; learned positions; states.
 VARIED = ["OLMo 3", "Hunyuan", "GPT-2", "Gemma 2", "Gemma 3", "Falcon 40B", "Falcon RW", "GLM-4-0414", "Granite"]
-VARIED += ["Llama 4", *HYBRID_MODELS]
+VARIED += ["Llama 4", *HYBRID_MODELS, *LAYERED_MODELS]
 
 
 @pytest.mark.parametrize("name", VARIED)

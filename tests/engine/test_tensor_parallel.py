@@ -21,7 +21,7 @@ from tests.support.token_engine import TokenEngine, relative_error
 
 # Every way to divide: heads in groups and alone, one key/value head on all ranks, biases of each kind, parallel halves
 # with one norm and two, output norms, scaled residuals, windows, soft caps, ALiBi, sinks, experts with and without
-# shared ones, latent attention.
+# shared ones, latent attention, layers of several kinds.
 DIVIDED = [
     ("Llama", 2),
     ("Llama with one key/value head", 4),
@@ -53,6 +53,8 @@ DIVIDED = [
     ("DeepSeek-V2", 2),
     ("DeepSeek-V3", 2),
     ("MiniCPM3", 2),
+    ("Gemma 4 E2B", 2),
+    ("Gemma 4 26B", 2),
 ]
 
 

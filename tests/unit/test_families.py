@@ -46,8 +46,8 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no architecture": ({"architectures": None}, "config.json names no architecture"),
     "rope": (
-        {"rope_parameters": {"rope_type": "proportional", "factor": 2.0, "rope_theta": 10000.0}},
-        "rope type 'proportional' is not supported; supported: default, linear, dynamic",
+        {"rope_parameters": {"rope_type": "axial", "factor": 2.0, "rope_theta": 10000.0}},
+        "rope type 'axial' is not supported; supported: default, linear, dynamic",
     ),
     "quantized": (
         {"quantization_config": {"quant_method": "bitsandbytes"}},

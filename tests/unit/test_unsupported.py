@@ -93,7 +93,7 @@ SEEN = (
 REFUSED = (
     "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
     "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
-    "Llama4ForConditionalGeneration", "Molmo2ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration", "Llama4ForConditionalGeneration", "Molmo2ForConditionalGeneration",
     "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.

@@ -8,7 +8,7 @@ from typing import Any
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.spec import RopeSpec, StretchSpec
 
-KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 def rope_of(config: Any, layer_type: str | None = None, *, is_interleaved: bool = False) -> RopeSpec:

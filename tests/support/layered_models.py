@@ -1,0 +1,41 @@
+"""Tiny models whose layers differ in sizes, by name: architecture, fields of its config."""
+
+from typing import Any
+
+GEMMA4: dict[str, Any] = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 6,
+    "final_logit_softcapping": 6.0,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Gemma 4 E2B": (
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {
+            "hidden_size_per_layer_input": 8,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "Gemma 4 31B": (
+        "Gemma4ForCausalLM",
+        GEMMA4 | {"hidden_size_per_layer_input": 0, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
+    "Gemma 4 26B": (
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {
+            "hidden_size_per_layer_input": 0,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+}
