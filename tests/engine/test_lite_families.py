@@ -75,6 +75,7 @@ SHOWN = {
     "LlamaForCausalLM": "Llama with biases",
     "Mamba2ForCausalLM": "Mamba2",
     "MiMoForCausalLM": "MiMo",
+    "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
     "MiniCPM3ForCausalLM": "MiniCPM3",
     "MiniMaxForCausalLM": "MiniMax-Text-01",
     "MiniMaxM2ForCausalLM": "MiniMax-M2",

@@ -55,6 +55,7 @@ DIVIDED = [
     ("MiniCPM3", 2),
     ("Gemma 4 E2B", 2),
     ("Gemma 4 26B", 2),
+    ("MiMo-V2-Flash", 2),
 ]
 
 

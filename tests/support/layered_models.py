@@ -38,4 +38,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 24,
         },
     ),
+    "MiMo-V2-Flash": (
+        "MiMoV2FlashForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "num_key_value_heads": 1,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "attention_value_scale": 0.7,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
