@@ -155,6 +155,10 @@ void CpuOperators::clamp(float limit, int rows, int size, float* x) {
   for (size_t i = 0; i < count; ++i) x[i] = std::clamp(x[i], -limit, limit);
 }
 
+void CpuOperators::xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) {
+  turbomind::xielu(pool_, factors, x, rows, size, y);
+}
+
 void CpuOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
   turbomind::scale_and_cap(pool_, scale, softcap, rows, size, x);
 }

@@ -170,6 +170,7 @@ class Operators {
 
   virtual void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) = 0;
   virtual void activate(Activation activation, const float* x, int rows, int size, float* y) = 0;
+  virtual void xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) = 0;
   virtual void sigmoid(int count, float* x) = 0;
   virtual void clamp(float limit, int rows, int size, float* x) = 0;
   virtual void scale_and_cap(float scale, float softcap, int rows, int size, float* x) = 0;

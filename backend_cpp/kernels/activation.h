@@ -21,6 +21,17 @@ void activate_gated(ThreadPool& pool, Activation activation, const float* gate_u
 // y = act(x); x, y [rows, size], y may be x
 void activate(ThreadPool& pool, Activation activation, const float* x, int rows, int size, float* y);
 
+// xIELU (Huang & Schlag, 2024, arXiv 2411.13010), whose factors a layer has learned.
+struct XieluFactors {
+  float positive = 0;  // alpha p
+  float negative = 0;  // alpha n
+  float linear = 0;    // beta
+};
+
+// y = positive max(x, 0)^2 + negative (exp(n) - 1 - n) + linear x, n = min(x, 0); x, y [rows, size], y may be x. Near 0
+// the second part is off by up to 2^-23 negative.
+void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int rows, int size, float* y);
+
 // x = softcap tanh(scale x / softcap), or scale x where softcap is 0. x [rows, size]
 void scale_and_cap(ThreadPool& pool, float scale, float softcap, int rows, int size, float* x);
 

@@ -26,7 +26,12 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
     up_factor_.apply(step.ops, {projected + size, step.rows, width, 1, 0, size});
   }
   if (spec_.is_gated) return step.linear(weights.down, mlp.between(), y, accumulate);
-  step.ops.activate(spec_.activation, projected, step.rows, weights.down.view.in_features, activated);
+  const int size = weights.down.view.in_features;
+  if (spec_.is_xielu) {
+    step.ops.xielu(weights.xielu, projected, step.rows, size, activated);
+  } else {
+    step.ops.activate(spec_.activation, projected, step.rows, size, activated);
+  }
   step.linear(weights.down, activated, y, accumulate);
 }
 

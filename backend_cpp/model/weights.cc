@@ -49,6 +49,14 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
   return weights;
 }
 
+// Stored in front of the softplus they go through; the negative one is above the linear one.
+XieluFactors read_xielu(const WeightReader& read, const std::string& prefix) {
+  const auto stored = [&](const char* name) { return *read.vector(prefix + name, 1).as<float>(); };
+  const auto softplus = [](float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::abs(x))); };
+  const float linear = stored("xielu.linear");
+  return {softplus(stored("xielu.positive")), linear + softplus(stored("xielu.negative")), linear};
+}
+
 // `divided`: the channels that a rank has.
 MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix, const Slice& divided) {
   const int hidden = shard.spec.hidden_size;
@@ -56,7 +64,8 @@ MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::str
   const bool bias = shard.spec.mlp.bias;
   return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Slice::joined({channels, channels}), hidden, bias)
                                   : read.linear(prefix + "up", channels, hidden, bias),
-          read.linear(prefix + "down", hidden, channels, bias)};
+          read.linear(prefix + "down", hidden, channels, bias),
+          shard.spec.mlp.is_xielu ? read_xielu(read, prefix) : XieluFactors{}};
 }
 
 LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index) {

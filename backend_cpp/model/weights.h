@@ -28,6 +28,7 @@ struct AttentionWeights {
 struct MlpWeights {
   LinearStorage up;  // gate above up where there is a gate
   LinearStorage down;
+  XieluFactors xielu = {};  // where that is the activation
 };
 
 // What a layer does with its further input (model/inputs/layer_inputs.h).

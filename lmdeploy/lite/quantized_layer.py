@@ -18,7 +18,12 @@ from lmdeploy.lite.source_rows import loads_in
 
 _SEEN_AT_A_TIME = 512 << 20  # bytes of what is remembered of inputs
 _FEW_ROWS = 32  # of inputs, which say too little of an expert
-_UNCHANGED = ("moe.router.correction", "recurrence.conv", "recurrence.a_log")  # which need not be stored row by row
+_UNCHANGED = (
+    "moe.router.correction",
+    "recurrence.conv",
+    "recurrence.a_log",
+    *(f"mlp.xielu.{part}" for part in ("positive", "negative", "linear")),
+)  # which need not be stored row by row
 _EXPERT = re.compile(r"moe\.experts\.(\d+)\.")
 
 

@@ -33,12 +33,12 @@ PROMPT = within(VOCAB, LARGE_TOKENS)
 # Between them: windows, soft caps, output norms; ALiBi, LayerNorm; sinks, experts; latent attention, shared experts.
 # Then: no input norms; norms after rotation; learned positions; a norm of each head; chunks. Then states: gated delta,
 # Kimi delta, Mamba-2 alone and alongside attention, plain experts, lightning attention, short convolutions.
-# Then layers of several kinds, shared keys, experts alongside an MLP.
+# Then layers of several kinds, shared keys, experts alongside an MLP, xIELU.
 VARIED = [
     *("Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"),
     *("OLMo 3", "Hunyuan", "GPT-2", "StableLM 12B", "Llama 4"),
     *("Qwen3.5", "Kimi Linear", "Mamba2", "Falcon-H1", "Nemotron 3", "MiniMax-Text-01", "LFM2"),
-    *("Gemma 4 E2B", "Gemma 4 26B"),
+    *("Gemma 4 E2B", "Gemma 4 26B", "Apertus"),
 ]
 
 

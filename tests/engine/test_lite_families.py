@@ -33,6 +33,7 @@ TEXT = {"calib_samples": 2, "calib_seqlen": 96}
 EIGHT_HEADS = {"num_attention_heads": 8}
 # What shows a family, by architecture; names are those of test_model_families.py.
 SHOWN = {
+    "ApertusForCausalLM": "Apertus",
     "ArceeForCausalLM": "Arcee",
     "BaichuanForCausalLM": "Baichuan 13B",
     "BailingMoeForCausalLM": "Ling-lite",

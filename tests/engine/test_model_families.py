@@ -117,6 +117,7 @@ CASES = {
             "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
         },
     ),
+    "Apertus": Case("ApertusForCausalLM", SMALL_HEADS | UNTIED | {"rope_parameters": LLAMA3_ROPE, "pad_token_id": 0}),
     "BLOOM": Case("BloomForCausalLM", {"n_head": 6, "hidden_size": 48}),
     "MPT": Case(
         "MptForCausalLM",

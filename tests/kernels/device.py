@@ -167,6 +167,10 @@ class Device:
         y = _unwritten(x.shape[0], x.shape[1] // 2 if is_gated else x.shape[1])
         return torch.from_numpy(self.native.activate(_array(x), ACTIVATIONS.index(activation), is_gated, y))
 
+    def xielu(self, x: torch.Tensor, positive: float, negative: float, linear: float) -> torch.Tensor:
+        """Return xIELU of every element of ``x`` ``[rows, size]``, with these factors."""
+        return torch.from_numpy(self.native.xielu(_array(x), positive, negative, linear))
+
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logistic function of every element."""
         return torch.from_numpy(self.native.sigmoid(_array(x)))

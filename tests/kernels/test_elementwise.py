@@ -76,6 +76,18 @@ def test_activations_agree_with_float64_from_tiny_to_huge_values(device: Device,
     assert ((gated.double() - plain * up).abs() <= bound * up.abs() * 1.01 + 1e-30).all()
 
 
+@pytest.mark.parametrize("size", [1, 37, 1536])
+def test_xielu_agrees_with_float64(device: Device, size: int) -> None:
+    torch.manual_seed(size)
+    x = torch.randn(4, size) * torch.tensor([0.01, 1.0, 30.0, 200.0])[:, None]
+    wide, (positive, negative, linear) = x.double(), (0.8, 1.3, 0.5)
+    high, low = wide.clamp(min=0), wide.clamp(max=0)
+    exact = positive * high.square() + negative * (torch.expm1(low) - low) + linear * wide
+    # Sums of terms, each of which is within some roundings; exp(n) - 1 is off by roundings of 1.
+    bound = 8 * EPS * (positive * high.square() + negative * (1 + low.abs()) + linear * wide.abs())
+    assert ((device.xielu(x, positive, negative, linear).double() - exact).abs() <= bound).all()
+
+
 def test_the_clamped_swiglu_of_gpt_oss_agrees_with_float64(device: Device) -> None:
     torch.manual_seed(0)
     gate_up = torch.randn(6, 2 * 37) * 6

@@ -307,6 +307,10 @@ void CudaOperators::clamp(float limit, int rows, int size, float* x) {
   cuda::clamp(stream(), limit, rows, size, x);
 }
 
+void CudaOperators::xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) {
+  cuda::xielu(stream(), factors, x, rows, size, y);
+}
+
 void CudaOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
   cuda::scale_and_cap(stream(), scale, softcap, rows, size, x);
 }

@@ -72,6 +72,7 @@ class CudaOperators final : public Operators {
   void activate(Activation activation, const float* x, int rows, int size, float* y) override;
   void sigmoid(int count, float* x) override;
   void clamp(float limit, int rows, int size, float* x) override;
+  void xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) override;
   void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
   void all_reduce(float* x, size_t count) override;

@@ -74,6 +74,17 @@ inline void activate_row(Activation activation, const float* gate, const float* 
   }
 }
 
+// The second operand of max and min is the one whose NaN stays.
+inline void xielu_row(const XieluFactors& factors, const float* x, int size, float* y) {
+  map_row(x, nullptr, size, y, [&](Vec v, Vec) {
+    const Vec high = max(zero(), v);
+    const Vec low = min(zero(), v);
+    const Vec bent = add(exp(low), mul(add(low, broadcast(1.0f)), broadcast(-1.0f)));
+    const Vec both = fma(bent, broadcast(factors.negative), mul(v, broadcast(factors.linear)));
+    return fma(mul(high, high), broadcast(factors.positive), both);
+  });
+}
+
 // tanh(v) = 1 - 2 / (exp(2 v) + 1)
 inline void scale_and_cap_row(float scale, float softcap, int size, float* x) {
   if (softcap == 0) return map_row(x, nullptr, size, x, [&](Vec v, Vec) { return mul(v, broadcast(scale)); });

@@ -34,6 +34,11 @@ void activate(ThreadPool& pool, Activation activation, const float* x, int rows,
            [&](size_t row) { kernels().activate_row(activation, x + row * size, nullptr, size, y + row * size); });
 }
 
+void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int rows, int size, float* y) {
+  for_rows(pool, rows, 4 * size,
+           [&](size_t row) { kernels().xielu_row(factors, x + row * size, size, y + row * size); });
+}
+
 void scale_and_cap(ThreadPool& pool, float scale, float softcap, int rows, int size, float* x) {
   for_rows(pool, rows, 4 * size,
            [&](size_t row) { kernels().scale_and_cap_row(scale, softcap, size, x + row * size); });

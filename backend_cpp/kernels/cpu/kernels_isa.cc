@@ -101,6 +101,7 @@ constinit const KernelTable kTable = [] {
                        .lora_expand_block = lora_expand_block,
                        .norm_row = norm_row,
                        .activate_row = activate_row,
+                       .xielu_row = xielu_row,
                        .scale_and_cap_row = scale_and_cap_row,
                        .attend = attend,
                        .conv_block = conv_block,

@@ -190,6 +190,7 @@ void check(const ModelSpec& spec) {
   }
   check(spec.block, spec);
   if (spec.recurrence_block) check(*spec.recurrence_block, spec);
+  if (spec.mlp.is_xielu && spec.mlp.is_gated) throw invalid_argument("mlp.is_xielu with mlp.is_gated");
   if (spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0)) {
     throw invalid_argument("layer_input cannot be had with head, has_embedding_norm or images.cross_layers");
   }

@@ -235,6 +235,9 @@ struct MlpSpec {
   // Factors of `gate(x)` and of `up(x)` of a gated MLP that is no expert.
   float gate_scale = 1;
   float up_scale = 1;
+  // The activation is xIELU (Huang & Schlag, 2024, arXiv 2411.13010), whose factors each layer has learned, and
+  // `activation` is not read. Only without a gate.
+  bool is_xielu = false;
   // For each layer the size of its MLP; empty: the model's `intermediate_size`, everywhere.
   std::vector<int> sizes;
 };
@@ -246,6 +249,7 @@ void visit_fields(MlpSpec& part, Visit&& visit) {
   visit.optional("bias", part.bias, Anything{});
   visit.optional("gate_scale", part.gate_scale, Real{0, true});
   visit.optional("up_scale", part.up_scale, Real{0, true});
+  visit.optional("is_xielu", part.is_xielu, Anything{});
   visit.optional("sizes", part.sizes, Whole{1, 134217728});
 }
 

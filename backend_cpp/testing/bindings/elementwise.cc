@@ -50,6 +50,11 @@ void bind_activations(DeviceClass& device) {
                                      size_of(like, 1), output.data());
                return output.fetch(like);
              });
+  device.def("xielu", [](TestDevice& d, const Array<float>& x, float positive, float negative, float linear) {
+    const OnDevice<float> values(*d.ops, x);
+    d.ops->xielu({positive, negative, linear}, values.data(), size_of(x, 0), size_of(x, 1), values.data());
+    return values.fetch(x);
+  });
   device.def("sigmoid", [](TestDevice& d, const Array<float>& x) {
     const OnDevice<float> values(*d.ops, x);
     d.ops->sigmoid(static_cast<int>(x.size()), values.data());

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lmdeploy.lite.forward.attention import attention
 from lmdeploy.lite.forward.experts import mixture
-from lmdeploy.lite.forward.parts import LayerWeights, activate
+from lmdeploy.lite.forward.parts import LayerWeights, activate, xielu
 from lmdeploy.lite.forward.recurrence import recurrence
 from lmdeploy.turbomind.families.experts import has_dense_mlp, has_experts
 from lmdeploy.turbomind.spec import ModelSpec
@@ -117,6 +117,9 @@ def _dense_mlp(spec: ModelSpec, weights: LayerWeights, x: Tensor) -> Tensor:
     if is_gated and (spec.mlp.gate_scale != 1 or spec.mlp.up_scale != 1):
         gate, up = inner.chunk(2, dim=-1)
         inner = torch.cat((spec.mlp.gate_scale * gate, spec.mlp.up_scale * up), dim=-1)
+    if spec.mlp.is_xielu:
+        stored = (weights.tensors[f"mlp.xielu.{name}"] for name in ("positive", "negative", "linear"))
+        return weights.linear("mlp.down", xielu(inner, *stored))
     return weights.linear("mlp.down", activate(spec.mlp.activation, inner, is_gated=is_gated))
 
 

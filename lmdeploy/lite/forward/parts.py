@@ -72,6 +72,13 @@ class LayerWeights:
         return x if bias is None else x + bias
 
 
+def xielu(x: Tensor, positive: Tensor, negative: Tensor, linear: Tensor) -> Tensor:
+    """Return xIELU of ``[..., size]``; ``positive`` and ``negative`` as stored, in front of a softplus."""
+    low = x.clamp(max=0)
+    bent = (linear + functional.softplus(negative)) * (torch.expm1(low) - low)
+    return functional.softplus(positive) * x.clamp(min=0).square() + bent + linear * x
+
+
 def activate(kind: str, x: Tensor, *, is_gated: bool) -> Tensor:
     """Return the activation of ``[..., size]``, or, gated, of ``[..., 2 size]``: gates first."""
     if not is_gated:

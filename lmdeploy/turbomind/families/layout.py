@@ -52,6 +52,7 @@ class Layout:
     o: str = "self_attn.o_proj"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
+    xielu: str = "mlp.act_fn"
     gate_up: str = ""
     down: str = "mlp.down_proj"
     experts: Callable[[ModelSpec, str], dict[str, Expression]] = ExpertNames().tensors
@@ -212,6 +213,10 @@ def mlp_tensors(spec: ModelSpec, layout: Layout, prefix: str, size: int) -> dict
     hidden, bias = spec.hidden_size, spec.mlp.bias
     if not spec.mlp.is_gated:
         engine = linear_tensors("mlp.up", {prefix + layout.up: size}, hidden, bias)
+        if spec.mlp.is_xielu:
+            for name, source, *shape in (("positive", "alpha_p", 1), ("negative", "alpha_n", 1), ("linear", "beta")):
+                stored = Load(f"{prefix}{layout.xielu}.{source}", tuple(shape))
+                engine[f"mlp.xielu.{name}"] = reshape(stored, 1)
     elif layout.gate_up:
         engine = linear_tensors("mlp.gate_up", {prefix + layout.gate_up: 2 * size}, hidden, bias)
     else:

@@ -217,6 +217,8 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
     yield from _block_problems(spec, spec.block, "block")
     if spec.recurrence_block:
         yield from _block_problems(spec, spec.recurrence_block, "recurrence_block")
+    if spec.mlp.is_xielu and spec.mlp.is_gated:
+        yield "mlp.is_xielu cannot be had with mlp.is_gated"
     yield from _layer_problems(spec)
     known = range(-1, len(spec.ropes))
     if len(spec.layer_ropes) not in {0, spec.num_layers} or any(index not in known for index in spec.layer_ropes):

@@ -96,6 +96,9 @@ class MlpSpec:
         Whether the projections have biases.
     gate_scale, up_scale
         Factors of ``gate(x)`` and of ``up(x)`` of a gated MLP that is no expert.
+    is_xielu
+        The activation is xIELU (Huang & Schlag, 2024, arXiv 2411.13010), whose factors each layer has learned, and
+        ``activation`` is not read. Only without a gate.
     sizes
         For each layer the size of its MLP; empty: the model's ``intermediate_size``, everywhere.
     """
@@ -105,6 +108,7 @@ class MlpSpec:
     bias: bool = False
     gate_scale: Positive = 1.0
     up_scale: Positive = 1.0
+    is_xielu: bool = False
     sizes: tuple[Size, ...] = ()
 
 

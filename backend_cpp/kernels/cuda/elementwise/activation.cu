@@ -13,6 +13,15 @@ struct Activate {
   __device__ float operator()(float gate, float up) const { return activated(activation, gate, up); }
 };
 
+struct Xielu {
+  XieluFactors factors;
+  __device__ float operator()(float x, float) const {
+    const float high = at_least(x, 0.0f);
+    const float low = at_most(x, 0.0f);
+    return factors.positive * high * high + factors.negative * (expm1f(low) - low) + factors.linear * x;
+  }
+};
+
 struct Scale {
   float scale;
   __device__ float operator()(float x, float) const { return x * scale; }
@@ -96,6 +105,10 @@ void activate_gated(cudaStream_t stream, Activation activation, const float* gat
 
 void activate(cudaStream_t stream, Activation activation, const float* x, int rows, int size, float* y) {
   map(stream, Activate{activation}, {x, static_cast<size_t>(size)}, {nullptr, 0}, rows, size, y);
+}
+
+void xielu(cudaStream_t stream, const XieluFactors& factors, const float* x, int rows, int size, float* y) {
+  map(stream, Xielu{factors}, {x, static_cast<size_t>(size)}, {nullptr, 0}, rows, size, y);
 }
 
 void scale_and_cap(cudaStream_t stream, float scale, float softcap, int rows, int size, float* x) {

@@ -12,6 +12,9 @@ void activate_gated(cudaStream_t stream, Activation activation, const float* gat
 // y = act(x); x, y [rows, size], y may be x
 void activate(cudaStream_t stream, Activation activation, const float* x, int rows, int size, float* y);
 
+// y = xIELU(x); x, y [rows, size], y may be x
+void xielu(cudaStream_t stream, const XieluFactors& factors, const float* x, int rows, int size, float* y);
+
 // x = softcap tanh(scale x / softcap), or scale x where softcap is 0. x [rows, size]
 void scale_and_cap(cudaStream_t stream, float scale, float softcap, int rows, int size, float* x);
 
