@@ -280,7 +280,9 @@ def test_a_rank_without_memory_is_an_error_and_no_hang(tmp_path: Path, two_gpus:
 
 def test_too_little_memory_of_the_device_says_how_much_and_what_lowers_it(tmp_path: Path, on_cuda: int) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM")
-    with pytest.raises(RuntimeError, match=r"not enough GPU memory: \d+ MiB for the cache: .* lower cache_max_entry_count"):
+    with pytest.raises(
+        RuntimeError, match=r"not enough GPU memory: \d+ MiB for the cache: .* lower cache_max_entry_count"
+    ):
         TokenEngine(directory, device="cuda", cache_block_seq_len=512, cache_max_entry_count=4e6)  # half a TB
 
 
