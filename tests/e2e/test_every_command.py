@@ -24,6 +24,7 @@ from lmdeploy.cli.main import make_parser
 from lmdeploy.serve.ports import free_ports
 from lmdeploy.turbomind.engine_dir import resolve
 from tests.support.api_server import ApiServer, api_server
+from tests.support.fake_hub import running_hub
 from tests.support.servers import START
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
@@ -83,6 +84,8 @@ LINES = {
     "lite get_small_sharded_hf": Line("a b", status=2, says="is not there"),
     "plan": Line("{model} --gpu L4", says="KV cache"),
     "list": Line(says="LlamaForCausalLM"),
+    "pull": Line("owner/tiny", says="success"),  # of a hub of the test's
+    "rm": Line("owner/tiny", status=1, says="was not pulled"),
     "check_env": Line(says="tritonserver: "),
 }
 
@@ -112,6 +115,15 @@ def server(model: Path) -> Iterator[ApiServer]:
         server.wait_ready()
         yield server
         assert server.end(signal.SIGINT) == 130
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    with running_hub({"owner/tiny": {"config.json": b"{}", "model.safetensors": b"1234"}}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield
 
 
 @contextmanager
@@ -174,6 +186,8 @@ def test_a_command_serves_or_finishes(
         response = httpx.post(f"{server.url}/v1/chat/completions", json=asked, trust_env=False, timeout=60)
         assert (response.status_code, line.says in server.output) == (200, True)
         return
+    if command in ("pull", "rm"):
+        request.getfixturevalue("hub")
     if command == "serve ray":
         pytest.importorskip("ray", reason="needs the extra [ray]")
     words = [*command.split(), *line.words.format(**places).split()]
