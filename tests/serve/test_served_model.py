@@ -102,6 +102,7 @@ def test_revision_and_download_dir_say_which_model_is_served(
     monkeypatch.setattr(resolved_model, "locate_model", locate)
     config = {"revision": "v2", "download_dir": str(tmp_path)}
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", json.dumps(config))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # what another program downloaded is taken
     reported("owner/name")
     assert asked == [("owner/name", "v2", str(tmp_path))]
 

@@ -86,7 +86,9 @@ def test_busy_share_is_a_share() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("compare") / "tiny", max_position_embeddings=2048, head_dim=32)
+    return make_tiny_llama(
+        tmp_path_factory.mktemp("compare") / "tiny", max_position_embeddings=2048, head_dim=32, num_hidden_layers=16
+    )
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
