@@ -9,8 +9,11 @@ import grpc.aio
 from tritonclient.grpc import service_pb2
 
 
+_MOST_UNREAD = 64  # responses; further ones stay with gRPC, whose window is bounded, and then with Triton
+
+
 class ResponseStream:
-    """Sends the one request of a stream, and reads its responses in its own task.
+    """Sends the one request of a stream, and reads its responses in its own task, a bounded number ahead.
 
     Triton 2.51 can crash when a client cancels a stream that it writes to, and gRPC cancels a stream whose reading task
     is cancelled. So a caller that leaves stops the request in the engine, and the stream ends by itself.
@@ -19,17 +22,22 @@ class ResponseStream:
     def __init__(self, call: Any, message: service_pb2.ModelInferRequest) -> None:
         self._call = call
         self._received: asyncio.Queue[Any] = asyncio.Queue()
+        self._may_read = asyncio.Event()
+        self._is_heard = True
         self._task = asyncio.get_running_loop().create_task(self._read(message))
 
     async def read(self) -> Any:
         """Return the next response, or ``grpc.aio.EOF``; raise what ended the stream."""
         received = await self._received.get()
+        self._may_read.set()
         if isinstance(received, BaseException):
             raise received
         return received
 
     async def end(self, seconds: float) -> None:
-        """Wait until the stream has ended; cancel it after some seconds."""
+        """Drop what still comes, and wait until the stream has ended; cancel it after some seconds."""
+        self._is_heard = False
+        self._may_read.set()
         await asyncio.wait([self._task], timeout=seconds)
         self._call.cancel()
 
@@ -38,7 +46,12 @@ class ResponseStream:
             await self._call.write(message)
             await self._call.done_writing()
             while (response := await self._call.read()) is not grpc.aio.EOF:
+                if not self._is_heard:
+                    continue
                 self._received.put_nowait(response)
+                while self._is_heard and self._received.qsize() >= _MOST_UNREAD:
+                    self._may_read.clear()
+                    await self._may_read.wait()
             self._received.put_nowait(grpc.aio.EOF)
         except asyncio.CancelledError as error:  # the channel was closed
             self._received.put_nowait(error)
