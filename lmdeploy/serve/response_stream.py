@@ -8,7 +8,6 @@ from typing import Any
 import grpc.aio
 from tritonclient.grpc import service_pb2
 
-
 _MOST_UNREAD = 64  # responses; further ones stay with gRPC, whose window is bounded, and then with Triton
 
 
