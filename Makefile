@@ -125,7 +125,7 @@ browser:
 	@tools/install/browser.sh
 
 test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
-	$(say) 'running the tests (about 20 minutes on 2 quiet cores)'
+	$(say) 'running the tests (about 25 minutes on 2 quiet cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile --no-loadscope-reorder $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
