@@ -9,8 +9,8 @@ from tests.engine.test_cuda_engine import PROMPT, on_cuda
 from tests.support.tiny_models import make_small, make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
 
-pytest.importorskip("compressed_tensors")
-pytest.importorskip("gguf")
+pytest.importorskip("compressed_tensors", reason="its codes are written by the package compressed-tensors")
+pytest.importorskip("gguf", reason="GGUF files are written by the package gguf")
 
 from tests.engine import test_gguf_models as gguf_models
 from tests.support import row_codes
