@@ -16,11 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-mutations"
 SECONDS = 120.0  # of the tests, which take 10; a mutation that makes them wait forever is noticed too
-CORE, CACHE, SCHEDULER, SESSIONS, STEPS = (
+CORE, CACHE, TREE, MEMORY, SCHEDULER, SESSIONS, STEPS = (
     f"backend_cpp/engine/{file}.cc"
     for file in (
         "engine_core",
         "schedule/block_cache",
+        "schedule/prefix_tree",
+        "schedule/sequence_memory",
         "schedule/scheduler",
         "schedule/session_table",
         "schedule/step_loop",
@@ -54,81 +56,94 @@ class Mutation:
 
 MUTATIONS = (
     # ---- reference counting ----
-    Mutation("a shared block is counted for each of its users", CACHE, "  ++block.references;\n"),
+    Mutation("a shared block is counted for each of its users", CACHE, "  ++at(block).references;\n"),
     Mutation(
         "a block is free when its last user has gone",
         CACHE,
-        "if (--block.references > 0) return;",
-        "--block.references;",
+        "if (--held.references > 0) return;",
+        "--held.references;",
     ),
     Mutation("a twin of a published block is counted for who gets it", CACHE, "    reference(twin);\n"),
     Mutation(
-        "content that nobody is to find is forgotten",
-        CACHE,
-        "  if (block.content != 0 && !keeps_content) unpublish(id);\n",
-        "  if (block.content != 0 && !keeps_content && id < 0) unpublish(id);\n",
+        "content that nobody is to find is forgotten", CACHE, "  if (keep == Keep::kNothing) return lose(block);\n"
     ),
-    Mutation("a block that is written again is not found by what it held", CACHE, "    move_out(block);\n"),
+    Mutation(
+        "a block that is written again is not found by what it held",
+        CACHE,
+        "    unpublish(lost[i]);\n    free_pages(lost[i]);\n",
+        "    free_pages(lost[i]);\n",
+    ),
     Mutation(
         "an idle block that is used again is not idle",
         CACHE,
-        "    idle_.erase(block.place);\n    block.is_idle = false;\n",
+        "    remove(block);\n    at(block).place = Place::kReferenced;\n",
+        "    at(block).place = Place::kReferenced;\n",
     ),
     # ---- order of release ----
     Mutation(
         "a chain loses its end before its beginning",
         CACHE,
-        "std::for_each(blocks.rbegin(), blocks.rend(), [this](int32_t block) { drop(block, true); });",
-        "std::for_each(blocks.begin(), blocks.end(), [this](int32_t block) { drop(block, true); });",
+        "std::for_each(blocks.rbegin(), blocks.rend(), [&](int32_t block) { drop(block, keep); });",
+        "std::for_each(blocks.begin(), blocks.end(), [&](int32_t block) { drop(block, keep); });",
     ),
     Mutation(
         "the least recently used block goes first",
         CACHE,
-        "idle_.insert(idle_.end(), id)",
-        "idle_.insert(idle_.begin(), id)",
+        "list(place).insert(list(place).end(), block)",
+        "list(place).insert(list(place).begin(), block)",
     ),
     # ---- content ----
-    Mutation("a block is found behind its own beginning alone", CACHE, "block.parent == content.parent &&\n", "\n"),
+    Mutation("a block is found after its own prefix only", TREE, "node.parent == parent && "),
+    Mutation("equal hashes do not mean equal content", TREE, "std::ranges::equal(node.tokens, content.tokens) && "),
     Mutation(
-        "equal hashes are no equal content",
+        "what comes from the host is copied",
         CACHE,
-        "std::equal(block.tokens.begin(), block.tokens.end(), content.tokens.begin()) &&\n",
-        "\n",
+        "  move_pages(block, to);\n  free_pages(block);\n  ++swapped_in_;\n",
+        "  free_pages(block);\n  ++swapped_in_;\n",
     ),
-    Mutation("what comes from the host is copied", CACHE, "  moves_.push_back({host_block, block});\n"),
+    Mutation("a hit starts from a copy of the snapshot", CACHE, "  move_pages(snapshot, block);\n"),
+    Mutation(
+        "a state that rejected drafts changed is restored",
+        MEMORY,
+        "  set_block(cache, group, 0, std::exchange(backup_, kNoBlock));\n  cache.give_back(state, Keep::kNothing);\n",
+        "  cache.give_back(backup_, Keep::kNothing);\n  (void)state;\n",
+    ),
     # ---- schedule ----
     Mutation(
-        "a prompt's last token is always computed", SCHEDULER, "tokens - 1, sequence.blocks", "tokens, sequence.blocks"
+        "a prompt's last token is always computed",
+        SCHEDULER,
+        "prefix(), tokens - 1, tokens,",
+        "prefix(), tokens, tokens,",
     ),
-    Mutation("a preempted sequence runs no further", SCHEDULER, "    if (is_last) return false;\n"),
+    Mutation("a preempted sequence runs no further", SCHEDULER, "return !is_last;", "return true;"),
     Mutation(
         "running sequences keep the blocks that they will need",
         SCHEDULER,
-        "missing + 1 > blocks_.available_count() - reserved",
+        "missing + blocks_.plan().pages_of_block() > blocks_.available_count() - reserved",
         "missing > blocks_.available_count()",
     ),
     Mutation(
         "who is not admitted holds nothing",
         SCHEDULER,
-        "    give_up_blocks(sequence, true);\n    return false;\n",
+        "    give_up_memory(sequence, Keep::kContent);\n    return false;\n",
         "    return false;\n",
     ),
     Mutation(
         "only full blocks are published",
-        SCHEDULER,
-        "blocks_.block_len() <= sequence->cached; ++",
-        "blocks_.block_len() <= sequence->cached + 1; ++",
+        MEMORY,
+        "cache.block_len() <= cached_) publish_block",
+        "cache.block_len() <= cached_ + 1) publish_block",
     ),
     Mutation(
         "what the window still shows is kept",
-        SCHEDULER,
-        "sequence.cached - config_.window + 1;",
-        "sequence.cached - config_.window + 9;",
+        MEMORY,
+        "first_block_seen(cached_); held.first < first",
+        "first_block_seen(cached_ + group.block_len); held.first < first",
     ),
     Mutation(
-        "nothing is computed behind a response's last token",
+        "nothing is computed after a response's last token",
         SCHEDULER,
-        "return sequence.unseen == 0 || sequence.chosen() < sequence.params().max_new_tokens;",
+        "return sequence.in_flight == 0 || sequence.chosen() < sequence.params().max_new_tokens;",
         "return true;",
     ),
     Mutation("an ended sequence gets nothing more", SCHEDULER, "    sequence->is_open = false;\n"),
@@ -137,7 +152,7 @@ MUTATIONS = (
         "backend_cpp/engine/schedule/sequence.h",
         "    if (group->priority != other.group->priority) return group->priority < other.group->priority;\n",
     ),
-    Mutation("a token that came is not unseen", STEPS, "    if (has_chosen) --sequence.unseen;\n"),
+    Mutation("a token that came is not in flight", STEPS, "    if (has_chosen) --sequence.in_flight;\n"),
     Mutation(
         "no step begins before tokens that it depends on",
         STEPS,
