@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
@@ -101,6 +102,7 @@ def install_error_handlers(
     for kind in handled:
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(ClientDisconnected, nobody_listens)
+    app.add_exception_handler(ClientDisconnect, nobody_listens)  # in the middle of its request
 
 
 def _distinguishes_types(path: str) -> bool:

@@ -1,5 +1,9 @@
 import asyncio
+import json
+import logging
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -46,3 +50,41 @@ async def test_complete_responses_cancel_nothing(url: str, triton: FakeTriton) -
             await http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})
         await http.get("/health")
     assert triton.stops.empty()
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What is logged, by uvicorn too, whose loggers do not propagate."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize("sent", ["two requests", "half a request"])
+async def test_a_client_that_leaves_is_no_error_of_the_server(
+    url: str, triton: FakeTriton, sent: str, logged: pytest.LogCaptureFixture
+) -> None:
+    triton.script = Script(texts=["word "] * 3000)
+    body = json.dumps({"model": MODEL, "messages": HELLO, "stream": True}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    address = urlsplit(url)
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+
+        async def until_open(count: int) -> None:
+            wanted = f"lmdeploy_gateway_requests_open {count + 1}.0"  # and the one that asks
+            async with asyncio.timeout(60):
+                while wanted not in (await http.get("/metrics")).text:
+                    pass
+
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        if sent == "two requests":
+            writer.write(2 * request)
+            await reader.readuntil(b"data: ")
+        else:
+            writer.write(request[:-10])
+            await until_open(1)
+        writer.transport.abort()
+        await until_open(0)
+    assert [record.getMessage() for record in logged.records if record.levelno >= logging.ERROR] == []
