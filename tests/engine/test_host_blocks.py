@@ -13,7 +13,7 @@ from tests.support.tiny_models import make_tiny_llama
 Config = TurbomindEngineConfig | PytorchEngineConfig
 
 SAMPLED = GenerationConfig(
-    max_new_tokens=33, do_sample=True, temperature=0.9, top_k=0, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
+    max_new_tokens=33, do_sample=True, temperature=0.9, top_k=50, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
 )
 BLOCK = 16
 ROUNDS = 2

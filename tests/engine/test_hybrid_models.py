@@ -22,7 +22,7 @@ from tests.support.token_engine import TIMEOUT, TokenEngine, relative_error
 
 ASKED = CONVERSATIONS[::3]
 SAMPLED = GenerationConfig(
-    max_new_tokens=80, do_sample=True, temperature=0.9, top_k=0, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
+    max_new_tokens=80, do_sample=True, temperature=0.9, top_k=50, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
 )
 BLOCK = 16
 CROWDED = {"enable_prefix_caching": True, "cache_max_entry_count": 6, "max_batch_size": 8, "session_len": 256}

@@ -27,6 +27,7 @@ class Reader(threading.Thread):
         super().__init__()
         self._url = f"{server.url}/v1/chat/completions"
         self.begun = threading.Event()
+        self.status = 0
         self.last = ""
         self.broke: httpx.HTTPError | None = None
         self.start()
@@ -35,6 +36,7 @@ class Reader(threading.Thread):
     def run(self) -> None:
         try:
             with httpx.stream("POST", self._url, json=STORY, timeout=60, trust_env=False) as response:
+                self.status = response.status_code
                 for line in filter(None, response.iter_lines()):
                     self.last = line
                     self.begun.set()

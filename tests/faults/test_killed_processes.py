@@ -86,7 +86,17 @@ def test_a_killed_python_model_ends_responses_with_a_reason_and_is_replaced(serv
 
 
 def test_a_killed_gateway_worker_costs_its_own_responses_only(server: ApiServer) -> None:
-    readers = [Reader(server) for _ in range(6)]  # the kernel spreads them over both workers
+    readers: list[Reader] = []  # the kernel spreads them over both workers
+
+    def are_open() -> bool:
+        reader = Reader(server)
+        if reader.status == 200:
+            readers.append(reader)
+        else:  # one of the workers has not connected to the tritonserver yet that the test before had replaced
+            assert reader.end() == "service_unavailable"
+        return len(readers) == 6
+
+    eventually_sync(are_open, timeout=START)
     workers = server.pids("openai_gateway.process.worker")
     assert len(workers) == 2
     victim = max(workers, key=open_files)
