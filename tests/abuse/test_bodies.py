@@ -84,6 +84,7 @@ async def ask(app: FastAPI, path: str, body: bytes) -> Asked:
     return asked
 
 
+@pytest.mark.alike(most=34)
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_body_costs_bounded_memory_and_time(app: FastAPI, name: str) -> None:
     hostile = BODIES[name]

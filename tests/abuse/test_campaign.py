@@ -12,7 +12,7 @@ from tests.abuse.servers import everything
 from tests.abuse.shots import drawn, shots
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-MOST = 150  # attacks on each server
+MOST = 60  # attacks on each server
 
 
 def test_nothing_is_served_without_right_nothing_fails(tmp_path: Path) -> None:

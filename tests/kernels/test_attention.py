@@ -80,6 +80,7 @@ def test_rows_rotated_as_they_are_cached_come_to_the_bits_of_those_rotated_befor
     assert np.array_equal(attend_rotated.bytes(), attend.bytes())
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("block_len", [16, 64, 128])
 @pytest.mark.parametrize("bits", BITS)
 def test_a_context_split_over_blocks_is_put_together(device: Device, bits: int, block_len: int) -> None:
@@ -99,6 +100,7 @@ def test_more_query_heads_than_a_decoding_tile_holds_share_a_split_context(devic
     batch.check(0, batch.run([[(0, 0, 556)], *[[(0, p, 1)] for p in range(556, 560)]])[0])
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", [32, 16, 8])
 @pytest.mark.parametrize("name", ["window", "wide window", "softcap", "alibi", "sinks", "all"])
 def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: str, bits: int) -> None:
@@ -122,6 +124,7 @@ def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: 
         assert torch.equal(whole, pieces)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("window", [0, 30])
 def test_rows_of_an_image_see_all_of_it(device: Device, window: int, bits: int) -> None:

@@ -477,7 +477,7 @@ def test_the_reader_agrees_with_json_about_damaged_objects(value: dict[str, Any]
     ),
     st.data(),
 )
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_no_text_breaks_the_parser_and_cuts_do_not_matter(parts: list[str], data: st.DataObject) -> None:
     response = "".join(parts)
     found = parse(response, NAMES)
