@@ -21,7 +21,7 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw invalid_argument("response_format: " + what);
 }
 
-// Reads the largest count of a {m}, {m,} or {m,n} at `position`, which is behind the brace; 1 for something else.
+// Reads the largest count of a {m}, {m,} or {m,n} at `position`, which is after the brace; 1 for something else.
 int64_t largest_count(const std::string& text, size_t position) {
   int64_t largest = 0;
   int64_t number = -1;

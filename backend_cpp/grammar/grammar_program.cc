@@ -11,7 +11,7 @@ namespace turbomind {
 
 namespace {
 
-// xgrammar's expressions: type, number of integers behind it, and those.
+// xgrammar's expressions: type, number of integers after it, and those.
 enum Expression : int32_t {
   kBytes,
   kCharacters,      // whether they are those left out, then first and last of each range

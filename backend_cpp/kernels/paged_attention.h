@@ -11,7 +11,7 @@
 // precede its v.
 //
 // int8 and int4 caches hold, for each head and token, x = scale (code - zero) with a half-precision scale and an 8-bit
-// zero point that make the range of the head's values, and 0, representable; behind the codes of a head are scale
+// zero point that make the range of the head's values, and 0, representable; after the codes of a head are scale
 // [block_len] and zero [block_len]. Codes are widened in registers; scales and zero points act on scores and weights,
 // not on elements.
 //
@@ -107,7 +107,7 @@ struct AttentionParams {
   float softcap = 0;                    // 0: none
   const float* alibi_slopes = nullptr;  // [num_heads] or null (Press et al., 2022)
   int window = 0;                       // only keys with i - j < window are seen; 0: all
-  // [rows] or null: keys before this position are seen, ascending in a span and behind i, where not only those up to i
+  // [rows] or null: keys before this position are seen, ascending in a span and after i, where not only those up to i
   // are. All of them are in the cache.
   const int32_t* kv_lens = nullptr;
   // [num_heads] or null: a logit that takes part in the softmax and has no value.

@@ -23,7 +23,7 @@ using ContentDigest = std::array<uint8_t, 32>;
 
 // Where the tokens of an image or video stand for a model whose positions have three axes (M-RoPE; Wang et al., 2024):
 // on a grid of frames, rows and columns, the columns of a row following each other. Frame i is at i * frame_step, less
-// its fraction. What comes behind continues behind the grid's longest side.
+// its fraction. What comes after continues after the grid's longest side.
 struct ImageGrid {
   int frames = 0;  // 0: none; tokens follow each other as those of text do
   int rows = 0;
@@ -50,7 +50,7 @@ struct EmbeddingRows {
 };
 
 // The embeddings of `count` tokens from number `begin` on are rows 0, 1, ... What those tokens are called does not
-// matter to the model. Rows behind these stand for no token: tokens look at them by cross-attention
+// matter to the model. Rows after these stand for no token: tokens look at them by cross-attention
 // (model/image_group.h).
 struct EmbeddingRange {
   int begin = 0;
@@ -61,7 +61,7 @@ struct EmbeddingRange {
 
   int end() const { return begin + count; }
   int looked_at_rows() const { return rows ? static_cast<int>(rows->count()) - count : 0; }
-  // By how much the positions behind it are further on than its tokens' number says; mostly negative.
+  // By how much the positions after it are further on than its tokens' number says; mostly negative.
   int shift() const { return grid.is_given() ? grid.longest_side() - count : 0; }
 };
 

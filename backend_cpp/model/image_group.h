@@ -23,9 +23,9 @@ class ImageGroup {
   int begin() const { return images_.front().begin; }  // the first image's token
   int rows() const { return ends_.back(); }            // that are looked at
   int block_count() const { return block_count_; }
-  // How many of the rows the token, which is behind begin(), sees.
+  // How many of the rows the token, which is after begin(), sees.
   int rows_seen_by(int token) const;
-  // One behind the last token from `token` on, before `end`, that sees as many rows as `token` does.
+  // One past the last token from `token` on, before `end`, that sees as many rows as `token` does.
   int end_of_sight(int token, int end) const;
   // Row `row` as float32 [width].
   void read(int row, float* to) const;

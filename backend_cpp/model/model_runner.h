@@ -59,7 +59,7 @@ struct ImageLook {
 
 // What a model that sees takes.
 struct ImageTraits {
-  int width = 0;             // numbers of a row: an embedding, then what is added behind each of the first layers
+  int width = 0;             // numbers of a row: an embedding, then what is added after each of the first layers
   bool has_grid = false;     // positions have three axes: a range may have a grid
   bool needs_whole = false;  // the tokens of a range see each other: all that are not cached come in one step
   bool looks = false;        // tokens look at further rows of a range, whose own token is one
@@ -176,7 +176,7 @@ class ModelRunner {
     return 0;
   }
   // From now on, steps bring StepOutput::row_hidden: the hidden states in front of these layers, joined; without
-  // layers, those behind the final norm. Throws Error that says why they cannot be had.
+  // layers, those after the final norm. Throws Error that says why they cannot be had.
   virtual void keep_hidden(const std::vector<int>& layers) {
     (void)layers;
     throw invalid_argument("what runs the model does not hand out the hidden states of all tokens");

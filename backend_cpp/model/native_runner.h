@@ -70,11 +70,11 @@ class NativeRunner final : public ModelRunner {
   Outputs stage_outputs(const StepInput& input);
   // Returns how many rows of the step take the place of token embeddings.
   int stage_embeddings(const StepInput& input);
-  // What `count` such rows add behind a layer.
+  // What `count` such rows add after a layer.
   void add_deepstack(const StepContext& step, int layer, int count);
   void run_layers(const StepContext& step, int embedded, bool looks);
   void run_layer(const StepContext& step, int index);
-  // Hands out the hidden states in front of a layer, or behind the last, where they are asked for.
+  // Hands out the hidden states in front of a layer, or after the last, where they are asked for.
   void keep_stream(const StepContext& step, int layer);
   bool meets_ranks() const { return is_divided_ && !is_warming_up_; }
   bool adds_directly(const BlockSpec& block) const;
@@ -83,7 +83,7 @@ class NativeRunner final : public ModelRunner {
                   bool is_summed = false);
   // The MLP half of a layer that has experts alongside a dense MLP: what both make, in branch_.
   void run_mlp_and_experts(const StepContext& step, const LayerWeights& layer, const LinearInput& mlp_input);
-  // What a layer does behind its halves.
+  // What a layer does after its halves.
   void finish_layer(const StepContext& step, int index, const LayerWeights& layer);
   // The last norm of the first `count` output rows.
   void gather_outputs(int count);

@@ -77,7 +77,7 @@ TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
     change(request.params);
     engine.submit(std::move(request));
     CHECK_EQUAL(collector.wait(1).tokens.size(), 12u);
-    CHECK_EQUAL(engine.stats().tokens_computed, 12);  // none behind the last token
+    CHECK_EQUAL(engine.stats().tokens_computed, 12);  // none after the last token
     return stub.steps_ahead.load();
   };
   CHECK_EQUAL(steps_ahead([](GenerationParams&) {}), 11);

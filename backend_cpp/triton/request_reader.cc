@@ -163,7 +163,7 @@ std::optional<T> RequestReader::scalar(const char* name, TRITONSERVER_DataType t
   return all[0];
 }
 
-// BYTES tensors: each element is a little-endian uint32 length and that many bytes. Those of a parameter come behind
+// BYTES tensors: each element is a little-endian uint32 length and that many bytes. Those of a parameter come after
 // them: preprocessing always sends the chat template's stop words.
 std::vector<std::string> RequestReader::strings(const char* name) const {
   std::vector<std::string> result;

@@ -18,7 +18,7 @@ class Stream:
     """Publishes steps, and sends them once more to who asks.
 
     Messages have three frames: topic, sequence number (8 bytes, highest first) and payload. A replay is asked for
-    with an empty frame and the first number wanted; each batch comes behind an empty frame, and one with the number
+    with an empty frame and the first number wanted; each batch comes after an empty frame, and one with the number
     -1 and nothing else ends it.
 
     Raises

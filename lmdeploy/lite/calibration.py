@@ -1,7 +1,7 @@
 """The text that says which inputs of a layer carry much: from files, from a data set, or the one that comes along.
 
 That is the Declaration of Independence (1776) and the Constitution of the United States (1787 to 1992), in the public
-domain and part of this package, and behind them what Python itself brings: the language reference
+domain and part of this package, and after them what Python itself brings: the language reference
 (``pydoc_data.topics``) and modules of its standard library, prose and code.
 """
 
@@ -51,7 +51,7 @@ def load_text(source: str | None) -> str:
     ----------
     source
         A text file; a ``.json`` file with a list, or a ``.jsonl`` file with lines, of strings or of objects with a
-        ``text``; each of these also behind ``.gz``; a folder with such files, which are read by name; one of ``ptb``,
+        ``text``; each of these also after ``.gz``; a folder with such files, which are read by name; one of ``ptb``,
         ``wikitext2``, ``c4``, ``pileval``, which need the package ``datasets``; None: the texts that come along.
 
     Raises

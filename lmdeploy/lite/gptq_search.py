@@ -13,7 +13,7 @@ from torch import Tensor
 from lmdeploy.lite.rounding import Grid, Rounded, limits_of, round_matrix
 
 _DAMPING = 0.01  # of the mean of the diagonal, added to it
-_COLUMNS = 128  # whose errors reach the columns behind them at a time
+_COLUMNS = 128  # whose errors reach the columns after them at a time
 _CUTS = tuple(1 - 0.05 * i for i in range(9))  # parts of a group's range that are tried
 
 
@@ -51,7 +51,7 @@ def round_compensated(weight: Tensor, second: Tensor, grid: Grid, *, by_importan
         errors = torch.empty(len(left), end - begin, device=left.device)
         for column in range(begin, end):
             if column % grid.group == 0:
-                # Of the columns of this group behind the block errors so far are still owed.
+                # Of the columns of this group after the block errors so far are still owed.
                 ahead = left[:, column : column + grid.group]
                 if column + grid.group > end:
                     ahead = ahead.clone()

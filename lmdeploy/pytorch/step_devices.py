@@ -88,7 +88,7 @@ class GpuSteps:
         return GpuPagedCache(shapes, quant_policy, dtype, self.device)
 
     def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
-        """Return ``[spans, most blocks]`` int64, 0 behind a sequence's last block."""
+        """Return ``[spans, most blocks]`` int64, 0 after a sequence's last block."""
         first, count = spans[:, FIRST_BLOCK, None], spans[:, BLOCKS, None]
         place = np.arange(max(1, int(count.max(initial=0))))
         table = np.where(place < count, blocks[np.minimum(first + place, len(blocks) - 1)], 0)

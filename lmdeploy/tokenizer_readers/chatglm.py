@@ -1,4 +1,4 @@
-"""ChatGLM 2 and 3, ``ChatGLMTokenizer``: a SentencePiece model, and special tokens behind its vocabulary."""
+"""ChatGLM 2 and 3, ``ChatGLMTokenizer``: a SentencePiece model, and special tokens after its vocabulary."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def read(settings: TokenizerSettings) -> Any:
     Both generations publish the same files; one names itself ChatGLM2, or it is ChatGLM3.
 
     Special tokens written in a text become those tokens. ``sop`` and ``eop`` look like parts of words: ``sop`` is one
-    behind ``[gMASK]`` only, where chat templates write it, ``eop`` never.
+    after ``[gMASK]`` only, where chat templates write it, ``eop`` never.
     """
     model = SentencePieceProcessor(model_file=str(settings.file("tokenizer.model")))
     is_chatglm2 = "chatglm2" in str(settings.content.get("name_or_path", "")).lower()

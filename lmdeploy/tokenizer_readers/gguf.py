@@ -151,7 +151,7 @@ def _pairs(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple
 def _add_tokens(tokenizer: Tokenizer, texts: Sequence[str], types: Sequence[int], *, strips: bool) -> None:
     """Let the tokens that are no pieces of text be found where they are written.
 
-    Phi-3's control tokens take the white space behind them, where a model's settings say so (``strips``).
+    Phi-3's control tokens take the white space after them, where a model's settings say so (``strips``).
     """
     for text, kind in zip(texts, types, strict=True):
         if not text:
@@ -164,13 +164,13 @@ def _add_tokens(tokenizer: Tokenizer, texts: Sequence[str], types: Sequence[int]
 
 
 def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any], roles: Mapping[str, str], adds_bos: bool) -> None:
-    """Put the tokens before and behind every text that is encoded with special tokens."""
+    """Put the tokens before and after every text that is encoded with special tokens."""
     before = [roles["bos_token"]] if metadata.get(f"{_KEY}add_bos_token", adds_bos) and "bos_token" in roles else []
-    behind = [roles["eos_token"]] if metadata.get(f"{_KEY}add_eos_token", False) and "eos_token" in roles else []
+    after = [roles["eos_token"]] if metadata.get(f"{_KEY}add_eos_token", False) and "eos_token" in roles else []
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *behind],
-        pair=[*before, "$A", *behind, *(f"{token}:1" for token in before), "$B:1", *(f"{t}:1" for t in behind)],
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([*before, *behind])],
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{t}:1" for t in after)],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([*before, *after])],
     )
 
 

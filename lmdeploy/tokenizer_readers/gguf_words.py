@@ -33,7 +33,7 @@ class Words:
         Regular expression of the words; empty: GPT-2's.
     before
         What cuts the text before that.
-    behind
+    after
         What cuts the words further.
     is_composed
         Whether characters are composed first (Unicode NFC).
@@ -45,7 +45,7 @@ class Words:
 
     pattern: str = ""
     before: tuple[Any, ...] = ()
-    behind: tuple[Any, ...] = ()
+    after: tuple[Any, ...] = ()
     is_composed: bool = False
     keeps_whole: bool = False
     adds_bos: bool = False
@@ -54,7 +54,7 @@ class Words:
     def pre_tokenizer(self) -> Any:
         """The steps of the ``tokenizers`` library."""
         if not self.pattern:
-            steps = [*self.before, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True), *self.behind]
+            steps = [*self.before, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True), *self.after]
         else:
             split = pre_tokenizers.Split(Regex(self.pattern), "isolated")
             steps = [*self.before, split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -67,7 +67,7 @@ _LLAMA3 = Words(_CL100K, keeps_whole=True, adds_bos=True)
 _QWEN2 = Words(_ONE_DIGIT, is_composed=True)
 _FALCON = Words(
     before=(pre_tokenizers.Punctuation("contiguous"),),
-    behind=(
+    after=(
         pre_tokenizers.Digits(individual_digits=False),
         pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
     ),

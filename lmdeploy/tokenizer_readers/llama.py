@@ -36,7 +36,7 @@ def write_llama2(model_dir: Path, target: Path) -> None:
 
 
 def write_llama3(model_dir: Path, target: Path) -> None:
-    """Write the tokenizer files for ranks; behind them come 256 special tokens."""
+    """Write the tokenizer files for ranks; after them come 256 special tokens."""
     from transformers import PreTrainedTokenizerFast
 
     ranks = read_ranks(model_dir / "tokenizer.model")

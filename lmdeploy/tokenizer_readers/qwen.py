@@ -14,7 +14,7 @@ _WORDS = (
 _END = "<|endoftext|>"
 _SPECIAL = (_END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 _FIRST_SPECIAL = 151643
-# Of Qwen-VL, behind those: what it says of places in an image, and what stands for images.
+# Of Qwen-VL, after those: what it says of places in an image, and what stands for images.
 _PLACES = ("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>")
 _IMAGES = ("<img>", "</img>", "<imgpad>")
 

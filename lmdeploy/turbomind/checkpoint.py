@@ -52,7 +52,7 @@ _MODELOPT = "hf_quant_config.json"  # where Model Optimizer says what others say
 class Description:
     """A checkpoint in the engine's terms.
 
-    ``image_tokens`` of its tokenizer are behind the vocabulary: only images are written with them.
+    ``image_tokens`` of its tokenizer are after the vocabulary: only images are written with them.
     """
 
     spec: ModelSpec

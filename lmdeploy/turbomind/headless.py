@@ -21,7 +21,7 @@ _PREFIX = "model."
 
 
 def with_whole(architectures: object) -> object:
-    """Return config.json's ``architectures`` with, behind each body, the supported model it is the body of."""
+    """Return config.json's ``architectures`` with, after each body, the supported model it is the body of."""
     if not isinstance(architectures, list):
         return architectures
     return [whole for name in architectures for whole in (name, *_wholes(name))]

@@ -171,7 +171,7 @@ class RowCodes:
     layout, bits, group
         How the codes are laid out, what kernels get of them, and how many inputs share a scale.
     more
-        What ``args`` has behind codes and scales: ``zeros``, ``groups`` (of inputs), ``factor`` or ``divisor``.
+        What ``args`` has after codes and scales: ``zeros``, ``groups`` (of inputs), ``factor`` or ``divisor``.
     shape
         ``[out_features, in_features]``.
     args

@@ -43,7 +43,7 @@ def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]], suffi
     parameters
         Model name to parameter name to value. The parameter must be in that model's config.pbtxt.
     suffix
-        Put behind the name of each model, so that a repository can hold several copies.
+        Put after the name of each model, so that a repository can hold several copies.
     """
     source = template_dir()
     for name in MODELS:

@@ -1,4 +1,4 @@
-"""The tower of GLM-4V 9B, which ``transformers`` does not have: EVA-CLIP with norms behind its halves.
+"""The tower of GLM-4V 9B, which ``transformers`` does not have: EVA-CLIP with norms after its halves.
 
 Four patches are one row, by a convolution and a gated MLP (Sun et al., 2023, arXiv 2303.15389; Wang et al., 2023,
 arXiv 2311.03079).
@@ -68,7 +68,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the states behind this layer."""
+        """Return the states after this layer."""
         states = states + self.input_layernorm(self.attention(states))
         result: Tensor = states + self.post_attention_layernorm(self.mlp(states))
         return result

@@ -65,7 +65,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the states behind this layer."""
+        """Return the states after this layer."""
         states = states + self.attn(self.ln_1(states))
         result: Tensor = states + self.mlp(self.ln_2(states))
         return result

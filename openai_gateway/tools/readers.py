@@ -1,4 +1,4 @@
-"""Readers of calls as families write them: between marks, in a list, or behind a head that names the function."""
+"""Readers of calls as families write them: between marks, in a list, or after a head that names the function."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class MarkedCall(FollowedCall):
 
 
 class ListedCall(FollowedCall):
-    """A call of a list, from the bracket or comma before it to the bracket or comma behind it.
+    """A call of a list, from the bracket or comma before it to the bracket or comma after it.
 
     Parameters
     ----------

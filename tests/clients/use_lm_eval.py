@@ -4,7 +4,7 @@ import json
 import sys
 
 given = json.loads(sys.argv[1])
-sys.path.extend(given["paths"])  # behind lm-eval's own packages: ours, torch, transformers
+sys.path.extend(given["paths"])  # after lm-eval's own packages: ours, torch, transformers
 
 import lm_eval  # noqa: E402
 import lm_eval.models  # noqa: E402

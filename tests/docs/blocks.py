@@ -32,7 +32,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """The words as a shell makes them, without what is said behind ``#`` or sent elsewhere."""
+        """The words as a shell makes them, without what is said after ``#`` or sent elsewhere."""
         return shlex.split(self.text, comments=True)
 
 

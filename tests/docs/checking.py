@@ -35,7 +35,7 @@ def lmdeploy(words: list[str]) -> str:
 
 
 def tool(path: str, words: list[str]) -> str:
-    """Return why a tool of ours would not take arguments: it is started, and stopped behind its parser."""
+    """Return why a tool of ours would not take arguments: it is started, and stopped after its parser."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(self: argparse.ArgumentParser, *given: Any, **names: Any) -> None:

@@ -133,7 +133,7 @@ def test_a_librarys_latent_attention_serves_prompts_and_captured_steps(tmp_path:
 
 def test_a_librarys_attention_serves_long_chunks_of_prompts(tmp_path: Path, on_cuda: int) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM", head_dim=64)
-    # Of two layers: a chunk of 70 rows; the one behind it, and the prompt again from the cache, are of few rows. The
+    # Of two layers: a chunk of 70 rows; the one past it, and the prompt again from the cache, are of few rows. The
     # self-check besides.
     check_library("prompts", directory, PROMPT * 2, 70, 2 + 1)
 

@@ -83,7 +83,7 @@ def test_no_step_takes_more_memory_than_was_taken_at_start(
     cuda.set_library("experts", RIGHT)  # takes experts of bfloat16 in long chunks alone
     with TokenEngine(directory, device="cuda", num_tokens_per_iter=230, max_batch_size=8, **settings) as engine:
         cuda.set_device_memory(0)
-        _, logits = engine.generate(long, 6, "all")  # long products, all logits, decoding far behind
+        _, logits = engine.generate(long, 6, "all")  # long products, all logits, decoding far beyond them
         assert len(logits) == len(long) + 5
         outputs = [
             submit(engine, [*long, i], 6) for i in range(8)

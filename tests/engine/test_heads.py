@@ -141,7 +141,7 @@ def test_responses_are_those_without_the_head(pair: tuple[AsyncEngine, AsyncEngi
 
 
 def eagle_that_copies(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return a model without memory, and a head whose layers are the model's behind the embedding."""
+    """Return a model without memory, and a head whose layers are the model's after the embedding."""
     model = make_tiny_llama(folder / "model")
     tensors = heads.rewrite_weights(model, heads.without_memory)
     copied = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if ".layers." in name}
@@ -152,7 +152,7 @@ def eagle_that_copies(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def mtp_that_copies(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the same with the model's only layer behind it once more; its norm leaves embeddings as they are."""
+    """Return the same with the model's only layer after it once more; its norm leaves embeddings as they are."""
     model = heads.make_tiny_deepseek_mtp(folder / "model", layers=1, first_k_dense_replace=0)
 
     def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

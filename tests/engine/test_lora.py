@@ -36,7 +36,7 @@ def reference_logits(directory: Path, ids: list[int]) -> torch.Tensor:
 
 
 def check_merged(directory: Path, adapter: Path, scale: float = 2.0, **settings: Any) -> None:
-    """Compare an adapter's logits with those of `transformers`, in chunks, in steps and behind a cached prefix."""
+    """Compare an adapter's logits with those of `transformers`, in chunks, in steps and after a cached prefix."""
     merged = merge(directory, adapter, directory.parent / "merged", scale)
     with TokenEngine(directory, adapters={"own": str(adapter)}, **settings) as engine:
         plain = engine.generate(PROMPT, 8)[1]

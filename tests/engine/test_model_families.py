@@ -281,7 +281,7 @@ def within(vocab: int, ids: list[int]) -> list[int]:
 
 
 def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), **settings: Any) -> None:
-    """Compare a case's logits with those of `transformers`, in chunks, in steps and behind a cached prefix.
+    """Compare a case's logits with those of `transformers`, in chunks, in steps and after a cached prefix.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ def patches_of(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def positions_of(ids: list[int], video: int, grid: tuple[int, int, int], step: float) -> torch.Tensor:
-    """Return positions [3, 1, tokens] of a text with one video: what comes behind is behind its last position."""
+    """Return positions [3, 1, tokens] of a text with one video: what comes after is after its last position."""
     count, begin = grid[0] * grid[1] * grid[2], ids.index(video)
     steps = [int(frame * step) for frame in range(grid[0])]
     places = [(t, row, column) for t in steps for row in range(grid[1]) for column in range(grid[2])]

@@ -34,7 +34,7 @@ class AttentionRule:
     images: tuple[tuple[int, int], ...] = ()
 
     def sight(self, position: int) -> int:
-        """Return one behind the last key that a row sees."""
+        """Return one past the last key that a row sees."""
         return next((end for begin, end in self.images if begin <= position < end), position + 1)
 
 

@@ -18,7 +18,7 @@ from tests.kernels.states import Recurrence, RecurrenceInputs, States, gate_head
 from tests.kernels.test_moe import make_experts
 from tests.kernels.weights import group_codes_weight, make_weight, weight_of_kind
 
-ROWS = 65_537  # one more than y holds, and one behind it
+ROWS = 65_537  # one more than y holds, and one past it
 PAIRS = 8_193  # of rows and the eight experts of each: 65,544 pairs
 ADA = 99 * 1024  # bytes of shared memory of compute capability 8.6, 8.9 and 12.0
 INVALID_VALUE, INVALID_CONFIGURATION = 1, 9

@@ -119,7 +119,7 @@ def module_of(path: Path) -> str:
 
 
 class WithoutTypes(ast.NodeTransformer):
-    """Leaves out what is behind ``if TYPE_CHECKING``."""
+    """Leaves out what is after ``if TYPE_CHECKING``."""
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

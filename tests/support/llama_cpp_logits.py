@@ -1,4 +1,4 @@
-"""Run by tests in its own process: writes the logits that llama.cpp has behind each token of a text.
+"""Run by tests in its own process: writes the logits that llama.cpp has after each token of a text.
 
 Usage: SOURCES MODEL TOKENS OUT, where SOURCES is the unpacked source package of llama-cpp-python, TOKENS a JSON list
 and OUT gets ``[tokens, vocabulary]`` float32 (``.npy``). ``LLAMA_CPP_LIB_PATH`` says where the library is.

@@ -80,7 +80,7 @@ def write_qwen(directory: Path, ranks: dict[bytes, int], **content: Any) -> None
 
 
 def write_glm4(directory: Path, ranks: dict[bytes, int]) -> None:
-    """Write GLM-4's files, special tokens behind the ranks. A response ends with ``<|endoftext|>`` or ``<|user|>``."""
+    """Write GLM-4's files, special tokens after the ranks. A response ends with ``<|endoftext|>`` or ``<|user|>``."""
     template = "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}<|assistant|>"
     write_tokenizer(
         directory,

@@ -100,11 +100,11 @@ def test_the_least_time_of_a_crowd_is_the_sum_of_its_steps() -> None:
     # A second a byte and an operation: weights of 10 bytes, a byte a cached token, 4 operations a row, 1 more sampled.
     cost = Cost(10, 0, 0, 0, 1, 4.0, 1.0, 0.0)
     limits = Limits(1.0, 1.0)
-    # One prompt of 3 and two tokens: 3 rows, 13 operations; then one row behind 3 tokens, 13 bytes.
+    # One prompt of 3 and two tokens: 3 rows, 13 operations; then one row after 3 tokens, 13 bytes.
     assert least_seconds(cost, limits, [(3, 2)], 1, 100) == 13 + 13
     # Steps of two tokens: the prompt takes two of them, at least 10 bytes each.
     assert least_seconds(cost, limits, [(3, 2)], 1, 2) == 10 + 10 + 13
-    # Two at a time: 6 rows and 2 sampled are 26 operations; two rows behind 3 tokens each read 16 bytes.
+    # Two at a time: 6 rows and 2 sampled are 26 operations; two rows after 3 tokens each read 16 bytes.
     assert least_seconds(cost, limits, [(3, 2), (3, 2)], 2, 100) == 26 + 16
 
 

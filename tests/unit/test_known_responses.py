@@ -59,7 +59,7 @@ def test_tokens_that_stand_nowhere_change_nothing(
     starts = tokenizer.ids_of(["<|im_start|>"])
     for ids in ([], other, odd[:-1], [*odd, *other * 9], [*starts, *odd], [2**31 - 1]):
         assert preparer.prepare(second_turn(text, ids)).ids == plain
-    # Not the assistant's; a template that puts no token behind responses; texts that must stay text.
+    # Not the assistant's; a template that puts no token after responses; texts that must stay text.
     assert preparer.prepare(second_turn(text, odd, "user")).ids == preparer.prepare(second_turn(text, role="user")).ids
     for other_way in (
         PromptPreparer(tokenizer, MODELS.get("base")()),

@@ -123,7 +123,7 @@ def test_glm4_writes_tools_as_published() -> None:
     tools = {"role": "system", "tools": [TOOL, OTHER_TOOL]}
     made = {"role": "assistant", "metadata": "add", "content": '{"a": 1, "b": 0}'}
     expected = published("glm4", [tools, SYSTEM, USER, made, {"role": "observation", "content": "1"}])
-    # `transformers` drops a line end behind a block of Jinja; the authors' code, tokenization_chatglm.py, has it.
+    # `transformers` drops a line end after a block of Jinja; the authors' code, tokenization_chatglm.py, has it.
     expected = expected.replace("\n## ", "\n\n## ")
     assert ours("glm4", [SYSTEM, *with_calls(1)], [TOOL, OTHER_TOOL]) == expected
 

@@ -132,7 +132,7 @@ KINDS = {
 
 
 def run(engine: AsyncEngine, kind: Kind) -> tuple[float, list[list[int]]]:
-    """Return tokens per second behind the first ones, and the responses' tokens."""
+    """Return tokens per second after the first ones, and the responses' tokens."""
     seconds = 0.0
     responses: list[list[int]] = []
     later = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _NVIDIA_SMI = "echo 'Emulated H100, 9.0, 580.0, 81559'"
 _COMPILER = "exit 0"
-# Options, then the program; the table is printed behind what the program prints, as ncu does.
+# Options, then the program; the table is printed after what the program prints, as ncu does.
 _PROFILER = """
 while [[ $1 == -* ]]; do
   case $1 in

@@ -21,7 +21,7 @@ class Start:
     reads, writes
         Instructions that touch the device's memory and are before the first wait.
     between
-        Those reads that are behind the first wait and before the last.
+        Those reads that are after the first wait and before the last.
     """
 
     waits: int

@@ -18,7 +18,7 @@ constexpr int kOutputs = 208;  // not whole tiles
 constexpr int kInputs = 264;
 constexpr int kExperts = 6;
 
-// Experts without rows, with one, with a tile and one more, and with several tiles; pairs of no expert behind them.
+// Experts without rows, with one, with a tile and one more, and with several tiles; pairs of no expert after them.
 const std::vector<cuda::ExpertRows> kParts = {{0, 0, 129}, {2, 129, 1}, {3, 130, 64}, {5, 194, 302}};
 constexpr int kComputed = 496;
 constexpr int kPairs = 500;

@@ -64,7 +64,7 @@ void CacheAnnouncer::stored(uint64_t content, uint64_t parent, const PrefixKey& 
   if (index > 0) {
     const auto before = nodes_.find(parent);
     node.has_parent = true;
-    // Behind a window the blocks before may be gone: then nothing finds this one.
+    // After a window the blocks before may be gone: then nothing finds this one.
     node.can_be_found = before != nodes_.end() && before->second.can_be_found;
     node.parent = parent;
     if (before != nodes_.end()) node.parent_hash = before->second.hash;

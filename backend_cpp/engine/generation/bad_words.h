@@ -29,7 +29,7 @@ class BadWords {
   States begin() const { return States(texts_.size(), 0); }
   void advance(States& states, std::string_view bytes) const;
 
-  // Appends the tokens that are forbidden behind `tokens` and text in these states.
+  // Appends the tokens that are forbidden after `tokens` and text in these states.
   void append_forbidden(const States& states, const std::vector<int32_t>& tokens,
                         std::vector<int32_t>& forbidden) const;
   // Whether that depends on the tokens so far.

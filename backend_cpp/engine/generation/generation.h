@@ -54,10 +54,10 @@ class Generation {
   std::string forced_text() { return matcher_ ? matcher_->forced_text(kMaxForcedBytes) : std::string(); }
   // Whether what may come next is known, so that there is a choice().
   bool knows_choice();
-  // How a runner is to choose the token behind those known and `unseen` more. Valid until the next call.
+  // How a runner is to choose the token after those known and `unseen` more. Valid until the next call.
   const TokenChoice& choice(int in_flight);
 
-  // Takes the next token, and those behind it that a grammar leaves no choice about: chosen from its row, logits
+  // Takes the next token, and those after it that a grammar leaves no choice about: chosen from its row, logits
   // [vocab] (changed) and hidden [hidden], or by a runner. Returns why the response ends, kNone where it continues.
   // Throws Error where no token can come; the response is then to be ended.
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);

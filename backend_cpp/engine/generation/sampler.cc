@@ -107,7 +107,7 @@ int32_t Sampler::draw_from_all(double remaining) const {
     remaining -= weight;
     if (remaining < 0) break;
   }
-  // Rounding can leave a little of the sum over behind the last token that is possible.
+  // Rounding can leave a little of the sum beyond the last token that is possible.
   return last >= 0 ? last : static_cast<int32_t>(std::max_element(weights_.begin(), weights_.end()) - weights_.begin());
 }
 

@@ -30,7 +30,7 @@ class Automaton {
     int32_t a = 0;  // kByte: the byte; kClass: first of its pairs; kSplit: first of its nodes; kCall, kRepeat: the rule
     int32_t b = 0;  // kClass: how many pairs; kSplit: how many nodes; kRepeat: the least count
     int32_t c = 0;  // kClass: whether it is what the pairs leave out; kRepeat: the largest count, -1: none
-    int32_t next = 0;  // the node behind it; not of kSplit and kReturn
+    int32_t next = 0;  // the node after it; not of kSplit and kReturn
   };
   struct Program {
     std::vector<Node> nodes;

@@ -20,7 +20,7 @@ bool is_whole_text(std::string_view bytes) {
     if (lead < 0x80) continue;
     const int more = lead >= 0xF5 ? 0 : lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC2 ? 1 : 0;
     if (more == 0 || bytes.size() - i < static_cast<size_t>(more)) return false;
-    // The first byte behind it has bounds of its own: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+    // The first byte after it has bounds of its own: no overlong forms, no surrogates, nothing beyond U+10FFFF.
     const auto second = static_cast<uint8_t>(bytes[i]);
     const uint8_t least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     const uint8_t most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;

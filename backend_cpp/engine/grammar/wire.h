@@ -1,6 +1,6 @@
 // What the engine and the processes of its grammars send each other: frames over a socket, on one machine.
 //
-//   frame     uint32 bytes behind it, uint8 type, payload
+//   frame     uint32 bytes after it, uint8 type, payload
 //
 //   engine -> process                               process -> engine
 //   kFormat   what to compile, once and first       kReady    compiled: bytes, program (engine/grammar/automaton.h)

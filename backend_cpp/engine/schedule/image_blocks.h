@@ -23,7 +23,7 @@ class ImageBlocks {
   // One group's blocks.
   struct Held {
     const ImageGroup* group = nullptr;
-    int end = 0;  // one behind the last token that looks at it
+    int end = 0;  // one past the last token that looks at it
     bool is_passed = false;
     std::vector<int32_t> blocks;  // of the cache's group of cross-attention
     PageTables tables;            // of `blocks`, for the runner

@@ -21,7 +21,7 @@ SpanRows wanted_rows(const Sequence& sequence) {
   return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
 
-// Whether there is anything to compute: not while the last row waits for a grammar; behind a token that nobody has
+// Whether there is anything to compute: not while the last row waits for a grammar; after a token that nobody has
 // seen, only if it cannot be the response's last.
 bool has_next_row(const Sequence& sequence) {
   if (sequence.generation.waits_for_grammar()) return false;

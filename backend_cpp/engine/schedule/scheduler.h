@@ -93,7 +93,7 @@ class Scheduler {
   void take_drafts(Sequence& sequence, int count);
   // What the runner made of every row of a step, where it hands that out: row_hidden [rows, width].
   void note_hidden(const Step& step, const float* row_hidden);
-  // Whether the step behind `step` had better wait for its tokens, since these say what to draft.
+  // Whether the step after `step` had better wait for its tokens, since these say what to draft.
   bool would_draft(const Step& step) const;
 
   // Takes out every sequence for which `is_wanted` holds, whatever its state, and gives up its blocks.

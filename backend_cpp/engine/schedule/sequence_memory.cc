@@ -65,7 +65,7 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
     if (taken == found.blocks) break;
     found.blocks = longest_valid(cache, path, taken);
   }
-  // Shortly behind what was found, another snapshot is not worth a step.
+  // Shortly after what was found, another snapshot is not worth a step.
   const int cached = is_taken ? part.tokens : found.blocks * cache.block_len();
   std::erase_if(anchors_, [&](int anchor) {
     return anchor % cache.block_len() != 0 && anchor > cached && anchor <= cached + cache.block_len() / 2;

@@ -43,7 +43,7 @@ class SequenceMemory {
   void match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len, const std::vector<int>& marks);
   // The same without looking for content.
   void begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks);
-  // Another anchor, behind this many tokens.
+  // Another anchor, after this many tokens.
   void add_anchor(int tokens);
 
   // Makes places for the first `tokens` tokens. False: too many pages are referenced; what there are of places stay.
@@ -83,7 +83,7 @@ class SequenceMemory {
   };
 
   void set_block(const BlockCache& cache, int group, int index, int32_t block);
-  // Blocks in front of a place up to which content is found, and the node of a block's beginning behind them.
+  // Blocks in front of a place up to which content is found, and the node of a block's beginning after them.
   struct Found {
     int blocks = 0;
     NodeId part = kNoNode;
@@ -92,10 +92,10 @@ class SequenceMemory {
 
   // How many blocks of a path can be taken, at most `most`.
   int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) const;
-  // The last anchor, behind more than `least` and at most `limit` tokens, that can be taken and is no border of blocks.
+  // The last anchor, after more than `least` and at most `limit` tokens, that can be taken and is no border of blocks.
   Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int least,
                   int limit) const;
-  // Takes what is found at the end of path[0 .. blocks), or of a part behind it. Otherwise gives back what it took;
+  // Takes what is found at the end of path[0 .. blocks), or of a part after it. Otherwise gives back what it took;
   // returns the first block that could not be had, or `blocks`.
   int take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found);
   void publish_block(BlockCache& cache, const PrefixKey& prefix);

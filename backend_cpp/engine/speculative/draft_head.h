@@ -1,5 +1,5 @@
 // A head that drafts how sequences continue (model/head/head_input.h): its row for a token, made of what the model made
-// of that token and of which token follows it, brings the token behind.
+// of that token and of which token follows it, brings the token after.
 //
 //   tokens of the sequence      t0  t1  ...  t(n-1)  t(n)        t(n) was chosen, and is not computed yet
 //   hidden states of the model  h0  h1  ...  h(n-1)
@@ -47,7 +47,7 @@ class DraftHead final : public Drafter {
     const Work* work;
     int position;               // of its next row
     int32_t token;              // its last draft
-    std::vector<float> hidden;  // behind it
+    std::vector<float> hidden;  // after it
   };
   // What came of the last row of due rows number `index`: logits (changed) and hidden state.
   using OnLast = std::function<void(size_t index, float* logits, const float* hidden)>;

@@ -36,7 +36,7 @@ class Drafter {
     DraftCache& cache;
     HiddenRows& hidden;
     int& rows;                                       // gets how many leading tokens have their rows in the memory now
-    std::function<const SamplingParams&(int)> rule;  // how its next token, and those behind, are chosen
+    std::function<const SamplingParams&(int)> rule;  // how its next token, and those after, are chosen
     std::vector<int32_t>& drafts;                    // gets the drafts
   };
   // What the model it drafts for has computed of a sequence in a step.

@@ -43,7 +43,7 @@ class NgramIndex {
   std::vector<int32_t> tokens_;  // kBetween is between texts
   std::vector<int> earlier_;     // where the run that ends before a place has ended before; -1: nowhere
   int text_begin_ = 0;
-  std::unordered_map<uint64_t, int> latest_;  // where the runs with a key ended, as a place behind
+  std::unordered_map<uint64_t, int> latest_;  // where the runs with a key ended, as a place after
 };
 
 }  // namespace turbomind

@@ -50,7 +50,7 @@ void PromptLookup::look(std::span<const int32_t> text) {
 }
 
 // Stays where the draft came from, unless a longer run is elsewhere: there are other places with as short a run, and
-// where one token has been exchanged for another, the text mostly continues behind it.
+// where one token has been exchanged for another, the text mostly continues after it.
 void PromptLookup::go_on_behind(const NgramIndex* texts, NgramIndex::Match before, std::span<const int32_t> text) {
   const int place = before.place + 1;
   if (place >= texts->size() || texts->token(place) < 0) return;

@@ -1,5 +1,5 @@
 // Drafts how sequences continue, from what was said before, from what a grammar lets come alone, or by a smaller model
-// or a head. A step runs such drafts behind the rows that are due, and what comes of these says how many of them were
+// or a head. A step runs such drafts after the rows that are due, and what comes of these says how many of them were
 // right; so a draft changes when tokens come, never which.
 //
 // How many drafts are worth their rows follows from what a step costs and the chance that a draft is right: of all

@@ -80,7 +80,7 @@ struct KernelTable {
 
 // The table in use: the best the CPU supports, or the one named by LMDEPLOY_CPU_ISA or select_isa.
 const KernelTable& kernels();
-// Names usable on this CPU, best first; behind them the one whose instructions are emulated.
+// Names usable on this CPU, best first; after them the one whose instructions are emulated.
 std::vector<std::string> supported_isas();
 // Switches the table; for tests. Throws Error(kInvalidArgument) for an unknown or unsupported name.
 void select_isa(const std::string& name);

@@ -8,7 +8,7 @@
 
 namespace turbomind::TM_ISA {
 
-// Sum of term(v) over the row, summed lane by lane; what is behind the row counts as term(0).
+// Sum of term(v) over the row, summed lane by lane; what is after the row counts as term(0).
 template <class Term>
 inline float sum_row(const float* x, int size, Term&& term) {
   Vec total = zero();
@@ -32,7 +32,7 @@ inline void rms_norm_row(const NormWeight& norm, const float* x, int size, float
 inline void layer_norm_row(const NormWeight& norm, const float* x, int size, float* y) {
   const float mean = sum_row(x, size, [](Vec v, Vec total) { return add(v, total); }) / static_cast<float>(size);
   const Vec shift = broadcast(-mean);
-  // Lanes behind the row would add mean^2 each, so the rest is summed one by one.
+  // Lanes after the row would add mean^2 each, so the rest is summed one by one.
   const int whole = size - size % kLanes;
   float squares = sum_row(x, whole, [&](Vec v, Vec total) { return fma(add(v, shift), add(v, shift), total); });
   for (int i = whole; i < size; ++i) squares += (x[i] - mean) * (x[i] - mean);

@@ -21,7 +21,7 @@ int first_seen(const AttentionParams& params, int position) {
   return params.window > 0 ? std::max(0, position + 1 - params.window) : 0;
 }
 
-// One behind the last key that a row of a span sees.
+// One past the last key that a row of a span sees.
 int sight_of(const AttentionParams& params, const AttentionSpan& span, int row) {
   return params.kv_lens != nullptr ? params.kv_lens[span.first_row + row] : span.first_position + row + 1;
 }

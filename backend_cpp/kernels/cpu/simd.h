@@ -444,7 +444,7 @@ inline void reduce_add4(const Vec v[4], float sums[4]) {
 #endif
 }
 
-// The first `count` (< kLanes) elements, zeros behind.
+// The first `count` (< kLanes) elements, zeros after.
 template <class T>
 inline Vec load_partial(const T* p, int count) {
   T lanes[kLanes] = {};

@@ -53,7 +53,7 @@ void write_plain(const Place& place, const float* x) {
   for (int d = 0; d < place.dim; ++d) elements[place.at(d)] = from_float<T>(x[d]);
 }
 
-// Rounds a head's values so that their range, and 0, is met; scale and zero point go behind the codes.
+// Rounds a head's values so that their range, and 0, is met; scale and zero point go after the codes.
 void write_quantized(const CacheLayout& layout, const Place& place, const float* x) {
   float low = 0;
   float high = 0;

@@ -1,5 +1,5 @@
 // A further input of each layer (per-layer embeddings; Gemma 3n, 4): made once a step of the tokens and of what the
-// first layer reads, and added behind a layer's MLP through a gate.
+// first layer reads, and added after a layer's MLP through a gate.
 #pragma once
 
 #include "model/spec/model_spec.h"

@@ -22,7 +22,7 @@ namespace {
 
 // parts [ranks, steps, n] -> what each rank of a device has after each step's sum, [ranks, steps, n], or after the
 // parts were gathered, [ranks, steps, ranks n]. Steps are repeatable: on a GPU the later ones launch a graph, which is
-// captured behind the first.
+// captured after the first.
 Array<float> join_ranks(const std::string& device, const Array<float>& parts, bool gathers) {
   const int ranks = size_of(parts, 0);
   const auto steps = static_cast<size_t>(parts.shape(1));

@@ -119,7 +119,7 @@ void Block::reserve(int count, size_t shared_bytes) {
     }
   }
   thread_count = count;
-  // Exactly as large as asked for, so that AddressSanitizer sees what is behind.
+  // Exactly as large as asked for, so that AddressSanitizer sees what is after.
   if (shared.size() != (shared_bytes + 15) / 16) std::vector<uint4>((shared_bytes + 15) / 16).swap(shared);
 }
 

@@ -46,7 +46,7 @@ std::map<void*, Allocation> allocated;  // guarded by mu
 std::array<size_t, kDevices> used{};    // guarded by mu; bytes of each device
 std::set<std::pair<int, int>> reached;  // guarded by mu; devices, and others whose memory they reach
 
-// Memory of any kind starts as NaN. Not rounded up, so that AddressSanitizer sees what is behind.
+// Memory of any kind starts as NaN. Not rounded up, so that AddressSanitizer sees what is after.
 cudaError_t allocate(void** memory, size_t bytes) {
   if (posix_memalign(memory, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
   std::memset(*memory, 0xFF, bytes);

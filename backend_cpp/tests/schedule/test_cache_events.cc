@@ -260,7 +260,7 @@ TEST(a_publisher_gets_a_line_a_step) {
 }
 
 TEST(a_publisher_that_ends_is_started_again_and_everything_is_asked_for) {
-  // Ends behind its first line.
+  // Ends after its first line.
   Published one("echo '{}' >&3; read line <&3; echo \"$line\" >> lines");
   one.push(11);
   Published::wait([&] { return holds(one.text(), "[11]"); });

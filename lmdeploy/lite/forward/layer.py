@@ -53,7 +53,7 @@ class Carried:
         ).transpose(1, 2)
 
     def joined(self, rows: Tensor, stream: Tensor, layer: int, made: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Return the rows behind a layer: its stream, and its keys and values if others attend to them."""
+        """Return the rows after a layer: its stream, and its keys and values if others attend to them."""
         if self.width == self._hidden:
             return stream
         rows = torch.cat((stream, rows[..., self._hidden :]), -1)

@@ -152,7 +152,7 @@ class ChatGLMModel(nn.Module):
         attn_metadata: Any,
         inputs_embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the hidden states ``[1, rows, hidden]`` behind the last norm."""
+        """Return the hidden states ``[1, rows, hidden]`` after the last norm."""
         x = self.embedding["word_embeddings"](input_ids) if inputs_embeds is None else inputs_embeds
         cos, sin = self.rotary_pos_emb(x, position_ids)
         residual = None
@@ -196,7 +196,7 @@ class ChatGLMForConditionalGeneration(nn.Module, CudaGraphMixin):
         inputs_embeds: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Return the hidden states ``[1, rows, hidden]`` behind the last norm."""
+        """Return the hidden states ``[1, rows, hidden]`` after the last norm."""
         return self.transformer(input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)
 
     def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ class ServedEntry:
     name
         What callers call it.
     suffix
-        What the names of its models in Triton have behind those of a server with one model: ``ensemble.small``.
+        What the names of its models in Triton have after those of a server with one model: ``ensemble.small``.
     engine_dir, chat_template
         As in `PreparedModel`.
     device, memory

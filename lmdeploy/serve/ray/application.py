@@ -26,7 +26,7 @@ def app(settings: RaySettings) -> Application:
     Parameters
     ----------
     settings
-        The ``args`` of the configuration file, or ``NAME=VALUE`` words behind ``serve run lmdeploy.serve.ray:app``.
+        The ``args`` of the configuration file, or ``NAME=VALUE`` words after ``serve run lmdeploy.serve.ray:app``.
     """
     scale: dict[str, Any] = {"num_replicas": settings.replicas}
     if settings.max_replicas is not None and settings.max_replicas > settings.replicas:

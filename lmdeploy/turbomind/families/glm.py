@@ -10,7 +10,7 @@ from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
 from lmdeploy.turbomind.spec import BlockSpec, ModelSpec
 
-# Both norms of the 0414 releases that are not Glm's are behind attention and MLP.
+# Both norms of the 0414 releases that are not Glm's are after attention and MLP.
 LAYOUT = Layout(
     gate_up="mlp.gate_up_proj",
     attention_output_norm="post_self_attn_layernorm",

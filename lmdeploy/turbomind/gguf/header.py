@@ -90,7 +90,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """Reads one value behind another."""
+    """Reads one value after another."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content

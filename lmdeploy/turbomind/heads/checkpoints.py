@@ -49,7 +49,7 @@ class Head:
 
 
 def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
-    """Return the layer behind the last of DeepSeek-V3, Qwen3-Next or Qwen3.5, whose checkpoint has these tensors.
+    """Return the layer after the last of DeepSeek-V3, Qwen3-Next or Qwen3.5, whose checkpoint has these tensors.
 
     With more such layers, the first drafts all tokens.
 
@@ -210,7 +210,7 @@ def _target_layers(target: ModelSpec, raw: Mapping[str, Any]) -> tuple[int, ...]
 def _tokens_of(directory: Path, index: SafetensorsIndex, vocab: int) -> tuple[int, ...]:
     """Return the model's tokens in the order of the head's logits; none where these are all tokens.
 
-    ``d2t`` holds how far the token is behind the logit.
+    ``d2t`` holds how far the token is after the logit.
     """
     if "d2t" not in index.tensors:
         return ()

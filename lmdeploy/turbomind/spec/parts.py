@@ -195,7 +195,7 @@ class LayerInputSpec:
     """An input of each layer's own, made of a token's own embedding and of what the first layer reads (Gemma 3n).
 
     With ``e`` a row ``[num_layers, size]`` of a second table, scaled by ``sqrt(size)``, and ``h`` the scaled embedding,
-    the layers' inputs are ``(norm(h P / sqrt(hidden_size)) + e) / sqrt(2)``. Behind its MLP a layer adds
+    the layers' inputs are ``(norm(h P / sqrt(hidden_size)) + e) / sqrt(2)``. After its MLP a layer adds
     ``norm(W (activation(V x) * input))`` to the residual stream ``x``.
 
     Parameters

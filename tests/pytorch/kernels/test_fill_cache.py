@@ -10,7 +10,7 @@ from tests.pytorch.kernels.steps import Cache
 
 
 def test_rows_go_to_the_slots_of_their_positions(device: torch.device) -> None:
-    # Two spans of blocks of 4: three rows behind 3 cached tokens, two rows of a new one; then padding.
+    # Two spans of blocks of 4: three rows after 3 cached tokens, two rows of a new one; then padding.
     slots = slots_of_rows(
         torch.tensor([0, 3], device=device),
         torch.tensor([3, 2], device=device),

@@ -43,7 +43,7 @@ def test_fp8_blocks_have_scales_of_their_own(random: torch.Generator, device: to
     assert scales.shape == (3, 2)
     spread = scales.double().repeat_interleave(128, 1)[:, :200]
     meant = codes.double() * spread
-    # e4m3 has 3 bits behind the first, and subnormals of 2^-9.
+    # e4m3 has 3 bits after the first, and subnormals of 2^-9.
     is_near = (meant - x).abs() <= x.abs().double() / 16 + spread * 2**-10
     if device.type == "cpu":
         # Triton's interpreter loses the carry of a magnitude that is rounded up to a power of two: 127 becomes 64.

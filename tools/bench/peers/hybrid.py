@@ -94,7 +94,7 @@ class Measured:
 
 
 def measure_chat(measured: Measured, chat: Conversations, row: "Row") -> None:
-    """Eight turns about a document, another last question, and another question behind the document."""
+    """Eight turns about a document, another last question, and another question after the document."""
     document = chat.tokens(DOCUMENT)
     prompt = chat.asked(chat.message(0, chat.tokens(30)), chat.message(2, document + chat.tokens(20)))
     first, [response] = measured.ask([prompt])
@@ -151,7 +151,7 @@ def seconds_a_token(asked: Asked) -> float:
 
 
 def measure_context(engine: Engine, chat: Conversations, row: "Row") -> None:
-    """Decode behind a long context and a short one, in turns."""
+    """Decode after a long context and a short one, in turns."""
     short, long = chat.tokens(100), chat.tokens(16000)
     ratios = []
     for _ in range(3):

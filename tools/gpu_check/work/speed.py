@@ -26,7 +26,7 @@ class Sizes:
     Attributes
     ----------
     decoding
-        Sequences and the context behind which they decode.
+        Sequences and the context after which they decode.
     """
 
     output: int = 96

@@ -1,7 +1,7 @@
 // Products of rows with bfloat16 weights on tiles. Included by kernels_isa.cc only.
 //
 // A weight's rows are loaded as they are, as A [16 outputs, 32 inputs]; x is B. So sums come as [outputs, rows] and are
-// transposed once, behind all inputs. An output is summed in one tile in steps of 32 inputs, whatever the rows.
+// transposed once, after all inputs. An output is summed in one tile in steps of 32 inputs, whatever the rows.
 #pragma once
 
 #include <algorithm>

@@ -106,7 +106,7 @@ inline void tile_dot_unsigned() {
   });
 }
 
-// Subnormal numbers count as zeros, before and behind.
+// Subnormal numbers count as zeros, before and after.
 inline float flushed(float value) {
   return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value;
 }

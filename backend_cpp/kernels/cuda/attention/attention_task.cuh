@@ -50,7 +50,7 @@ __device__ __forceinline__ int position_of(const AttentionTask& task, const Devi
   return span.first_position + packed_row / task.group;
 }
 
-// One behind the last key that a packed row sees.
+// One past the last key that a packed row sees.
 __device__ __forceinline__ int sight_of(const AttentionTask& task, const DeviceSpan& span, int packed_row) {
   const int row = packed_row / task.group;
   return task.params.kv_lens != nullptr ? task.params.kv_lens[span.first_row + row] : span.first_position + row + 1;
@@ -108,7 +108,7 @@ struct CacheArea {
   __device__ __forceinline__ const std::byte* codes(int token) const {
     return block(token) + slot(token) * place.row_bytes;
   }
-  // int8 and int4: where the half scale of `token` is; zeros begin behind the scales of the block.
+  // int8 and int4: where the half scale of `token` is; zeros begin after the scales of the block.
   __device__ __forceinline__ const std::byte* scale(int token) const {
     return block(token) + place.code_bytes + slot(token) * 2;
   }
@@ -122,7 +122,7 @@ struct KeyRange {
   int begin;
   int end;
   int first_unit;
-  int last_unit;  // one behind
+  int last_unit;  // one past
 };
 
 // Where kHasHalves, and there are as many splits as halves of units, splits are cut between halves, and begin and end

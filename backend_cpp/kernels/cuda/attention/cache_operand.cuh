@@ -50,7 +50,7 @@ struct CacheOperand<CacheType::kBFloat16, kStride> {
   }
 };
 
-// Bytes 0 and 2 of a word, less 128, as bfloat16. The lower seven bits behind the exponent of 2^7 are 128 + these; less
+// Bytes 0 and 2 of a word, less 128, as bfloat16. The lower seven bits after the exponent of 2^7 are 128 + these; less
 // 256 where the upper bit is not set, less 128 where it is.
 __device__ __forceinline__ uint32_t centred_bytes(uint32_t word) {
   const uint32_t lower = lop3<0xEA>(word, 0x007F007Fu, 0x43004300u);  // (a & b) | c
@@ -99,7 +99,7 @@ struct CacheOperand<CacheType::kInt8, kStride> {
   }
 };
 
-// Nibble i of both halves of a word, less 8, as bfloat16: behind the exponent of 2^7, where a step is 1.
+// Nibble i of both halves of a word, less 8, as bfloat16: after the exponent of 2^7, where a step is 1.
 __device__ __forceinline__ uint32_t centred_nibbles(uint32_t word, int i) {
   const uint32_t bits = lop3<0xEA>(word >> 4 * i, 0x000F000Fu, 0x43004300u);  // (a & b) | c
   __nv_bfloat162 pair;

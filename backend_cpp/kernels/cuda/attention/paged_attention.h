@@ -6,7 +6,7 @@
 //   float32, bfloat16, int8   [block_len, dim]
 //   int4                      [block_len, dim / 2] bytes, two neighbouring dimensions in one, the first low; dim is
 //   even
-// and for int8 and int4 scale [block_len] half and zero [block_len] uint8 are behind the codes, as on the CPU, whose
+// and for int8 and int4 scale [block_len] half and zero [block_len] uint8 are after the codes, as on the CPU, whose
 // codes, scales and zeros these are bit for bit.
 //
 // Spans. Kernels read them from device memory, so a captured graph attends to whatever the host copied there before it

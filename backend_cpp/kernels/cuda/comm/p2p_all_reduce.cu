@@ -32,7 +32,7 @@ constexpr int kMaxBlocks = 32;
 constexpr int kSlice = P2pAllReduce::kMaxCount / kMaxBlocks;  // most floats of a block
 constexpr unsigned kPollsOfHost = 256;                        // each takes a look over the bus
 
-// Words of a rank's memory, behind its parts.
+// Words of a rank's memory, after its parts.
 constexpr size_t kArrivals = 2 * P2pAllReduce::kMaxCount;
 constexpr size_t kCalls = kArrivals + size_t{kMaxBlocks} * kMaxRanks;
 constexpr size_t kWords = kCalls + kMaxBlocks;

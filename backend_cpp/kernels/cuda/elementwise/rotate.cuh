@@ -6,7 +6,7 @@
 
 namespace turbomind::cuda {
 
-// A unit is a pair of a head, or, behind the pairs and only where there are factors, a dimension that is not rotated.
+// A unit is a pair of a head, or, after the pairs and only where there are factors, a dimension that is not rotated.
 inline int rotated_units(const RopeTable& table, int head_dim, const float* factors) {
   return factors != nullptr ? head_dim - table.pairs : table.pairs;
 }

@@ -59,7 +59,7 @@ struct Operands {
   float* w_scales;  // [piece, blocks, outputs]
 };
 
-// A thread fills in a group: an expert that has rows, or, behind these, none.
+// A thread fills in a group: an expert that has rows, or, after these, none.
 __global__ void __launch_bounds__(kThreads)
     fill_float8_groups_kernel(GroupedProduct product, Operands operands, GroupedTable table) {
   await_previous();

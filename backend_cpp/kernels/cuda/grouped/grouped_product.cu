@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) spread_rows_kernel(Rows rows, PairPl
   }
 }
 
-// A thread fills in a group: an expert that has rows, or, behind these, none.
+// A thread fills in a group: an expert that has rows, or, after these, none.
 __global__ void __launch_bounds__(kThreads)
     fill_groups_kernel(GroupedProduct product, const uint16_t* rounded, GroupedTable table) {
   await_previous();

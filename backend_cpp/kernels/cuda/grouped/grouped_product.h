@@ -22,7 +22,7 @@ inline constexpr int kLeastFloat8GroupRows = 64;
 // What a group is multiplied with, and its rows.
 struct GroupedProduct {
   LinearWeight first;        // the first expert's; all have its format and sizes
-  const std::byte* weights;  // on the device: the LinearWeight of expert e is e * weight_stride behind
+  const std::byte* weights;  // on the device: the LinearWeight of expert e is e * weight_stride further on
   size_t weight_stride;      // bytes
   int experts;
   const ExpertRows* parts;        // on the device; of an expert at most one

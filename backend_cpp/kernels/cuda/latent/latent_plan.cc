@@ -55,7 +55,7 @@ struct Arrays {
   }
 };
 
-// Calls visit(span, first packed row, one behind the last key) for each tile, the long ones of a span first.
+// Calls visit(span, first packed row, one past the last key) for each tile, the long ones of a span first.
 template <class Visit>
 void for_tile(const LatentPiece& piece, Visit&& visit) {
   for (const DeviceSpan& span : piece.spans) {

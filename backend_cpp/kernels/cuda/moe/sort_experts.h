@@ -6,7 +6,7 @@
 
 namespace turbomind::cuda {
 
-// Pairs of a row and one of its experts, sorted by expert and then by row; behind them, as many as there are of rows
+// Pairs of a row and one of its experts, sorted by expert and then by row; after them, as many as there are of rows
 // that go to no expert, which is -1. All on the device.
 struct SortedPairs {
   int32_t* rows;        // [pairs]

@@ -33,7 +33,7 @@ __device__ __forceinline__ void read_chunk(const RowsToRound& from, const Elemen
   }
 }
 
-// The same of x of any type; the head begins `first` elements behind x.
+// The same of x of any type; the head begins `first` elements after x.
 template <int kCount>
 __device__ __forceinline__ void read_chunk(const RowsToRound& from, size_t first, int input, float (&values)[kCount]) {
   switch (from.type) {

@@ -101,7 +101,7 @@ __device__ __forceinline__ uint2 codes_of(const float (&values)[kChunk], float i
   return make_uint2(words[0], words[1]);
 }
 
-// Block x is the row; those behind the last are as the last.
+// Block x is the row; those after the last are as the last.
 template <bool kIsFloat8, class Rows>
 __global__ void __launch_bounds__(kByteThreads)
     round_bytes_kernel(Rows rows, int padded_inputs, uint8_t* codes, float* scales) {
