@@ -91,6 +91,7 @@ def test_no_step_takes_more_memory_than_was_taken_at_start(
         assert [wait(output)[-1].error for output in outputs] == [""] * 8
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     "call", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphLaunch"]
 )
@@ -141,6 +142,7 @@ def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
             submit(engine, PROMPT, 1)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("by_nccl", [False, True])
 @pytest.mark.parametrize(
     ("call", "calls"),

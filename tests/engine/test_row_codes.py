@@ -41,6 +41,7 @@ FORMS = {
 }
 
 
+@pytest.mark.alike(most=7)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_logits_are_those_of_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
     values = quantize_checkpoint(source, tmp_path / "model", FORMS[name])

@@ -118,6 +118,7 @@ MOE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", ["fp8 in small blocks", "compressed float8", "compressed int8"])
 @pytest.mark.parametrize("model", MOE_MODELS)
 def test_experts_are_multiplied_as_codes(model: str, name: str, tmp_path: Path) -> None:

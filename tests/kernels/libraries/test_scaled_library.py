@@ -66,6 +66,7 @@ def test_rows_made_while_they_are_rounded_come_to_the_bits_of_those_made_before(
         assert torch.equal(device.linear_of_norms(weight, rows, scale, 1e-5, bias), normed)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])
 @pytest.mark.parametrize("kernel", [RIGHT, WRONG])
 def test_a_librarys_products_pass_through_a_gated_mlp_in_bfloat16(
