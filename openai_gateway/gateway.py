@@ -43,7 +43,7 @@ SET_BY_GATEWAY = ("priority", "cache_salt", "caller", "lora_name")
 """Fields of a request that `Gateway.admit` may change."""
 
 BATCH_PRIORITY = 1_000_000
-"""Added to the priority of rows of batches: every other request is admitted before them."""
+"""Added to the priority of requests of batches: every other request is admitted before them."""
 
 _RESPONSES_MEMORY = 256 * 2**20  # bytes of stored responses in memory, of all API keys together
 _MOST_RESPONSES = 10_000  # of an API key

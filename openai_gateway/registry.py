@@ -24,7 +24,7 @@ class Endpoint:
     is_proxied
         The proxy forwards it to a node, by the `model` of its body.
     is_batched
-        Rows of batches may name it.
+        Requests of batches may name it.
     loads
         What administrators load, unload, pull or delete there ("Adapters", "Models"); empty: it is for callers.
     method

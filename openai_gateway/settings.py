@@ -95,7 +95,7 @@ class Settings:
     responses_store : Path, optional
         Where responses are kept that can be continued (`openai_gateway.stored_responses`); None: in memory.
     batch_rows : int
-        Rows of batches that are asked at a time, while no client asks.
+        Requests of batches that are asked at a time, while no client asks.
     max_pull_bytes : int
         Of all models in the cache that were pulled, after ``/api/pull``.
     """

@@ -14,7 +14,7 @@ namespace turbomind {
 struct EngineConfig {
   int session_len = 2048;  // most tokens of prompt and response together
   int max_batch_size = 64;
-  int max_step_tokens = 512;  // rows of one step
+  int max_step_tokens = 512;  // tokens of one step
   int block_len = 64;
   CachePlan plan;  // of the runners' groups; none yet: it is made of what they say
   int page_count = 1;

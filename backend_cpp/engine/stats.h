@@ -29,7 +29,7 @@ struct EngineStats {
   int64_t cancelled = 0;
   int64_t failed = 0;                // after having been accepted
   int64_t tokens_in = 0;             // prompts, history included
-  int64_t tokens_computed = 0;       // rows run
+  int64_t tokens_computed = 0;       // tokens run
   int64_t prefix_cache_queries = 0;  // looked for in the cache, by all responses and by those that begin again
   int64_t prefix_cache_hits = 0;     // of those, found there
   int64_t tokens_out = 0;

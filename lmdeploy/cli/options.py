@@ -392,7 +392,7 @@ def add_files_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=DEFAULT_BATCH_ROWS,
         metavar="INT",
-        help="rows of batches that are answered at a time while no caller waits (default: %(default)s)",
+        help="requests of batches that are answered at a time while no caller waits (default: %(default)s)",
     )
 
 

@@ -1,6 +1,6 @@
-"""Low-rank adapters of a model on PyTorch: which rows of a step have which, and what that adds to a layer.
+"""Low-rank adapters of a model on PyTorch: which tokens of a step have which, and what that adds to a layer.
 
-``y += scale B A x`` (Hu et al., 2021, arXiv 2106.09685), for the rows of a step that name the adapter.
+``y += scale B A x`` (Hu et al., 2021, arXiv 2106.09685), for the tokens of a step that name the adapter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LayerPart:
 
 
 class AdapterTable:
-    """The adapters in memory, and the rows of the step that runs."""
+    """The adapters in memory, and the tokens of the step that runs."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = device
@@ -107,13 +107,13 @@ class AdapterTable:
         layer
             Its name in the checkpoint, or that of its part (`divide`).
         x, y
-            Of this rank's part: ``[1, rows, in_features]`` and, changed, ``[1, rows, out_features]``; both also without
-            the first axis.
+            Of this rank's part: ``[1, tokens, in_features]`` and, changed, ``[1, tokens, out_features]``; both also
+            without the first axis.
 
         Raises
         ------
         ValueError
-            If these are not all rows of the step.
+            If these are not all tokens of the step.
         """
         if self._rows and x.shape[-2] != self._row_count:
             raise ValueError(f"{layer} takes no adapter: it computes {x.shape[-2]} of {self._row_count} rows")

@@ -1,7 +1,7 @@
 """Decoding steps as captured CUDA graphs: one launch in place of hundreds.
 
-A graph is of one size: this many rows, one width of block tables. Steps are padded to the next size; rows that fill up
-are of no sequence, write nothing to the cache, and are thrown away. All graphs share one pool of memory.
+A graph is of one size: this many tokens, one width of block tables. Steps are padded to the next size; rows that fill
+up are of no sequence, write nothing to the cache, and are thrown away. All graphs share one pool of memory.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DecodingGraphs:
     Parameters
     ----------
     model
-        Runs steps: logits and hidden states of the rows that are wanted.
+        Runs steps: logits and hidden states of the tokens that are wanted.
     capture
         Captures a function.
     """
@@ -121,7 +121,7 @@ class DecodingGraphs:
 
 
 def rows_for(rows: int) -> int:
-    """Return the rows of the graph that takes this many: powers of two up to 8, then multiples of 8."""
+    """Return the tokens of the graph that takes this many: powers of two up to 8, then multiples of 8."""
     return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
 
 

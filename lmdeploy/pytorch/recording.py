@@ -20,7 +20,7 @@ class RecordingCache:
         self.states: dict[int, StateShape] = {}
 
     def step(self, tokens: torch.Tensor, wanted: torch.Tensor, kernels: Kernels | None) -> StepContext:
-        """Return a step with one sequence from its beginning; tokens int64 ``[rows]``, wanted int64: rows."""
+        """Return a step with one sequence from its beginning; tokens int64 ``[tokens]``, wanted int64: places."""
         rows = len(tokens)
         if kernels is not None:
             span = np.array([[0, rows, 0, rows, 0, 0, rows, -1]], dtype=np.int32)
@@ -55,14 +55,14 @@ class RecordingCache:
 
 
 def attend_within(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return causal attention among the rows of one sequence, in plain PyTorch: float32 ``[rows, heads, value size]``.
+    """Return causal attention among the tokens of one sequence, in plain PyTorch: float32 ``[tokens, heads, size]``.
 
     Parameters
     ----------
     call
         How.
     query, key, value
-        ``[rows, heads, size]``; a key and value head serves as many query heads as there are more of those.
+        ``[tokens, heads, size]``; a key and value head serves as many query heads as there are more of those.
     """
     rows, heads, _ = query.shape
     group = heads // key.shape[1]

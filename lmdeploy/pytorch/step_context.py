@@ -1,6 +1,6 @@
 """The step that a model runs: which tokens, at which positions, over which blocks of the cache.
 
-A step holds rows of several sequences one after the other, in one batch entry: ``[1, rows, ...]``. While a model's
+A step holds tokens of several sequences one after the other, in one batch entry: ``[1, tokens, ...]``. While a model's
 ``forward`` runs, its step is the current one (`get_step_ctx_manager`).
 """
 
@@ -21,10 +21,10 @@ class StepContext:
     Parameters
     ----------
     input_ids, position_ids
-        ``[1, rows]`` int64.
+        ``[1, tokens]`` int64.
     q_start_loc, q_seqlens, kv_seqlens
-        ``[spans]`` int64: for each sequence its first row, how many rows it has, and how many tokens it has with these
-        rows.
+        ``[spans]`` int64: for each sequence its first token, how many tokens it has, and how many tokens it has with
+        these tokens.
     block_offsets
         ``[spans, most blocks]`` int64: the blocks of the cache with the keys and values of each sequence.
     kv_caches
@@ -32,9 +32,9 @@ class StepContext:
     is_decoding
         Whether every sequence has one row.
     wanted
-        ``[wanted]`` int64: the rows whose logits are asked for.
+        ``[wanted]`` int64: the tokens whose logits are asked for.
     input_embeddings, input_embedding_indexing
-        ``[count, hidden]``, and ``[1, rows]`` bool: rows in place of the embeddings of some tokens; None: none.
+        ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
     """
 
     input_ids: torch.Tensor

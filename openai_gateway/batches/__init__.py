@@ -1,1 +1,1 @@
-"""Files and batches, on the local disk: what is kept, for whom, and how the rows of a batch are answered."""
+"""Files and batches, on the local disk: what is kept, for whom, and how the requests of a batch are answered."""

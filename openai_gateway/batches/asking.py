@@ -1,4 +1,4 @@
-"""A row, asked of the application as a client's request is, without a socket."""
+"""A request, asked of the application as a client's request is, without a socket."""
 
 from __future__ import annotations
 

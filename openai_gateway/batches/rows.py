@@ -129,7 +129,7 @@ def count_rows(path: Path, most: int, most_lines: int | None = None) -> int:
     Parameters
     ----------
     most_lines
-        A file with more lines, blank ones among them, counts as one with too many rows; None: any number will do.
+        A file with more lines, blank ones among them, counts as one with too many requests; None: any number will do.
     """
     count = 0
     with path.open("rb") as file:

@@ -28,7 +28,7 @@ _EXPIRED = "the batch's completion window was over before this request was made"
 
 
 class _EndedEarly(Exception):
-    """The rows that are left are not asked any more."""
+    """The requests that are left are not asked any more."""
 
     def __init__(self, status: Status, problem: BatchProblem | None = None) -> None:
         super().__init__(status)
@@ -46,9 +46,9 @@ class BatchRunner:
     keys
         The API keys; empty: there are none.
     slots
-        How many rows are asked at a time.
+        How many requests are asked at a time.
     ask
-        Returns what answers rows for the holder of a key.
+        Returns what answers requests for the holder of a key.
     max_row_bytes
         Of a line.
     """
@@ -146,12 +146,12 @@ class BatchRunner:
             await asyncio.to_thread(_give_up, owned, batch_id)
 
     def rows(self, owned: Owned, record: Record) -> Rows:
-        """Return the rows of a batch."""
+        """Return the requests of a batch."""
         return Rows(owned.files.content(record.input_file_id), record.endpoint, self._max_row_bytes)
 
     @property
     def slots(self) -> Slots:
-        """How many rows are asked at a time."""
+        """How many requests are asked at a time."""
         return self._slots
 
 
@@ -174,7 +174,7 @@ class _Run:
         await asyncio.to_thread(self._owned.batches.close, self._id)
 
     async def _work(self, record: Record) -> None:
-        """Ask the rows, and write down how it ended."""
+        """Ask the requests, and write down how it ended."""
         problem = None
         try:
             await asyncio.to_thread(self._require_input, record)
@@ -218,7 +218,7 @@ class _Run:
         self._owned.batches.save(record)
 
     async def _watch(self, record: Record, results: Results) -> None:
-        """Ask the rows, and look now and then whether they are still to be asked."""
+        """Ask the requests, and look now and then whether they are still to be asked."""
         rows = self._runner.rows(self._owned, record)
         work = asyncio.create_task(work_through(rows, results, self._runner.slots, self._ask, self._name))
         try:

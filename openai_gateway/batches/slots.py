@@ -1,4 +1,4 @@
-"""How many rows may be asked at a time: fewer while clients ask, so that batches yield to them."""
+"""How many requests may be asked at a time: fewer while clients ask, so that batches yield to them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LOOK_AGAIN = 0.1  # seconds; nothing signals when clients' requests end
 
 
 class Slots:
-    """Places for rows, given in the order in which they were asked for.
+    """Places for requests, given in the order in which they were asked for.
 
     Parameters
     ----------
     most
-        Rows at a time while no client asks; each request of a client's takes a place, but the last one stays.
+        Requests at a time while no client asks; each request of a client's takes a place, but the last one stays.
     clients
         Their open requests.
     """

@@ -1,4 +1,4 @@
-"""Answer the rows of a file, several at a time, and write down what comes of each."""
+"""Answer the requests of a file, several at a time, and write down what comes of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai_gateway.batches.slots import Slots
 Ask = Callable[[Row], Awaitable[RowResponse]]
 _AT_A_TIME = 32  # lines that are read
 _BYTES_AT_A_TIME = 1024 * 1024
-_LATER = (429, 503)  # full, or away: neither says anything about the row
+_LATER = (429, 503)  # full, or away: neither says anything about the request
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one for good
 
 
@@ -37,19 +37,19 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
     rows
         Read in another thread.
     results
-        Get an entry a row.
+        Get an entry a request.
     slots
         How many at a time.
     ask_row
-        What answers a row. While it answers that the server is full or away, it is asked again.
+        What answers a request. While it answers that the server is full or away, it is asked again.
     name
         How ids of results begin.
 
     Raises
     ------
     OSError
-        The rows cannot be read, or a result not be written. Rows that were being asked have no result then, nor have
-        they where this task is cancelled.
+        The requests cannot be read, or a result not be written. Requests that were being asked have no result then,
+        nor have they where this task is cancelled.
     """
     tasks: set[asyncio.Task[None]] = set()
     broken: list[BaseException] = []
@@ -98,7 +98,7 @@ async def _patiently(ask_row: Ask, row: Row) -> RowResponse:
 
 
 async def _alongside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow]:
-    """Yield rows that are read in another thread, some at a time."""
+    """Yield requests that are read in another thread, some at a time."""
     reading = iter(rows)
     while some := await asyncio.to_thread(_some, reading):
         for row in some:
@@ -106,7 +106,7 @@ async def _alongside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow
 
 
 def _some(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
-    """Return the next rows: this many, or fewer where they are long."""
+    """Return the next requests: this many, or fewer where they are long."""
     some: list[Row | BadRow] = []
     size = 0
     for row in islice(rows, _AT_A_TIME):

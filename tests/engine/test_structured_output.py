@@ -152,7 +152,8 @@ def test_a_response_is_the_same_whichever_way_is_found_what_may_come(
             response_format=response_format,
         )
 
-    cases = [(response_format, seed) for response_format in _SAME_EITHER_WAY.values() for seed in range(2 if all_cases else 1)]
+    seeds = range(2 if all_cases else 1)
+    cases = [(response_format, seed) for response_format in _SAME_EITHER_WAY.values() for seed in seeds]
     for engine in (babbler, model) if top_k > 1 else (babbler,):
         prompts = [f"Number {seed}: tell me about names." for _, seed in cases]
         few, every = (

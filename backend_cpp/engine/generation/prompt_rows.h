@@ -27,7 +27,7 @@ class PromptRows {
 
   const GenerationRules& rules_;
   bool is_first_response_;
-  int taken_ = 0;  // leading positions whose rows were taken
+  int taken_ = 0;  // leading positions whose tokens were taken
 };
 
 }  // namespace turbomind

@@ -165,7 +165,7 @@ void Scheduler::add_drafts(int room) {
     if (!goes_on) continue;
     const int end = sequence->cached() + sequence->planned;
     const int most = std::min(most_drafts(*sequence), speculator_->most_drafts());
-    // The last border of a prompt may lie within the step; rows that run again are not to become ever more.
+    // The last border of a prompt may lie within the step; tokens that run again are not to become ever more.
     if (has_state && (sequence->cached() < sequence->prompt_len() || sequence->planned > kMaxRedone)) continue;
     const int wanted = sequence->memory.next_stop(blocks_, end + most) - end;
     if (wanted <= 0) continue;
@@ -184,7 +184,7 @@ void Scheduler::add_drafts(int room) {
   }
 }
 
-// Of a sequence's drafts, those that its answer can take become rows of the step.
+// Of a sequence's drafts, those that its answer can take become tokens of the step.
 void Scheduler::take_own_drafts(Sequence& sequence) {
   std::vector<int32_t>& drafts = sequence.drafts.tokens;
   drafts.resize(sequence.generation.can_take_of(drafts));
@@ -196,7 +196,7 @@ void Scheduler::take_own_drafts(Sequence& sequence) {
   sequence.planned += sequence.drafts.count();
 }
 
-// Whether rows of its answer run again, whose drafts were taken back.
+// Whether tokens of its answer run again, whose drafts were taken back.
 bool Scheduler::is_redoing(const Sequence& sequence) const {
   return speculator_ != nullptr && sequence.planned == 0 && sequence.chosen() > 0 && sequence.pending() > 1 &&
          sequence.pending() <= 2 + speculator_->most_drafts() && has_next_row(sequence) &&
@@ -309,7 +309,7 @@ void Scheduler::give_up_memory(Sequence& sequence, Keep keep) {
 }
 
 void Scheduler::admit() {
-  // What the rows of a step take in addition while they run, whoever's they are.
+  // What the tokens of a step take in addition while they run, whoever's they are.
   int reserved = 0;
   for (const CacheGroup& group : blocks_.plan().groups) {
     if (group.kind == MemoryKind::kWindow) reserved += group.blocks_for(config_.max_step_tokens) * group.pages;

@@ -14,17 +14,17 @@
 //
 // Prefixes in flight. What a running sequence that is served before a waiting one is about to compute of the prompt of
 // both is not computed twice: the other waits until it is there, or until the first leaves, and holds nothing
-// meanwhile. That delays nobody, since the rows of a step go to the first one anyway; others are admitted in between.
+// meanwhile. That delays nobody, since the tokens of a step go to the first one anyway; others are admitted in between.
 //
 // Images. Where the tokens of an image see each other, a chunk does not end within one; a request's images are
 // small enough to fit into a step alongside all decoding sequences. Where tokens look at images by cross-attention,
 // these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
 //
-// Drafts. Where drafts are made at how responses continue, a step that has everything above takes them as further rows
-// of their sequences, as far as blocks are free; they take nothing from anybody.
+// Drafts. Where drafts are made at how responses continue, a step that has everything above takes them as further
+// tokens of their sequences, as far as blocks are free; they take nothing from anybody.
 //
 // A state that drafts have changed cannot be cut back: it is copied before, and where a draft was wrong, the copy takes
-// its place, and the rows before the wrong draft run again with the next step.
+// its place, and the tokens before the wrong draft run again with the next step.
 //
 // Memory of several kinds. What a sequence holds in each cache group, and what of it is given back after a step, is
 // SequenceMemory's; where states have snapshots, a chunk does not go past the next place of one.
@@ -43,7 +43,7 @@
 
 namespace turbomind {
 
-// What the model runs at once, and whose rows they are: sequences[i] has input.spans[i].
+// What the model runs at once, and whose tokens they are: sequences[i] has input.spans[i].
 struct Step {
   std::vector<PageMove> moves;  // to be done first
   StepInput input;
@@ -64,7 +64,7 @@ struct SchedulerConfig {
   bool keeps_images_whole = false;  // the tokens of an image see each other
 };
 
-// Where a wrong draft makes rows run again, a step that runs more than these has no drafts.
+// Where a wrong draft makes tokens run again, a step that runs more than these has no drafts.
 inline constexpr int kMaxRedone = 4;
 
 // At most this many waiting sequences are looked at in a step for what running ones compute of them.

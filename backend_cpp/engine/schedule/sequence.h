@@ -85,7 +85,7 @@ struct Sequence {
   Generation generation;
 
   SequenceMemory memory;
-  int planned = 0;         // rows of this sequence in the step being built or run, drafts included
+  int planned = 0;         // tokens of this sequence in the step being built or run, drafts included
   int in_flight = 0;       // tokens after `tokens` that steps under way choose; when one is planned, 0 or 1
   int in_flight_span = 0;  // the span that chooses the last of them
   Drafts drafts;           // tokens after `tokens`; none where any are unseen

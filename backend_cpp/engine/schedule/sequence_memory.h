@@ -15,8 +15,8 @@
 // long as other content; the rest of what has passed a window is the first to go.
 //
 // A step that runs drafts may have to be taken back. Blocks of tokens are written again then; a state cannot be cut, so
-// it is copied before such a step (back_up), and the copy takes its place (roll_back): the rows before the first wrong
-// draft run once more, with the same bits.
+// it is copied before such a step (back_up), and the copy takes its place (roll_back): the tokens before the first
+// wrong draft run once more, with the same bits.
 //
 // Used by the step thread only.
 #pragma once

@@ -25,7 +25,7 @@ namespace turbomind {
 struct SpanOutput {
   const StepSpan& span;
   const ChosenToken* chosen;  // the token that the runner chose; null: it chose none
-  int rows;                   // wanted rows; the last of them is the span's last
+  int rows;                   // wanted tokens; the last of them is the span's last
   float* logits;              // [rows, vocab], writable
   const float* hidden;        // [rows, hidden]
   int vocab_size;

@@ -74,7 +74,7 @@ void DraftHead::draft(std::span<const Work> all, int count) {
       for (const Running& one : running) {
         HiddenRows& kept = one.work->hidden;
         kept = {kept.begin, one.position, {}};
-        // Where rows before the first that was seen are missing, those after it are worth less to others.
+        // Where tokens before the first that was seen are missing, those after it are worth less to others.
         one.work->rows = kept.begin <= one.work->found_rows ? kept.first : 0;
       }
     }

@@ -5,10 +5,10 @@
 //   hidden states of the model  h0  h1  ...  h(n-1)
 //   rows of the head            (h0, t1)  ...  (h(n-1), t(n))    -> t(n+1), a draft
 //
-// Its keys and values are a cache group (model/cache_plan.h), so it finds rows of shared prefixes as the model does. It
-// must see each step of the model: the hidden states of a prompt's rows are used at once, those of the last few rows
-// kept until it is known which tokens follow. Of a sequence that has ended these are missing; that costs drafts, not
-// tokens.
+// Its keys and values are a cache group (model/cache_plan.h), so it finds tokens of shared prefixes as the model does.
+// It must see each step of the model: the hidden states of a prompt's tokens are used at once, those of the last few
+// tokens kept until it is known which tokens follow. Of a sequence that has ended these are missing; that costs
+// drafts, not tokens.
 //
 // Used by the step thread only.
 #pragma once
@@ -33,7 +33,7 @@ class DraftHead final : public Drafter {
   void see(std::span<const Seen> all, const float* row_hidden) override;
 
  private:
-  // Rows of a sequence that are to be run.
+  // Tokens of a sequence that are to be run.
   struct Due {
     const int32_t* tokens;  // [count]; those that follow
     int count;

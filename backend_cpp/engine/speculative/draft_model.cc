@@ -63,7 +63,7 @@ void DraftModel::run(std::vector<Running>& running) {
   }
 }
 
-// Remembers what the rows of a sequence are.
+// Remembers what the tokens of a sequence are.
 void DraftModel::keep(const Running& done) {
   done.work->cache.tokens.assign(done.tokens.begin(), done.tokens.begin() + done.cached);
   done.work->rows = std::min(static_cast<int>(done.work->tokens.size()), done.cached);

@@ -1,7 +1,7 @@
 // A smaller model that drafts how sequences continue, with the tokenizer of the model it drafts for.
 //
 // Its keys and values are a cache group (model/cache_plan.h): a sequence has places for them whenever it has places for
-// those of the model. Rows are found again that another sequence, or this one before it gave up its memory, has
+// those of the model. Tokens are found again that another sequence, or this one before it gave up its memory, has
 // computed.
 //
 // Used by the step thread only.

@@ -48,7 +48,7 @@ class Drafter {
 
   virtual ~Drafter() = default;
 
-  // Rows that it has to run before the first draft for a sequence.
+  // Tokens that it has to run before the first draft for a sequence.
   virtual int missing_rows(const Work& work) = 0;
   // Drafts `count` tokens of each, or fewer where a draft is none of the model's tokens, or where it knows too little.
   virtual void draft(std::span<const Work> all, int count) = 0;

@@ -17,7 +17,7 @@ struct NextDraft {
   bool operator<(const NextDraft& other) const { return chance < other.chance; }
 };
 
-// Steps with more rows are bound by arithmetic rather than by reading weights, of which a model's drafts need more.
+// Steps with more tokens are bound by arithmetic rather than by reading weights, of which a model's drafts need more.
 constexpr int kMaxRowsToAsk = 4;
 constexpr int kFirstModelDrafts = 2;
 constexpr int kStepsToWin = 64;  // in which it must win back what it costs to begin with a sequence
@@ -100,7 +100,7 @@ int Speculator::look_up(std::span<const Candidate> candidates, int rows, int roo
   const bool takes_all = !shared_.config.is_adaptive;
   std::vector<Drafts*> taken;  // of which drafts, in their order
   double tokens = rows;
-  double redone = 0;  // rows that wrong drafts are expected to make run again
+  double redone = 0;  // tokens that wrong drafts are expected to make run again
   const double row_cost = has_redone_rows_ ? cost_.of(2) - cost_.of(1) : 0;
   double best_rate = tokens / cost_.of(rows);
   size_t best_count = 0;
@@ -148,7 +148,7 @@ void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int 
   if (missing == count) model_cost_.note(count, model_seconds_ / most);
 }
 
-// The model's drafts cost steps of its own, and rows that it has to run first.
+// The model's drafts cost steps of its own, and tokens that it has to run first.
 int Speculator::model_drafts_that_pay(int sequences, int missing_rows, int rows, int most) {
   if (rows > kMaxRowsToAsk) return 0;
   if (!model_cost_.is_known()) return std::min(most, kFirstModelDrafts);

@@ -1,8 +1,8 @@
 // Drafts how sequences continue, from what was said before, from what a grammar lets come alone, or by a smaller model
-// or a head. A step runs such drafts after the rows that are due, and what comes of these says how many of them were
+// or a head. A step runs such drafts after the tokens that are due, and what comes of these says how many of them were
 // right; so a draft changes when tokens come, never which.
 //
-// How many drafts are worth their rows follows from what a step costs and the chance that a draft is right: of all
+// How many drafts are worth their tokens follows from what a step costs and the chance that a draft is right: of all
 // sequences' drafts, the most likely first, those are taken with which a step brings most tokens in its time. Where
 // many come anyway, or a prompt runs too, a row costs what it brings and nothing is drafted.
 //
@@ -59,20 +59,20 @@ class Speculator {
   // The most drafts of a sequence in a step.
   int most_drafts() const { return shared_.config.num_speculative_tokens; }
 
-  // From now on a wrong draft makes a sequence's rows before it run again.
+  // From now on a wrong draft makes a sequence's tokens before it run again.
   void expect_redone_rows() { has_redone_rows_ = true; }
 
-  // Whether drafts may be worth it alongside this many rows; else draft() makes none.
+  // Whether drafts may be worth it alongside this many tokens; else draft() makes none.
   bool may_pay(int rows) const { return !shared_.config.is_adaptive || rows < StepCost::kMaxRows; }
   // Drafts for sequences of which a step may hold `room` more rows in all, alongside the `rows` it has.
   void draft(std::span<const Candidate> candidates, int rows, int room);
-  // Whether there would be drafts for a sequence, alongside this many rows, if the step under way brought what is
+  // Whether there would be drafts for a sequence, alongside this many tokens, if the step under way brought what is
   // expected.
   bool would_draft(const Candidate& candidate, int rows);
 
   // A step was run, of which the runner has handed out the hidden states of all rows (Drafter::see).
   void note_hidden(std::span<const Drafter::Seen> all, const float* row_hidden);
-  // A step of this many rows took so long, with the drafts that were made for it.
+  // A step of this many tokens took so long, with the drafts that were made for it.
   void note_step(int rows, double seconds) { cost_.note(rows, seconds - model_seconds_); }
   // Of the drafts of a sequence the first `accepted` were right.
   void note_drafts(Drafts& drafts, int accepted);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kNewest = 0.02;  // weight of the newest step in the means
 // Until steps of several sizes were seen: a row costs so much of a step of one row, as if steps had been seen whose
-// rows vary by so much.
+// tokens vary by so much.
 constexpr double kExpectedShare = 0.15;
 constexpr double kExpectedVariance = 0.25;
 constexpr double kUnusual = 8;  // a step that takes this many times as long as expected waited for something else

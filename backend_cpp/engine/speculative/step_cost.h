@@ -1,12 +1,12 @@
-// What a step costs by its rows, learned from steps that were run: a straight line, which holds well enough for the few
-// rows of steps in which drafts can pay. It counts rows as the kernels compute them, 1, 2, 4 or 8 at a time.
+// What a step costs by its tokens, learned from steps that were run: a straight line, which holds well enough for the
+// few tokens of steps in which drafts can pay. It counts tokens as the kernels compute them, 1, 2, 4 or 8 at a time.
 #pragma once
 
 namespace turbomind {
 
 class StepCost {
  public:
-  static constexpr int kTogether = 8;  // rows that are computed at a time, at most
+  static constexpr int kTogether = 8;  // tokens that are computed at a time, at most
   static constexpr int kMaxRows = 64;  // steps with more are not looked at
 
   void note(int rows, double seconds);

@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--output", type=Path, required=True, metavar="FILE", help="where responses go, and are added to"
     )
     parser.add_argument(
-        "--errors", type=Path, metavar="FILE", help="where rows that fail go (default: OUTPUT with .errors.jsonl)"
+        "--errors", type=Path, metavar="FILE", help="where requests that fail go (default: OUTPUT with .errors.jsonl)"
     )
     parser.add_argument(
         "--concurrency",
@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the rows that have no response yet; return the exit status."""
+    """Answer the requests that have no response yet; return the exit status."""
     require("serve", "`lmdeploy batch`")
     from lmdeploy.cli.batch.running import BatchError, run_file
     from lmdeploy.logs import configure

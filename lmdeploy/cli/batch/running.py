@@ -1,4 +1,4 @@
-"""What ``lmdeploy batch`` does: its rows go through the gateway's application to an engine in this process."""
+"""What ``lmdeploy batch`` does: its requests go through the gateway's application to an engine in this process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BatchError(Exception):
 
 
 def run_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[int, int]:
-    """Answer the rows of a file that have no result yet; return how many were answered, and how many failed.
+    """Answer the requests of a file that have no result yet; return how many were answered, and how many failed.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def _run_rows(args: argparse.Namespace, rows: Rows, total: int, results: Results
 async def _work(
     pipe: AsyncEngine, settings: Settings, rows: Rows, results: Results, total: int, concurrency: int
 ) -> None:
-    client = cast(TritonClient, LocalClient(pipe))  # all that rows ask of one
+    client = cast(TritonClient, LocalClient(pipe))  # all that requests ask of one
     app = create_app(settings, client)
     slots = Slots(concurrency, OpenRequests())
     work = asyncio.create_task(work_through(rows, results, slots, _while_it_lives(asking(app)), _NAME))

@@ -64,7 +64,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], past_key_value: Any, attn_metadata: Any
     ) -> torch.Tensor:
-        """Return ``[1, rows, hidden]``."""
+        """Return ``[1, tokens, hidden]``."""
         query, key, value = self.query_key_value.split_qkv(self.query_key_value(x).flatten(0, -2))
         query, key = self.apply_rotary_pos_emb(query, key, *rotation)
         attended = self.core_attention(query, key, value, past_key_value[0], past_key_value[1], attn_metadata)
@@ -152,7 +152,7 @@ class ChatGLMModel(nn.Module):
         attn_metadata: Any,
         inputs_embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the hidden states ``[1, rows, hidden]`` after the last norm."""
+        """Return the hidden states ``[1, tokens, hidden]`` after the last norm."""
         x = self.embedding["word_embeddings"](input_ids) if inputs_embeds is None else inputs_embeds
         cos, sin = self.rotary_pos_emb(x, position_ids)
         residual = None
@@ -196,7 +196,7 @@ class ChatGLMForConditionalGeneration(nn.Module, CudaGraphMixin):
         inputs_embeds: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Return the hidden states ``[1, rows, hidden]`` after the last norm."""
+        """Return the hidden states ``[1, tokens, hidden]`` after the last norm."""
         return self.transformer(input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)
 
     def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,7 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
         inputs_embeds: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Return the hidden states ``[1, rows, hidden]`` after the last norm."""
+        """Return the hidden states ``[1, tokens, hidden]`` after the last norm."""
         if inputs_embeds is None:
             inputs_embeds = self._scaled(input_ids)
         return self.model(input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)

@@ -74,7 +74,7 @@ class LlamaAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, rotary_pos_emb: Rotation, past_key_value: Any, attn_metadata: Any
     ) -> torch.Tensor:
-        """Return ``[1, rows, hidden]``."""
+        """Return ``[1, tokens, hidden]``."""
         qkv_states = self.qkv_proj(hidden_states).flatten(0, -2)
         query, key, value = self.qkv_proj.split_qkv(qkv_states)
         query, key = self.norm_heads(query, key)
@@ -182,7 +182,7 @@ class LlamaModel(nn.Module):
         attn_metadata: Any = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the hidden states ``[1, rows, hidden]`` after the last norm."""
+        """Return the hidden states ``[1, tokens, hidden]`` after the last norm."""
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cos, sin = self.rotary_emb(hidden_states, position_ids)
         rotary_pos_emb = (cos[0], sin[0])
@@ -234,7 +234,7 @@ class LlamaForCausalLM(nn.Module, CudaGraphMixin):
         inputs_embeds: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Return the hidden states ``[1, rows, hidden]`` after the last norm."""
+        """Return the hidden states ``[1, tokens, hidden]`` after the last norm."""
         return self.model(input_ids, position_ids, past_key_values, attn_metadata, inputs_embeds)
 
     def get_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

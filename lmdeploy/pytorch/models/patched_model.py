@@ -138,7 +138,7 @@ class PatchedModel:
         return inputs
 
     def _keep_wanted(self, _: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Let the head see only the rows whose logits are asked for."""
+        """Let the head see only the tokens whose logits are asked for."""
         hidden = given[0][:, self._wanted]
         self._last_hidden = hidden[0]
         return (hidden, *given[1:])
@@ -177,7 +177,7 @@ class PatchedModel:
 
 @contextmanager
 def _called_with(rows: int, model: nn.Module) -> Iterator[list[Linear]]:
-    """Yield what has, after the block, the linear layers that were always called with this many rows in it."""
+    """Yield what has, after the block, the linear layers that were always called with this many tokens in it."""
     counts: dict[Linear, set[int]] = {module: set() for module in model.modules() if isinstance(module, Linear)}
 
     def note(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:

@@ -35,7 +35,7 @@ class RoutedExperts(nn.Module):
         )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return ``[1, rows, hidden]``."""
+        """Return ``[1, tokens, hidden]``."""
         rows = hidden_states.flatten(0, -2)
         weights, ids = self.softmax_topk(self.gate(rows))
         return self.experts(rows, weights, ids).view_as(hidden_states)
@@ -51,7 +51,7 @@ class Qwen2MoeSparseBlock(RoutedExperts):
         self.shared_expert_gate = build_linear(config.hidden_size, 1, bias=False, dtype=dtype, device=device)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return ``[1, rows, hidden]``."""
+        """Return ``[1, tokens, hidden]``."""
         shared = self.shared_expert(hidden_states) * self.shared_expert_gate(hidden_states).sigmoid()
         return super().forward(hidden_states) + shared
 

@@ -64,7 +64,7 @@ class Storing:
         self._key = key_of(request.scope)
         self._store = gateway.responses
         self._writer = writer
-        # Rows of batches are kept in files; they would push out what callers continue.
+        # Results of batches are kept in files; they would push out what callers continue.
         self._stores = body.store is True if is_own(request.scope) else body.store is not False
         writer.response["store"] = self._stores
 

@@ -22,7 +22,7 @@ def inputs_of(
     past_key_values
         The cache of each layer.
     inputs_embeds
-        Embeddings of all rows, or None: those of the step's tokens.
+        Embeddings of all tokens, or None: those of the step's tokens.
     embedding
         Of tokens.
     """
