@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmdeploy.cli.options import positive
 from lmdeploy.cli.parser import Parser, print_help_of
+from lmdeploy.turbomind.supported import refuse_unknown_device
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -154,6 +155,17 @@ def _quant_dtype(text: str) -> str:
     return name
 
 
+def _device(text: str) -> str:
+    """Return where to compute; an argparse type."""
+    try:
+        refuse_unknown_device("it", {"npu": "ascend"}.get(text, text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; see docs/internals/new-device.md") from None
+    if text == "auto":
+        raise argparse.ArgumentTypeError("must be cuda or cpu; without the option it is cuda where there is one")
+    return text
+
+
 def _add_method(subparsers: Subparsers, name: str, summary: str, description: str) -> argparse.ArgumentParser:
     """Add a command with the options that every method has."""
     parser = subparsers.add_parser(
@@ -176,7 +188,7 @@ def _add_method(subparsers: Subparsers, name: str, summary: str, description: st
     add("--batch-size", type=positive, default=1, metavar="INT", help="pieces computed at a time")
     add(
         "--device",
-        choices=("cuda", "cpu"),
+        type=_device,
         metavar="{cuda,cpu}",
         help="where to compute; without it cuda where there is one",
     )

@@ -153,15 +153,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_old_capability(group: argparse._ArgumentGroup) -> None:
     """Add how the chat template could be asked to write prompts."""
     reason = "it went with LMDeploy 0.6; write {} into the JSON file of --chat-template (docs/guides/chat-templates.md)"
-    group.add_argument(
-        "--cap", action=Refuse, neutral=("chat",), reason=reason.format("`capability`"), help=argparse.SUPPRESS
-    )
+    group.add_argument("--cap", action=Refuse, neutral=("chat",), reason=reason.format("`capability`"), metavar="chat")
 
 
 def add_old_meta_instruction(parser: argparse.ArgumentParser) -> None:
     """Add the system prompt that a server could be given."""
     reason = "it went with LMDeploy 0.6; write `meta_instruction` into the JSON file of --chat-template"
-    parser.add_argument("--meta-instruction", action=Refuse, reason=reason, help=argparse.SUPPRESS)
+    parser.add_argument("--meta-instruction", action=Refuse, reason=reason, metavar="TEXT")
 
 
 def add_max_log_len(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -185,7 +183,7 @@ def add_vision_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         action=Mention,
         word="has no effect: images are looked at one by one, so that no response depends on another's",
-        help=argparse.SUPPRESS,
+        metavar="INT",
     )
 
 

@@ -36,7 +36,10 @@ class Parser(argparse.ArgumentParser):
 class Refuse(argparse.Action):
     """An option of LMDeploy's that this product does not have: refused with the reason, unless it asks for nothing."""
 
-    def __init__(self, *args: Any, reason: str, neutral: tuple[Any, ...] = (), **more: Any) -> None:
+    def __init__(
+        self, *args: Any, reason: str, neutral: tuple[Any, ...] = (), help: str | None = None, **more: Any
+    ) -> None:
+        more["help"] = help or f"refused: {reason}"
         super().__init__(*args, **more)
         self.reason, self.neutral = reason, neutral
 
@@ -50,7 +53,8 @@ class Refuse(argparse.Action):
 class Mention(argparse.Action):
     """An option of LMDeploy's that is accepted, and has no effect any more or another name: that is said."""
 
-    def __init__(self, *args: Any, word: str, becomes: str | None = None, **more: Any) -> None:
+    def __init__(self, *args: Any, word: str, becomes: str | None = None, help: str | None = None, **more: Any) -> None:
+        more["help"] = help or word
         super().__init__(*args, **more)
         self.word, self.becomes = word, becomes
 

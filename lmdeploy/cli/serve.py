@@ -188,7 +188,6 @@ def _add_gradio(subparsers: Subparsers) -> None:
         action=Refuse,
         nargs=0,
         reason="the page asks no host but its own; a tunnel such as `ssh -R` publishes it",
-        help=argparse.SUPPRESS,
     )
     parser.add_argument(
         "--restful-api", action=Mention, word="has no effect: a URL says so itself", help=argparse.SUPPRESS
@@ -219,9 +218,7 @@ def _add_triton_client(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--stream-output", action="store_true", help="kept for old scripts: responses always appear as they come"
     )
-    parser.add_argument(
-        "--cap", action=Mention, word="has no effect: the server has the chat template", help=argparse.SUPPRESS
-    )
+    parser.add_argument("--cap", action=Mention, word="has no effect: the server has the chat template", metavar="TEXT")
     terminal.add_sampling_options(parser)
     parser.set_defaults(run=_run_of("triton_client"))
 

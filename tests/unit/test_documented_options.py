@@ -110,6 +110,33 @@ def test_every_device_without_code_is_refused_by_name(capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit, match="2"):
             parse(["serve", "api_server", "m", "--device", device])
         assert device in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        parse(["lite", "auto_awq", "m", "--device", "npu"])
+    assert "must be cpu or cuda: there is no code for Huawei's NPUs yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["convert"], "--tokenizer-path"),
+        (["convert"], "--group-size"),
+        (["convert"], "--quant-path"),
+        (["chat"], "--cap"),
+        (["serve", "api_server"], "--meta-instruction"),
+        (["serve", "api_server"], "--vision-max-batch-size"),
+        (["serve", "gradio"], "--share"),
+        (["serve", "triton_client"], "--cap"),
+    ],
+)
+def test_help_shows_what_an_option_of_the_manual_does(
+    command: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse([*command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    _, found, description = shown.partition(f" {option} ")
+    assert found
+    assert any(word in description[:60] for word in ("refused: ", "has no effect: ")), description[:60]
 
 
 def test_an_unknown_option_names_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
