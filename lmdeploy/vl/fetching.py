@@ -80,7 +80,9 @@ def _get(url: str, rules: FetchRules, deadline: float) -> bytes | str:
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise ValueError("the image's URL must begin with http:// or https:// and a host, without a user's name")
     if rules.hosts is None or not ("*" in rules.hosts or host in rules.hosts):
-        raise ValueError(f"images are not fetched from {host}: it is not among the allowed hosts")
+        raise ValueError(
+            f"images are not fetched from {host}: it is not among the allowed hosts (--allowed-media-domains)"
+        )
     port = port or (443 if parts.scheme == "https" else 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection = _Connection(host, port, _addresses(host, port, rules), parts.scheme == "https", deadline)
@@ -115,7 +117,7 @@ def _addresses(host: str, port: int, rules: FetchRules) -> list[str]:
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     for address in addresses:
         if not rules.allows_private and not _is_public(address):
-            raise ValueError(f"images are not fetched from {host}: it is in a private network")
+            raise ValueError(f"images are not fetched from {host}: it is in a private network; send it as a data URL")
     return addresses
 
 

@@ -18,7 +18,7 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)?;base64,", re.ASCII | re.IGNORECASE)
 _VIDEO_URL = re.compile(r"data:((?:image|video)/[\w.+-]+)?;base64,", re.ASCII | re.IGNORECASE)
 _FRAMES_URL = re.compile(r"data:video/(jpeg|png|webp);base64,", re.ASCII | re.IGNORECASE)  # one after another
-_NO_FILE = "must be an image's URL that is allowed, a data URL, or a file in the allowed folder"
+_NO_FILE = "must be an image's URL that is allowed, a data URL, or a file in the folder of --allowed-local-media-path"
 
 
 class Decoder(Protocol):

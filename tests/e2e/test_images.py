@@ -262,11 +262,11 @@ def test_images_come_from_allowed_places(
         ("data:image/png;base64,#", "no base64"),
         (data_url(file_of(ONE)[:-40]), "broken"),
         (data_url(make_image(2, 2).resize((1, 1))), "at least 2 pixels"),
-        ("file:///etc/passwd", "a file in the allowed folder"),
-        ("/etc/passwd", "a file in the allowed folder"),
+        ("file:///etc/passwd", "a file in the folder of --allowed-local-media-path"),
+        ("/etc/passwd", "a file in the folder of --allowed-local-media-path"),
         ("http://127.0.0.1:9/x.png", "private network"),
         ("http://169.254.169.254/latest/meta-data", "private network"),
-        ("nothing", "a file in the allowed folder"),
+        ("nothing", "a file in the folder of --allowed-local-media-path"),
     ],
 )
 def test_a_bad_image_is_a_400_that_names_it_and_hurts_nobody(

@@ -95,9 +95,12 @@ def test_what_is_wrong_with_an_image_is_the_caller_s_error(http: httpx.Client, t
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("http://elsewhere.example/x.png", "elsewhere.example: it is not among the allowed hosts"),
-        ("file:///etc/passwd", "a file in the allowed folder"),
-        ("/etc/passwd", "a file in the allowed folder"),
+        (
+            "http://elsewhere.example/x.png",
+            "elsewhere.example: it is not among the allowed hosts (--allowed-media-domains)",
+        ),
+        ("file:///etc/passwd", "a file in the folder of --allowed-local-media-path"),
+        ("/etc/passwd", "a file in the folder of --allowed-local-media-path"),
         ("http://images.example:99999/", "URL is none"),
     ],
 )

@@ -86,7 +86,7 @@ def test_frames_come_one_by_one(tmp_path: Path) -> None:
         (data_url(animated("GIF", FRAMES)[:-300], "image/gif"), "broken|at least"),
         ("data:text/plain;base64,aGk=", "a data URL must begin with"),
         ("http://127.0.0.1/x.gif", "not among the allowed hosts"),
-        ("/etc/passwd", "a file in the allowed folder"),
+        ("/etc/passwd", "a file in the folder of --allowed-local-media-path"),
         ("data:video/jpeg;base64,", "must be an image"),
         ([], "must have frames"),
         ([FRAMES[0], make_image(28, 28)], r"must have one size, got \(56, 28\) and \(28, 28\)"),
