@@ -31,6 +31,7 @@ NOT_STARTED = {
     "peers": "installs for some minutes",
     "screenshot": "rewrites images of the documentation",
     "format": "rewrites the sources",
+    "load": "needs a server; its locust file runs in tests/tools/test_restful_api.py",
     "lock": "rewrites the requirements",
     "serve": "is started by tests/e2e/test_every_command.py",
 }
