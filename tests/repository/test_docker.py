@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,12 @@ def given(stage: list[Instruction], word: str) -> list[str]:
 
 def test_its_triton_is_a_release_without_known_holes(image: list[list[Instruction]]) -> None:
     before, *rest = image
-    (base,) = given(before, "ARG")
+    base, build = given(before, "ARG")
     found = re.fullmatch(r"TRITON_IMAGE=nvcr\.io/nvidia/tritonserver:(\d+)\.(\d+)-py3", base)
     assert found
     assert (int(found[1]), int(found[2])) >= FIRST_FIXED
-    assert [given(stage, "FROM")[0].split()[0] for stage in rest] == ["${TRITON_IMAGE}"] * 2
+    assert build == "BUILD_IMAGE=${TRITON_IMAGE}"
+    assert [given(stage, "FROM")[0].split()[0] for stage in rest] == ["${BUILD_IMAGE}", "${TRITON_IMAGE}"]
 
 
 def test_it_runs_as_a_user_without_rights(image: list[list[Instruction]]) -> None:
@@ -71,6 +73,32 @@ def test_compilers_stay_behind(image: list[list[Instruction]]) -> None:
     _, build, final = image
     assert any("g++" in line for line in given(build, "RUN"))
     assert not any("apt-get" in line for line in given(final, "RUN"))
+
+
+def test_its_build_for_gpus_is_make_s(image: list[list[Instruction]]) -> None:
+    build = image[1]
+    assert "CUDA=" in given(build, "ARG")
+    [command] = [line for line in given(build, "RUN") if line.startswith("make build ")]
+    assert "CUDA=${CUDA}" in command
+    for value, is_built in (("1", "ON"), ("", "OFF")):
+        done = subprocess.run(
+            ["make", "-n", "--always-make", "build", f"CUDA={value}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert f"-DTURBOMIND_CUDA={is_built}" in done.stdout
+        assert f"-DTURBOMIND_CUDA_LIBRARIES={is_built}" in done.stdout
+
+
+def test_compose_builds_and_runs_it_with_gpus(image: list[list[Instruction]]) -> None:
+    server = yaml.safe_load((ROOT / "docker" / "compose.cuda.yml").read_text(encoding="utf-8"))["services"]["server"]
+    names = {line.partition("=")[0] for stage in image for line in given(stage, "ARG")}
+    assert server["build"]["args"].keys() <= names
+    assert server["build"]["args"]["CUDA"] == "1"
+    [device] = server["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
 
 
 @pytest.mark.parametrize("file", ["compose.yml", "compose.model.yml"])

@@ -202,6 +202,21 @@ def test_the_parts_name_each_other() -> None:
     assert [spec["scaleTargetRef"]["name"] for spec in scaled] == [name, name]
 
 
+def test_weights_come_to_where_replicas_read_them() -> None:
+    pod = manifest("components/weights/job")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"][:2] == ["/opt/lmdeploy/.venv/bin/hf", "download"]
+    (served,) = pods()["base"]["containers"]
+    assert container["command"][-2:] == ["--local-dir", served["args"][2]]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    (models,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
+    assert models["persistentVolumeClaim"]["claimName"] == manifest("base/models")["metadata"]["name"]
+    assert served["args"][2].startswith(f"{mounts['models']}/")
+    security = {**pod["securityContext"], **container["securityContext"]}
+    assert (security["runAsNonRoot"], security["readOnlyRootFilesystem"]) == (True, True)
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
 def test_autoscalers_go_by_the_queue() -> None:
     (metric,) = manifest("base/autoscaler")["spec"]["metrics"]
     (rule,) = yaml.safe_load((ROOT / "deploy" / "prometheus" / "adapter.yml").read_text("utf-8"))["rules"]["custom"]
@@ -231,13 +246,22 @@ def test_overlays_are_put_together_to_manifests_that_kubernetes_takes(tmp_path: 
     assert make_parser().parse_args(container["args"]).model_name == "my-model"
 
     own = tmp_path / "kustomization.yaml"
-    parts = {"resources": [path_from(tmp_path, "base")], "components": [path_from(tmp_path, "components/gpu")]}
+    parts = {"resources": [path_from(tmp_path, "base")], "components": []}
+    parts["components"] = [path_from(tmp_path, f"components/{name}") for name in ("gpu", "weights")]
     own.write_text(yaml.safe_dump({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **parts}))
     (with_gpu,) = (document for document in build(tmp_path) if document["kind"] == "Deployment")
     validate(with_gpu)
+    (job,) = (document for document in build(tmp_path) if document["kind"] == "Job")
+    assert image_of(with_gpu) == "lmdeploy:cuda"
+    assert re.fullmatch(r"lmdeploy:\d+\.\d+\.\d+", image_of(job))
     (container,) = with_gpu["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/gpu": "1"}
     assert container["args"][:2] == ["serve", "api_server"]
+
+
+def image_of(document: Document) -> str:
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    return str(container["image"])
 
 
 def path_from(folder: Path, name: str) -> str:
