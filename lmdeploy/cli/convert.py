@@ -20,13 +20,18 @@ def add_parser(subparsers: "Subparsers") -> None:
         "convert",
         help="Write a Triton model repository for a checkpoint.",
         description="Write a Triton model repository that serves a Hugging Face checkpoint. The weights stay where "
-        "they are. Old form: lmdeploy convert MODEL_NAME MODEL_PATH.",
+        "they are, unless --copy is given. Old form: lmdeploy convert MODEL_NAME MODEL_PATH.",
     )
     parser.add_argument(
         "model",
         nargs="+",
         metavar="MODEL",
         help="[MODEL_NAME] MODEL_PATH: a Hugging Face directory or repository, or a GGUF file",
+    )
+    parser.add_argument(
+        "--copy",
+        action="store_true",
+        help="copy the weights, too: the folder then serves on any machine it is moved to",
     )
     parser.add_argument("--dst-path", default="workspace", help="folder to write (default: %(default)s)")
     parser.add_argument(
@@ -37,13 +42,13 @@ def add_parser(subparsers: "Subparsers") -> None:
     parser.add_argument("--chat-template", help="name of a built-in template (see lmdeploy list), or a JSON file")
     for name in ("dtype", "model_format", "tp", "revision", "download_dir"):
         add_setting(parser, SETTINGS[name])
-    hidden = partial(parser.add_argument, help=argparse.SUPPRESS)
     only = "the tokenizer alongside the model is the one used; copy the file there"
-    hidden("--tokenizer-path", action=Refuse, reason=only)
+    add = partial(parser.add_argument, metavar="...")
+    add("--tokenizer-path", action=Refuse, reason=only)
     found = "the size is read from the checkpoint"
-    hidden("--group-size", type=int, default=0, action=Refuse, neutral=(0, 128), reason=found)
-    hidden("--quant-path", action=Refuse, reason="quantized weights are read from the model's own directory")
-    hidden("--trust-remote-code", nargs=0, action=Mention, word=NO_REMOTE_CODE)
+    add("--group-size", type=int, default=0, action=Refuse, neutral=(0, 128), reason=found)
+    add("--quant-path", action=Refuse, reason="quantized weights are read from the model's own directory")
+    add("--trust-remote-code", nargs=0, action=Mention, word=NO_REMOTE_CODE, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
@@ -72,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
             dtype=dtype,
             model_format=args.model_format,
             tp=tp,
+            copy=args.copy,
         )
     except (OSError, ValueError) as error:
         print(f"lmdeploy convert: {error}", file=sys.stderr)

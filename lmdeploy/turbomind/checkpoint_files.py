@@ -1,12 +1,17 @@
 """The files of a checkpoint alongside its weights, and what distinguishes one state of a checkpoint from another."""
 
+import json
 import shutil
 from pathlib import Path
+
+from lmdeploy.vl.constants import VISION_FILE
 
 _TEXTS = (
     "config.json", "generation_config.json", "*processor_config.json", "tokenizer*", "special_tokens_map.json",
     "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "*.model",
 )  # fmt: skip
+_COPY = "checkpoint"
+_OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".msgpack", ".h5", ".onnx")  # the same again, as publishers add them
 
 
 def copy_texts(model_dir: Path, target: Path) -> None:
@@ -16,6 +21,28 @@ def copy_texts(model_dir: Path, target: Path) -> None:
         for file in model_dir.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)
+
+
+def move_in(model_dir: Path, target: Path) -> None:
+    """Copy a checkpoint into its engine directory, which then can be moved to another machine.
+
+    Parameters
+    ----------
+    model_dir
+        The checkpoint that ``target`` was written for.
+    target
+        The engine directory. Its manifest must read no other file than those of ``model_dir``.
+    """
+    copy = target / _COPY
+    copy.mkdir()
+    for name, _, _ in state_of(model_dir):
+        if not name.endswith(_OTHER_WEIGHTS):
+            shutil.copyfile(model_dir / name, copy / name)
+    manifest = json.loads((target / "manifest.json").read_text(encoding="utf-8"))
+    manifest["files"] = [f"{_COPY}/{Path(file).relative_to(model_dir.absolute())}" for file in manifest["files"]]
+    (target / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    if (target / VISION_FILE).is_file():
+        (target / VISION_FILE).write_text(json.dumps({"checkpoint": _COPY}), encoding="utf-8")
 
 
 def state_of(model_dir: Path) -> list[tuple[str, int, int]]:

@@ -9,6 +9,7 @@ from lmdeploy.model import MODELS, ChatTemplateConfig, chat_template_for, name_f
 from lmdeploy.paths import locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.scratch import Scratch
 from lmdeploy.turbomind.checkpoint import read_config
+from lmdeploy.turbomind.checkpoint_files import move_in
 from lmdeploy.turbomind.engine_dir import write_engine_dir
 from lmdeploy.turbomind.quantized import check_model_format, weight_format
 from lmdeploy.turbomind.repository import copy_models, is_workspace
@@ -24,13 +25,14 @@ def convert(
     dtype: str = "auto",
     model_format: str | None = None,
     tp: int = 1,
+    copy: bool = False,
 ) -> Path:
     """Write a model repository for a checkpoint; it appears complete or not at all.
 
     Parameters
     ----------
     model_path
-        A Hugging Face directory, or the name of a Hugging Face repository. The weights stay there.
+        A Hugging Face directory, or the name of a Hugging Face repository. The weights stay there, unless ``copy``.
     dst_path
         Folder to write. One written by an earlier conversion is replaced; any other must be empty or missing.
     model_name
@@ -39,6 +41,8 @@ def convert(
         As ``chat_template_for`` takes it; a JSON file's content is stored. Default: chosen for the model.
     dtype, model_format, tp
         As in ``TurbomindEngineConfig``.
+    copy
+        Copy the weights into ``dst_path``, which then serves on any machine it is moved to.
 
     Returns
     -------
@@ -70,6 +74,8 @@ def convert(
     with Scratch(target.parent, f".{target.name}-") as scratch:
         made = scratch / "workspace"
         engine = write_engine_dir(source, name, workspace_engine_dir(made))
+        if copy:
+            move_in(readable_checkpoint(source), engine.path)
         parameters = {
             "preprocessing": {"model_path": "../../turbomind/1", "chat_template": template},
             "vision": {"model_path": "../../turbomind/1"},

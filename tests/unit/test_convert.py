@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from lmdeploy import TurbomindEngineConfig, pipeline
 from lmdeploy.cli import convert as convert_command
 from lmdeploy.cli import list as list_command
 from lmdeploy.model import MODELS, chat_template_for
@@ -33,6 +35,23 @@ def parameters(workspace: Path, model: str) -> dict[str, str]:
     config = text_format.Parse((workspace / model / "config.pbtxt").read_text(), ModelConfig())
     assert config.name == model
     return {key: value.string_value for key, value in config.parameters.items()}
+
+
+def test_a_workspace_with_a_copy_of_the_weights_serves_where_it_is_moved_to(
+    tiny_llama: Path, copy_of: CopyOf, tmp_path: Path
+) -> None:
+    source = copy_of(tiny_llama)
+    wanted = read_output(source)
+    assert run_cli("convert", str(source), "--copy", "--dst-path", str(tmp_path / "workspace")) == 0
+    shutil.rmtree(source)
+    (tmp_path / "workspace").rename(tmp_path / "moved")
+    assert read_output(tmp_path / "moved") == wanted
+
+
+def read_output(path: Path) -> list[int]:
+    with pipeline(str(path), TurbomindEngineConfig(session_len=64, cache_max_entry_count=4)) as pipe:
+        tokens: list[int] = pipe("Hi", max_new_tokens=8, ignore_eos=True).token_ids
+        return tokens
 
 
 def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, tmp_path: Path) -> None:
