@@ -1,4 +1,5 @@
 # Types of the compiled module (backend_cpp/python/module.cc).
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,23 @@ _Heads = tuple[int, int, int, int, int, int]
 
 class LinearWeight:
     def __init__(self, data: int, type: str, out_features: int, in_features: int, bias: int) -> None: ...
+
+class CodedCheckpoint:
+    def __init__(self, directory: str) -> None: ...
+    def read(self, name: str, out_features: int, in_features: int, y: int) -> None: ...
+
+class CodedLinear:
+    def __init__(
+        self,
+        checkpoint: CodedCheckpoint,
+        outputs: Sequence[tuple[str, tuple[int, int, int]]],
+        inputs: tuple[int, int, int],
+        bias: int,
+    ) -> None: ...
+    @property
+    def weight(self) -> LinearWeight: ...
+    @property
+    def is_packed(self) -> bool: ...
 
 class PageArena:
     def __init__(self, page_bytes: int, page_count: int) -> None: ...

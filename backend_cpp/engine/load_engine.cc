@@ -41,12 +41,6 @@ WeightOptions weight_options(const EngineSettings& settings, const ModelSpec& sp
   return options;
 }
 
-void check_model_format(const EngineSettings& settings, const Checkpoint& checkpoint) {
-  if (settings.model_format.empty() || settings.model_format == checkpoint.weight_format()) return;
-  throw invalid_argument("model_format is " + settings.model_format + ", but the checkpoint's weights are " +
-                         checkpoint.weight_format() + "; leave model_format out or name that");
-}
-
 CacheType cache_type(const EngineSettings& settings, DType dtype) {
   if (settings.quant_policy == 0) return dtype == DType::kFloat32 ? CacheType::kFloat32 : CacheType::kBFloat16;
   return settings.quant_policy == 8 ? CacheType::kInt8 : CacheType::kInt4;
@@ -78,7 +72,7 @@ std::unique_ptr<ModelRunner> make_runner(const ModelSpec& spec, const EngineSett
 std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, const ModelSpec& spec,
                                                 const EngineSettings& settings, const Device& device, int max_rows) {
   const Checkpoint checkpoint(directory);
-  check_model_format(settings, checkpoint);
+  check_model_format(settings, checkpoint.weight_format());
   return make_runner(spec, settings, device, checkpoint, max_rows);
 }
 

@@ -22,6 +22,12 @@ void refuse(bool is_set, const std::string& name, const std::string& reason) {
 
 }  // namespace
 
+void check_model_format(const EngineSettings& settings, const std::string& found) {
+  if (settings.model_format.empty() || settings.model_format == found) return;
+  throw invalid_argument("model_format is " + settings.model_format + ", but the checkpoint's weights are " + found +
+                         "; leave model_format out or name that");
+}
+
 bool has_worker(const std::string& directory) {
   return std::filesystem::exists(directory + kFile);
 }
@@ -33,6 +39,7 @@ std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, co
   refuse(settings.rope_scaling_factor != 0, "rope_scaling_factor", "say it in the checkpoint's config.json");
   refuse(settings.use_logn_attn, "use_logn_attn", "only models of the TurboMind engine were trained with it");
   const Json worker = Json::parse_file(directory + kFile);
+  check_model_format(settings, worker.at("weight_format").as_string());
   const int threads = settings.threads > 0 ? settings.threads : available_cpu_count();
   WorkerOptions options;
   options.ranks = settings.tp;

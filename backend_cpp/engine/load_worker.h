@@ -10,6 +10,9 @@
 
 namespace turbomind {
 
+// Throws Error where the settings name another format of weights than the checkpoint has.
+void check_model_format(const EngineSettings& settings, const std::string& found);
+
 // Whether an engine directory is of such a model.
 bool has_worker(const std::string& directory);
 

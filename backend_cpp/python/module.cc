@@ -12,6 +12,7 @@ PYBIND11_MODULE(_turbomind, m) {
   turbomind::bind_engine(m);
   turbomind::bind_worker(m);
   turbomind::bind_kernels(m);
+  turbomind::bind_coded(m);
   m.def("available_cpu_count", &turbomind::available_cpu_count);
   m.def("cpu_isas", &turbomind::supported_isas);
   m.def("cpu_isa", [] { return turbomind::kernels().name; });

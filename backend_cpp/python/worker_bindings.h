@@ -7,5 +7,6 @@ namespace turbomind {
 
 void bind_worker(pybind11::module_& m);
 void bind_kernels(pybind11::module_& m);
+void bind_coded(pybind11::module_& m);
 
 }  // namespace turbomind

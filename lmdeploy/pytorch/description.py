@@ -10,6 +10,7 @@ from typing import Any
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.pytorch.served_by_transformers import model_class_of, refuse_unsupported
 from lmdeploy.turbomind.checkpoint import boundary_tokens, read_config
+from lmdeploy.turbomind.quantized import weight_format
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec
 
 WORKER_FILE = "worker.json"
@@ -38,8 +39,10 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
         If the checkpoint contradicts itself.
     """
     raw = read_config(model_dir)
-    if raw.get("quantization_config"):
-        raise UnsupportedModelError(f"{model_dir}: the PyTorch engine reads no quantized weights")
+    try:
+        weight_format(raw)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{model_dir}: {error}") from error
     text = _own_config_of(model_dir, custom_module_map) or _config_of(model_dir, raw)
     bos, eos = boundary_tokens(model_dir, raw)
     heads = int(getattr(text, "num_attention_heads", None) or 1)
@@ -70,7 +73,11 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
 
 def write_worker_file(model_dir: Path, target: Path) -> None:
     """Write what says that an engine directory's model runs in workers, and how they are started."""
-    content = {"checkpoint": str(model_dir), "python": sys.executable}
+    content = {
+        "checkpoint": str(model_dir),
+        "python": sys.executable,
+        "weight_format": weight_format(read_config(model_dir)),
+    }
     (target / WORKER_FILE).write_text(json.dumps(content), encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from lmdeploy.pytorch.adapters import AdapterTable
+from lmdeploy.pytorch.coded_weights import CodedMatrix
 from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
 from lmdeploy.pytorch.ranks import Ranks
 
@@ -24,6 +25,8 @@ class NativeLinear(nn.Module):
         Where the weight is a slice of the inputs: who has the others, with whom the results are summed.
     gathers
         Where the weight is a slice of the outputs that everybody needs whole: who has the others.
+    matrix
+        What the kernels multiply with in place of ``weight``, whose shape alone is looked at then.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class NativeLinear(nn.Module):
         kernels: Kernels | None,
         ranks: Ranks | None = None,
         gathers: Ranks | None = None,
+        matrix: CodedMatrix | None = None,
     ) -> None:
         super().__init__()
         self._kernels = kernels
@@ -40,7 +44,7 @@ class NativeLinear(nn.Module):
             self.weight = nn.Parameter(weight, requires_grad=False)
             self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         else:
-            self._matrix = Matrix(weight, bias)
+            self._matrix: Matrix | CodedMatrix = matrix or Matrix(weight, bias)
         self._ranks, self._gathers = ranks, gathers
         self.out_features, self.in_features = weight.shape
         self._adapters: AdapterTable | None = None
@@ -49,12 +53,15 @@ class NativeLinear(nn.Module):
         """Let adapters add to what the layer computes; ``name`` is the layer's in the checkpoint."""
         self._adapters, self._name = adapters, name
 
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the products alone, of this rank."""
+        if self._kernels is None:
+            return functional.linear(x, self.weight, self.bias)
+        return self._kernels.linear(self._matrix.native, self.out_features, x)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[..., out_features]`` for ``[..., in_features]``; float32 from the kernels."""
-        if self._kernels is None:
-            y = functional.linear(x, self.weight, self.bias)
-        else:
-            y = self._kernels.linear(self._matrix.native, self.out_features, x)
+        y = self.multiply(x)
         if self._adapters is not None:
             self._adapters.add(self._name, x, y)
         if self._ranks is not None:

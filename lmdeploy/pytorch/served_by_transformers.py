@@ -15,13 +15,8 @@ _LAYERS = {"full_attention", "linear_attention", "sliding_attention"}
 def refuse_unsupported(checkpoint: Path, config: Any) -> None:
     """Raise ``UnsupportedModelError`` for what can be seen without the weights."""
     text = config.get_text_config()
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModelError(
-            f"{checkpoint}: the PyTorch engine reads no quantized weights of this architecture; the TurboMind engine "
-            "reads those of the models in docs/reference/supported-models.md"
-        )
     ropes = getattr(text, "rope_parameters", None) or {}
-    for rope in [ropes, *(part for part in ropes.values() if isinstance(part, dict))]:
+    for rope in [part for part in ropes.values() if isinstance(part, dict)]:  # of one kind of layers
         if rope.get("rope_type") in _BATCH_ROPES:
             raise UnsupportedModelError(
                 f"{checkpoint}: {rope['rope_type']} positions stretch with the longest sequence of a batch, so that "

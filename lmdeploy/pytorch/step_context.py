@@ -33,6 +33,8 @@ class StepContext:
         Whether every sequence has one row.
     wanted
         ``[wanted]`` int64: the tokens whose logits are asked for.
+    prompt_lens
+        ``[spans]`` int64: how many tokens each sequence's prompt has; None: ``kv_seqlens``.
     input_embeddings, input_embedding_indexing
         ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
     """
@@ -46,6 +48,7 @@ class StepContext:
     kv_caches: Any
     is_decoding: bool
     wanted: torch.Tensor
+    prompt_lens: torch.Tensor | None = None
     input_embeddings: torch.Tensor | None = None
     input_embedding_indexing: torch.Tensor | None = None
     extras: dict[str, Any] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from lmdeploy.pytorch.step_devices import (
     COUNT,
     FIRST_ROW,
     POSITION,
+    PROMPT_LEN,
     WANTED_FROM,
     Ints,
     StepDevice,
@@ -164,6 +165,7 @@ class StepRunner:
             kv_caches=self._cache,
             is_decoding=order.rows == order.spans,
             wanted=self._tensor(wanted),
+            prompt_lens=self._tensor(spans[:, PROMPT_LEN]),
         )
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:

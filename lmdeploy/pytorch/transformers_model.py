@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.pytorch import attention_interface
 from lmdeploy.pytorch.adapted_layers import pattern_of
 from lmdeploy.pytorch.adapters import AdapterTable
+from lmdeploy.pytorch.coded_gpu_layers import gpu_linear_of
+from lmdeploy.pytorch.coded_weights import CodedWeights, coded_weights
 from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, rms_norm_of
+from lmdeploy.pytorch.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.recurrent_layers import keeps_state, recurrent_layer_of
 from lmdeploy.pytorch.served_by_transformers import model_class_of, refuse_unsupported
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
+from lmdeploy.pytorch.weight_loader.model_weight_loader import tensors_of
 from lmdeploy.quiet_transformers import without_bars
 
 _TRIED_TOKENS = 24
@@ -57,16 +62,18 @@ class TransformersModel:
         attention_interface.register()
         config = _config_of(checkpoint)
         refuse_unsupported(checkpoint, config)
-        model = _load(checkpoint, config, dtype)
+        coded = coded_weights(checkpoint)
+        model = _load(checkpoint, config, dtype, coded)
         self.dtype: torch.dtype = model.dtype
         self._device = torch.device(device)
         self.adapters = AdapterTable(self._device)
         self._kernels = kernels
+        self._stretches = swap_rotaries(model)
         _swap_recurrent_layers(checkpoint, model, kernels, ranks)
-        if kernels is None and ranks.count == 1:
+        if kernels is None and ranks.count == 1 and coded is None:
             self.layers = _let_adapt(model, self.adapters)
         else:
-            self.layers = _divide_and_swap(model, kernels, ranks, self.adapters)
+            self.layers = _divide_and_swap(model, kernels, ranks, self.adapters, coded)
             model = model if kernels is None else model.float()
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._last_hidden: torch.Tensor | None = None
@@ -91,8 +98,8 @@ class TransformersModel:
         return logits.float(), hidden.float()
 
     def can_capture(self, _: StepContext) -> bool:
-        """Return True: whether it succeeds is seen when it is tried."""
-        return True
+        """Return whether nothing is looked up on the host; whether it succeeds is seen when it is tried."""
+        return not self._stretches
 
     def _keep_hidden(self, _: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self._last_hidden = given[0]
@@ -134,15 +141,33 @@ def _config_of(checkpoint: Path) -> Any:
     return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
 
 
-def _load(checkpoint: Path, config: Any, dtype: str) -> Any:
+def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None) -> Any:
     found: Any = model_class_of(config)
+    wanted: Any = dtype if dtype == "auto" else getattr(torch, dtype)
+    given: dict[str, Any] = {"config": config, "attn_implementation": attention_interface.NAME}
+    if coded is None:
+        with without_bars():
+            return found.from_pretrained(checkpoint, dtype=wanted, **given)
+    del config.quantization_config
+    if dtype == "auto":
+        wanted = getattr(config, "dtype", None) or torch.float16
+    numbers = {name: tensor for name, tensor in tensors_of(checkpoint) if name not in coded.hidden}
     with without_bars():
-        return found.from_pretrained(
-            checkpoint,
-            config=config,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation=attention_interface.NAME,
+        model, found_keys = found.from_pretrained(
+            None, state_dict=numbers, dtype=wanted, output_loading_info=True, **given
         )
+    _require_all(checkpoint, found_keys, coded)
+    return model
+
+
+def _require_all(checkpoint: Path, keys: dict[str, Any], coded: CodedWeights) -> None:
+    """Raise ``CheckpointError`` unless every weight is there, as a number or as codes."""
+    missing = {name for name in keys["missing_keys"] if name.removesuffix(".weight") not in coded.shapes}
+    strange = sorted(layer for layer in coded.shapes if f"{layer}.weight" not in keys["missing_keys"])
+    problems = [f"tensor {name} is missing" for name in sorted(missing)]
+    problems += [f"the codes of {layer} are of no linear layer that transformers has" for layer in strange]
+    if problems:
+        raise CheckpointError(checkpoint, problems)
 
 
 def _sentence(error: Exception) -> str:
@@ -185,7 +210,7 @@ def _put(model: Any, name: str, module: nn.Module) -> None:
 
 
 def _divide_and_swap(
-    model: Any, kernels: Kernels | None, ranks: Ranks, adapters: AdapterTable
+    model: Any, kernels: Kernels | None, ranks: Ranks, adapters: AdapterTable, coded: CodedWeights | None
 ) -> dict[str, tuple[int, int]]:
     """Put our layers in the place of ``torch.nn``'s, each rank's part of them; without kernels, linear ones alone.
 
@@ -201,13 +226,14 @@ def _divide_and_swap(
 
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
-            made: nn.Module = plan.linear(name, module.weight, module.bias, kernels)
+            weight = Weight(name, module.weight, coded)
+            made: nn.Module = plan.linear(name, weight, module.bias, kernels)
             assert isinstance(made, NativeLinear)
             if module is not head:
                 plan.adapt(name, made, module.weight.shape, adapters)
                 shapes[pattern_of(name)] = (module.weight.shape[0], module.weight.shape[1])
         elif type(module) is Conv1D:
-            made = plan.linear(name, module.weight.t(), module.bias, kernels)
+            made = plan.linear(name, Weight(name, module.weight.t(), None), module.bias, kernels)
         elif kernels is None:
             continue
         elif type(module) is nn.Embedding and module.weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -255,16 +281,14 @@ class _Plan:
         if unknown:
             raise UnsupportedModelError(f"{type(model).__name__}: tp is not supported with {', '.join(unknown)}")
 
-    def linear(
-        self, name: str, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels | None
-    ) -> NativeLinear:
+    def linear(self, name: str, weight: Weight, bias: torch.Tensor | None, kernels: Kernels | None) -> NativeLinear:
         """Return this rank's part of a layer."""
         pattern = pattern_of(name)
         style = self._styles.get(pattern, "")
         self._unused.discard(pattern)
         divide: Callable[..., NativeLinear] | None = _DIVIDED.get(style)
         if divide is None:
-            return NativeLinear(weight, bias, kernels)
+            return weight.linear(slice(0, weight.shape[0]), slice(0, weight.shape[1]), bias, kernels)
         return divide(name, weight, bias, kernels, self._ranks)
 
     def adapt(self, name: str, layer: NativeLinear, shape: tuple[int, ...], adapters: AdapterTable) -> None:
@@ -284,9 +308,38 @@ class _Plan:
             raise UnsupportedModelError(f"tp is not supported for layers {', '.join(sorted(self._unused))}")
 
 
+@dataclass(frozen=True)
+class Weight:
+    """A linear layer's weight, in numbers or as a checkpoint's codes."""
+
+    name: str
+    numbers: torch.Tensor
+    coded: CodedWeights | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.numbers.shape[0], self.numbers.shape[1]
+
+    def linear(
+        self, outputs: slice, inputs: slice, bias: torch.Tensor | None, kernels: Kernels | None, **ranks: Any
+    ) -> NativeLinear:
+        """Return the layer of some outputs and inputs."""
+        part = self.numbers[outputs, inputs]
+        if self.coded is None or self.name not in self.coded.shapes:
+            return NativeLinear(part if part.shape == self.shape else part.clone(), bias, kernels, **ranks)
+        if kernels is None and part.shape == self.shape and (made := gpu_linear_of(self.coded, self.name, bias)):
+            return made
+        if kernels is None:
+            values = self.coded.numbers(self.name)[outputs, inputs].to(self.numbers.dtype).contiguous()
+            return NativeLinear(values, bias, kernels, **ranks)
+        matrix = self.coded.matrix([(self.name, outputs)], inputs, bias)
+        return NativeLinear(part, bias, kernels, matrix=matrix, **ranks)
+
+
 def _by_outputs(
     name: str,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     kernels: Kernels | None,
     ranks: Ranks,
@@ -294,15 +347,15 @@ def _by_outputs(
 ) -> NativeLinear:
     part = ranks.slice_of(weight.shape[0], f"the outputs of {name}")
     own_bias = None if bias is None else bias[part].clone()
-    return NativeLinear(weight[part].clone(), own_bias, kernels, gathers=ranks if gathers else None)
+    return weight.linear(part, slice(0, weight.shape[1]), own_bias, kernels, gathers=ranks if gathers else None)
 
 
 def _by_inputs(
-    name: str, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels | None, ranks: Ranks
+    name: str, weight: Weight, bias: torch.Tensor | None, kernels: Kernels | None, ranks: Ranks
 ) -> NativeLinear:
     part = ranks.slice_of(weight.shape[1], f"the inputs of {name}")
     own_bias = bias if ranks.rank == 0 else None  # summed with the others
-    return NativeLinear(weight[:, part].clone(), own_bias, kernels, ranks=ranks)
+    return weight.linear(slice(0, weight.shape[0]), part, own_bias, kernels, ranks=ranks)
 
 
 # Embeddings stay whole on every rank.

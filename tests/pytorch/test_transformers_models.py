@@ -155,12 +155,5 @@ def test_what_cannot_work_is_refused_by_name(tmp_path: Path, name: str, more: di
 
 
 def test_what_its_configuration_reports_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
-    llama = transformers.LlamaConfig
-    stretched = llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
-    with pytest.raises(UnsupportedModelError, match="dynamic positions stretch with the longest sequence"):
-        refuse_unsupported(tmp_path, stretched)
-    quantized = llama(quantization_config={"quant_method": "awq", "bits": 4})
-    with pytest.raises(UnsupportedModelError, match="reads no quantized weights"):
-        refuse_unsupported(tmp_path, quantized)
     with pytest.raises(UnsupportedModelError, match="layers of hybrid"):
         refuse_unsupported(tmp_path, transformers.FalconH1Config())

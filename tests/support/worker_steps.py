@@ -25,13 +25,14 @@ class Order:
 @dataclass
 class Part:
     """Tokens of a sequence in a step, those at positions ``begin``, ``begin + 1``, ..., its adapter's number,
-    and whether the logits of all rows are wanted or the last one's."""
+    whether the logits of all rows are wanted or the last one's, and its prompt's length; 0: up to these tokens."""
 
     sequence: int
     begin: int
     tokens: list[int]
     adapter: int = 0
     wants_all: bool = True
+    prompt: int = 0
 
 
 class StepDriver:
@@ -72,7 +73,9 @@ class StepDriver:
             count = len(part.tokens)
             self.tokens[row : row + count] = part.tokens
             wanted.append(count if part.wants_all else 1)
-            self.spans[index] = [row, count, part.begin, 0, used, len(table), count - wanted[-1], part.adapter]
+            self.spans[index] = [
+                row, count, part.begin, part.prompt or end, used, len(table), count - wanted[-1], part.adapter
+            ]  # fmt: skip
             self.blocks[used : used + len(table)] = table
             row, used = row + count, used + len(table)
         self.runner.step(Order(row, len(parts), sum(wanted)))

@@ -12,6 +12,7 @@ from torch.nn import functional
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.pytorch.adapted_layers import AdaptedPart, current_trace
 from lmdeploy.pytorch.adapters import AdapterTable
+from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_place, require_numbers
 from lmdeploy.pytorch.cpu_kernels import Matrix
 from lmdeploy.pytorch.nn.build_context import build_context
 from lmdeploy.pytorch.ranks import Ranks
@@ -61,7 +62,8 @@ class Linear(nn.Module):
         if bias:
             self.bias = _parameter((out_features,), dtype, device)
             self.bias.weight_loader = self.weight_loader
-        self._matrix: Matrix | None = None
+        self._matrix: Matrix | CodedMatrix | None = None
+        self._codes: list[tuple[slice, torch.Tensor]] = []
         self._adapters: AdapterTable | None = None
         self.adapted: list[AdaptedPart] = []
 
@@ -83,7 +85,35 @@ class Linear(nn.Module):
             return
         if trace is not None:
             trace.see()
+        if is_place(loaded):
+            self._codes.append((outputs, loaded[:, 0].clone()))
+            return
         copy_into(param.data[outputs], loaded[:, self._own_inputs(loaded.shape[1])])
+
+    def take_codes(self, coded: CodedWeights) -> None:
+        """Use the codes whose places were loaded, in the place of the weight.
+
+        Raises
+        ------
+        ValueError
+            If not all outputs are codes.
+        """
+        if not self._codes:
+            return
+        self._codes.sort(key=lambda each: each[0].start)
+        counted = sum(outputs.stop - outputs.start for outputs, _ in self._codes)
+        if counted != self.out_features:
+            raise ValueError(f"{counted} of a layer's {self.out_features} outputs are codes: all must be, or none")
+        rows = [row for _, places in self._codes for row in coded.rows_of(places)]
+        inputs = self._own_inputs(self.in_features * self._input_ranks)
+        dtype, device = self.weight.dtype, self.weight.device
+        if self._kernels is not None and device.type == "cpu":
+            is_summed = not self._is_colwise and self._ranks.rank > 0
+            self._matrix = coded.matrix(rows, inputs, None if is_summed else self.bias)
+            self.weight.data = torch.empty(0, dtype=dtype)
+        else:
+            parts = [coded.numbers(layer)[outputs, inputs] for layer, outputs in rows]
+            self.weight.data = torch.cat(parts).to(device, dtype)
 
     @property
     def _input_ranks(self) -> int:
@@ -233,19 +263,20 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     ValueError
         If their shapes differ.
     """
+    require_numbers(source)
     if target.shape != source.shape:
         raise ValueError(f"the checkpoint has {list(source.shape)} where the model has {list(target.shape)}")
     target.copy_(source)
 
 
 def refuse_quantized(quant_config: Any) -> None:
-    """Raise ``UnsupportedModelError`` if a checkpoint's weights are quantized."""
+    """Raise ``UnsupportedModelError`` if a checkpoint's weights are quantized: layers of experts take numbers alone."""
     if quant_config is None:
         return
     if not isinstance(quant_config, Mapping):
         quant_config = {"quant_method": getattr(quant_config, "quant_method", quant_config)}
     raise UnsupportedModelError(
-        f"weights quantized by {quant_config.get('quant_method', 'an unnamed method')} are not read by models of "
+        f"experts quantized by {quant_config.get('quant_method', 'an unnamed method')} are not read by models of "
         "lmdeploy.pytorch; the TurboMind engine reads those of the models in docs/reference/supported-models.md"
     )
 
@@ -260,8 +291,10 @@ def build_linear(
     is_tp: bool = False,
     quant_config: Any = None,
 ) -> Linear:
-    """Build a linear layer, divided by outputs where ``colwise``, else by inputs, if ``is_tp``."""
-    refuse_quantized(quant_config)
+    """Build a linear layer, divided by outputs where ``colwise``, else by inputs, if ``is_tp``.
+
+    ``quant_config`` is not looked at: whether weights are codes is seen when they are loaded.
+    """
     return Linear(in_features, out_features, bias, dtype, device, is_colwise=colwise, is_tp=is_tp)
 
 
@@ -302,7 +335,6 @@ def build_merged_colwise_linear(
     out_names: Sequence[Any] | None = None,
 ) -> MergedColwiseLinear:
     """Build several layers with the same inputs as one; its shards are loaded by number, or by ``out_names``."""
-    refuse_quantized(quant_config)
     return MergedColwiseLinear(in_features, all_out_features, bias, dtype, device, is_tp=is_tp, out_names=out_names)
 
 
@@ -319,7 +351,6 @@ def build_qkv_proj(
     is_tp: bool = True,
 ) -> QKVLinear:
     """Build the projections of queries, keys and values as one; its shards are ``q``, ``k`` and ``v``."""
-    refuse_quantized(quant_config)
     return QKVLinear(in_features, num_q_heads, num_kv_heads, head_size, head_size_v, bias, dtype, device, is_tp=is_tp)
 
 

@@ -73,7 +73,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class DynamicNtkRotaryEmbedding(RotaryEmbedding):
-    """Beyond the trained length the base grows with a sequence's own length, whatever else is in the step."""
+    """Beyond the trained length the base grows with a sequence's own prompt, whatever else is in the step."""
 
     def __init__(self, dim: int, base: float, factor: float, trained_length: int) -> None:
         super().__init__(_inverse_frequencies(dim, base))
@@ -82,9 +82,10 @@ class DynamicNtkRotaryEmbedding(RotaryEmbedding):
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines as `RotaryEmbedding.forward` does."""
         step = get_step_ctx_manager().current_context()
-        if int(step.kv_seqlens.max()) <= self._trained:
+        prompts = step.kv_seqlens if step.prompt_lens is None else step.prompt_lens
+        if int(prompts.max()) <= self._trained:
             return super().forward(x, position_ids)
-        length = step.kv_seqlens.repeat_interleave(step.q_seqlens).clamp(min=self._trained).double()
+        length = prompts.repeat_interleave(step.q_seqlens).clamp(min=self._trained).double()
         growth = self._growth * length / self._trained - (self._growth - 1)
         base = self._base * growth ** (self._dim / (self._dim - 2))
         exponent = torch.arange(0, self._dim, 2, device=base.device).double() / self._dim

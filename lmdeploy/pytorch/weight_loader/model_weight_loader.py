@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.pytorch.adapted_layers import current_trace
+from lmdeploy.pytorch.coded_weights import coded_weights, require_numbers
 
 _INDEX = "model.safetensors.index.json"
 
@@ -43,6 +45,7 @@ def load_weight(param: nn.Parameter, loaded_weight: torch.Tensor, **shard: Any) 
 
 def default_weight_loader(param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
     """Copy a tensor as it is."""
+    require_numbers(loaded_weight)
     if param.shape != loaded_weight.shape:
         raise ValueError(f"the checkpoint has {list(loaded_weight.shape)} where the model has {list(param.shape)}")
     param.data.copy_(loaded_weight)
@@ -85,6 +88,14 @@ def load_model_weights(model: nn.Module, checkpoint: Path) -> None:
         raise CheckpointError(checkpoint, [problem]) from error
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(checkpoint, [f"{tracked.name}: {' '.join(str(error).split())}"]) from error
+    coded = coded_weights(checkpoint)
+    if coded is not None:
+        for name, module in model.named_modules():
+            if hasattr(module, "take_codes"):
+                try:
+                    module.take_codes(coded)
+                except ValueError as error:
+                    raise CheckpointError(checkpoint, [f"{name}: {error}"]) from error
     _tie(model)
     empty = [name for name, parameter in model.named_parameters() if parameter.isnan().any()]
     if empty:
@@ -100,7 +111,11 @@ class _Tracked:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         trace = current_trace()
-        for name, tensor in tensors_of(self._checkpoint):
+        coded = coded_weights(self._checkpoint)
+        for name, tensor in chain(
+            (each for each in tensors_of(self._checkpoint) if coded is None or each[0] not in coded.hidden),
+            () if coded is None else coded.places(),
+        ):
             self.name = name
             if trace is not None:
                 trace.begin(name, tensor)

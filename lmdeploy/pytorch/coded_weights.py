@@ -1,0 +1,224 @@
+"""The linear layers that a checkpoint stores as codes, for models that run in PyTorch.
+
+How codes are stored is known to the readers of the TurboMind engine (`lmdeploy.turbomind.quantized`, ``scaled`` and
+``row_codes``); its C++ code packs them for the CPU's kernels, or turns them into numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import lmdeploy._turbomind as _turbomind
+from lmdeploy.errors import CheckpointError
+from lmdeploy.turbomind.checkpoint import read_config
+from lmdeploy.turbomind.manifest import (
+    Expression,
+    Load,
+    Manifest,
+    Quantized,
+    RowCodes,
+    Scaled,
+    find_problems,
+    walk,
+)
+from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_alongside_codes, weight_format, with_codes
+from lmdeploy.turbomind.row_codes import RowScheme, row_schemes, with_row_codes
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, TensorInfo, read_checkpoint
+from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
+
+_WEIGHT = ".weight"
+_MOST_OUTPUTS = 1 << 32
+_CODES = ("I8", "F8_E4M3")
+Part = tuple[int, int, int]  # how many there are, and which: [begin, end)
+
+
+class CodedMatrix:
+    """A weight as the kernels take it, packed from codes; has what `lmdeploy.pytorch.cpu_kernels.Matrix` has.
+
+    Parameters
+    ----------
+    checkpoint
+        Where the codes are.
+    outputs
+        Tensors and which of their outputs, one after another.
+    inputs
+        Which of the inputs.
+    bias
+        ``[outputs]`` or None.
+    """
+
+    def __init__(
+        self,
+        checkpoint: _turbomind.CodedCheckpoint,
+        outputs: Sequence[tuple[str, Part]],
+        inputs: Part,
+        bias: torch.Tensor | None,
+    ) -> None:
+        self.bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
+        address = 0 if self.bias is None else self.bias.data_ptr()
+        self._linear = _turbomind.CodedLinear(checkpoint, outputs, inputs, address)
+        self.native = self._linear.weight
+        self.is_packed = self._linear.is_packed
+        self.out_features = sum(end - begin for _, (_, begin, end) in outputs)
+        self.in_features = inputs[2] - inputs[1]
+
+
+@dataclass(frozen=True)
+class CodedWeights:
+    """The coded layers of a checkpoint.
+
+    Attributes
+    ----------
+    shapes
+        ``[outputs, inputs]`` of each layer's weight, by the layer's name.
+    expressions
+        How each is stored.
+    files
+        Where each tensor of the checkpoint is.
+    hidden
+        The tensors that codes and what belongs to them are stored in: a model must not load them.
+    """
+
+    shapes: dict[str, tuple[int, int]]
+    expressions: dict[str, Quantized | RowCodes | Scaled]
+    hidden: frozenset[str]
+    files: Mapping[str, Path]
+    native: _turbomind.CodedCheckpoint
+
+    def matrix(
+        self, outputs: Sequence[tuple[str, slice]], inputs: slice | None = None, bias: torch.Tensor | None = None
+    ) -> CodedMatrix:
+        """Return a weight made of outputs of layers.
+
+        Parameters
+        ----------
+        outputs
+            Layers and which of their outputs, one after another; all have the same inputs.
+        inputs
+            Which of the inputs; None: all.
+        bias
+            ``[outputs]`` or None.
+        """
+        width = self.shapes[outputs[0][0]][1]
+        kept = slice(0, width) if inputs is None else inputs
+        parts = [(name + _WEIGHT, (self.shapes[name][0], rows.start, rows.stop)) for name, rows in outputs]
+        return CodedMatrix(self.native, parts, (width, kept.start, kept.stop), bias)
+
+    def places(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield in the place of each weight where it is stored, as int64 ``[outputs, inputs]``; see `rows_of`."""
+        for number, (layer, (outputs, inputs)) in enumerate(self.shapes.items()):
+            yield layer + _WEIGHT, (torch.arange(outputs) + number * _MOST_OUTPUTS)[:, None].expand(outputs, inputs)
+
+    def rows_of(self, places: torch.Tensor) -> list[tuple[str, slice]]:
+        """Return layers and which of their outputs some places ``[count]`` are, in this order."""
+        rows: list[tuple[str, slice]] = []
+        names = list(self.shapes)
+        for place in places.tolist():
+            layer, output = names[place // _MOST_OUTPUTS], place % _MOST_OUTPUTS
+            if rows and rows[-1][0] == layer and rows[-1][1].stop == output:
+                rows[-1] = (layer, slice(rows[-1][1].start, output + 1))
+            else:
+                rows.append((layer, slice(output, output + 1)))
+        return rows
+
+    def stored(self, layer: str) -> list[torch.Tensor]:
+        """Return the tensors of a layer's codes as they are, in the order of its expression."""
+        from safetensors import safe_open
+
+        tensors = []
+        for part in walk(self.expressions[layer]):
+            if isinstance(part, Load):
+                with safe_open(self.files[part.name], "pt") as file:
+                    tensors.append(file.get_tensor(part.name))
+        return tensors
+
+    def numbers(self, layer: str) -> torch.Tensor:
+        """Return the weight ``[outputs, inputs]`` that a layer's codes stand for, float32."""
+        outputs, inputs = self.shapes[layer]
+        values = torch.empty(outputs, inputs, dtype=torch.float32)
+        self.native.read(layer + _WEIGHT, outputs, inputs, values.data_ptr())
+        return values
+
+
+def is_place(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is what `CodedWeights.places` yields."""
+    return bool(tensor.dtype == torch.int64 and tensor.dim() == 2)
+
+
+def require_numbers(tensor: torch.Tensor) -> None:
+    """Raise ``ValueError`` for codes where a model takes numbers alone."""
+    if is_place(tensor):
+        raise ValueError("the weight is stored as codes, which this layer does not take")
+
+
+@functools.lru_cache(maxsize=1)  # a worker asks twice for its one checkpoint
+def coded_weights(checkpoint: Path) -> CodedWeights | None:
+    """Return the coded layers of a checkpoint; None if its config.json tells of none.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If codes are of a kind that no engine here reads.
+    CheckpointError
+        If something is missing of them, or of another size than config.json says; names the tensor.
+    """
+    raw = read_config(checkpoint)
+    if not raw.get("quantization_config"):
+        return None
+    kind = weight_format(raw)
+    index = read_checkpoint(checkpoint)
+    quantization, scaled = Quantization.from_config(raw), ScaledWeights.from_config(raw)
+    schemes = [] if scaled is None else row_schemes(raw)
+    shapes = _shapes_of(index, quantization, schemes)
+    tensors: dict[str, Expression] = {f"{n}{_WEIGHT}": Load(f"{n}{_WEIGHT}", shape) for n, shape in shapes.items()}
+    if quantization is not None:
+        tensors = with_codes(tensors, quantization, index)
+    if scaled is not None:
+        tensors = with_scales(with_row_codes(tensors, schemes, index), scaled, index)
+    coded = {name: made for name, made in tensors.items() if isinstance(made, Quantized | RowCodes | Scaled)}
+    if problems := find_problems(coded, index):
+        raise CheckpointError(checkpoint, problems)
+    read = {part.name for made in coded.values() for part in walk(made) if isinstance(part, Load)}
+    unused = {n for n in index.tensors if is_unused(n) or is_zero_bias_alongside_codes(n, index)}
+    with tempfile.TemporaryDirectory(prefix="lmdeploy-codes-") as folder:
+        (Path(folder) / "manifest.json").write_text(Manifest.build(coded, index, kind).to_json(), encoding="utf-8")
+        native = _turbomind.CodedCheckpoint(folder)
+    layers = {name.removesuffix(_WEIGHT): made for name, made in coded.items()}
+    files = {name: index.files[info.file] for name, info in index.tensors.items()}
+    return CodedWeights({name: shapes[name] for name in layers}, layers, frozenset(read | unused), files, native)
+
+
+def _shapes_of(
+    index: SafetensorsIndex, quantization: Quantization | None, schemes: Sequence[RowScheme]
+) -> dict[str, tuple[int, int]]:
+    """Return ``[outputs, inputs]`` of what may be coded layers, as far as the sizes of the codes say."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, info in index.tensors.items():
+        layer, _, part = name.rpartition(".")
+        if len(info.shape) != 2:
+            continue
+        if quantization is not None and part == "qweight":
+            shapes[layer] = _of_words(info, quantization)
+            continue
+        units = [_inputs_of(info, each) for each in schemes if each.codes == part and _inputs_of(info, each)]
+        if units or (part == "weight" and info.dtype in _CODES):
+            shapes[layer] = (info.shape[0], info.shape[1] * (units[0] if units else 1))
+    return shapes
+
+
+def _inputs_of(info: TensorInfo, scheme: RowScheme) -> int:
+    """Return how many inputs an element of codes holds; 0 if they are not of the scheme."""
+    dtype, inputs = {"words": ("I32", 32 // scheme.bits), "bytes": ("I8", 1), "float4": ("U8", 2)}[scheme.layout]
+    return inputs if info.dtype == dtype else 0
+
+
+def _of_words(info: TensorInfo, quantization: Quantization) -> tuple[int, int]:
+    per_word = 32 // quantization.bits
+    first, second = info.shape
+    return (second * per_word, first) if quantization.method == "awq" else (second, first * per_word)

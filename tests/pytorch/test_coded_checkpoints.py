@@ -1,0 +1,163 @@
+"""Checkpoints whose linear layers are codes, on the PyTorch engine: logits are those of what the codes stand for."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.pytorch.coded_weights import coded_weights
+from lmdeploy.pytorch.description import describe_for_worker
+from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off, tokens_of
+from tests.support import quantized_checkpoints, row_codes, scaled_checkpoints
+from tests.support.quantized_checkpoints import Scheme
+from tests.support.row_codes import RowForm
+from tests.support.scaled_checkpoints import FLOAT8, Form
+from tests.support.worker_steps import Part, StepDriver
+
+TOKENS = tokens_of(40)
+WIDE = {"intermediate_size": 128, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+# How the tools store them. 8-bit activations cost up to a hundredth of the largest logit of a tiny random model.
+FORMS: dict[str, Any] = {
+    "awq": Scheme("awq"),
+    "awq sym": Scheme("awq", sym=True, plain=("lm_head", "down_proj")),
+    "gptq": Scheme("gptq", sym=True),
+    "gptq act-order": Scheme("gptq", desc_act=True),
+    "gptq 8 bits": Scheme("gptq", bits=8),
+    "smooth_quant int8": Form("smooth_quant", torch.int8, "channel", "scale"),
+    "smooth_quant fp8": Form("smooth_quant", FLOAT8, "channel", "scale"),
+    "fp8 block": Form("fp8", FLOAT8, "block", "weight_scale_inv", block=(64, 32)),
+    "compressed-tensors int8": Form("compressed-tensors", torch.int8, "channel"),
+    "compressed-tensors float8": Form("compressed-tensors", FLOAT8, "tensor", scale_shape="one"),
+    "compressed-tensors w4a16": RowForm(),
+    "compressed-tensors nvfp4": RowForm("nvfp4-pack-quantized", group=16),
+}
+
+
+def write(source: Path, target: Path, form: Any) -> dict[str, torch.Tensor]:
+    """Write a quantized copy; return the values that its codes stand for."""
+    of: dict[type, Callable[..., dict[str, torch.Tensor]]] = {
+        Scheme: quantized_checkpoints.quantize_checkpoint,
+        Form: scaled_checkpoints.quantize_checkpoint,
+        RowForm: row_codes.quantize_checkpoint,
+    }
+    return of[type(form)](source, target, form)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("plain")
+    make(directory, "LlamaForCausalLM", **WIDE)
+    return directory
+
+
+def logits_of(directory: Path, **options: Any) -> "np.ndarray[Any, Any]":
+    driver = StepDriver(directory, VOCAB, HIDDEN, **options)
+    [logits] = driver.step(Part(0, 0, TOKENS))
+    return logits
+
+
+def with_values(plain: Path, target: Path, values: dict[str, torch.Tensor]) -> Path:
+    target.mkdir()
+    (target / "config.json").write_text((plain / "config.json").read_text())
+    tensors = load_file(plain / "model.safetensors") | {name: value.contiguous() for name, value in values.items()}
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_are_those_of_what_the_codes_stand_for(plain: Path, tmp_path: Path, form: str) -> None:
+    values = write(plain, tmp_path / "coded", FORMS[form])
+    wanted = logits_of(with_values(plain, tmp_path / "numbers", values))
+    own = logits_of(tmp_path / "coded")
+    theirs = logits_of(tmp_path / "coded", by_transformers=True)
+    assert off(own, wanted) < 0.02
+    assert off(theirs, wanted) < 0.02
+    coded = coded_weights(tmp_path / "coded")
+    assert coded is not None
+    assert coded.shapes.keys() == {name.removesuffix(".weight") for name in values}
+
+
+def test_the_kernels_multiply_with_the_codes_themselves(plain: Path, tmp_path: Path) -> None:
+    write(plain, tmp_path / "coded", Scheme("awq"))
+    coded = coded_weights(tmp_path / "coded")
+    assert coded is not None
+    layer = "model.layers.0.self_attn"
+    rows = [(f"{layer}.{name}_proj", slice(0, coded.shapes[f"{layer}.{name}_proj"][0])) for name in "qkv"]
+    assert coded.matrix(rows).is_packed
+    assert coded.matrix(rows[:1], slice(32, 64)).is_packed
+    assert not coded.matrix(rows[:1], slice(8, 24)).is_packed  # no whole group
+
+
+def test_numbers_of_a_layer_are_those_that_its_codes_stand_for(plain: Path, tmp_path: Path) -> None:
+    for number, form in enumerate((Scheme("awq"), Form("smooth_quant", torch.int8, "channel", "scale"), RowForm())):
+        values = write(plain, tmp_path / str(number), form)
+        coded = coded_weights(tmp_path / str(number))
+        assert coded is not None
+        for layer in coded.shapes:
+            torch.testing.assert_close(coded.numbers(layer), values[f"{layer}.weight"], rtol=1e-6, atol=0)
+
+
+def change(directory: Path, edit: Callable[[dict[str, torch.Tensor], dict[str, Any]], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    edit(tensors, config["quantization_config"])
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+LAYER = "model.layers.1.mlp.up_proj"
+BAD: dict[str, tuple[Any, Callable[[Any, Any], object], str]] = {
+    "no scales": (
+        Scheme("awq"),
+        lambda tensors, _: tensors.pop(f"{LAYER}.scales"),
+        f"tensor {LAYER}.scales is missing",
+    ),
+    "another group": (
+        Scheme("awq"),
+        lambda _, config: config.update(group_size=64),
+        r"tensor .*\.qzeros has shape \[2, \d+\], expected \[1, \d+\]",
+    ),
+    "no scale": (
+        Form("smooth_quant", torch.int8, "channel", "scale"),
+        lambda tensors, _: tensors.pop(f"{LAYER}.scale"),
+        f"tensor {LAYER}.scale is missing",
+    ),
+    "an unknown method": (Scheme("awq"), lambda _, config: config.update(quant_method="hqq"), "method 'hqq'"),
+    "an unknown version": (Scheme("awq"), lambda _, config: config.update(version="gemv"), "version 'gemv'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_checkpoint_that_is_not_whole_is_refused_with_the_tensor(plain: Path, tmp_path: Path, case: str) -> None:
+    form, edit, reason = BAD[case]
+    write(plain, tmp_path / "coded", form)
+    change(tmp_path / "coded", edit)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=reason):
+        logits_of(tmp_path / "coded", by_transformers=True)
+
+
+@pytest.mark.parametrize("by_transformers", [False, True])
+def test_layers_that_mix_codes_and_numbers(plain: Path, tmp_path: Path, by_transformers: bool) -> None:
+    values = write(plain, tmp_path / "coded", Scheme("awq", plain=("lm_head", "layers.1.mlp.gate_proj")))
+    if not by_transformers:  # gate and up are one layer there
+        with pytest.raises(CheckpointError, match=r"mlp.gate_up_proj: 128 of a layer's 256 outputs are codes"):
+            logits_of(tmp_path / "coded")
+        return
+    wanted = logits_of(with_values(plain, tmp_path / "numbers", values))
+    assert off(logits_of(tmp_path / "coded", by_transformers=True), wanted) < 0.02
+
+
+def test_what_the_engine_is_told_of_a_coded_checkpoint(plain: Path, tmp_path: Path) -> None:
+    write(plain, tmp_path / "coded", Scheme("awq"))
+    spec = describe_for_worker(tmp_path / "coded", "m")
+    assert (spec.num_layers, spec.hidden_size) == (2, HIDDEN)
+    change(tmp_path / "coded", lambda _, config: config.update(quant_method="hqq"))
+    with pytest.raises(UnsupportedModelError, match="weights of method 'hqq' are not supported"):
+        describe_for_worker(tmp_path / "coded", "m")
