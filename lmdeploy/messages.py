@@ -5,16 +5,21 @@ options of the command line, tensors and the engine's structs are made from thes
 change run ``make fields``.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.fields import rows
+from lmdeploy.fields.older import accept_older_fields
 from lmdeploy.kv_events.config import kv_events_problems
 from lmdeploy.speculative.config import speculation_problems
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 EXTRA_OUTPUTS = (None, "all", "generation")
@@ -83,8 +88,8 @@ class GenerationConfig(rows.RecordsGiven):
     )
     top_p: float = rows.number(
         1.0,
-        "Keep the most likely tokens that together have this probability.",
-        above=0,
+        "Keep the most likely tokens that together have this probability; 0: the most likely token alone.",
+        low=0,
         high=1,
         **_SAMPLING,
     )
@@ -384,6 +389,27 @@ class PytorchEngineConfig:
         )
 
 
+_NAMED = "a model has the name given to pipeline or --model-name, and its chat template the one of chat_template_config"
+accept_older_fields(
+    TurbomindEngineConfig,
+    {
+        "model_name": _NAMED,
+        "group_size": "the size of groups is read from the checkpoint",
+        "max_context_token_num": "max_prefill_token_num bounds the prompt tokens of a step",
+        "use_context_fmha": "prompts always run in the fused attention kernel",
+        "use_dynamic_ntk": "rope_scaling_factor alone turns dynamic NTK on",
+        "kv_bits": "quant_policy says how many bits the cache has",
+    },
+)
+accept_older_fields(
+    PytorchEngineConfig,
+    {
+        "model_name": _NAMED,
+        "eviction_type": "what is evicted is computed again, or copied back from num_cpu_blocks blocks of the host",
+    },
+)
+
+
 @dataclass
 class VisionConfig:
     """How a vision-language model processes images.
@@ -391,7 +417,8 @@ class VisionConfig:
     Parameters
     ----------
     max_batch_size
-        Kept for compatibility: images are looked at one by one, so that a response never depends on other requests'.
+        Has no effect, which more than 1 is told by a warning: images are looked at one by one, so that a response
+        never depends on other requests'.
     thread_safe
         Kept for compatibility: several threads always may.
     """
@@ -402,6 +429,11 @@ class VisionConfig:
     def __post_init__(self) -> None:
         if type(self.max_batch_size) is not int or self.max_batch_size < 1:
             raise ValueError(f"max_batch_size must be a whole number >= 1, got {self.max_batch_size!r}")
+        if self.max_batch_size > 1:
+            logger.warning(
+                "VisionConfig.max_batch_size has no effect: images are looked at one by one, so that no response "
+                "depends on another's"
+            )
 
 
 def require_vision_config(given: object) -> None:
@@ -450,3 +482,42 @@ class Response:
     choice: int = 0
     history_token_len: int = 0
     session_id: int | None = None
+
+
+class ResponseType(Enum):
+    """How an output of ``lmdeploy.turbomind.TurboMind`` came about."""
+
+    SUCCESS = 1
+    FINISH = 2
+    ENGINE_STOP_ERROR = 3
+    SESSION_REPEAT = 4
+    SESSION_NOT_EXIST = 5
+    HANDLER_NOT_EXIST = 6
+    INPUT_LENGTH_ERROR = 7
+    INTERNAL_ENGINE_ERROR = 8
+
+
+@dataclass
+class EngineOutput:
+    """What ``lmdeploy.turbomind.TurboMind`` has generated so far.
+
+    Parameters
+    ----------
+    status
+        ``SUCCESS`` while the response continues, then ``FINISH``, or why there is none.
+    token_ids
+        All tokens of the response until now.
+    num_token
+        How many they are.
+    logprobs
+        For each token, the asked-for log probabilities by token id.
+    logits, last_hidden_state
+        ``[tokens, vocab]`` and ``[tokens, hidden]`` of what is new, if asked for.
+    """
+
+    status: ResponseType
+    token_ids: list[int]
+    num_token: int
+    logprobs: list[dict[int, float]] | None = None
+    logits: "torch.Tensor | None" = None
+    last_hidden_state: "torch.Tensor | None" = None

@@ -29,6 +29,7 @@ __all__ = [
     "ToolChatTemplate",
     "best_match_model",
     "chat_template_for",
+    "template_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -181,6 +182,21 @@ def chat_template_for(
     name = MODELS.match(str(directory)) or (chosen.builtin if chosen else builtin_for(model_name_of(directory)))
     logger.info("chat template of %s: built-in %s, chosen by the model's name", model_path, name)
     return MODELS.get(name)()
+
+
+def template_of(config: ChatTemplateConfig | None) -> ChatTemplate | None:
+    """Return the template that a call asks for; None if it does not.
+
+    Raises
+    ------
+    ValueError
+        If it is no ``ChatTemplateConfig``, or an unknown template.
+    """
+    if config is None:
+        return None
+    if not isinstance(config, ChatTemplateConfig):
+        raise ValueError(f"chat_template_config must be a ChatTemplateConfig, got {type(config).__name__}")
+    return config.chat_template
 
 
 def choose_templates(model_dir: Path, tokenizer: "Tokenizer") -> ChosenTemplates:

@@ -205,6 +205,7 @@ class PromptPreparer:
         held: HeldSession | None = None,
         template_options: Mapping[str, Any] | None = None,
         adapter_name: str | None = None,
+        template: ChatTemplate | None = None,
     ) -> PreparedPrompt:
         """Return what the engine gets for a prompt.
 
@@ -225,6 +226,8 @@ class PromptPreparer:
             of the response.
         adapter_name
             The LoRA adapter that answers, whose own chat template is applied if it has one.
+        template
+            The chat template of this prompt, before any other; None: that of the adapter or the model.
 
         Raises
         ------
@@ -241,7 +244,7 @@ class PromptPreparer:
         shown = None if self._images is None else self._images.read(messages)
         if shown is not None:
             messages = shown.messages
-        template = self.adapter_templates.get(adapter_name) or self._template
+        template = template or self.adapter_templates.get(adapter_name) or self._template
         options = dict(template_options or ())
         speaks = options.pop("add_generation_prompt", True) is not False
         continues = options.pop("continue_final_message", False) is True

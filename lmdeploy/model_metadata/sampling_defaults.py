@@ -59,9 +59,9 @@ def sampling_defaults(generation_config: str, model_dir: Path | None) -> dict[st
         return {}
 
 
-def is_greedy(temperature: float | None, top_k: int | None) -> bool:
+def is_greedy(temperature: float | None, top_k: int | None, top_p: float | None = None) -> bool:
     """Return whether a request is greedy; sampling defaults do not apply to such requests."""
-    return temperature == 0 or top_k == 1
+    return temperature == 0 or top_k == 1 or top_p == 0
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.messages import GenerationConfig, Response
-from lmdeploy.model import ChatTemplateConfig, chat_template_for
+from lmdeploy.model import ChatTemplate, ChatTemplateConfig, chat_template_for, template_of
 from lmdeploy.model_metadata.sampling_defaults import AUTO, sampling_defaults
 from lmdeploy.offline.chat_session import Session
 from lmdeploy.offline.inputs import GenConfigs, as_batch, config_with, configs_for
@@ -36,7 +36,7 @@ class AsyncEngine:
 
     Parameters
     ----------
-    model_path, backend_config, chat_template_config, max_log_len, generation_config
+    model_path, backend_config, chat_template_config, max_log_len, generation_config, gen_config
         As in :func:`lmdeploy.pipeline`.
     model_name
         The name shown to users; default: that of the checkpoint's folder.
@@ -64,8 +64,10 @@ class AsyncEngine:
         model_name: str | None = None,
         backend: str | None = None,
         generation_config: str = AUTO,
+        gen_config: GenerationConfig | None = None,
     ) -> None:
         settings = settings_of(backend_config)
+        self._gen_config = config_with(gen_config, {}, {}) if gen_config is not None else None
         directory = str(locate_model(model_path, settings.get("revision"), settings.get("download_dir")))
         self.backend_config = backend_config
         self.engine = Engine(directory, backend_config, backend)
@@ -114,6 +116,8 @@ class AsyncEngine:
         do_preprocess: bool = True,
         adapter_name: str | None = None,
         use_tqdm: bool = False,
+        *,
+        chat_template_config: ChatTemplateConfig | None = None,
         **fields: Any,
     ) -> Any:
         """Answer a prompt, or a batch of them.
@@ -124,13 +128,15 @@ class AsyncEngine:
             A text; ``(text, image)`` or ``(text, [image, ...])``, for a model that sees, an image being a URL, a
             data URL, a path or a ``PIL.Image``; one conversation, a list of OpenAI messages; or a list of any of these.
         gen_config
-            How to generate: one for all prompts, or one each.
+            How to generate: one for all prompts, or one each; default: as ``pipeline`` was told.
         do_preprocess
             False: texts are finished prompts, and no chat template is applied.
         adapter_name
             The LoRA adapter that answers; None: none.
         use_tqdm
             Show a progress bar.
+        chat_template_config
+            The chat template of these prompts alone; None: the pipeline's.
         fields
             Fields of ``GenerationConfig`` by name, which go before those of ``gen_config``; ``max_new_tokens`` may be
             called by its older name ``request_output_len``.
@@ -151,10 +157,11 @@ class AsyncEngine:
         """
         self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
+        configs = self._configs(gen_config, len(batch), fields)
+        template = template_of(chat_template_config)
         responses = Responses(configs)
         with progress_bar(len(batch), use_tqdm) as advance:
-            for response in self._run(batch, configs, do_preprocess, stream=False, adapter_name=adapter_name):
+            for response in self._run(batch, configs, do_preprocess, False, adapter_name, template):
                 advance(responses.add(response))
         return responses.ordered(is_single)
 
@@ -171,7 +178,7 @@ class AsyncEngine:
         """Answer a prompt or a batch like calling the engine, without blocking the event loop."""
         self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
+        configs = self._configs(gen_config, len(batch), fields)
         responses = Responses(configs)
         prepared = await asyncio.to_thread(lambda: self._prepared(batch, do_preprocess, adapter_name))
         outputs = AsyncOutputs()
@@ -202,7 +209,7 @@ class AsyncEngine:
         """
         self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
+        configs = self._configs(gen_config, len(batch), fields)
         return self._run(batch, configs, do_preprocess, stream_response, adapter_name)
 
     def infer(
@@ -225,7 +232,7 @@ class AsyncEngine:
         """
         self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
+        configs = self._configs(gen_config, len(batch), fields)
         responses = self._run(batch, configs, do_preprocess, stream_response, adapter_name)
         return by_prompt(responses, [config.n for config in configs], multiplex, pbar.update if pbar else None)
 
@@ -244,6 +251,8 @@ class AsyncEngine:
         skip_stop_tokens: bool = True,
         rewind_stop_tokens: bool = False,
         input_ids: Sequence[int] | None = None,
+        stop: bool = False,
+        chat_template_config: ChatTemplateConfig | None = None,
         **fields: Any,
     ) -> AsyncGenerator[Response, None]:
         """Answer one turn of a session, whose tokens the engine keeps between turns.
@@ -272,6 +281,10 @@ class AsyncEngine:
             True and False: the token that ends a response is not part of it, and stays in the session.
         input_ids
             Token ids to use in place of ``messages``.
+        stop
+            True: stop the session's running response, and answer nothing.
+        chat_template_config
+            The chat template of this turn alone; None: the pipeline's.
         fields
             Fields of ``GenerationConfig`` by name, as in calling the engine.
 
@@ -294,14 +307,27 @@ class AsyncEngine:
                 "skip_stop_tokens must be True and rewind_stop_tokens False: the token that ends a response is not "
                 "part of it, and stays in the session"
             )
-        config = config_with(gen_config, fields, self.sampling_defaults)
+        if type(stop) is not bool:
+            raise ValueError(f"stop must be True or False, got {stop!r}; strings that end the response are stop_words")
+        if stop:
+            await self.stop_session(session_id)
+            yield Response("", 0, 0, "cancelled", session_id=session_id)
+            return
+        [config] = self._configs(gen_config, 1, fields)
         if bool(messages) == (input_ids is not None):
             raise ValueError(f"messages or input_ids must be given, got {'both' if messages else 'neither'}")
         if input_ids is not None:
             prompt = PreparedPrompt(list(input_ids), [])
         else:
             prompt = await asyncio.to_thread(
-                self._sessions.prepare, session_id, messages or "", sequence_start, do_preprocess, tools, adapter_name
+                self._sessions.prepare,
+                session_id,
+                messages or "",
+                sequence_start,
+                do_preprocess,
+                tools,
+                adapter_name,
+                template_of(chat_template_config),
             )
         if len(prompt.ids) >= self.session_len:
             yield too_long(prompt, session_id=session_id)
@@ -353,7 +379,7 @@ class AsyncEngine:
         return Session(
             self._sessions,
             next(self._session_ids),
-            gen_config,
+            gen_config or self._gen_config,
             adapter_name,
             sampling_defaults=self.sampling_defaults,
         )
@@ -397,7 +423,7 @@ class AsyncEngine:
             As ``Session``.
         """
         session = session or self.session()
-        config = config_with(gen_config, fields, self.sampling_defaults) if gen_config or fields else None
+        config = self._configs(gen_config, 1, fields)[0] if gen_config or fields else None
         session(prompt, config, stream_response=stream_response, do_preprocess=do_preprocess)
         return session
 
@@ -496,8 +522,21 @@ class AsyncEngine:
                 f"adapter_name must be one of adapters ({', '.join(known) or 'none'}), got {adapter_name!r}"
             )
 
-    def _prepared(self, batch: Sequence[Prompt], do_preprocess: bool, adapter_name: str | None) -> list[PreparedPrompt]:
-        return [self._preparer.prepare(prompt, do_preprocess, adapter_name=adapter_name) for prompt in batch]
+    def _configs(self, gen_config: GenConfigs, count: int, fields: Mapping[str, Any]) -> list[GenerationConfig]:
+        given = self._gen_config if gen_config is None else gen_config
+        return configs_for(given, count, fields, self.sampling_defaults)
+
+    def _prepared(
+        self,
+        batch: Sequence[Prompt],
+        do_preprocess: bool,
+        adapter_name: str | None,
+        template: ChatTemplate | None = None,
+    ) -> list[PreparedPrompt]:
+        return [
+            self._preparer.prepare(prompt, do_preprocess, adapter_name=adapter_name, template=template)
+            for prompt in batch
+        ]
 
     def _run(
         self,
@@ -506,8 +545,9 @@ class AsyncEngine:
         do_preprocess: bool,
         stream: bool,
         adapter_name: str | None = None,
+        template: ChatTemplate | None = None,
     ) -> Iterator[Response]:
-        prepared = self._prepared(batch, do_preprocess, adapter_name)
+        prepared = self._prepared(batch, do_preprocess, adapter_name, template)
         outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         requests = Batch(self.engine, outputs.put, self._session_ids, stream, adapter_name)
         try:

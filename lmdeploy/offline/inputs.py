@@ -81,7 +81,7 @@ def config_with(
             raise TypeError(unknown_keyword(name, _FIELDS))
     base = gen_config or GenerationConfig()
     values = {**vars(base), **changes}
-    if values["do_sample"] and not is_greedy(values["temperature"], values["top_k"]):
+    if values["do_sample"] and not is_greedy(values["temperature"], values["top_k"], values["top_p"]):
         changes = {name: value for name, value in sampling_defaults.items() if not base.is_given(name)} | changes
     config = dataclasses.replace(base, **changes)
     if not config.do_sample:

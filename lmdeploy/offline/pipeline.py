@@ -3,7 +3,13 @@
 import logging
 from typing import Any, Literal
 
-from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig, VisionConfig, require_vision_config
+from lmdeploy.messages import (
+    GenerationConfig,
+    PytorchEngineConfig,
+    TurbomindEngineConfig,
+    VisionConfig,
+    require_vision_config,
+)
 from lmdeploy.model import ChatTemplateConfig
 from lmdeploy.model_metadata.sampling_defaults import AUTO
 from lmdeploy.offline.async_engine import AsyncEngine
@@ -21,6 +27,7 @@ def pipeline(
     backend: Literal["turbomind", "pytorch"] | None = None,
     vision_config: VisionConfig | None = None,
     generation_config: str = AUTO,
+    gen_config: GenerationConfig | None = None,
     **fields: Any,
 ) -> AsyncEngine:
     """Load a model for offline inference.
@@ -49,6 +56,8 @@ def pipeline(
     generation_config
         Where sampling requests take the parameters from that they do not set: ``auto``, the checkpoint's
         ``generation_config.json``; ``none``, the defaults of ``GenerationConfig``; or a folder with such a file.
+    gen_config
+        How to generate where a call does not say; default: ``GenerationConfig()``.
     fields
         Fields of ``TurbomindEngineConfig`` by name, as older releases took them (``instance_num`` for
         ``max_batch_size``); one that ``backend_config`` says otherwise is refused.
@@ -70,5 +79,12 @@ def pipeline(
     logging.getLogger("lmdeploy").setLevel(log_level.upper())
     chosen = backend if backend_config is None else backend_of(config)  # fields by name alone leave the choice open
     return AsyncEngine(
-        model_path, config, chat_template_config, max_log_len, model_name, chosen or "auto", generation_config
+        model_path,
+        config,
+        chat_template_config,
+        max_log_len,
+        model_name,
+        chosen or "auto",
+        generation_config,
+        gen_config,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.sessions import HeldSessions
+from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 
 
@@ -46,6 +47,7 @@ class EngineSessions:
         do_preprocess: bool = True,
         tools: list[dict[str, Any]] | None = None,
         adapter_name: str | None = None,
+        template: ChatTemplate | None = None,
     ) -> PreparedPrompt:
         """Return what the engine gets for a turn; if it is not the first, for what is new in it.
 
@@ -55,7 +57,7 @@ class EngineSessions:
             If the prompt is malformed.
         """
         held = None if is_first else self._held.get(session_id)
-        return self._preparer.prepare(prompt, do_preprocess, tools, held, adapter_name=adapter_name)
+        return self._preparer.prepare(prompt, do_preprocess, tools, held, adapter_name=adapter_name, template=template)
 
     def start(
         self,

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 Message = dict[str, Any]
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
+_SAME_AS = {"developer": "system", "ipython": "tool"}  # as OpenAI, and as Llama 3.1, call what templates know
 
 
 class Parts(list[dict[str, str]]):
@@ -12,7 +13,7 @@ class Parts(list[dict[str, str]]):
 
 
 def read_messages(messages: object) -> list[Message]:
-    """Return the conversation with plain text contents; ``developer`` becomes ``system``.
+    """Return the conversation with plain text contents; ``developer`` becomes ``system``, ``ipython`` ``tool``.
 
     Parameters
     ----------
@@ -90,7 +91,7 @@ def _read_message(where: str, message: object) -> Message:
     content = message.get("content")
     if content is None and role == "assistant" and message.get("tool_calls"):
         content = ""
-    plain = {"role": "system" if role == "developer" else role, "content": _read_content(f"{where}.content", content)}
+    plain = {"role": _SAME_AS.get(role, role), "content": _read_content(f"{where}.content", content)}
     return {**message, **plain}
 
 

@@ -47,9 +47,12 @@ def engine_config_for(config: EngineConfig | None, backend: str | None, keywords
     config = config or _BACKENDS[backend or "turbomind"]()
     refuse_unsupported_engine(config)
     fields = [field.name for field in dataclasses.fields(config)]
+    older: Any = config
     given = {_OLDER_NAMES.get(name, name): value for name, value in keywords.items()}
     default = type(config)()
     for name, value in given.items():
+        if name in older.older_fields:
+            continue
         if name not in fields:
             raise TypeError(unknown_keyword(name, fields))
         configured = getattr(config, name)

@@ -20,7 +20,7 @@ struct GenerationFields {
   int max_new_tokens = 512;
   // False: greedy decoding, whatever the sampling fields say.
   bool do_sample = false;
-  // Keep the most likely tokens that together have this probability.
+  // Keep the most likely tokens that together have this probability; 0: the most likely token alone.
   float top_p = 1.0f;
   // Keep this many of the most likely tokens; 0: all.
   int top_k = 50;
@@ -91,7 +91,7 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("n", fields.n, Limits{.low = 1, .high = 128});
   visit("max_new_tokens", fields.max_new_tokens, Limits{.low = -1});
   visit("do_sample", fields.do_sample, Limits{});
-  visit("top_p", fields.top_p, Limits{.low = 0, .excludes_low = true, .high = 1});
+  visit("top_p", fields.top_p, Limits{.low = 0, .high = 1});
   visit("top_k", fields.top_k, Limits{.low = 0});
   visit("min_p", fields.min_p, Limits{.low = 0, .high = 1});
   visit("top_n_sigma", fields.top_n_sigma, Limits{.low = 0, .high = 100});

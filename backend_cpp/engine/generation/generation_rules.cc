@@ -10,8 +10,9 @@ SamplingParams sampling_params(const GenerationParams& params) {
   SamplingParams rule;
   rule.is_greedy = params.is_greedy();
   rule.temperature = params.temperature;
-  rule.top_k = params.top_k;
-  rule.top_p = params.top_p;
+  const bool is_one_token = params.top_p == 0;  // the most likely token reaches a share of 0
+  rule.top_k = is_one_token ? 1 : params.top_k;
+  rule.top_p = is_one_token ? 1 : params.top_p;
   rule.min_p = params.min_p;
   rule.top_n_sigma = params.top_n_sigma;
   rule.repetition_penalty = params.repetition_penalty;
