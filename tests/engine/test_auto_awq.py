@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
+from lmdeploy.turbomind.engine_settings import EngineConfig
 from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint
 from tests.support.tiny_models import TOKENIZER_FILES
 
@@ -28,7 +29,7 @@ def first_layers(default_model_dir: Path, tmp_path_factory: pytest.TempPathFacto
         shutil.copyfile(default_model_dir / name, directory / name)
     config = json.loads((default_model_dir / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
     (directory / "config.json").write_text(json.dumps(config))
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in default_model_dir.glob("*.safetensors"):
         tensors |= load_file(file)
     kept = tuple(f"model.layers.{number}." for number in range(LAYERS))
@@ -37,9 +38,9 @@ def first_layers(default_model_dir: Path, tmp_path_factory: pytest.TempPathFacto
     return directory
 
 
-def log_probabilities(directory: Path) -> torch.Tensor:
-    """Return the engine's log probabilities of every next token of the text, ``[tokens, vocab]``."""
-    config = TurbomindEngineConfig(dtype="float32", cache_max_entry_count=16)
+def log_probabilities(directory: Path, config: EngineConfig | None = None) -> torch.Tensor:
+    """Return an engine's log probabilities of every next token of the text, ``[tokens, vocab]``."""
+    config = config or TurbomindEngineConfig(dtype="float32", cache_max_entry_count=16)
     with pipeline(str(directory), backend_config=config) as model:
         response = model(TEXT, GenerationConfig(max_new_tokens=1, output_logits="all"), do_preprocess=False)
         return torch.as_tensor(response.logits)[: response.input_token_len].double().log_softmax(-1)

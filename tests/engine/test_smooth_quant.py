@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from lmdeploy import PytorchEngineConfig
 from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
 from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.engine import Engine
 from tests.engine.test_auto_awq import TEXT, divergence, first_layers, log_probabilities
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
 
@@ -36,6 +38,19 @@ def test_the_perplexity_is_close_to_the_models(
     exact_loss, loss = cross_entropy(exact, first_layers), cross_entropy(found, first_layers)
     assert abs(loss / exact_loss - 1) < limit
     assert 0 < divergence(exact, found) < 0.01
+
+
+@pytest.mark.parametrize("quant_dtype", ["int8", "fp8"])
+def test_the_pytorch_engine_runs_it_with_the_model_s_perplexity(
+    quant_dtype: str, first_layers: Path, tmp_path: Path
+) -> None:
+    config = PytorchEngineConfig(tp=1, session_len=512, num_gpu_blocks=16)
+    exact = log_probabilities(first_layers, config)
+    directory = smoothed(first_layers, tmp_path / "w8a8", quant_dtype)
+    found = log_probabilities(directory, config)
+    assert abs(cross_entropy(found, first_layers) / cross_entropy(exact, first_layers) - 1) < 0.01
+    with pytest.raises(ValueError, match="model_format is awq, but the checkpoint's weights are smooth_quant"):
+        Engine(str(directory), {"model_format": "awq"}, "pytorch")
 
 
 def run_with_rounded_tokens(directory: Path, source: Path) -> torch.Tensor:

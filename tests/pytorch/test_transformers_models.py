@@ -24,6 +24,11 @@ LATENT = {
     "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
     "v_head_dim": 16, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
+DBRX = {
+    "d_model": HIDDEN, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0},
+    "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+}  # fmt: skip
 # Class of transformers, and what a tiny one needs besides; first those that the TurboMind engine has as well.
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {}),
@@ -44,6 +49,13 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("ApertusForCausalLM", {}),
     ("Exaone4ForCausalLM", {"sliding_window": 8}),
     ("Ernie4_5_MoeForCausalLM", {"moe_num_experts": 4, "moe_k": 2}),
+    ("MixtralForCausalLM", {}),
+    ("GemmaForCausalLM", {"head_dim": 16}),
+    ("GlmForCausalLM", {"head_dim": 16}),
+    ("DeepseekV2ForCausalLM", LATENT),
+    ("MiniCPM3ForCausalLM", LATENT),
+    ("DbrxForCausalLM", DBRX),
+    ("PhimoeForCausalLM", {}),
 ]
 
 
