@@ -417,7 +417,7 @@ class VisionConfig:
     Parameters
     ----------
     max_batch_size
-        Has no effect, which more than 1 is told by a warning: images are looked at one by one, so that a response
+        Has no effect, which a warning reports for more than 1: images are looked at one by one, so that a response
         never depends on other requests'.
     thread_safe
         Kept for compatibility: several threads always may.

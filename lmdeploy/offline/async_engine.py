@@ -128,7 +128,7 @@ class AsyncEngine:
             A text; ``(text, image)`` or ``(text, [image, ...])``, for a model that sees, an image being a URL, a
             data URL, a path or a ``PIL.Image``; one conversation, a list of OpenAI messages; or a list of any of these.
         gen_config
-            How to generate: one for all prompts, or one each; default: as ``pipeline`` was told.
+            How to generate: one for all prompts, or one each; default: as ``pipeline`` was given.
         do_preprocess
             False: texts are finished prompts, and no chat template is applied.
         adapter_name

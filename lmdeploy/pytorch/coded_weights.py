@@ -159,7 +159,7 @@ def require_numbers(tensor: torch.Tensor) -> None:
 
 @functools.lru_cache(maxsize=1)  # a worker asks twice for its one checkpoint
 def coded_weights(checkpoint: Path) -> CodedWeights | None:
-    """Return the coded layers of a checkpoint; None if its config.json tells of none.
+    """Return the coded layers of a checkpoint; None if its config.json names none.
 
     Raises
     ------

@@ -154,7 +154,7 @@ def test_layers_that_mix_codes_and_numbers(plain: Path, tmp_path: Path, by_trans
     assert off(logits_of(tmp_path / "coded", by_transformers=True), wanted) < 0.02
 
 
-def test_what_the_engine_is_told_of_a_coded_checkpoint(plain: Path, tmp_path: Path) -> None:
+def test_the_spec_of_a_coded_checkpoint(plain: Path, tmp_path: Path) -> None:
     write(plain, tmp_path / "coded", Scheme("awq"))
     spec = describe_for_worker(tmp_path / "coded", "m")
     assert (spec.num_layers, spec.hidden_size) == (2, HIDDEN)
