@@ -10,7 +10,7 @@ from lmdeploy.pytorch.coded_weights import CodedWeights
 from lmdeploy.pytorch.native_layers import NativeLinear
 from lmdeploy.turbomind.manifest import Quantized, Scaled
 
-_FP8_BLOCK = (128, 128)
+_FP8_BLOCK = 128
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -22,13 +22,13 @@ def gpu_linear_of(coded: CodedWeights, layer: str, bias: torch.Tensor | None) ->
         return AwqLinear(made.shape, {"qweight": qweight, "qzeros": qzeros, "scales": scales}, bias)
     if not isinstance(made, Scaled):
         return None
-    outputs, _ = made.shape
+    outputs, inputs = made.shape
     weight, scales = tensors
     if weight.dtype == torch.int8:
         scales = scales.float().flatten()
         return Int8Linear(made.shape, {"weight": weight, "scales": scales.expand(outputs).contiguous()}, bias)
     has_type = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= _FP8_CAPABILITY
-    if made.block == _FP8_BLOCK and has_type:
+    if made.block == (_FP8_BLOCK, min(_FP8_BLOCK, inputs)) and has_type:
         return Fp8Linear(made.shape, {"weight": weight, "scales": scales.float().contiguous()}, bias)
     return None
 
@@ -38,7 +38,7 @@ class _CodedLinear(NativeLinear):
 
     def __init__(self, shape: tuple[int, ...], codes: Mapping[str, torch.Tensor], bias: torch.Tensor | None) -> None:
         super().__init__(torch.empty(*shape, device="meta"), None, None)
-        del self.weight
+        del self.weight, self.bias
         for name, tensor in codes.items():
             self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("bias", bias, persistent=False)

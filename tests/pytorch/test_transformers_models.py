@@ -26,7 +26,7 @@ LATENT = {
 }  # fmt: skip
 DBRX = {
     "d_model": HIDDEN, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
-    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0},
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
     "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
 }  # fmt: skip
 # Class of transformers, and what a tiny one needs besides; first those that the TurboMind engine has as well.

@@ -31,7 +31,8 @@ class InternLMForCausalLM(LlamaForCausalLM):
     ) -> None:
         rotary = getattr(config, "rotary", None) or {}
         config.num_key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        config.rope_theta = rotary.get("base") or getattr(config, "rope_theta", 10000.0)
+        rope = {"rope_type": "default", "rope_theta": rotary.get("base") or getattr(config, "rope_theta", 10000.0)}
         if rotary.get("type") == "dynamic":
-            config.rope_scaling = {"rope_type": "dynamic", "factor": rotary.get("scaling_factor", 1.0)}
+            rope |= {"rope_type": "dynamic", "factor": rotary.get("scaling_factor", 1.0)}
+        config.rope_parameters = rope
         super().__init__(config, ctx_mgr, dtype, device)

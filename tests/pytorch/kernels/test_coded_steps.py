@@ -17,11 +17,13 @@ from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.worker_steps import Part, StepDriver
 
 PARTS = [Part(0, 0, [5, 17, 400]), Part(1, 0, [*range(20, 37)])]
-FORMS: dict[str, tuple[Any, type]] = {
-    "awq": (Scheme("awq"), AwqLinear),
-    "int8": (Form("smooth_quant", torch.int8, "channel", "scale"), Int8Linear),
-    "fp8 block": (Form("fp8", FLOAT8, "block", "weight_scale_inv"), Fp8Linear),
-    "gptq": (Scheme("gptq"), NativeLinear),  # no kernel takes them: numbers
+# How it is stored, what multiplies, and how far from numbers. The interpreter loses the carry of an e4m3 magnitude that
+# is rounded up to a power of two (test_linear.py), which costs half of that value.
+FORMS: dict[str, tuple[Any, type, float]] = {
+    "awq": (Scheme("awq"), AwqLinear, 1e-3),
+    "int8": (Form("smooth_quant", torch.int8, "channel", "scale"), Int8Linear, 0.03),
+    "fp8 block": (Form("fp8", FLOAT8, "block", "weight_scale_inv"), Fp8Linear, 0.25),
+    "gptq": (Scheme("gptq"), NativeLinear, 1e-4),  # no kernel takes them: numbers
 }
 
 
@@ -30,7 +32,7 @@ FORMS: dict[str, tuple[Any, type]] = {
 def test_logits_are_those_of_what_the_codes_stand_for(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheme, layer_class = FORMS[form]
+    scheme, layer_class, limit = FORMS[form]
     make(tmp_path / "plain", "LlamaForCausalLM", **WIDE | {"num_hidden_layers": 1})
     values = write(tmp_path / "plain", tmp_path / "coded", scheme)
     with_values(tmp_path / "plain", tmp_path / "numbers", values)
@@ -41,4 +43,4 @@ def test_logits_are_those_of_what_the_codes_stand_for(
     names = [name.removesuffix(".weight") for name in values]
     assert {type(model._model.get_submodule(name)) for name in names} == {layer_class}
     for ours, theirs in zip(gpu.step(*PARTS), cpu.step(*PARTS), strict=True):
-        assert off(ours, theirs) < 0.03
+        assert off(ours, theirs) < limit
