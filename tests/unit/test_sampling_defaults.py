@@ -61,7 +61,7 @@ def test_a_checkpoint_that_recommends_nothing_changes_nothing(content: object, t
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("{", "not JSON"), ([], "JSON object"), ({"temperature": "hot"}, "temperature must be"), ({"top_p": 0}, "top_p")],
+    [("{", "not JSON"), ([], "JSON object"), ({"temperature": "hot"}, "temperature must be"), ({"top_p": 2}, "top_p")],
 )
 def test_a_file_that_cannot_be_used_is_ignored_with_a_warning_and_refused_where_it_was_named(
     content: object, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
