@@ -1,4 +1,4 @@
-// Linear layers that a checkpoint stores as codes, for PyTorch's models: packed as the kernels read them, or as numbers.
+// Linear layers that a checkpoint stores as codes, for models in PyTorch: packed as kernels read them, or as numbers.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
