@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.both_engines import BACKENDS
 from tests.support.tiny_models import make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
-from tools.cache_room import LAYOUTS, gain
+from tools.cache_capacity import LAYOUTS, gain
 
 WINDOW = 40
 BLOCKS = 12  # of 16 tokens: window, one step of 20 rows, and what is cut at both ends take 6

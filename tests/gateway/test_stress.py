@@ -91,7 +91,7 @@ async def test_256_streams_at_a_time_are_all_whole(served: Served) -> None:
 
 
 @pytest.mark.slow
-async def test_a_thousand_clients_that_leave_cost_nothing_and_disturb_nobody(served: Served) -> None:
+async def test_hundreds_of_clients_that_leave_cost_nothing_and_disturb_nobody(served: Served) -> None:
     slow = Script(texts=["word "] * 40, hold_after=30)
     served.fake.script = lambda received: slow if "Hello" in received.inputs["messages"] else Script()
     generator = random.Random(5)
@@ -122,10 +122,10 @@ async def test_a_thousand_clients_that_leave_cost_nothing_and_disturb_nobody(ser
                 texts.append(response.json()["choices"][0]["message"]["content"])
         return texts
 
-    await leave_many(200)
+    await leave_many(100)
     before = served.memory()
     staying = asyncio.create_task(stay())
-    await leave_many(1000)
+    await leave_many(400)
     assert await staying == [REPLY] * 50
     eventually_sync(lambda: served.open_requests() == 0)
     begun = {request.id for request in served.fake.requests if "Hello" in request.inputs["messages"]}

@@ -18,7 +18,7 @@ from tools.bench.server import running_server
 from tools.bench.stats import Summary
 from tools.bench.turns import numbered, ratio, take_turns, throughput
 from tools.bench.workload import Lengths, random_requests
-from tools.cache_room import print_table as print_cache_room
+from tools.cache_capacity import print_table as print_cache_capacity
 
 STREAMS = 16
 # What the project promises on the machine it is measured on.
@@ -97,7 +97,7 @@ def main() -> None:
     print()
     print(table(("tokens/s, ratio (median of the rounds)", "measured", "target", ""), rows), flush=True)
     print()
-    print_cache_room()
+    print_cache_capacity()
     write_json(arguments.json, "standard", every_round, ratios={**measured, **others}, missed=missed)
     if missed and arguments.strict:
         sys.exit(1)

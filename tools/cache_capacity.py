@@ -1,7 +1,7 @@
 """How many tokens the cache holds where layers keep what they see alone, alongside one group for all layers.
 
 An engine is given fewer and fewer blocks, each of all layers, until a sequence of the wanted length no longer fits.
-``python -m tools.cache_room`` prints the table that is also part of ``make bench``.
+``python -m tools.cache_capacity`` prints the table that is also part of ``make bench``.
 """
 
 import tempfile
