@@ -97,7 +97,7 @@ TEST(what_is_tried_says_what_following_it_says) {
   }
 }
 
-TEST(what_is_tried_leaves_nothing_behind_where_room_is_short) {
+TEST(what_is_tried_leaves_nothing_behind_where_memory_is_short) {
   // root ::= [a-z]{0,...}: a place a length.
   Automaton::Program program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kRepeat, 1, 0, 1 << 20, 0}, {Kind::kClass, 0, 1, 0, 0}};

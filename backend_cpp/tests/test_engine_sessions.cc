@@ -303,7 +303,7 @@ ENGINE_TEST(what_cannot_go_with_log_probabilities_of_the_prompt_is_refused) {
   CHECK(refusal([](Request& request) { request.session = SessionParams{}; }) == ErrorCode::kInvalidArgument);
 }
 
-ENGINE_TEST(hidden_states_and_logits_come_for_the_rows_asked_for) {
+ENGINE_TEST(hidden_states_and_logits_come_for_the_tokens_asked_for) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   Request request = make_request(1, std::vector<int32_t>(50, 2), 5, collector.callback());

@@ -317,7 +317,7 @@ Asked thinking(int budget, const std::string& begin) {
   });
 }
 
-TEST(reasoning_are_ended_when_their_budget_is_spent) {
+TEST(reasoning_ends_when_its_budget_is_spent) {
   for (const char* begin : {"", "1"}) {
     Asked asked = thinking(3, begin);
     CHECK(asked.generation.needs_known_tokens());
@@ -330,7 +330,7 @@ TEST(reasoning_are_ended_when_their_budget_is_spent) {
   CHECK(at_once.generated() == std::vector<int32_t>({9, 2, 3, 8}));
 }
 
-TEST(reasoning_that_end_in_time_and_responses_without_reasoning_are_left_alone) {
+TEST(reasoning_that_ends_in_time_and_responses_without_reasoning_are_left_alone) {
   for (const std::vector<int32_t>& ends : {std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 2, 2, 3, 4, 5}}) {
     Asked asked = thinking(4, "1");
     for (const int32_t token : ends) asked.advance({token});

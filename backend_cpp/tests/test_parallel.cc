@@ -158,7 +158,7 @@ TEST(parts_of_ranks_are_put_together_on_all_of_them) {
   }
 }
 
-TEST(sums_one_behind_another_do_not_mix) {
+TEST(sums_one_after_another_do_not_mix) {
   constexpr int kRanks = 3;
   HostExchange exchange(kRanks);
   ThreadTeam team(kRanks, do_nothing);

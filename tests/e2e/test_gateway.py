@@ -89,7 +89,7 @@ def test_other_apis_answer_as_openais_does(url: str) -> None:
     assert "".join(piece.response for piece in pieces) == REPLY
 
 
-def test_reasoning_end_when_their_budget_is_spent(triton_server: TritonServer, tokenizer: Tokenizer) -> None:
+def test_reasoning_ends_when_its_budget_is_spent(triton_server: TritonServer, tokenizer: Tokenizer) -> None:
     engine_dir = resolve("").path
     settings = Settings(
         triton_address=triton_server.grpc_address, engine_dir=engine_dir, reasoning_parser="deepseek-r1"

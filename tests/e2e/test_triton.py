@@ -183,7 +183,7 @@ def test_triton_reports_statistics_of_each_request(triton_server: TritonServer) 
     eventually_sync(lambda: successes() == before + 1)
 
 
-def test_a_server_reported_to_stop_ends_its_streams_as_cancelled_and_leaves_no_process() -> None:
+def test_a_server_asked_to_stop_ends_its_streams_as_cancelled_and_leaves_no_process() -> None:
     responses: queue.Queue[Any] = queue.Queue()
     with running_triton(cache_max_entry_count=256) as server:
         client = grpcclient.InferenceServerClient(server.grpc_address)

@@ -67,7 +67,7 @@ def two_gpus(on_cuda: int, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.alike(most=2)
 @pytest.mark.parametrize("name", VARIED)
-def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(
+def test_logits_equal_transformers_in_chunks_in_steps_and_after_cached_prefixes(
     name: str, tmp_path: Path, on_cuda: int
 ) -> None:
     check_logits(name, tmp_path / "model", (4, 3), device="cuda")

@@ -104,7 +104,7 @@ def test_two_ranks_choose_what_one_does(tiny: Path, two_gpus: None, *, all_cases
     assert [response.token_ids for response in here] == [response.token_ids for response in there]
 
 
-def test_what_the_device_has_no_room_for_is_chosen_on_the_host(tiny: Path, on_cuda: None) -> None:
+def test_what_does_not_fit_on_the_device_is_chosen_on_the_host(tiny: Path, on_cuda: None) -> None:
     # Penalties of 64 sequences, and lists of about 270 kB.
     penalties = GenerationConfig(max_new_tokens=4, ignore_eos=True, repetition_penalty=1.7)
     long_list = GenerationConfig(max_new_tokens=4, ignore_eos=True, bad_token_ids=list(range(0, 290, 2)) * 68)

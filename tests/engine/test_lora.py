@@ -396,7 +396,7 @@ def test_an_adapter_that_is_unloaded_finishes_its_responses(
         assert trace(model(CONVERSATIONS[0], SAMPLED, adapter_name="b")) == alone["c"][0]
 
 
-def test_more_adapters_than_there_is_room_for_take_turns(directory: Path, tmp_path: Path) -> None:
+def test_more_adapters_than_fit_in_memory_take_turns(directory: Path, tmp_path: Path) -> None:
     sizes = {"targets": MLP, "rank": 4096, "dtype": torch.float32, "alpha": 0.01}
     names = [f"adapter {index}" for index in range(4)]
     paths = {name: str(make_adapter(tmp_path / name, directory, seed=seed, **sizes)) for seed, name in enumerate(names)}

@@ -133,7 +133,7 @@ def test_perplexity_of_a_chat_and_of_a_text_is_that_of_the_logits(pipe: AsyncEng
     assert pipe.get_ppl(texts) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_text_behind_which_the_model_would_end_has_logits_of_all_its_tokens(
+def test_a_text_after_which_the_model_would_end_has_logits_of_all_its_tokens(
     pipe: AsyncEngine, default_model_dir: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(default_model_dir)

@@ -311,7 +311,7 @@ def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(name: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers_in_chunks_in_steps_and_after_cached_prefixes(name: str, tmp_path: Path) -> None:
     check_logits(name, tmp_path / "model")
 
 

@@ -212,7 +212,7 @@ def test_json_object_and_grammar(model: AsyncEngine) -> None:
     assert response.text.lstrip()[0] in '{["-0123456789tfn'
 
 
-def test_what_stands_behind_a_mark_is_held_to_its_schema(babbler: AsyncEngine) -> None:
+def test_what_follows_a_mark_is_held_to_its_schema(babbler: AsyncEngine) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, "x"]}}, "required": ["a"]}
     call = {"type": "json_schema", "json_schema": schema | {"additionalProperties": False}, "max_whitespace_cnt": 1}
     tag = {"type": "tag", "begin": "<call>", "content": call, "end": "</call>"}

@@ -207,7 +207,7 @@ ALL = GenerationConfig(max_new_tokens=6, output_logits="all", do_sample=False, i
 GENERATED = GenerationConfig(max_new_tokens=6, output_logits="generation", do_sample=False, ignore_eos=True)
 
 
-def test_logits_equal_transformers_in_chunks_and_behind_cached_prefixes(
+def test_logits_equal_transformers_in_chunks_and_after_cached_prefixes(
     model: tuple[Case, Seeing], engine: AsyncEngine
 ) -> None:
     case, seeing = model

@@ -141,7 +141,7 @@ def engine_of(directory: Path, **settings: Any) -> AsyncEngine:
     return pipeline(str(directory), TurbomindEngineConfig(**(usual | settings)))
 
 
-def test_logits_over_a_video_equal_transformers_in_chunks_and_behind_cached_prefixes(case: tuple[Case, Path]) -> None:
+def test_logits_over_a_video_equal_transformers_in_chunks_and_after_cached_prefixes(case: tuple[Case, Path]) -> None:
     chosen, directory = case
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     processor = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
@@ -178,7 +178,7 @@ def test_responses_about_videos_are_bitwise_equal_alone_and_in_a_batch(case: tup
         assert [(one.token_ids, [list(entry.items()) for entry in one.logprobs]) for one in together] == traces
 
 
-def test_a_text_behind_a_video_and_an_image_stands_where_it_does_without_chunks(case: tuple[Case, Path]) -> None:
+def test_a_text_after_a_video_and_an_image_stands_where_it_does_without_chunks(case: tuple[Case, Path]) -> None:
     chosen, directory = case
     content = [
         {"type": "image_data", "image_data": {"data": make_image(40, 60)}},

@@ -54,7 +54,7 @@ def test_a_cache_holds_as_many_tokens_of_published_layers_as_promised(name: str,
 # Of 12 blocks of two layers, this engine gives each layer the pages that it needs: 5 that a window of 40 and a step of
 # 20 rows may begin and end in, the other 19 to the layer that sees everything.
 @pytest.mark.parametrize(("backend", "tokens"), [("turbomind", 19 * 16), ("pytorch", BLOCKS * 16)])
-def test_a_layer_with_a_window_leaves_its_room_to_one_that_sees_everything(
+def test_a_layer_with_a_window_leaves_its_memory_to_one_that_sees_everything(
     tmp_path: Path, backend: str, tokens: int
 ) -> None:
     directory = make_tiny(

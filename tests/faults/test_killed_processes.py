@@ -33,7 +33,7 @@ def server(model: Path) -> Iterator[ApiServer]:
 
 
 def regions_of(server: ApiServer) -> set[str]:
-    """Return the shared memory of the server's Python models, by the name that tritonserver was reported."""
+    """Return the shared memory of the server's Python models, by the name that tritonserver was given."""
     words = Path(f"/proc/{server.triton_pid()}/cmdline").read_text().split("\0")
     found = [word.partition("shm-region-prefix-name=")[2] for word in words if "shm-region-prefix-name=" in word]
     return {path.name for prefix in found for path in FOLDER.glob(f"{prefix}*")}

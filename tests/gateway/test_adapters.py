@@ -58,7 +58,7 @@ def test_a_request_names_an_adapter_as_its_model(triton: FakeTriton, path: str) 
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_adapters_are_listed_behind_the_model_they_belong_to(triton: FakeTriton) -> None:
+def test_adapters_are_listed_after_the_model_they_belong_to(triton: FakeTriton) -> None:
     triton.adapters = {"sql": "", "poetry": ""}
     with client(triton) as gateway:
         assert models(gateway) == ["fake-model", "sql", "poetry"]

@@ -264,7 +264,7 @@ def test_a_short_context_of_codes_is_cut_as_finely_as_one_of_numbers(cuda: Devic
         (4, lambda codes: np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:-1], -1)),
     ],
 )
-def test_codes_lie_token_by_token_and_scales_and_zeros_behind_them(
+def test_codes_lie_token_by_token_and_scales_and_zeros_after_them(
     cuda: Device, bits: int, unpack: Callable[[Codes], Codes]
 ) -> None:
     torch.manual_seed(bits)

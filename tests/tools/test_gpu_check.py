@@ -226,7 +226,7 @@ def test_a_file_of_whose_tests_none_ran_is_not_called_right(tmp_path: Path) -> N
     assert [found[name].findings for name in ends] == [{"right: passed": 12}, {}, {}, {}]
 
 
-def test_libraries_that_do_harm_are_left_out_of_what_comes_behind(
+def test_libraries_that_do_harm_are_left_out_of_what_comes_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def called(command: list[str], timeout: float, check: bool) -> None:

@@ -136,7 +136,7 @@ def test_reasoning_before_the_last_question_is_left_out_as_published(name: str) 
     assert "Hm." not in ours(name, messages)
 
 
-def test_reasoning_behind_a_call_is_kept_until_the_next_question_as_published() -> None:
+def test_reasoning_after_a_call_is_kept_until_the_next_question_as_published() -> None:
     asked, made, *returned = with_calls(1)
     messages = [asked, {**made, "content": "<think>\nHm.\n</think>\n\nI add."}, *returned]
     assert ours("qwen3", messages, [TOOL]) == published("qwen3", messages, [TOOL])

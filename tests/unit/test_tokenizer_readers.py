@@ -134,7 +134,7 @@ def test_qwen_encodes_as_tiktoken_does(qwen: Tokenizer, ranks: dict[bytes, int])
         assert qwen.encode(text) == reference.encode(unicodedata.normalize("NFC", text), allowed_special="all")
 
 
-def test_glm4_encodes_as_tiktoken_does_behind_its_prefix(glm4: Tokenizer, ranks: dict[bytes, int]) -> None:
+def test_glm4_encodes_as_tiktoken_does_after_its_prefix(glm4: Tokenizer, ranks: dict[bytes, int]) -> None:
     special = {text: len(ranks) + i for i, text in enumerate(GLM4_SPECIAL)}
     reference = tiktoken.Encoding("glm4", pat_str=GLM4_WORDS, mergeable_ranks=ranks, special_tokens=special)
     prefix = [special["[gMASK]"], special["<sop>"]]
@@ -160,7 +160,7 @@ def test_qwen_vl_has_marks_of_images_and_shows_those_of_places(ranks: dict[bytes
 
 
 @pytest.mark.parametrize("generation", ["chatglm2", "chatglm3"])
-def test_chatglm_encodes_as_sentencepiece_does_behind_its_prefix(
+def test_chatglm_encodes_as_sentencepiece_does_after_its_prefix(
     request: pytest.FixtureRequest, generation: str
 ) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(generation)
@@ -178,7 +178,7 @@ def test_chatglm_encodes_as_sentencepiece_does_behind_its_prefix(
 
 
 @pytest.mark.parametrize("kind", ["internlm", "tight_internlm"])
-def test_internlm_encodes_as_sentencepiece_does_behind_bos(request: pytest.FixtureRequest, kind: str) -> None:
+def test_internlm_encodes_as_sentencepiece_does_after_bos(request: pytest.FixtureRequest, kind: str) -> None:
     internlm: Tokenizer = request.getfixturevalue(kind)
     reference = pieces_of(internlm)
     marks = [*INTERNLM_ADDED, "<s>", "</s>"]
@@ -207,7 +207,7 @@ def test_baichuan_has_no_bos_if_its_settings_say_so(tmp_path: Path) -> None:
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
 
 
-def test_special_tokens_of_chatglm_lie_behind_the_vocabulary(chatglm2: Tokenizer, chatglm3: Tokenizer) -> None:
+def test_special_tokens_of_chatglm_follow_the_vocabulary(chatglm2: Tokenizer, chatglm3: Tokenizer) -> None:
     for tokenizer, special in ((chatglm2, CHATGLM2_SPECIAL), (chatglm3, CHATGLM3_SPECIAL)):
         size = pieces_of(tokenizer).get_piece_size()
         assert tokenizer.vocab_size == size + len(special)

@@ -105,7 +105,7 @@ def test_deepseek_s_calls_and_results_have_their_marks_whether_or_not_tools_are_
     assert system[0] == system[1]
 
 
-def test_deepseek_goes_on_behind_what_tools_returned() -> None:
+def test_deepseek_goes_on_after_what_tools_returned() -> None:
     prompt = MODELS.get("deepseek-v3")().render(CONVERSATION)
     assert prompt == published("deepseek-v3", CONVERSATION)
 

@@ -101,7 +101,7 @@ def test_images_have_numbers_where_the_model_wants_them(tmp_path: Path) -> None:
     assert ids.count(token_id(directory, "<image_id>")) == 2
 
 
-def test_words_behind_the_vocabulary_are_plain_text(tmp_path: Path) -> None:
+def test_words_after_the_vocabulary_are_plain_text(tmp_path: Path) -> None:
     directory = make_tiny_molmo(tmp_path / "model")
     tokenizer, chosen = Tokenizer(str(directory)), MODELS.get("molmo")()
     preparer = PromptPreparer(tokenizer, chosen, images=image_writer(directory, tokenizer, chosen, ANYTHING))

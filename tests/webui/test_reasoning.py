@@ -15,7 +15,7 @@ from webui.reasoning import ReasoningSplitter
         ("<think></think>", ("", "")),
     ],
 )
-def test_reasoning_are_separate_wherever_the_text_is_cut(text: str, parts: tuple[str, str]) -> None:
+def test_reasoning_is_separate_wherever_the_text_is_cut(text: str, parts: tuple[str, str]) -> None:
     for cut in range(len(text) + 1):
         splitter = ReasoningSplitter()
         reported = [splitter.feed(text[:cut]), splitter.feed(text[cut:], is_over=True)]

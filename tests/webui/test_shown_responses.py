@@ -49,7 +49,7 @@ def shown(driver: webdriver.Chrome, selector: str) -> list[str]:
     return [each.text for each in driver.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
 
 
-def test_reasoning_are_open_while_they_come_and_folded_then(
+def test_reasoning_is_open_while_it_comes_and_folded_then(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     texts = ["<think>", "Let me look.", "</think>", "Yes."]

@@ -30,7 +30,7 @@ TEST(a_prompt_forks_where_its_messages_begin) {
   CHECK(likely_forks({1, 2, 3}, letters(), 16).empty());
 }
 
-TEST(a_prompt_forks_at_a_question_behind_a_long_document) {
+TEST(a_prompt_forks_at_a_question_after_a_long_document) {
   const std::vector<int32_t> tokens = conversation({20, 200});
   const auto end = static_cast<int>(tokens.size());
   CHECK(likely_forks(tokens, letters(), 16) == std::vector<int>({1, 26, end - 64, end - 32, end - 16}));

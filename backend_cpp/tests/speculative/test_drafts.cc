@@ -172,7 +172,7 @@ TEST(drafts_are_taken_while_they_bring_more_than_they_cost) {
   CHECK(drafted(1, 0.4, 8, 100) < 8 * some);  // a token more is worth less where many come
 }
 
-TEST(where_one_token_was_exchanged_the_text_behind_it_is_expected) {
+TEST(where_one_token_was_exchanged_the_text_after_it_is_expected) {
   SharedLookup shared(lookups(8));
   PromptLookup lookup(shared, 0, 12);
   std::vector<int32_t> tokens{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};

@@ -57,7 +57,7 @@ def reported(results: str) -> dict[str, Any]:
     return found
 
 
-def test_a_server_and_the_command_answer_rows_alike(triton_server: TritonServer, tmp_path: Path) -> None:
+def test_a_server_and_the_command_answer_requests_alike(triton_server: TritonServer, tmp_path: Path) -> None:
     address, engine_dir = triton_server.grpc_address, resolve("").path  # where the sampling defaults are
     settings = Settings(triton_address=address, engine_dir=engine_dir, files_dir=tmp_path / "kept")
     with (

@@ -113,7 +113,7 @@ def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: 
         ("/v1/responses", {"model": MODEL, "input": "Say"}, "response"),
     ],
 )
-def test_other_endpoints_answer_rows_too(ann: openai.OpenAI, endpoint: str, body: object, kind: str) -> None:
+def test_other_endpoints_answer_requests_too(ann: openai.OpenAI, endpoint: str, body: object, kind: str) -> None:
     content = jsonl(row("x", url=endpoint) | {"body": body})
     done = wait_for(ann, begin(ann, content, endpoint=endpoint).id)
     assert results(ann, done.output_file_id)["x"]["response"]["body"]["object"] == kind
@@ -170,7 +170,7 @@ def test_a_batch_that_cannot_be_is_refused_by_field(ann: openai.OpenAI, more: di
         begin(ann, jsonl(row("x")), **more)
 
 
-def test_a_file_without_rows_fails_and_says_so(ann: openai.OpenAI) -> None:
+def test_a_file_without_requests_fails_and_says_so(ann: openai.OpenAI) -> None:
     done = wait_for(ann, begin(ann, b"\n \n").id)
     assert done.status == "failed"
     assert done.errors is not None

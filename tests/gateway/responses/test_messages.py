@@ -133,7 +133,7 @@ def test_a_call_that_is_forced_is_held_to_its_schema(claude: anthropic.Anthropic
     assert form["structural_tag"]["elements"][-1]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
 
 
-def test_reasoning_are_blocks_of_their_own_and_can_be_left_out(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_reasoning_has_blocks_of_its_own_and_can_be_left_out(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(texts=("<think>Two", " and two.</th", "ink>\n\nFour."))
     enabled: Any = {"type": "enabled", "budget_tokens": 1024}
     with claude.messages.stream(model=MODEL, max_tokens=9, messages=ASKED, thinking=enabled) as stream:

@@ -101,7 +101,7 @@ def test_calls_come_whole_and_go_back(client: ollama.Client, triton: FakeTriton,
     assert (sent[2]["role"], sent[2]["content"], sent[2]["name"]) == ("tool", "sunny", "get_weather")
 
 
-def test_reasoning_are_separate(triton: FakeTriton) -> None:
+def test_reasoning_is_separate(triton: FakeTriton) -> None:
     triton.script = Script(texts=["<think>Hm", "m.</think>", "Paris."])
     with running_gateway(Settings(triton_address=triton.address, reasoning_parser="qwen3")) as url:
         own = ollama.Client(url, trust_env=False)

@@ -70,7 +70,7 @@ def streamed(client: openai.OpenAI, **more: Any) -> tuple[str, str, list[Any]]:
     return reasoning, content, events
 
 
-def test_reasoning_are_separate_whole_and_streamed(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_reasoning_is_separate_whole_and_streamed(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=THOUGHT)
     message: Any = client.chat.completions.create(model="fake-model", messages=ASKED).choices[0].message
     assert (message.reasoning_content, message.content) == ("Two and two.", "Four.")
@@ -78,7 +78,7 @@ def test_reasoning_are_separate_whole_and_streamed(client: openai.OpenAI, triton
 
 
 def test_the_tokens_of_reasoning_and_of_the_cache_are_counted(client: openai.OpenAI, triton: FakeTriton) -> None:
-    # Two tokens a text; the reasoning end within the fifth.
+    # Two tokens a text; the reasoning ends within the fifth.
     triton.script = Script(texts=THOUGHT, input_token_len=7, cached_token_len=4)
     asked: Any = {"model": "fake-model", "messages": ASKED}
     usage: Any = client.chat.completions.create(**asked).usage
@@ -142,7 +142,7 @@ def test_who_does_not_want_reasoning_gets_the_response_alone(client: openai.Open
     assert streamed(client, extra_body=unwanted)[:2] == ("", "Four.")
 
 
-def test_calls_of_tools_behind_reasoning_are_found(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_calls_of_tools_after_reasoning_are_found(client: openai.OpenAI, triton: FakeTriton) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
     triton.script = Script(texts=(*THOUGHT[:5], call))
     tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -154,7 +154,7 @@ def test_calls_of_tools_behind_reasoning_are_found(client: openai.OpenAI, triton
     assert [event.choices[0].finish_reason for event in events][-1] == "tool_calls"
 
 
-def test_a_call_in_harmony_is_found_behind_its_reasoning() -> None:
+def test_a_call_in_harmony_is_found_after_its_reasoning() -> None:
     response = (
         "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
         '<|constrain|>json<|message|>{"a": 2}'
@@ -199,7 +199,7 @@ def test_a_budget_reaches_the_engine_with_what_ends_reasoning(
     assert not any(name.startswith("thinking") for request in triton.requests[1:] for name in request.inputs)
 
 
-def test_a_budget_is_refused_where_nobody_knows_how_reasoning_end(asking_client: openai.OpenAI) -> None:
+def test_a_budget_is_refused_where_nobody_knows_how_reasoning_ends(asking_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="leave thinking_budget out"):
         asking_client.chat.completions.create(model="fake-model", messages=ASKED, extra_body={"thinking_budget": 4})
 

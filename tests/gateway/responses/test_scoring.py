@@ -129,7 +129,7 @@ def test_a_conversation_is_read_without_room_for_a_response(tmp_path: Path) -> N
     assert [message["content"] for message in reported["messages"]] == ["Hello", "Hi"]
 
 
-def test_a_pair_is_one_text_behind_the_other(scorer: httpx.Client) -> None:
+def test_a_pair_is_one_text_after_the_other(scorer: httpx.Client) -> None:
     def expected(query: str, text: str) -> float:
         return sigmoid(WEIGHT[0] @ state(token_ids(query) + token_ids(text)) + BIAS[0])
 
