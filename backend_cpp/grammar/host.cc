@@ -3,6 +3,7 @@
 // It has one thread, so a fork copies all there is. It ends when the engine closes its socket, however that comes
 // about.
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -151,6 +152,7 @@ void on_child(int) {}
 
 int main() {
   using namespace turbomind;
+  mallopt(M_ARENA_MAX, 1);  // the thread that compiles would map another, which the limit of memory counts
   syscall(SYS_close_range, wire::kVocabularyFile + 1, ~0U, 0);  // what the engine's process had open
   signal(SIGINT, SIG_IGN);                                      // Ctrl-C is the engine's affair
   signal(SIGPIPE, SIG_IGN);

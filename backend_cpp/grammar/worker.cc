@@ -1,5 +1,6 @@
 #include "grammar/worker.h"
 
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -10,9 +11,11 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "base/error.h"
 #include "engine/grammar/wire.h"
@@ -36,11 +39,12 @@ constexpr size_t kMemory = size_t{1} << 30;
 struct Timed {
   int socket = -1;
   volatile std::sig_atomic_t is_running = 0;
-  long left_ms = 0;          // after the time that is quick
-  bool is_slow = false;      // that time is over
-  bool says_so = false;      // the engine wants to know
-  std::string slow_frame;    // what it is given
-  std::string failed_frame;  // what it is given when no time is left
+  volatile pid_t compiling_thread = 0;  // 0: a mask is found
+  long left_ms = 0;                     // after the time that is quick
+  bool is_slow = false;                 // that time is over
+  bool says_so = false;                 // the engine wants to know
+  std::string slow_frame;               // what it is given
+  std::string failed_frame;             // what it is given when no time is left
 };
 Timed timed;
 
@@ -60,6 +64,15 @@ void write_all(int socket, const std::string& bytes) {
   }
 }
 
+// A compilation continues when nobody else would run: its thread ends with it. Masks come at the lowest priority that
+// leaves a share, for good.
+void make_way() {
+  const sched_param none{};
+  const pid_t compiling = timed.compiling_thread;
+  if (compiling != 0 && sched_setscheduler(compiling, SCHED_IDLE, &none) == 0) return;
+  setpriority(PRIO_PROCESS, static_cast<id_t>(compiling != 0 ? compiling : getpid()), kSlowPriority);
+}
+
 // Runs between any two instructions of the grammar's code: calls what a signal handler may call, and no more. Nothing
 // else is being sent meanwhile.
 void on_time_up(int) {
@@ -69,7 +82,7 @@ void on_time_up(int) {
     _exit(1);
   }
   timed.is_slow = true;
-  setpriority(PRIO_PROCESS, 0, kSlowPriority);
+  make_way();
   if (timed.says_so) write_all(timed.socket, timed.slow_frame);
   set_timer(timed.left_ms);
 }
@@ -188,9 +201,12 @@ class Worker {
                             std::string("response_format: compiling it takes more than grammar_compile_seconds, ") +
                                 seconds +
                                 " s of processor time; make it smaller, with shorter patterns and fewer repetitions");
-      compiled_ = compiler_.compile(format);
-      const std::string source = compiled_->source();
-      if (!source.empty()) program = grammar_program(source);
+      run_on_compiling_thread([&] {
+        compiled_ = compiler_.compile(format);
+        const std::string source = compiled_->source();
+        if (source.empty()) return;
+        program = grammar_program(source, [&](const std::string& regex) { return compiler_.source_of_regex(regex); });
+      });
     }
     write_all(socket_, wire::Writer(wire::kReady)
                            .put(static_cast<uint8_t>(compiled_->is_printable()))
@@ -201,6 +217,23 @@ class Worker {
                            .put(program.lists)
                            .put(program.starts)
                            .take());
+  }
+
+  // On a thread of its own, whose priority may fall without that of what comes later.
+  template <class Work>
+  static void run_on_compiling_thread(const Work& work) {
+    std::exception_ptr failure;
+    std::thread thread([&] {
+      timed.compiling_thread = gettid();
+      try {
+        work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+    thread.join();
+    timed.compiling_thread = 0;
+    if (failure) std::rethrow_exception(failure);
   }
 
   void advance(uint32_t id, wire::Reader& reader) {

@@ -9,7 +9,7 @@ namespace turbomind {
 //
 //   processor time   of a compilation as the engine says; of one mask, and of all masks that take long, by constants
 //   memory           by a constant, alongside what it inherited
-//   priority         low; lower for good once something has taken long
+//   priority         low; of a compilation that takes long, idle; after a mask that takes long, the lowest for good
 //
 // A bound that is broken ends the process, after it has said which.
 [[noreturn]] void run_worker(FormatCompiler& compiler, int socket, size_t vocab_size);

@@ -152,6 +152,10 @@ class XgrammarCompiler final : public FormatCompiler {
     }
   }
 
+  std::string source_of_regex(const std::string& regex) override {
+    return std::string(methods_.write(methods_.parse_regex(ffi::String(regex), false)).cast<ffi::String>());
+  }
+
  private:
   ffi::Any new_compiler(const std::vector<std::string>& vocabulary, const std::vector<int32_t>& stop_token_ids) {
     ffi::Array<ffi::Any> tokens;

@@ -38,6 +38,8 @@ class FormatCompiler {
   virtual ~FormatCompiler() = default;
   // `response_format`: the JSON text of turbomind/config.pbtxt. Throws Error(kInvalidArgument).
   virtual std::unique_ptr<CompiledFormat> compile(const std::string& response_format) = 0;
+  // The grammar of a regular expression, as CompiledFormat::source() has it.
+  virtual std::string source_of_regex(const std::string& regex) = 0;
 };
 
 // Tokens that stand for a mark, and its text.

@@ -22,6 +22,7 @@ from lmdeploy.json_schema.patterns import PatternError, language_of
 # By how many bytes UTF-8 takes. In a class that has characters of two and of three bytes, or of three and of four,
 # xgrammar 0.2.8 takes sequences of bytes for characters that are none.
 _UTF8: tuple[Ranges, ...] = (((0, 0x7FF),), ((0x800, 0xFFFF),), ((0x10000, charsets.LAST),))
+_PLAIN = " _!\"#%&',/:;<=>@`~"  # mean themselves everywhere; xgrammar warns of escapes that nothing needs
 
 
 def expression_of(language: Language) -> str | None:
@@ -123,7 +124,7 @@ def _range(low: int, high: int) -> str:
 def _character(code: int) -> str:
     character = chr(code)
     if 0x20 <= code < 0x7F:
-        return character if character.isalnum() or character in " _" else f"\\{character}"
+        return character if character.isalnum() or character in _PLAIN else f"\\{character}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\u{{{code:x}}}"
 
 

@@ -124,6 +124,17 @@ _SAME_EITHER_WAY: dict[str, dict[str, Any]] = {
     "patterns": as_format(
         {"type": "array", "minItems": 9, "items": {"type": "string", "pattern": "^[a-z]{3,12}-[0-9]+$"}}
     ),
+    "patterns with what JSON escapes": as_format(
+        {
+            "type": "array",
+            "minItems": 9,
+            "items": {"enum": ["x"]},
+            "prefixItems": [
+                {"type": "string", "pattern": pattern}
+                for pattern in (r"^(a|bc)+[0-9]{2}$", r"^[^x]{3}$", r'^[!-~]{2,4}"?a$')
+            ],
+        }
+    ),
     "any JSON": {"type": "json_object"},
     "repetitions": {"type": "regex_schema", "regex_schema": r"([A-Z][a-z]{1,12} ){60}"},
     "any text": {"type": "regex_schema", "regex_schema": r"(.|\n){5,30}(né|日本|🙂)*"},
