@@ -1,10 +1,10 @@
-"""Responses to 60 schemas of function calling: ``python -m tools.bench.structured_calls [MODEL]``.
+"""Responses to 60 schemas of function calling: ``python -m tools.bench.structured.calls [MODEL]``.
 
-- seconds to the first token with a schema never seen, beside a request without one;
-- tokens per second of one stream, whose forced text is drafted, beside the same tokens without a schema;
+- seconds to the first token with a schema never seen, and of a request without one;
+- tokens per second of one stream, whose forced text is drafted, and of the same tokens without a schema;
 - with ``--compile``, 95th percentile of the seconds between tokens of a free stream while another request's expression
   is compiled, and alone;
-- with ``--llama``, tokens per second of 1 and 8 streams beside llama.cpp's server with the same schemas.
+- with ``--llama``, tokens per second of 1 and 8 streams, compared with llama.cpp's server with the same schemas.
 
 The sides of a comparison run in turn, so that what else the machine does falls on both.
 """
@@ -25,12 +25,13 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.json_schema import enforceable
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir, locate_model
-from tools.bench.call_schemas import CALL_SCHEMAS
 from tools.bench.peers.llama_cpp import serving
 from tools.bench.peers.places import gguf, why_missing
+from tools.bench.structured.schemas import CALL_SCHEMAS
 
 TOKENS = 96
 SLOT = 512
+STREAMS_COMPARED = 3  # free ones, one after the other
 HOSTILE = "^([a-z]{{1,40}}[{}-9]{{1,40}}){{1,3}}$"
 PROMPTS = [f"Call {name}." for name in CALL_SCHEMAS]
 SCHEMAS = [enforceable(schema) for schema in CALL_SCHEMAS.values()]
@@ -111,7 +112,7 @@ def rate(run: Run, numbers: Sequence[int], streams: int) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-def beside_llama(engine: AsyncEngine, url: str, numbers: Sequence[int], streams: int, rounds: int) -> str:
+def compared_with_llama(engine: AsyncEngine, url: str, numbers: Sequence[int], streams: int, rounds: int) -> str:
     """Return a line: tokens per second of this many streams, ours and llama.cpp's server's."""
     with ThreadPoolExecutor(streams) as pool:
         found = [
@@ -132,18 +133,20 @@ def gaps(engine: AsyncEngine, length: int) -> list[float]:
     return [later - earlier for earlier, later in pairwise(times)]
 
 
-def beside_compilation(engine: AsyncEngine, rounds: int) -> str:
+def during_compilation(engine: AsyncEngine, rounds: int) -> str:
     """Return a line: what a free stream waits for its tokens while an expression is compiled, and alone."""
-    alone, beside = [], []
+    alone, meanwhile = [], []
     for number in range(rounds):
-        alone += gaps(engine, TOKENS)
+        for _ in range(STREAMS_COMPARED):
+            alone += gaps(engine, TOKENS)
         members = {f"{number} {i}": {"type": "string", "pattern": HOSTILE.format(i % 10)} for i in range(60)}
         schema = {"type": "object", "properties": members, "required": list(members)}
         with ThreadPoolExecutor(1) as pool:
             compiled = pool.submit(refused, engine, schema)
-            while not compiled.done():
-                beside += gaps(engine, TOKENS)
-    p95 = [statistics.quantiles(each, n=20)[-1] * 1000 for each in (beside, alone)]
+            for _ in range(STREAMS_COMPARED):
+                if not compiled.done():
+                    meanwhile += gaps(engine, TOKENS)
+    p95 = [statistics.quantiles(each, n=20)[-1] * 1000 for each in (meanwhile, alone)]
     return f"between tokens, p95, compiling / alone: {p95[0]:.1f} ms / {p95[1]:.1f} ms, ratio {p95[0] / p95[1]:.2f}"
 
 
@@ -173,7 +176,7 @@ def main() -> None:
     parser.add_argument("--weight-bits", type=int, default=8, choices=(4, 8, 16))
     parser.add_argument("--schemas", type=int, default=len(SCHEMAS), help="how many of them")
     parser.add_argument("--compile", action="store_true", help="a free stream while another's format is compiled")
-    parser.add_argument("--llama", action="store_true", help="beside llama.cpp's server (`make peers`)")
+    parser.add_argument("--llama", action="store_true", help="compared with llama.cpp's server (`make peers`)")
     arguments = parser.parse_args()
     model = locate_model(arguments.model) if arguments.model else default_model_dir()
     numbers = range(arguments.schemas)
@@ -188,7 +191,7 @@ def main() -> None:
         print(first_tokens(engine), flush=True)
         print(one_stream(engine, numbers), flush=True)
         if arguments.compile:
-            print(beside_compilation(engine, arguments.rounds), flush=True)
+            print(during_compilation(engine, arguments.rounds), flush=True)
         if arguments.llama and (reason := why_missing("llama.cpp", model, arguments.weight_bits)):
             print(f"llama.cpp: skipped, {reason}")
         elif arguments.llama:
@@ -196,7 +199,7 @@ def main() -> None:
                 with serving(gguf(model, arguments.weight_bits), streams, SLOT) as url:
                     usable = usable_by(url, numbers)
                     print(f"llama.cpp takes {len(usable)} of {len(numbers)} schemas")
-                    print(beside_llama(engine, url, usable, streams, arguments.rounds), flush=True)
+                    print(compared_with_llama(engine, url, usable, streams, arguments.rounds), flush=True)
 
 
 if __name__ == "__main__":
