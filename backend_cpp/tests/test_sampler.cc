@@ -8,6 +8,7 @@
 #include "engine/generation/penalties.h"
 #include "engine/generation/sampler.h"
 #include "kernels/philox.h"
+#include "kernels/sampling.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {
@@ -24,6 +25,24 @@ TEST(uniform_numbers_are_uniform_and_repeat) {
   CHECK(chi_square < 33.7);  // 9 degrees of freedom, p = 0.0001
   CHECK_EQUAL(uniform(1, 5), uniform(1, 5));
   CHECK(uniform(1, 5) != uniform(2, 5));
+}
+
+TEST(a_mask_forbids_the_tokens_whose_bits_are_zero_and_changes_no_other) {
+  constexpr int kVocab = 32 * 5 + 13;
+  const std::vector<uint32_t> words = {0x00000000u, 0xFFFFFFFFu, 0x80000001u, 0x5A5A00FFu, 0x7FFFFFFEu, 0x00001555u};
+  const std::vector<int32_t> mask(words.begin(), words.end());
+  std::vector<float> logits(kVocab);
+  for (int i = 0; i < kVocab; ++i) logits[static_cast<size_t>(i)] = static_cast<float>(i) - 80.0f;
+  logits[100] = std::numeric_limits<float>::quiet_NaN();  // its bit is 1
+  apply_mask(mask.data(), kVocab, logits.data());
+  for (int i = 0; i < kVocab; ++i) {
+    const float found = logits[static_cast<size_t>(i)];
+    if ((words[static_cast<size_t>(i / 32)] >> (i % 32) & 1u) == 0) {
+      CHECK_EQUAL(found, -std::numeric_limits<float>::infinity());
+    } else {
+      CHECK(i == 100 ? std::isnan(found) : found == static_cast<float>(i) - 80.0f);
+    }
+  }
 }
 
 namespace {

@@ -91,7 +91,7 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
   const TokenChoice& how = choice(0);
   const bool is_unmasked = matcher_ && how.mask == nullptr;
-  std::vector<float> unadjusted;
+  std::vector<float>& unadjusted = sampler.room();
   if (is_unmasked) unadjusted.assign(logits, logits + vocab);
   penalties_.apply(logits);
   for (const int32_t token : how.forbidden) logits[token] = -std::numeric_limits<float>::infinity();

@@ -23,6 +23,8 @@ class Sampler {
   // This many of the tokens that are not forbidden, the most likely first, as sample() orders them. None: the logits
   // hold NaN or allow no token.
   std::vector<int32_t> most_likely(const float* logits, int count);
+  // Room for a row of logits as it was; what is in it holds until the next response.
+  std::vector<float>& room() { return room_; }
 
  private:
   struct Candidate {
@@ -45,6 +47,7 @@ class Sampler {
   std::vector<float> weights_;     // [vocab]
   std::vector<float> chunk_sums_;  // of weights_
   std::vector<float> maxima_;      // of chunks of logits
+  std::vector<float> room_;
 };
 
 }  // namespace turbomind

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <limits>
 
 #include "kernels/activation.h"
@@ -64,6 +66,22 @@ void exp_weights(const float* logits, int size, float maximum, float factor, flo
   kernels().exp_weights(logits, size, maximum, factor, weights, sums);
 }
 
+namespace {
+
+constexpr std::array<uint32_t, 32> kBits = [] {
+  std::array<uint32_t, 32> bits{};
+  for (uint32_t i = 0; i < 32; ++i) bits[i] = uint32_t{1} << i;
+  return bits;
+}();
+
+// Selects in vectors: which tokens may come is no pattern that a processor predicts.
+void apply_word(uint32_t bits, float* logits) {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < kBits.size(); ++i) logits[i] = (bits & kBits[i]) != 0 ? logits[i] : kNever;
+}
+
+}  // namespace
+
 void apply_mask(const int32_t* mask, int size, float* logits) {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
   for (int first = 0; first < size; first += 32) {
@@ -72,6 +90,10 @@ void apply_mask(const int32_t* mask, int size, float* logits) {
     const int count = std::min(32, size - first);
     if (bits == 0) {
       std::fill(logits + first, logits + first + count, kNever);
+      continue;
+    }
+    if (count == 32) {
+      apply_word(bits, logits + first);
       continue;
     }
     for (int i = 0; i < count; ++i) {
