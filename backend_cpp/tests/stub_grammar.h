@@ -1,4 +1,4 @@
-// Grammars without a library behind them.
+// Grammars that need no library.
 #pragma once
 
 #include <algorithm>

@@ -35,7 +35,8 @@ BANNED = {
     r"anew": "again",
     r"put aside|for ever|by heart|in the midst": "preempted, forever, hard-coded, in the middle",
     r"come about|comes about": "occur",
-    r"one behind (the other|another)": "one after another",
+    r"one behind|behind (the last|them|these|those)": "one past the end, after",
+    r"rows of (a )?batch(es)?": "requests of a batch; tokens of a step",
     r"an answer|(whole|streamed|running|open) answers?|answers to (a|one|the) prompt": "response, output",
     r"is reported (him|them|it)|notified of (it|them|him)": "say who gets what",
 }
