@@ -78,14 +78,24 @@ def test_host_code_that_calls_device_functions_is_noticed(tmp_path: Path) -> Non
     assert "__fadd_rn" in complaint([*includes(), *HOST_ONLY], source)
 
 
-def test_kernels_compile_for_the_architectures_of_a_build(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["compute_80", "compute_90a"])
+def test_kernels_compile_for_the_architectures_of_a_build(architecture: str, all_cases: bool, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if nvcc is None:
         pytest.skip("needs the CUDA toolkit: nvcc")
-    target = ["-std=c++20", "-ptx", "-arch=compute_90a", "-o", str(tmp_path / "kernel.ptx"), f"-I{SOURCES}"]
-    command = [nvcc, *target, "--expt-relaxed-constexpr", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra"]
-    refused = [text for name in KERNELS if (text := complaint(command, SOURCES / "kernels/cuda" / name))]
+    command = [nvcc, "-std=c++20", "-ptx", f"-arch={architecture}", f"-I{SOURCES}", "--expt-relaxed-constexpr"]
+    command += ["-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra"]
+    # Those of libraries: tests/tools/test_library_kernels.py.
+    every = sorted(SOURCES.glob("kernels/cuda/*/*.cu"))
+    sources = every if all_cases else [SOURCES / "kernels/cuda" / name for name in KERNELS]
+
+    def refusal(source: Path) -> str:
+        return complaint([*command, "-o", str(tmp_path / f"{source.parent.name}-{source.stem}.ptx")], source)
+
+    with ThreadPoolExecutor(2) as compilers:
+        refused = [text for text in compilers.map(refusal, sources) if text]
     assert not refused, "\n".join(refused)
+    assert len(every) > 30
 
 
 def test_every_kernel_waits_for_the_launch_before_it() -> None:

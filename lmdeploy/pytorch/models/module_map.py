@@ -21,6 +21,7 @@ MODULE_MAP.update(
         "InternLM2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.internlm2.InternLM2ForCausalLM",
         "ChatGLMModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.chatglm.ChatGLMForConditionalGeneration",
         "ChatGLMForConditionalGeneration": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.chatglm.ChatGLMForConditionalGeneration",
+        "StableLmForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.stablelm.StableLmForCausalLM",
         "Gemma2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.gemma2.Gemma2ForCausalLM",
     }
 )

@@ -42,6 +42,18 @@ def test_baichuan2_normalises_its_head(tmp_path: Path) -> None:
     assert off(logits, wanted) < 1e-4
 
 
+@pytest.mark.parametrize(
+    "more", [{"use_qkv_bias": True}, {"use_parallel_residual": True, "partial_rotary_factor": 0.5}], ids=str
+)
+def test_stablelm_s_logits_are_those_of_transformers(tmp_path: Path, more: dict[str, Any]) -> None:
+    wanted = reference(make(tmp_path, "StableLmForCausalLM", **more), tokens := tokens_of(40))
+    driver = StepDriver(tmp_path, VOCAB, HIDDEN)
+    first, _ = driver.step(Part(0, 0, tokens[:25]), Part(1, 0, tokens[:3]))
+    [second] = driver.step(Part(0, 25, tokens[25:]))
+    assert off(first, wanted[:25]) < 1e-4
+    assert off(second, wanted[25:]) < 1e-4
+
+
 def test_attention_by_alibi_is_refused_by_name(tmp_path: Path) -> None:
     make(tmp_path, "LlamaForCausalLM", **FOUR_HEADS)
     published.baichuan_alibi(tmp_path)
