@@ -40,7 +40,7 @@ def read_tokenizer(directory: Path) -> Any:
 
 def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
     """Return what reads the files of a class, by the class's name."""
-    from lmdeploy.tokenizer_readers import chatglm, glm4, internlm, qwen
+    from lmdeploy.tokenizer_readers import chatglm, glm4, internlm, kimi, qwen
 
     return {
         "BaichuanTokenizer": internlm.read,
@@ -49,6 +49,7 @@ def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
         "InternLM2Tokenizer": internlm.read,
         "InternLMTokenizer": internlm.read,
         "QWenTokenizer": qwen.read,
+        "TikTokenTokenizer": kimi.read,
     }
 
 

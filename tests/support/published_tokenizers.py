@@ -24,6 +24,7 @@ GLM4_SPECIAL = [
     "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
     "<|observation|>", "<|begin_of_image|>", "<|end_of_image|>",
 ]  # fmt: skip
+KIMI_SPECIAL = ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>"]
 CHATGLM2_SPECIAL = ["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"]
 CHATGLM3_SPECIAL = [*CHATGLM2_SPECIAL, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
 
@@ -46,6 +47,13 @@ def write_tokenizer(directory: Path, class_name: str, **content: Any) -> None:
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"auto_map": auto_map, "tokenizer_class": class_name, **content}), encoding="utf-8"
     )
+
+
+def write_kimi(directory: Path, ranks: dict[bytes, int], **content: Any) -> None:
+    """Write Kimi K2's files."""
+    settings = {"eos_token": "[EOS]", "added_tokens_decoder": added(KIMI_SPECIAL, len(ranks))}
+    write_tokenizer(directory, "TikTokenTokenizer", **settings | content)
+    write_ranks(directory / "tiktoken.model", ranks)
 
 
 def write_ranks(path: Path, ranks: dict[bytes, int]) -> None:

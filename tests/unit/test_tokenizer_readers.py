@@ -21,12 +21,14 @@ from tests.support.published_tokenizers import (
     CHATGLM2_SPECIAL,
     CHATGLM3_SPECIAL,
     GLM4_SPECIAL,
+    KIMI_SPECIAL,
     SAMPLES,
     added,
     byte_ranks,
     train_pieces,
     write_chatglm,
     write_glm4,
+    write_kimi,
     write_qwen,
     write_tokenizer,
 )
@@ -147,6 +149,39 @@ def test_glm4_encodes_as_tiktoken_does_after_its_prefix(glm4: Tokenizer, ranks: 
     check()
     for text in [*SAMPLES, "<|user|>\nHi<|assistant|>"]:
         assert glm4.encode(text, add_bos=False) == reference.encode(text, allowed_special="all")
+
+
+# The published expression, word for word.
+KIMI_WORDS = "|".join(
+    [
+        r"""[\p{Han}]+""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    ]
+)
+
+
+def test_kimi_encodes_as_tiktoken_does(ranks: dict[bytes, int], tmp_path: Path) -> None:
+    write_kimi(tmp_path, ranks)
+    kimi = Tokenizer(str(tmp_path))
+    reserved = [f"<|reserved_token_{len(ranks) + i}|>" for i in range(len(KIMI_SPECIAL), 258)]
+    special = {text: len(ranks) + i for i, text in enumerate([*KIMI_SPECIAL, *reserved])}
+    reference = tiktoken.Encoding("kimi", pat_str=KIMI_WORDS, mergeable_ranks=ranks, special_tokens=special)
+
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        assert kimi.encode(text) == reference.encode(text, allowed_special="all")
+
+    check()
+    text = f"[BOS]Ünï 你好World's 123456 {reserved[0]} don'T\r\n\r\n  x[EOS]"
+    assert kimi.encode(text) == reference.encode(text, allowed_special="all")
+    assert kimi.hf_tokenizer.eos_token == "[EOS]"
 
 
 def test_qwen_vl_has_marks_of_images_and_shows_those_of_places(ranks: dict[bytes, int], tmp_path: Path) -> None:
