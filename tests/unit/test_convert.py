@@ -16,7 +16,9 @@ from lmdeploy.cli import list as list_command
 from lmdeploy.model import MODELS, chat_template_for
 from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.turbomind.families import families
 from lmdeploy.turbomind.repository import set_parameter, template_dir
+from lmdeploy.turbomind.text_part import ARCHITECTURES as SEEING
 
 CopyOf = Callable[[Path], Path]
 
@@ -177,7 +179,14 @@ def test_the_command_says_what_is_wrong_in_one_line(
 def test_list_names_templates_and_architectures(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli("list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {"chatml", "llama3", "internlm2", "LlamaForCausalLM"} <= set(lines)
+    assert {"chatml", "llama3", "internlm2"} <= set(lines)
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if "safetensors" in line}
+    assert rows["LlamaForCausalLM"] == "C++ safetensors, GGUF transformers, llama.cpp"
+    assert rows["Gemma4ForCausalLM"] == "C++ safetensors transformers"
+    assert rows["QWenLMHeadModel"] == "C++, with images safetensors the published formulas"
+    assert rows["LlavaForConditionalGeneration"] == "C++, with images safetensors transformers"
+    assert rows.keys() == {*families(), *SEEING}
+    assert len(rows) == sum("safetensors" in line for line in lines)
 
 
 def test_an_unknown_parameter_is_a_bug_that_shows() -> None:

@@ -151,6 +151,11 @@ _ALL = {
 }
 
 
+def published_architectures() -> set[str]:
+    """Return the architectures of config.json whose GGUF files are read."""
+    return {architecture.published for architecture in _ALL.values()}
+
+
 def architecture_name(metadata: Metadata) -> str:
     """Return the name of the architecture of a file for :func:`architecture_of`."""
     name = metadata.architecture
