@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.pytorch.coded_weights import coded_weights
+from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.description import describe_for_worker
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off, tokens_of
 from tests.support import quantized_checkpoints, row_codes, scaled_checkpoints
@@ -93,6 +94,22 @@ def test_the_kernels_multiply_with_the_codes_themselves(plain: Path, tmp_path: P
     assert coded.matrix(rows).is_packed
     assert coded.matrix(rows[:1], slice(32, 64)).is_packed
     assert not coded.matrix(rows[:1], slice(8, 24)).is_packed  # no whole group
+
+
+@pytest.mark.parametrize("form", [Scheme("awq"), Scheme("gptq", desc_act=True), FORMS["fp8 block"]], ids=str)
+def test_a_rank_multiplies_with_its_part_of_the_codes(plain: Path, tmp_path: Path, form: Any) -> None:
+    values = write(plain, tmp_path / "coded", form)
+    coded = coded_weights(tmp_path / "coded")
+    assert coded is not None
+    layer = "model.layers.0.mlp.down_proj"  # [64, 128]
+    weight, x = values[f"{layer}.weight"], torch.randn(3, 128, generator=torch.Generator().manual_seed(1))
+    bias = torch.arange(32.0)
+    for outputs, inputs in ((slice(32, 64), slice(0, 128)), (slice(0, 32), slice(64, 128))):
+        matrix = coded.matrix([(layer, outputs)], inputs, bias)
+        got = kernels().linear(matrix.native, matrix.out_features, x[:, inputs])
+        product = x[:, inputs].double() @ weight[outputs, inputs].double().T
+        # Inputs are rounded to 8 bits in groups, or to bfloat16 on some machines.
+        torch.testing.assert_close(got.double() - bias, product, rtol=0, atol=0.02 * float(product.abs().max()))
 
 
 def test_numbers_of_a_layer_are_those_that_its_codes_stand_for(plain: Path, tmp_path: Path) -> None:
