@@ -1,4 +1,4 @@
-"""Kimi K2, ``TikTokenTokenizer``: ranks in ``tiktoken.model``, special tokens behind them, named in the settings."""
+"""Kimi K2, ``TikTokenTokenizer``: ranks in ``tiktoken.model``, special tokens after them, named in the settings."""
 
 from typing import Any
 
