@@ -163,6 +163,23 @@ void CpuOperators::scale_and_cap(float scale, float softcap, int rows, int size,
   turbomind::scale_and_cap(pool_, scale, softcap, rows, size, x);
 }
 
+void CpuOperators::mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) {
+  turbomind::mix_streams(pool_, shape, factors, x, y);
+}
+
+void CpuOperators::correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
+                                   float* x) {
+  turbomind::correct_streams(pool_, shape, active, factors, made, x);
+}
+
+void CpuOperators::match_rms(const float* like, int rows, int size, float* x) {
+  turbomind::match_rms(pool_, like, rows, size, x);
+}
+
+void CpuOperators::cut_rows(float factor, int rows, int size, size_t stride, float* x) {
+  turbomind::cut_rows(pool_, factor, rows, size, stride, x);
+}
+
 void CpuOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
   turbomind::add_scaled(pool_, scale, x, rows, size, y);
 }

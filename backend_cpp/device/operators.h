@@ -27,6 +27,7 @@
 #include "kernels/paged_attention.h"
 #include "kernels/recurrence.h"
 #include "kernels/rope.h"
+#include "kernels/streams.h"
 
 namespace turbomind {
 
@@ -175,6 +176,11 @@ class Operators {
   virtual void clamp(float limit, int rows, int size, float* x) = 0;
   virtual void scale_and_cap(float scale, float softcap, int rows, int size, float* x) = 0;
   virtual void add_scaled(float scale, const float* x, int rows, int size, float* y) = 0;
+  virtual void mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) = 0;
+  virtual void correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
+                               float* x) = 0;
+  virtual void match_rms(const float* like, int rows, int size, float* x) = 0;
+  virtual void cut_rows(float factor, int rows, int size, size_t stride, float* x) = 0;
 
   // Each element becomes its sum over the ranks the model is spread over, the same bits on all of them
   // (device/rank_group.h). All ranks call it with as many elements; throws Error when another has failed.

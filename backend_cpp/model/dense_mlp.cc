@@ -15,7 +15,7 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
   auto* activated = activated_.as<float>();
   const GatedMlp mlp{weights.up.view, spec_.activation, weights.down.view, projected, activated};
   const bool has_factors = spec_.gate_scale != 1 || spec_.up_scale != 1;
-  if (spec_.is_gated && step.adapters == nullptr && !has_factors) {
+  if (spec_.is_gated && step.adapters == nullptr && !has_factors && weights.cut == 0) {
     return step.ops.gated_mlp(mlp, x, step.rows, y, accumulate);
   }
   step.linear(weights.up, x, projected, false);
@@ -24,6 +24,10 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
     const auto width = static_cast<size_t>(2 * size);
     gate_factor_.apply(step.ops, {projected, step.rows, width, 1, 0, size});
     up_factor_.apply(step.ops, {projected + size, step.rows, width, 1, 0, size});
+  }
+  if (weights.cut != 0) {
+    const int size = weights.down.view.in_features;
+    step.ops.cut_rows(weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected);
   }
   if (spec_.is_gated) return step.linear(weights.down, mlp.between(), y, accumulate);
   const int size = weights.down.view.in_features;

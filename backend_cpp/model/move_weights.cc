@@ -18,6 +18,8 @@ class Mover {
     move(weights.position_embedding);
     move(weights.embedding_norm);
     if (weights.layer_inputs) move(*weights.layer_inputs);
+    for (LinearStorage& linear : weights.stream_makers) move(linear);
+    for (LinearStorage& linear : weights.stream_readers) move(linear);
     for (LayerWeights& layer : weights.layers) move(layer);
     for (CrossLayerWeights& layer : weights.cross_layers) move(layer);
     move(weights.final_norm);
@@ -44,10 +46,19 @@ class Mover {
          {&layer.mlp_output_norm, &layer.dense_output_norm, &layer.expert_norm, &layer.expert_output_norm}) {
       move(*norm);
     }
+    if (layer.streams) move(*layer.streams);
     if (!layer.input) return;
     move(layer.input->gate);
     move(layer.input->project);
     move(layer.input->norm);
+  }
+
+  void move(StreamWeights& streams) {
+    for (NormStorage* norm : {&streams.router_norm, &streams.branch_norm}) move(*norm);
+    for (LinearStorage* linear :
+         {&streams.router, &streams.predict, &streams.correct, &streams.branch_down, &streams.branch_up}) {
+      move(*linear);
+    }
   }
 
   void move(InputTableWeights& inputs) {

@@ -91,6 +91,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       logit_parts_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
   if (spec_.recurrence) recurrence_.emplace(*ops_, shard, max_rows);
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
+  if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
   if (traits_.images.looks) cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_);
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
@@ -256,6 +257,7 @@ void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int
   }
   if (head_) head_->run(step, input, weights_, hidden);
   if (layer_inputs_) layer_inputs_->make(step, *weights_.layer_inputs, tokens_.device<int32_t>(), hidden);
+  if (residual_streams_) residual_streams_->make(step, weights_.stream_makers, hidden);
   attention_.fill_tables(step);
   run_layers(step, embedded, looks);
   gather_outputs(outputs);
@@ -401,6 +403,7 @@ void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks)
     run_layer(step, layer);
     if (embedded > 0 && layer < spec_.images->deepstack_layers) add_deepstack(step, layer, embedded);
   }
+  if (residual_streams_) residual_streams_->merge(step, weights_.stream_readers, hidden_.as<float>());
   keep_stream(step, spec_.num_layers);
 }
 
@@ -423,6 +426,7 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
   auto* hidden = hidden_.as<float>();
   auto* normed = normed_.as<float>();
+  if (residual_streams_) residual_streams_->predict(step, *layer.streams, hidden);
   const BlockSpec& block = block_of(spec_, index);
   const bool adds_directly = this->adds_directly(block);
   // Both halves of a layer add to branch_, which is added once.
@@ -448,11 +452,16 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
       mlp_input = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
     }
   }
+  if (residual_streams_) {
+    input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
+    residual_streams_->branch(step, *layer.streams, input.x);
+  }
   if (layer.recurrence && attends) input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
   if (layer.recurrence || attends) norm_stream(layer.attention_norm);
   if (layer.recurrence) recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly);
   if (attends) attention_.run(step, index, layer.attention, input, target, adds_directly || layer.recurrence);
   if ((layer.recurrence || attends) && !joins_halves) add_branch(step, block, layer.attention_output_norm);
+  if (residual_streams_) residual_streams_->join(step, hidden);
   if (!has_mlp) return finish_layer(step, index, layer);
   norm_stream(layer.mlp_norm);
   const bool is_alongside = layer.experts && spec_.moe->is_alongside_mlp;
@@ -487,6 +496,12 @@ void NativeRunner::run_mlp_and_experts(const StepContext& step, const LayerWeigh
 
 void NativeRunner::finish_layer(const StepContext& step, int index, const LayerWeights& layer) {
   auto* hidden = hidden_.as<float>();
+  if (residual_streams_) {
+    residual_streams_->correct(step, *layer.streams, hidden);
+    if (!layer_inputs_) return;
+    layer_inputs_->run(step, index, *layer.input, residual_streams_->active(step), branch_.as<float>());
+    return residual_streams_->add(step, branch_.as<float>());
+  }
   if (layer_inputs_) {
     layer_inputs_->run(step, index, *layer.input, hidden, branch_.as<float>());
     step.ops.add_scaled(1, branch_.as<float>(), step.rows, spec_.hidden_size, hidden);

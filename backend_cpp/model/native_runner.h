@@ -14,6 +14,7 @@
 #include "model/expert_mlp.h"
 #include "model/head/head_input.h"
 #include "model/inputs/layer_inputs.h"
+#include "model/inputs/streams.h"
 #include "model/model_runner.h"
 #include "model/recurrence/recurrent_mixer.h"
 #include "model/spec/model_spec.h"
@@ -115,6 +116,7 @@ class NativeRunner final : public ModelRunner {
   std::optional<CrossLayers> cross_;
   std::optional<HeadInput> head_;
   std::optional<LayerInputs> layer_inputs_;
+  std::optional<Streams> residual_streams_;
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;
   AdapterTable adapters_;

@@ -57,15 +57,46 @@ XieluFactors read_xielu(const WeightReader& read, const std::string& prefix) {
   return {softplus(stored("xielu.positive")), linear + softplus(stored("xielu.negative")), linear};
 }
 
+// Further inputs read the stream times factors, which become those of the gate's columns.
+LinearStorage read_input_gate(const ModelSpec& spec, const WeightReader& read, const std::string& prefix) {
+  const int rows = spec.layer_input->size;
+  const int size = spec.hidden_size;
+  if (!spec.streams) return read.linear(prefix + "input.gate", rows, size, false);
+  LinearStorage gate = read.matrix(prefix + "input.gate.weight", rows, size, DType::kFloat32);
+  const AlignedBuffer factors = read.vector(prefix + "streams.output_factors", size);
+  for (int i = 0; i < rows * size; ++i) gate.data.as<float>()[i] *= factors.as<float>()[i % size];
+  return gate;
+}
+
+StreamWeights read_streams(const ModelSpec& spec, const WeightReader& read, const std::string& prefix) {
+  const int count = spec.streams->count;
+  const int size = spec.hidden_size;
+  const int rank = spec.streams->branch_rank;
+  const auto norm = [&](const char* name) {
+    return NormStorage::load(read, prefix + name, size, spec.norm, spec.norm.bias);
+  };
+  const auto exact = [&](const char* name, int rows, int columns) {
+    return read.matrix(prefix + name + ".weight", rows, columns, DType::kFloat32);
+  };
+  return {norm("router_norm"),
+          exact("router", count, size),
+          exact("predict", count * count, count),
+          exact("correct", count, count),
+          read.linear(prefix + "branch_down", rank, size, false),
+          read.linear(prefix + "branch_up", size, rank, false),
+          norm("branch_norm")};
+}
+
 // `divided`: the channels that a rank has.
-MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix, const Slice& divided) {
+MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix, const Slice& divided,
+                    float cut = 0) {
   const int hidden = shard.spec.hidden_size;
   const Slice channels = read.as_stored(prefix + "down", hidden, divided);
   const bool bias = shard.spec.mlp.bias;
   return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Slice::joined({channels, channels}), hidden, bias)
                                   : read.linear(prefix + "up", channels, hidden, bias),
           read.linear(prefix + "down", hidden, channels, bias),
-          shard.spec.mlp.is_xielu ? read_xielu(read, prefix) : XieluFactors{}};
+          shard.spec.mlp.is_xielu ? read_xielu(read, prefix) : XieluFactors{}, cut};
 }
 
 LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index) {
@@ -94,7 +125,8 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   const bool is_alongside = has_experts(spec, index) && spec.moe->is_alongside_mlp;
   if (has_experts(spec, index)) layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
   if (has_dense_mlp(spec, index)) {
-    layer.mlp = read_mlp(shard, read, prefix + "mlp.", shard.channels[static_cast<size_t>(index)]);
+    layer.mlp = read_mlp(shard, read, prefix + "mlp.", shard.channels[static_cast<size_t>(index)],
+                         spec.mlp.cuts.empty() ? 0 : spec.mlp.cuts[static_cast<size_t>(index)]);
   }
   if (block.has_output_norms) layer.mlp_output_norm = norm("mlp_output_norm");
   if (is_alongside) {
@@ -104,9 +136,10 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   }
   if (spec.layer_input) {
     const int size = spec.layer_input->size;
-    layer.input = {read.linear(prefix + "input.gate", size, spec.hidden_size, false),
+    layer.input = {read_input_gate(spec, read, prefix),
                    read.linear(prefix + "input.project", spec.hidden_size, size, false), norm("input.norm")};
   }
+  if (spec.streams) layer.streams = read_streams(spec, read, prefix + "streams.");
   if (block.has_layer_scale) layer.scale = *read.vector(prefix + "scale", 1).as<float>();
   return layer;
 }
@@ -260,6 +293,13 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
             read.matrix("position_embedding", spec.learned_positions, spec.hidden_size, options.dtype);
       }
       if (spec.layer_input) weights.layer_inputs = read_input_table(spec, read);
+      for (int i = 0; spec.streams && i + 1 < spec.streams->count; ++i) {
+        const auto square = [&](const std::string& name) {
+          return read.linear("streams." + name + "." + std::to_string(i), spec.hidden_size, spec.hidden_size, false);
+        };
+        weights.stream_makers.push_back(square("make"));
+        weights.stream_readers.push_back(square("read"));
+      }
     }
   });
   weights.vocab = shard.vocab.ranges().at(0);

@@ -29,6 +29,7 @@ struct MlpWeights {
   LinearStorage up;  // gate above up where there is a gate
   LinearStorage down;
   XieluFactors xielu = {};  // where that is the activation
+  float cut = 0;            // MlpSpec::cuts
 };
 
 // What a layer does with its further input (model/inputs/layer_inputs.h).
@@ -36,6 +37,17 @@ struct LayerInputWeights {
   LinearStorage gate;     // [size, hidden]
   LinearStorage project;  // [hidden, size]
   NormStorage norm;
+};
+
+// What a layer does with the residual streams (model/inputs/streams.h).
+struct StreamWeights {
+  NormStorage router_norm;
+  LinearStorage router;       // [streams, hidden], never rounded
+  LinearStorage predict;      // [streams squared, streams], never rounded
+  LinearStorage correct;      // [streams, streams], never rounded
+  LinearStorage branch_down;  // [rank, hidden]
+  LinearStorage branch_up;    // [hidden, rank]
+  NormStorage branch_norm;
 };
 
 struct LayerWeights {
@@ -51,6 +63,7 @@ struct LayerWeights {
   NormStorage expert_norm;
   NormStorage expert_output_norm;
   std::optional<LayerInputWeights> input;
+  std::optional<StreamWeights> streams;
   float scale = 1;  // of what the layer hands on
 };
 
@@ -94,6 +107,8 @@ struct Weights {
   LinearStorage position_embedding;  // [learned_positions, hidden], never rounded; empty where there are none
   NormStorage embedding_norm;        // empty where there is none
   std::optional<InputTableWeights> layer_inputs;
+  std::vector<LinearStorage> stream_makers;   // [hidden, hidden], of each stream but the first
+  std::vector<LinearStorage> stream_readers;  // the same, after the last layer
   std::vector<LayerWeights> layers;
   std::vector<CrossLayerWeights> cross_layers;
   NormStorage final_norm;  // empty in heads without one

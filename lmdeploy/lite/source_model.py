@@ -76,6 +76,8 @@ class SourceModel:
         description = describe(self.directory, directory.name)
         self.spec: ModelSpec = description.spec
         self.name = self.spec.architecture
+        if self.spec.streams:
+            raise UnsupportedModelError(f"{self.name} has several residual streams: serve it with --weight-bits 4 or 8")
         self.files = WeightFiles(read_checkpoint(self.directory))
         self.shapes = {name: info.shape for name, info in self.files.index.tensors.items()}
         self._outside: dict[str, Tree] = {}

@@ -150,6 +150,9 @@ def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]
     """Return what is wrong with the sizes, before ``transformers`` divides by them or fills in another model's."""
     names = dict.fromkeys((*required, *_OPTIONAL_SIZES))
     given = {f"config.json: {n}": config.get(n) for n in names if n in required or config.get(n) is not None}
+    if isinstance(by_layer := config.get("intermediate_size"), list):
+        del given["config.json: intermediate_size"]
+        given |= {f"config.json: intermediate_size[{layer}]": size for layer, size in enumerate(by_layer)}
     problems = size_problems(given)
     if not problems and config.get("head_dim") is None and config.get("kv_channels") is None:
         hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)

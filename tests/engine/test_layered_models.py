@@ -30,7 +30,7 @@ def traces(directory: Path, *, one_by_one: bool = False, **settings: Any) -> lis
     return [[(answer.token_ids, answer.logprobs) for answer in answers], preempted]
 
 
-@pytest.mark.parametrize("name", ["Gemma 4 E2B"])
+@pytest.mark.parametrize("name", ["Gemma 3n", "Gemma 4 E2B"])
 def test_answers_are_the_same_alone_in_a_batch_and_preempted(name: str, tmp_path: Path) -> None:
     architecture, overrides = MODELS[name]
     directory = make_tiny(tmp_path / "model", architecture, **overrides)

@@ -171,6 +171,22 @@ class Device:
         """Return xIELU of every element of ``x`` ``[rows, size]``, with these factors."""
         return torch.from_numpy(self.native.xielu(_array(x), positive, negative, linear))
 
+    def mix_streams(self, x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """Return each stream of ``x`` ``[count, rows, size]`` plus all times ``factors`` ``[rows, count, count]``."""
+        return torch.from_numpy(self.native.mix_streams(_array(x), _array(factors)))
+
+    def correct_streams(self, x: torch.Tensor, active: int, factors: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """Return the streams ``[count, rows, size]``, corrected by ``factors`` ``[rows, count]`` and ``made``."""
+        return torch.from_numpy(self.native.correct_streams(_array(x), active, _array(factors), _array(made)))
+
+    def match_rms(self, like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return rows ``[rows, size]`` with the root mean square of those of ``like``."""
+        return torch.from_numpy(self.native.match_rms(_array(like), _array(x)))
+
+    def cut_rows(self, x: torch.Tensor, factor: float, size: int) -> torch.Tensor:
+        """Return rows ``[rows, width]`` whose first ``size`` numbers are cut."""
+        return torch.from_numpy(self.native.cut_rows(_array(x), factor, size))
+
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logistic function of every element."""
         return torch.from_numpy(self.native.sigmoid(_array(x)))

@@ -12,6 +12,25 @@ GEMMA4: dict[str, Any] = {
     "pad_token_id": 0,
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Gemma 3n": (
+        "Gemma3nForCausalLM",
+        {
+            "head_dim": 8,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_hidden_layers": 6,
+            "intermediate_size": [64, 64, 96, 96, 64, 64],
+            "activation_sparsity_pattern": [0.95, 0.8, 0.0, 0.0, 0.0, 0.0],
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 600,
+            "num_kv_shared_layers": 2,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 6,
+            "final_logit_softcapping": 6.0,
+            "pad_token_id": 0,
+        },
+    ),
     "Gemma 4 E2B": (
         "Gemma4ForCausalLM",
         GEMMA4

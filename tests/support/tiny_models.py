@@ -69,7 +69,7 @@ def make_tiny(
     # Random weights of the usual size give logits so flat that rounding decides between tokens.
     fields = {"initializer_range": 0.3} | sizes | overrides
     if fields.get("hidden_size_per_layer_input"):
-        fields["vocab_size_per_layer_input"] = fields["vocab_size"]
+        fields.setdefault("vocab_size_per_layer_input", fields["vocab_size"])
     config = model_class.config_class(**fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

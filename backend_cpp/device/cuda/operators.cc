@@ -8,6 +8,7 @@
 #include "kernels/cuda/elementwise/embedding.h"
 #include "kernels/cuda/elementwise/norm.h"
 #include "kernels/cuda/elementwise/rope.h"
+#include "kernels/cuda/elementwise/streams.h"
 #include "kernels/cuda/lora/lora.h"
 #include "kernels/cuda/recurrence/recurrence.h"
 
@@ -313,6 +314,23 @@ void CudaOperators::xielu(const XieluFactors& factors, const float* x, int rows,
 
 void CudaOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
   cuda::scale_and_cap(stream(), scale, softcap, rows, size, x);
+}
+
+void CudaOperators::mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) {
+  cuda::mix_streams(stream(), shape, factors, x, y);
+}
+
+void CudaOperators::correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
+                                    float* x) {
+  cuda::correct_streams(stream(), shape, active, factors, made, x);
+}
+
+void CudaOperators::match_rms(const float* like, int rows, int size, float* x) {
+  cuda::match_rms(stream(), like, rows, size, x);
+}
+
+void CudaOperators::cut_rows(float factor, int rows, int size, size_t stride, float* x) {
+  cuda::cut_rows(stream(), factor, rows, size, stride, x);
 }
 
 void CudaOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {

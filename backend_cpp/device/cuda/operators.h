@@ -75,6 +75,11 @@ class CudaOperators final : public Operators {
   void xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) override;
   void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
+  void mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) override;
+  void correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
+                       float* x) override;
+  void match_rms(const float* like, int rows, int size, float* x) override;
+  void cut_rows(float factor, int rows, int size, size_t stride, float* x) override;
   void all_reduce(float* x, size_t count) override;
   void all_gather(float* x, size_t count) override;
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;

@@ -194,6 +194,14 @@ void check(const ModelSpec& spec) {
   if (spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0)) {
     throw invalid_argument("layer_input cannot be had with head, has_embedding_norm or images.cross_layers");
   }
+  if (spec.streams) {
+    const bool is_plain = spec.block.has_input_norms && spec.block.has_output_norms && !spec.block.is_parallel;
+    if (spec.streams->active >= spec.streams->count)
+      throw invalid_argument("streams.active must be below streams.count");
+    if (!is_plain || spec.head || spec.recurrence || spec.images || !spec.layer_input) {
+      throw invalid_argument("streams needs layer_input and norms of inputs and outputs, without head or images");
+    }
+  }
   for (const RopeSpec& rope : spec.ropes) {
     if (rope.inv_freq.empty()) throw invalid_argument("rope.inv_freq must have 1 to head_dim / 2 values");
     if (!rope.axes.empty() && (rope.axes.size() != rope.inv_freq.size() || rope.stretch)) {

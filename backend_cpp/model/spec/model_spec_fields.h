@@ -240,6 +240,9 @@ struct MlpSpec {
   bool is_xielu = false;
   // For each layer the size of its MLP; empty: the model's `intermediate_size`, everywhere.
   std::vector<int> sizes;
+  // For each layer how many standard deviations above its mean `gate(x)` is cut, `max(gate(x) - cut, 0)`; 0: it
+  // stays. Empty: everywhere (Gemma 3n). Only with a gate.
+  std::vector<float> cuts;
 };
 
 template <class Visit>
@@ -251,6 +254,7 @@ void visit_fields(MlpSpec& part, Visit&& visit) {
   visit.optional("up_scale", part.up_scale, Real{0, true});
   visit.optional("is_xielu", part.is_xielu, Anything{});
   visit.optional("sizes", part.sizes, Whole{1, 134217728});
+  visit.optional("cuts", part.cuts, Real{0, false}, PerLayer{float{0}});
 }
 
 // How a mixture of experts chooses.
@@ -482,12 +486,33 @@ struct LayerInputSpec {
   int size = 0;
   // The token whose embedding in that table the rows of images have.
   int image_token = 0;
+  // Rows of that table in the checkpoint, if there are fewer than tokens: further tokens read the first. 0: one for
+  // each token.
+  int vocab_size = 0;
 };
 
 template <class Visit>
 void visit_fields(LayerInputSpec& part, Visit&& visit) {
   visit.required("size", part.size, Whole{1, 134217728});
   visit.optional("image_token", part.image_token, Whole{0, 134217728});
+  visit.optional("vocab_size", part.vocab_size, Whole{0, 134217728});
+}
+
+// Several residual streams, of which layers compute on one (AltUp; Baykal et al., 2023, arXiv 2301.13310).
+struct StreamsSpec {
+  // Streams.
+  int count = 0;
+  // The one that layers compute on.
+  int active = 0;
+  // Of the low-rank branch.
+  int branch_rank = 0;
+};
+
+template <class Visit>
+void visit_fields(StreamsSpec& part, Visit&& visit) {
+  visit.required("count", part.count, Whole{1, 134217728});
+  visit.required("active", part.active, Whole{0, 134217728});
+  visit.required("branch_rank", part.branch_rank, Whole{1, 134217728});
 }
 
 // A model that sees: rows that a request brings may take the place of token embeddings, unscaled.
@@ -594,6 +619,8 @@ struct ModelSpec {
   bool has_embedding_norm = false;
   // A further input of each layer; None: there is none.
   std::optional<LayerInputSpec> layer_input;
+  // Several residual streams; None: there is one.
+  std::optional<StreamsSpec> streams;
   // Rows of a table with an embedding of each position, which is added to the token's; 0: there is none. No sequence
   // is longer.
   int learned_positions = 0;
@@ -637,6 +664,7 @@ void visit_fields(ModelSpec& part, Visit&& visit) {
   visit.optional("embedding_scale", part.embedding_scale, Real{0, true});
   visit.optional("has_embedding_norm", part.has_embedding_norm, Anything{});
   visit.optional("layer_input", part.layer_input, Anything{});
+  visit.optional("streams", part.streams, Anything{});
   visit.optional("learned_positions", part.learned_positions, Whole{0, 134217728});
   visit.optional("images", part.images, Anything{});
   visit.optional("head", part.head, Anything{});

@@ -162,6 +162,9 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   if (count > 1 && std::ranges::any_of(std::views::iota(0, attention_count(spec)), norms_projections)) {
     divider.refuse("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
   }
+  if (count > 1 && std::any_of(spec.mlp.cuts.begin(), spec.mlp.cuts.end(), [](float cut) { return cut > 0; })) {
+    divider.refuse("activations are cut at a spread over all channels (mlp.cuts), which no rank has");
+  }
   if (!divider.problems().empty()) {
     throw invalid_argument("tp=" + std::to_string(count) + " does not fit " + spec.architecture + ": " +
                            divider.problems() + "; choose another tp");

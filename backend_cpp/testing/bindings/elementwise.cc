@@ -55,6 +55,37 @@ void bind_activations(DeviceClass& device) {
     d.ops->xielu({positive, negative, linear}, values.data(), size_of(x, 0), size_of(x, 1), values.data());
     return values.fetch(x);
   });
+  // x [count, rows, size], factors [rows, count, count]
+  device.def("mix_streams", [](TestDevice& d, const Array<float>& x, const Array<float>& factors) {
+    const OnDevice<float> streams(*d.ops, x);
+    const OnDevice<float> mixed(*d.ops, x);
+    const OnDevice<float> numbers(*d.ops, factors);
+    d.ops->mix_streams({size_of(x, 0), size_of(x, 1), size_of(x, 2)}, numbers.data(), streams.data(), mixed.data());
+    return mixed.fetch(x);
+  });
+  // x [count, rows, size], factors [rows, count], made [rows, size]
+  device.def("correct_streams", [](TestDevice& d, const Array<float>& x, int active, const Array<float>& factors,
+                                   const Array<float>& made) {
+    const OnDevice<float> streams(*d.ops, x);
+    const OnDevice<float> numbers(*d.ops, factors);
+    const OnDevice<float> rows(*d.ops, made);
+    d.ops->correct_streams({size_of(x, 0), size_of(x, 1), size_of(x, 2)}, active, numbers.data(), rows.data(),
+                           streams.data());
+    return streams.fetch(x);
+  });
+  // like, x [rows, size]
+  device.def("match_rms", [](TestDevice& d, const Array<float>& like, const Array<float>& x) {
+    const OnDevice<float> wanted(*d.ops, like);
+    const OnDevice<float> rows(*d.ops, x);
+    d.ops->match_rms(wanted.data(), size_of(x, 0), size_of(x, 1), rows.data());
+    return rows.fetch(x);
+  });
+  // x [rows, width], of which the first `size` of each are cut
+  device.def("cut_rows", [](TestDevice& d, const Array<float>& x, float factor, int size) {
+    const OnDevice<float> rows(*d.ops, x);
+    d.ops->cut_rows(factor, size_of(x, 0), size, static_cast<size_t>(x.shape(1)), rows.data());
+    return rows.fetch(x);
+  });
   device.def("sigmoid", [](TestDevice& d, const Array<float>& x) {
     const OnDevice<float> values(*d.ops, x);
     d.ops->sigmoid(static_cast<int>(x.size()), values.data());

@@ -5,19 +5,13 @@ from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
 from lmdeploy.turbomind.spec import ModelSpec
 
 
-def layer_input_tensors(spec: ModelSpec, layout: Layout, vocab_size: int = 0) -> dict[str, Expression]:
-    """Return the engine tensors that make and add the layers' inputs; none where the spec has no inputs.
-
-    Parameters
-    ----------
-    vocab_size
-        Rows of their table, if there are fewer than tokens: further tokens read the first. 0: one for each token.
-    """
+def layer_input_tensors(spec: ModelSpec, layout: Layout) -> dict[str, Expression]:
+    """Return the engine tensors that make and add the layers' inputs; none where the spec has no inputs."""
     if spec.layer_input is None:
         return {}
     size, hidden = spec.layer_input.size, spec.hidden_size
     width = spec.num_layers * size
-    rows = vocab_size or spec.vocab_size
+    rows = spec.layer_input.vocab_size or spec.vocab_size
     table: Expression = Load("model.embed_tokens_per_layer.weight", (rows, width))
     if rows < spec.vocab_size:
         table = concat(table, *(rows_of(table, 0, 1),) * (spec.vocab_size - rows))

@@ -15,6 +15,7 @@ from lmdeploy.turbomind.spec.parts import (
     RecurrenceSpec,
     RopeSpec,
     RouterSpec,
+    StreamsSpec,
     StretchSpec,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "RecurrenceSpec",
     "RopeSpec",
     "RouterSpec",
+    "StreamsSpec",
     "StretchSpec",
 ]

@@ -32,6 +32,7 @@ from lmdeploy.turbomind.spec.parts import (
     OutputSpec,
     RecurrenceSpec,
     RopeSpec,
+    StreamsSpec,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class ModelSpec:
         The embeddings go through a norm.
     layer_input
         A further input of each layer; None: there is none.
+    streams
+        Several residual streams; None: there is one.
     learned_positions
         Rows of a table with an embedding of each position, which is added to the token's; 0: there is none. No sequence
         is longer.
@@ -140,6 +143,7 @@ class ModelSpec:
     embedding_scale: Positive = 1.0
     has_embedding_norm: bool = False
     layer_input: LayerInputSpec | None = None
+    streams: StreamsSpec | None = None
     learned_positions: OptionalSize = 0
     images: ImagesSpec | None = None
     head: HeadSpec | None = None
@@ -219,6 +223,10 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield from _block_problems(spec, spec.recurrence_block, "recurrence_block")
     if spec.mlp.is_xielu and spec.mlp.is_gated:
         yield "mlp.is_xielu cannot be had with mlp.is_gated"
+    if any(spec.mlp.cuts) and not spec.mlp.is_gated:
+        yield "mlp.cuts needs mlp.is_gated"
+    if spec.streams:
+        yield from _stream_problems(spec, spec.streams)
     yield from _layer_problems(spec)
     known = range(-1, len(spec.ropes))
     if len(spec.layer_ropes) not in {0, spec.num_layers} or any(index not in known for index in spec.layer_ropes):
@@ -236,6 +244,14 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
         yield "layer_input cannot be had with head, has_embedding_norm or images.cross_layers"
     if spec.moe:
         yield from _moe_problems(spec.moe, spec.num_layers)
+
+
+def _stream_problems(spec: ModelSpec, streams: StreamsSpec) -> Iterator[str]:
+    if streams.active >= streams.count:
+        yield f"streams.active must be below streams.count {streams.count}, got {streams.active}"
+    is_plain = spec.block.has_input_norms and spec.block.has_output_norms and not spec.block.is_parallel
+    if not is_plain or spec.head or spec.recurrence or spec.images or not spec.layer_input:
+        yield "streams needs layer_input and norms of inputs and outputs, without head or images"
 
 
 def _block_problems(spec: ModelSpec, block: BlockSpec, name: str) -> Iterator[str]:

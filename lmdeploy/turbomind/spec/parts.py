@@ -101,6 +101,9 @@ class MlpSpec:
         ``activation`` is not read. Only without a gate.
     sizes
         For each layer the size of its MLP; empty: the model's ``intermediate_size``, everywhere.
+    cuts
+        For each layer how many standard deviations above its mean ``gate(x)`` is cut, ``max(gate(x) - cut, 0)``; 0: it
+        stays. Empty: everywhere (Gemma 3n). Only with a gate.
     """
 
     activation: Annotated[str, OneOf(ACTIVATIONS, "Activation", "kernels/activation.h")] = "silu"
@@ -110,6 +113,7 @@ class MlpSpec:
     up_scale: Positive = 1.0
     is_xielu: bool = False
     sizes: tuple[Size, ...] = ()
+    cuts: Annotated[tuple[Cap, ...], PerLayer(0.0)] = ()
 
 
 @dataclass(frozen=True)
@@ -204,10 +208,37 @@ class LayerInputSpec:
         Numbers of an input.
     image_token
         The token whose embedding in that table the rows of images have.
+    vocab_size
+        Rows of that table in the checkpoint, if there are fewer than tokens: further tokens read the first. 0: one for
+        each token.
     """
 
     size: Size
     image_token: OptionalSize = 0
+    vocab_size: OptionalSize = 0
+
+
+@dataclass(frozen=True)
+class StreamsSpec:
+    """Several residual streams, of which layers compute on one (AltUp; Baykal et al., 2023, arXiv 2301.13310).
+
+    In front of a layer, streams are predicted from each other by factors that a router makes of the active one; after
+    it, what the layer changed corrects all of them. Each layer has a low-rank branch besides its attention (LAuReL;
+    Menghani et al., 2024, arXiv 2411.07501).
+
+    Parameters
+    ----------
+    count
+        Streams.
+    active
+        The one that layers compute on.
+    branch_rank
+        Of the low-rank branch.
+    """
+
+    count: Size
+    active: OptionalSize
+    branch_rank: Size
 
 
 @dataclass(frozen=True)

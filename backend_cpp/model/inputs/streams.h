@@ -1,0 +1,53 @@
+// Several residual streams (AltUp, with LAuReL; Gemma 3n): layers compute on one of them and correct the others.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "model/spec/model_spec.h"
+#include "model/step_context.h"
+#include "model/weights.h"
+
+namespace turbomind {
+
+class Streams {
+ public:
+  Streams(Operators& ops, const ModelSpec& spec, int max_rows);
+
+  // hidden [rows, hidden_size] everywhere. Makes all streams of the embeddings.
+  void make(const StepContext& step, const std::vector<LinearStorage>& makers, const float* hidden);
+  // In front of a layer: predicts all streams, and gives out the one that the layer computes on.
+  void predict(const StepContext& step, const StreamWeights& weights, float* hidden);
+  // Keeps x + norm(up(down(x))) of what the layer's attention reads, which `join` adds.
+  void branch(const StepContext& step, const StreamWeights& weights, const float* x);
+  // Between the halves of a layer: hidden = (hidden + that) / sqrt(2).
+  void join(const StepContext& step, float* hidden);
+  // After a layer's halves: corrects all streams by what the layer made of its own.
+  void correct(const StepContext& step, const StreamWeights& weights, const float* hidden);
+  const float* active(const StepContext& step) const { return stream(step, active_); }
+  // Adds to all streams but the first.
+  void add(const StepContext& step, const float* branch);
+  // After the last layer: the mean of the streams.
+  void merge(const StepContext& step, const std::vector<LinearStorage>& readers, float* hidden);
+
+ private:
+  float* stream(const StepContext& step, int index) const {
+    return streams_[current_].as<float>() + static_cast<size_t>(index) * floats_of(step);
+  }
+  size_t floats_of(const StepContext& step) const { return static_cast<size_t>(step.rows) * size_; }
+  // routed_ [rows, streams] = tanh of the router of x.
+  void route(const StepContext& step, const StreamWeights& weights, const float* x);
+
+  int count_;
+  int active_;
+  int size_;
+  size_t current_ = 0;                    // of streams_
+  std::array<AlignedBuffer, 2> streams_;  // [streams, rows, hidden_size]
+  AlignedBuffer normed_;                  // [max_rows, hidden_size]
+  AlignedBuffer branch_;                  // the same
+  AlignedBuffer down_;                    // [max_rows, branch_rank]
+  AlignedBuffer routed_;                  // [max_rows, streams]
+  AlignedBuffer factors_;                 // [max_rows, streams, streams]
+};
+
+}  // namespace turbomind
