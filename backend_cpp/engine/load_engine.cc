@@ -260,6 +260,12 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
     throw invalid_argument("session_len must be at most the " + std::to_string(spec.learned_positions) +
                            " positions that the model has learned, got " + std::to_string(config.session_len));
   }
+  const int dense = spec.attention.mla ? spec.attention.mla->dense_length : 0;
+  if (dense > 0 && config.session_len > dense) {
+    throw invalid_argument(
+        "session_len must be at most " + std::to_string(dense) + ", got " + std::to_string(config.session_len) +
+        ": in longer sequences this model's attention is sparse, which the engine does not have yet");
+  }
   config.max_batch_size = settings.max_batch_size != 0 ? settings.max_batch_size : defaults.batch_size;
   config.block_len = settings.cache_block_seq_len;
   config.max_step_tokens = step_tokens(settings, config, defaults);

@@ -338,3 +338,10 @@ def test_a_session_longer_than_the_learned_positions_is_refused(tmp_path: Path) 
     directory = make_tiny(tmp_path / "model", "GPT2LMHeadModel", max_position_embeddings=64)
     with pytest.raises(ValueError, match="session_len must be at most the 64 positions that the model has learned"):
         TokenEngine(directory, session_len=65)
+
+
+def test_sequences_in_which_attention_would_be_sparse_are_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    make_case(directory, CASES["DeepSeek-V3.2"])
+    with pytest.raises(ValueError, match=r"session_len must be at most 512, got 513: .* attention is sparse"):
+        TokenEngine(directory, session_len=513)

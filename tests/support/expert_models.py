@@ -41,6 +41,7 @@ SHARED = {
     "routed_scaling_factor": 1.7,
 }
 DEEPSEEK = LATENT | SHARED
+INDEXED = DEEPSEEK | {"index_topk": 512, "index_n_heads": 2, "index_head_dim": 16}
 TWO_GROUPS = {"n_group": 4, "topk_group": 2}
 DEEPSEEK_MOE = QWEN_EXPERTS | {
     "qkv_bias": False,
@@ -112,6 +113,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         DEEPSEEK | {"topk_method": "group_limited_greedy", "rope_parameters": YARN} | TWO_GROUPS,
     ),
     "DeepSeek-V3": ("DeepseekV3ForCausalLM", DEEPSEEK | {"rope_parameters": YARN} | TWO_GROUPS),
+    "DeepSeek-V3.2": ("DeepseekV32ForCausalLM", INDEXED | TWO_GROUPS | {"rope_parameters": YARN}),
+    "GLM-5": ("GlmMoeDsaForCausalLM", INDEXED | {"n_group": 1, "topk_group": 1}),
     "OLMoE": ("OlmoeForCausalLM", QWEN_EXPERTS | {"intermediate_size": 24, "pad_token_id": 0}),
     "ERNIE 4.5 with experts": (
         "Ernie4_5_MoeForCausalLM",

@@ -96,6 +96,9 @@ struct MlaSpec {
   int value_dim = 0;
   // Of the norms of the two vectors.
   float norm_eps = 0;
+  // The longest sequence in which a token attends to all before it, and the longest that is served; 0: any
+  // (DeepSeek-V3.2 attends to chosen tokens beyond it).
+  int dense_length = 0;
 };
 
 template <class Visit>
@@ -106,6 +109,7 @@ void visit_fields(MlaSpec& part, Visit&& visit) {
   visit.required("rope_dim", part.rope_dim, Whole{1, 134217728});
   visit.required("value_dim", part.value_dim, Whole{1, 134217728});
   visit.required("norm_eps", part.norm_eps, Real{0, true});
+  visit.optional("dense_length", part.dense_length, Whole{0, 134217728});
 }
 
 // What attention does alongside `softmax(scale q k) v`.

@@ -257,6 +257,9 @@ class MlaSpec:
         Size of a value head.
     norm_eps
         Of the norms of the two vectors.
+    dense_length
+        The longest sequence in which a token attends to all before it, and the longest that is served; 0: any
+        (DeepSeek-V3.2 attends to chosen tokens beyond it).
     """
 
     kv_rank: Size
@@ -265,6 +268,7 @@ class MlaSpec:
     rope_dim: Size
     value_dim: Size
     norm_eps: Positive
+    dense_length: OptionalSize = 0
 
 
 @dataclass(frozen=True)
