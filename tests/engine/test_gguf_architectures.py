@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from lmdeploy.turbomind.gguf.architectures import ARCHITECTURES
+from lmdeploy.turbomind.safetensors_index import read_files
 from tests.engine.test_model_families import CASES as FAMILIES
 from tests.engine.test_model_families import UNTIED
 from tests.support.expert_models import QWEN_EXPERTS
@@ -29,7 +30,7 @@ from tools.bench.peers.places import llama_tool
 
 SUPPORT = Path(__file__).resolve().parent.parent / "support"
 PROMPT = [(37 * i * i + 11 * i) % 900 + 100 for i in range(45)]
-TOLERANCE, WITH_GELU = 1e-3, 1e-2
+TOLERANCE, WITH_GELU, WITH_CODES = 1e-3, 1e-2, 3e-2
 # llama.cpp has one size for heads of keys and of values.
 HYBRID = GATED_DELTA | {"linear_value_head_dim": 16}
 HYBRID_WITH_EXPERTS = HYBRID | HYBRID_EXPERTS
@@ -83,6 +84,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": family("GPT-2", n_ctx=512),
     "starcoder": family("StarCoder"),
     "bloom": family("BLOOM"),
+    "mpt": family("MPT", attn_config={"clip_qkv": 0.7, "alibi_bias_max": 8}),
+    "deepseek2": family(
+        "DeepSeek-V3", scoring_func="sigmoid", n_group=1, topk_group=1, rope_parameters=PLAIN_ROPE, **UNTIED
+    ),
     "hunyuan-dense": family("Hunyuan", rope_parameters=PLAIN_ROPE, attention_bias=False),
     "hunyuan-moe": family(
         "Hunyuan A13B", moe_intermediate_size=[40, 40], moe_topk=[2, 2], num_shared_expert=[1, 1], attention_bias=False
@@ -98,7 +103,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # Published with code of its own, which the converter runs; of a vocabulary that llama.cpp knows the size of.
 NOT_CONVERTED = {"internlm2", "gemma3"}
 # Exact here for the last two, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
-GELU = {"gemma", "gemma2", "starcoder2", "starcoder", "gpt2", "phi2", "bloom", "falcon", "gptneox"}
+GELU = {"gemma", "gemma2", "starcoder2", "starcoder", "gpt2", "phi2", "bloom", "falcon", "gptneox", "mpt"}
 
 
 @pytest.mark.alike(most=4)
@@ -115,6 +120,34 @@ def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     assert relative_error(ours, theirs) < (WITH_GELU if name in GELU else TOLERANCE)
 
 
+def test_deepseek_v2_is_distinguished_from_v3_by_its_scores(tmp_path: Path) -> None:
+    if not llama_tool("llama-bench").exists():
+        pytest.skip("llama.cpp is not installed; run `make peers`")
+    published, overrides = family(
+        "DeepSeek-V2", n_group=1, topk_group=1, topk_method="greedy", rope_parameters=PLAIN_ROPE, **UNTIED
+    )
+    file = converted(make_small(tmp_path / "source", published, **overrides), tmp_path / "model.gguf")
+    theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
+    with TokenEngine(file) as engine:
+        _, ours = engine.generate(PROMPT, 1, "all")
+    assert relative_error(ours, theirs) < TOLERANCE
+
+
+def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) -> None:
+    """llama.cpp rounds what it multiplies such blocks with to 8 bits, and so does the engine."""
+    if not llama_tool("llama-bench").exists():
+        pytest.skip("llama.cpp is not installed; run `make peers`")
+    case = FAMILIES["GPT-OSS as published"]
+    source = make_small(tmp_path / "source", case.architecture, **case.overrides | UNTIED)
+    case.publish(source)
+    file = converted(source, tmp_path / "model.gguf")
+    assert any(tensor.dtype == "MXFP4" for tensor in read_files([file]).tensors.values())
+    theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
+    with TokenEngine(file) as engine:
+        _, ours = engine.generate(PROMPT, 1, "all")
+    assert relative_error(ours, theirs) < WITH_CODES
+
+
 def test_every_architecture_is_compared() -> None:
     assert set(CASES) | set(NOT_CONVERTED) == set(ARCHITECTURES)
     assert not set(CASES) & set(NOT_CONVERTED)
@@ -126,6 +159,8 @@ def converted(source: Path, file: Path) -> Path:
     # As configs were before version 5 of `transformers`.
     if config["model_type"] == "gpt_neox":
         config["rotary_pct"] = config["rope_parameters"]["partial_rotary_factor"]
+    if config["model_type"] == "mpt":
+        config["architectures"] = ["MPTForCausalLM"]
     if config["model_type"] == "granitemoehybrid":
         names = {"full_attention": "attention", "linear_attention": "mamba"}
         config["layer_types"] = [names[kind] for kind in config["layer_types"]]

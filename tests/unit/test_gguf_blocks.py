@@ -26,7 +26,7 @@ HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "IQ1_S": (0,), "IQ1_M": (),
     "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,), "TQ1_0": (52,), "TQ2_0": (64,),
-    "MXFP4": (),
+    "MXFP4": (), "NVFP4": (),
 }  # fmt: skip
 # Formats whose scales are halves as they are stored; the others' are products, which kernels have in 11 bits.
 EXACT = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"}
@@ -42,6 +42,8 @@ def random_blocks(kind: str, rows: int, seed: int = 0) -> np.ndarray:
         blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
     if kind == "MXFP4":
         blocks[..., 0] = generator.integers(115, 128, blocks.shape[:2])  # powers of two of a usual size
+    if kind == "NVFP4":
+        blocks[..., :4] = generator.integers(32, 64, blocks[..., :4].shape)  # scales of a usual size
     if kind == "IQ1_M":  # a half of a usual size, four bits in each word
         words = blocks[..., 48:56].view(np.uint16)
         halves = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16).view(np.uint16)
@@ -97,7 +99,7 @@ def test_numbers_and_products_are_those_of_the_package(kind: str, tmp_path: Path
     x = torch.randn(5, INPUTS, generator=torch.Generator().manual_seed(1))
     found = device.multiply_codes(tmp_path, "x", [24, INPUTS], x)
     assert found is not None
-    group = 16 if kind in {"Q2_K", "Q3_K", "Q6_K"} else 32
+    group = 16 if kind in {"Q2_K", "Q3_K", "Q6_K", "NVFP4"} else 32
     rounded = round_activations(x, group).double()
     expected = rounded @ numbers.double().T
     bound = (rounded.abs() @ numbers.double().abs().T) * (1e-5 if kind in EXACT else 2.0**-9)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/types.h"
@@ -67,6 +68,8 @@ void ternary_point(uint16_t point, bool is_less, uint8_t* codes) {
 int odd_step(unsigned step) {
   return static_cast<int>(2 * step + 1);
 }
+
+constexpr std::array<int, 8> kHalves = {0, 1, 2, 3, 4, 6, 8, 12};  // of the 4-bit floats
 
 }  // namespace
 
@@ -178,12 +181,25 @@ void tq2_0(const std::byte* block, uint8_t* codes, float* scales, float*) {
 }
 
 void mxfp4(const std::byte* block, uint8_t* codes, float* scales, float*) {
-  constexpr std::array<int, 8> kHalves = {0, 1, 2, 3, 4, 6, 8, 12};  // of the 4-bit floats
   const uint32_t exponent = byte_at(block, 0);
   scales[0] = std::bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
   for (int i = 0; i < 32; ++i) {
     const unsigned code = byte_at(block + 1, i % 16) >> (i / 16 * 4) & 15u;
     set_signed(kHalves[code & 7u], code > 7, codes[i]);
+  }
+}
+
+// A scale is an unsigned float of 4 and 3 bits, of which 127 is no number: ggml takes that for 0.
+void nvfp4(const std::byte* block, uint8_t* codes, float* scales, float*) {
+  for (int g = 0; g < 4; ++g) {
+    const unsigned stored = byte_at(block, g);
+    const int exponent = static_cast<int>(stored >> 3 & 15u);
+    const auto digits = static_cast<float>(exponent > 0 ? 8 + (stored & 7u) : stored & 7u);
+    scales[g] = stored == 127 ? 0 : std::ldexp(digits, std::max(exponent, 1) - 11);
+    for (int i = 0; i < 16; ++i) {
+      const unsigned code = byte_at(block + 4 + static_cast<std::ptrdiff_t>(8) * g, i % 8) >> (i / 8 * 4) & 15u;
+      set_signed(kHalves[code & 7u], code > 7, codes[16 * g + i]);
+    }
   }
 }
 

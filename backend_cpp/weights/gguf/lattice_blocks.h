@@ -1,5 +1,5 @@
 // Block formats of GGUF whose codes are not numbers by themselves: points of a lattice (IQ1 to IQ3), three values in a
-// digit (TQ1, TQ2) and 4-bit floats (MXFP4). As weights/gguf/blocks.h says, with the code 128 for 0.
+// digit (TQ1, TQ2) and 4-bit floats (MXFP4, NVFP4). As weights/gguf/blocks.h says, with the code 128 for 0.
 #pragma once
 
 #include <cstddef>
@@ -18,5 +18,6 @@ void iq3_s(const std::byte* block, uint8_t* codes, float* scales, float*);
 void tq1_0(const std::byte* block, uint8_t* codes, float* scales, float*);
 void tq2_0(const std::byte* block, uint8_t* codes, float* scales, float*);
 void mxfp4(const std::byte* block, uint8_t* codes, float* scales, float*);
+void nvfp4(const std::byte* block, uint8_t* codes, float* scales, float*);
 
 }  // namespace turbomind

@@ -25,9 +25,9 @@ class Layout:
         The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v.
     gate_up
         One matrix for gate and up, gate first, instead of two.
-    experts, recurrence
-        From spec and the beginning of a layer's names to the engine tensors of the layer's experts, or of what is
-        in attention's place.
+    experts, latent, recurrence
+        From spec and the beginning of a layer's names to the engine tensors of the layer's experts, of its latent
+        attention, or of what is in attention's place.
     """
 
     embedding: str = "model.embed_tokens"
@@ -56,6 +56,7 @@ class Layout:
     gate_up: str = ""
     down: str = "mlp.down_proj"
     experts: Callable[[ModelSpec, str], dict[str, Expression]] = ExpertNames().tensors
+    latent: Callable[[ModelSpec, str], dict[str, Expression]] = latent_tensors
     recurrence: Callable[[ModelSpec, str], dict[str, Expression]] = lambda spec, prefix: {}
 
     def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
@@ -68,7 +69,7 @@ class Layout:
                 parts |= self.recurrence(spec, prefix)
             if spec.has_attention(i):
                 is_latent = spec.attention_of(i).mla is not None
-                parts |= latent_tensors(spec, prefix) if is_latent else attention_tensors(spec, self, prefix, i)
+                parts |= self.latent(spec, prefix) if is_latent else attention_tensors(spec, self, prefix, i)
             if spec.has_mlp(i) and has_experts(spec, i):
                 parts |= self.experts(spec, prefix)
             if has_dense_mlp(spec, i):

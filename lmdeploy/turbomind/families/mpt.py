@@ -1,5 +1,6 @@
 """MPT: ALiBi, LayerNorm without bias, one matrix for q, k and v, a plain MLP."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.turbomind.families.alibi import alibi_slopes
@@ -11,6 +12,8 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     own, heads = config.attn_config, config.num_attention_heads
+    if isinstance(own, dict):  # of a GGUF file
+        own = SimpleNamespace(**own)
     refuse_unless(own.alibi, "attention without alibi")
     refuse_unless(not own.qk_ln, "qk_ln")
     refuse_unless(own.alibi_bias_max == 8, f"alibi_bias_max {own.alibi_bias_max}")

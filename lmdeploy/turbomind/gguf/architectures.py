@@ -13,6 +13,7 @@ from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.gguf import configs, hybrids, mixtures
+from lmdeploy.turbomind.gguf.latent import latent_tensors
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixture_tensors import biased_experts
 from lmdeploy.turbomind.gguf.recurrent import (
@@ -55,6 +56,7 @@ _LAYOUT = Layout(
 )
 _JOINED_QKV = dataclasses.replace(_LAYOUT, qkv="attn_qkv")
 _LATE_MLP_NORM = dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
+_LATENT = dataclasses.replace(_LAYOUT, latent=latent_tensors)
 _QWEN3_5 = dataclasses.replace(_LATE_MLP_NORM, recurrence=gated_delta_tensors)
 _LFM2 = dataclasses.replace(_LAYOUT, final_norm="token_embd_norm", recurrence=convolution_tensors)
 _MAMBA = dataclasses.replace(_LAYOUT, recurrence=mamba_tensors)
@@ -130,6 +132,7 @@ ARCHITECTURES = {
     "gpt2": Architecture("GPT2LMHeadModel", configs.gpt2, _JOINED_QKV),
     "starcoder": Architecture("GPTBigCodeForCausalLM", configs.gpt2, _JOINED_QKV),
     "bloom": Architecture("BloomForCausalLM", configs.bloom, _JOINED_QKV),
+    "mpt": Architecture("MptForCausalLM", configs.mpt, _JOINED_QKV),
     "olmoe": Architecture("OlmoeForCausalLM", mixtures.olmoe),
     "granitemoe": Architecture("GraniteMoeSharedForCausalLM", mixtures.granitemoe, is_turned=True),
     "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", mixtures.ernie4_5_moe),
@@ -140,14 +143,16 @@ ARCHITECTURES = {
     "gpt-oss": Architecture(
         "GptOssForCausalLM", mixtures.gpt_oss, dataclasses.replace(_LATE_MLP_NORM, experts=biased_experts)
     ),
+    "deepseek2": Architecture("DeepseekV3ForCausalLM", mixtures.deepseek_v3, _LATENT),
     "llama4": Architecture("Llama4ForCausalLM", mixtures.llama4),
 }
 # Models that GGUF names as it does others.
-MIXTRAL, OLMO3 = "llama with experts", "olmo2 with windows"
+MIXTRAL, OLMO3, DEEPSEEK_V2 = "llama with experts", "olmo2 with windows", "deepseek2 with softmax"
 _ALL = {
     **ARCHITECTURES,
     MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True),
     OLMO3: Architecture("Olmo3ForCausalLM", configs.olmo3),
+    DEEPSEEK_V2: Architecture("DeepseekV2ForCausalLM", mixtures.deepseek_v2, _LATENT),
 }
 
 
@@ -161,11 +166,13 @@ def architecture_name(metadata: Metadata) -> str:
     name = metadata.architecture
     if name == "llama" and metadata.get("expert_count"):
         return MIXTRAL
+    if name == "deepseek2" and metadata.get("expert_gating_func", 1) == 1:
+        return DEEPSEEK_V2
     return OLMO3 if name == "olmo2" and metadata.get("attention.sliding_window") else name
 
 
 def architecture_of(name: str) -> Architecture:
-    """Return an architecture by GGUF's name, or :data:`MIXTRAL` or :data:`OLMO3`.
+    """Return an architecture by GGUF's name, or :data:`MIXTRAL`, :data:`OLMO3` or :data:`DEEPSEEK_V2`.
 
     Raises
     ------

@@ -426,3 +426,22 @@ def bloom(metadata: Metadata) -> dict[str, Any]:
         "seq_length": fields["max_position_embeddings"],
         "apply_residual_connection_post_layernorm": False,
     }
+
+
+def mpt(metadata: Metadata) -> dict[str, Any]:
+    """MPT."""
+    fields = common(metadata, "mpt", "layer_norm_epsilon")
+    bias = metadata.get("attention.max_alibi_bias", 0.0)
+    return fields | {
+        "d_model": fields["hidden_size"],
+        "n_heads": fields["num_attention_heads"],
+        "n_layers": fields["num_hidden_layers"],
+        "max_seq_len": fields["max_position_embeddings"],
+        "attn_config": {
+            "alibi": bias > 0,
+            "alibi_bias_max": int(bias),
+            "clip_qkv": metadata.get("attention.clamp_kqv"),
+            "qk_ln": False,
+            "softmax_scale": None,
+        },
+    }

@@ -160,3 +160,33 @@ def llama4(metadata: Metadata) -> dict[str, Any]:
             "attn_scale": 0.1,
         }
     )
+
+
+def _latent(metadata: Metadata, model_type: str) -> dict[str, Any]:
+    """Return the config of a model with latent attention, in which GGUF counts one key/value head."""
+    fields = common(metadata, model_type) | _deepseek_experts(metadata)
+    rope = metadata.need("rope.dimension_count")
+    if factor := metadata.get("rope.scaling.yarn_log_multiplier"):
+        fields["rope_parameters"] |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * factor)
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "num_key_value_heads": fields["num_attention_heads"],
+        "head_dim": rope,
+        "q_lora_rank": metadata.get("attention.q_lora_rank"),
+        "kv_lora_rank": metadata.need("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": metadata.need("attention.key_length_mla") - rope,
+        "v_head_dim": metadata.need("attention.value_length_mla"),
+    }
+
+
+def deepseek_v2(metadata: Metadata) -> dict[str, Any]:
+    """DeepSeek-V2."""
+    fields = _latent(metadata, "deepseek_v2")
+    return fields | {"topk_method": "group_limited_greedy" if fields["n_group"] > 1 else "greedy"}
+
+
+def deepseek_v3(metadata: Metadata) -> dict[str, Any]:
+    """DeepSeek-V3, Kimi K2 and GLM-4.7-Flash."""
+    return _latent(metadata, "deepseek_v3") | {"rope_interleave": True}
