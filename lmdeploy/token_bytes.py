@@ -148,13 +148,16 @@ def _piece_decoder(content: Mapping[str, Any]) -> Callable[[str], bytes]:
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level_bytes
+    if "WordPiece" in kinds:  # of encoders, which write nothing: a word's beginning, with the space before it
+        continuing = next(str(step["prefix"]) for step in steps if step["type"] == "WordPiece")
+        return lambda piece: _word_piece_bytes(piece, continuing)
     if "Metaspace" in kinds:
         marker = next(step["replacement"] for step in steps if step["type"] == "Metaspace")
     elif "Replace" in kinds:
         marker = next(step["pattern"]["String"] for step in steps if step["type"] == "Replace")
     else:
         raise ValueError(
-            f"tokenizer decoder {sorted(kinds)} is not supported; supported: ByteLevel, Metaspace, Replace"
+            f"tokenizer decoder {sorted(kinds)} is not supported; supported: ByteLevel, Metaspace, Replace, WordPiece"
         )
     has_bytes = "ByteFallback" in kinds or bool(content["model"].get("byte_fallback"))
     return lambda piece: _sentencepiece_bytes(piece, marker, has_bytes)
@@ -169,6 +172,10 @@ def _steps(component: Mapping[str, Any] | None, inner: str) -> list[Mapping[str,
 def _sentencepiece_bytes(piece: str, marker: str, has_bytes: bool) -> bytes:
     match = _BYTE_PIECE.fullmatch(piece) if has_bytes else None
     return bytes([int(match[1], 16)]) if match else piece.replace(marker, " ").encode()
+
+
+def _word_piece_bytes(piece: str, continuing: str) -> bytes:
+    return piece.removeprefix(continuing).encode() if piece.startswith(continuing) else f" {piece}".encode()
 
 
 def byte_level_alphabet() -> dict[str, int]:

@@ -11,6 +11,7 @@ from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import locate_model, tokenizer_dir
 from lmdeploy.token_bytes import TokenBytes, token_bytes_of
 from lmdeploy.tokenizer_readers import read_tokenizer
+from lmdeploy.tokenizer_readers.framed import Frame, frame_of
 from lmdeploy.tokenizer_readers.resolved import copy_resolved, is_resolved, read_resolved, write_resolved
 
 
@@ -157,6 +158,14 @@ class Tokenizer:
         """Return the token ids of texts that follow each other, none of which reaches over the end of one."""
         first, *others = pieces
         return self.encode(first, add_bos) + [token for ids in self._encode_all(others) for token in ids]
+
+    def frame(self, is_pair: bool = False) -> Frame:
+        """Return the special tokens around a text, or around and between the texts of a pair."""
+        return frame_of(self._tokenizer, is_pair)
+
+    def encode_bare(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of texts without what the tokenizer puts around them."""
+        return self._encode_all(texts)
 
     def _encode_all(self, texts: list[str]) -> list[list[int]]:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)

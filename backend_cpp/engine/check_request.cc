@@ -103,6 +103,26 @@ void check_combinations(const Request& request) {
   if (request.session && params.prompt_logprobs) throw invalid_argument("prompt_logprobs cannot be had in a session");
 }
 
+// What encoders read.
+void check_text(const Request& request, const RequestLimits& limits) {
+  const GenerationParams& params = request.params;
+  if (params.second_text_begin && static_cast<size_t>(*params.second_text_begin) >= request.input_ids.size()) {
+    throw invalid_argument("second_text_begin must be less than the " + std::to_string(request.input_ids.size()) +
+                           " tokens of input_ids, got " + std::to_string(*params.second_text_begin));
+  }
+  if (!limits.only_embeds) return;
+  if (!params.output_embedding) {
+    throw invalid_argument("this model is an encoder: it makes vectors of texts and generates nothing");
+  }
+  if (request.session || params.looks_at_prompt()) {
+    throw invalid_argument("this model is an encoder: of a text there is its vector alone, and there are no sessions");
+  }
+  if (const size_t tokens = request.input_ids.size(); tokens > static_cast<size_t>(limits.session_len)) {
+    throw Error(ErrorCode::kTooLong, "a text must have at most the " + std::to_string(limits.session_len) +
+                                         " tokens that the model reads, got " + std::to_string(tokens));
+  }
+}
+
 void complete_stops(GenerationParams& params, const RequestLimits& limits, const TokenTable& tokens) {
   if (!params.ignore_eos) {
     params.stop_token_ids.insert(params.stop_token_ids.end(), limits.eos_token_ids.begin(), limits.eos_token_ids.end());
@@ -123,6 +143,7 @@ void check_request(Request& request, const RequestLimits& limits, const TokenTab
   if (!request.session && !params.runs_model()) throw invalid_argument("max_new_tokens must be >= 1, got 0");
   check_prompt(request, limits);
   check_embeddings(request, limits);
+  check_text(request, limits);
   check_lengths(request, limits.session_len);
   check_combinations(request);
   if (!params.response_format.empty() && !limits.has_grammars) {

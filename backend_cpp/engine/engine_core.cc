@@ -49,8 +49,9 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       likely_tokens_(tokens, runner.traits().vocab_size),
       drafter_(make_drafter(config, draft_runner, runner.traits().vocab_size)),
       speculator_(make_speculator(config, drafter_.get(), &likely_tokens_)),
-      scheduler_({config.max_batch_size, config.max_step_tokens, runner.traits().images.needs_whole}, blocks_,
-                 speculator_ ? &*speculator_ : nullptr,
+      scheduler_({config.max_batch_size, config.max_step_tokens, runner.traits().images.needs_whole,
+                  runner.traits().reads_whole},
+                 blocks_, speculator_ ? &*speculator_ : nullptr,
                  [&runner](const std::vector<PageMove>& moves) {
                    if (!moves.empty()) runner.move_pages(moves);
                  }),
@@ -144,8 +145,9 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   group->history_len = history_len;
   group->embeddings = std::move(embeddings);
   group->looked_at = std::move(looked_at);
-  group->may_match = !params.looks_at_prompt();
-  group->keeps_blocks = config_.enable_prefix_caching || (request.session && !request.session->end);
+  group->may_match = !params.looks_at_prompt() && !runner_.traits().reads_whole;
+  const bool may_keep = config_.enable_prefix_caching || (request.session && !request.session->end);
+  group->keeps_blocks = may_keep && !runner_.traits().reads_whole;
   if (group->keeps_blocks && needs_anchors()) group->marks = likely_forks(tokens, space_.tokens, config_.block_len);
   if (request.returns_prompt || params.prompt_logprobs) {
     group->prompt = std::make_shared<const std::vector<int32_t>>(tokens);

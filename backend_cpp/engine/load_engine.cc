@@ -123,6 +123,7 @@ std::unique_ptr<ModelRunner> make_draft_runner(const SpeculativeConfig& speculat
 
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
 int cache_page_count(const EngineSettings& settings, const EngineConfig& config, ModelRunner& runner, size_t limit) {
+  if (config.plan.groups.empty()) return 0;
   const double wanted = settings.cache_max_entry_count;
   const int pages_of_block = config.plan.pages_of_block();
   // States of a fixed size come in addition: one a sequence that runs, and as many snapshots.
@@ -153,8 +154,10 @@ int cache_page_count(const EngineSettings& settings, const EngineConfig& config,
 
 // The settings, without bits of a cache that the model does not have.
 EngineSettings without_unused_bits(EngineSettings settings, const ModelSpec& spec, std::vector<std::string>& notes) {
-  if (settings.quant_policy == 0 || attention_layer_count(spec) > 0) return settings;
-  notes.push_back("quant_policy is ignored: " + spec.model_name + " has no attention layers, whose cache it is for");
+  if (settings.quant_policy == 0 || (attention_layer_count(spec) > 0 && !spec.encoder)) return settings;
+  notes.push_back(
+      "quant_policy is ignored: " + spec.model_name +
+      (spec.encoder ? " is an encoder, which has no cache" : " has no attention layers, whose cache it is for"));
   settings.quant_policy = 0;
   return settings;
 }
@@ -169,6 +172,11 @@ int host_page_count(const EngineSettings& settings, const EngineConfig& config) 
                            " MiB left");
   }
   return pages;
+}
+
+// An encoder's longest text runs in one step.
+int step_rows(const EngineConfig& config, const ModelSpec& spec) {
+  return spec.encoder ? std::max(config.max_step_tokens, config.session_len) : config.max_step_tokens;
 }
 
 int step_tokens(const EngineSettings& settings, const EngineConfig& config, const DeviceTraits& defaults) {
@@ -290,7 +298,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   const StepLimits limits{config.max_batch_size, config.session_len, config.block_len};
   std::unique_ptr<ModelRunner> runner =
       has_worker(directory) ? make_worker_runner(directory, spec, settings, config.max_step_tokens, limits)
-                            : make_native_runner(directory, spec, settings, device, config.max_step_tokens);
+                            : make_native_runner(directory, spec, settings, device, step_rows(config, spec));
   runner->prepare(limits);
   auto draft_runner =
       make_draft_runner(config.speculation, settings, directory, tokens, *runner, config.max_step_tokens);

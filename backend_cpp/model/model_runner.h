@@ -36,6 +36,7 @@ struct StepSpan {
   int position_shift = 0;  // of the ranges that end at or before first_position
   int adapter = 0;         // slot of the low-rank adapter of its rows (ModelRunner::place_adapter); 0: none
   int drafts = 0;          // last rows that are only drafted; where the last row is wanted, they and the one before are
+  int second_text = 0;     // of an encoder: first position of the second text of a pair; 0: there is one text
 
   // The last ones, whose logits are wanted.
   int wanted_rows() const { return wanted == SpanRows::kNone ? 0 : wanted == SpanRows::kLast ? 1 + drafts : count; }
@@ -95,8 +96,9 @@ struct StepInput {
 // What a step brings.
 struct StepOutput {
   // The wanted rows, in span order; valid until the next step begins.
-  float* logits = nullptr;        // [wanted rows, vocab_size], writable
-  const float* hidden = nullptr;  // [wanted rows, hidden_size], after the final norm; a head's: what it takes itself
+  float* logits = nullptr;  // [wanted rows, vocab_size], writable
+  // [wanted rows, hidden_size], after the final norm; a head's: what it takes itself; an encoder's: the texts' vectors.
+  const float* hidden = nullptr;
   // The choices, in span order; valid until the next step is taken.
   const ChosenToken* chosen = nullptr;
   // For how long a device alongside the host has worked on it; 0 where the host itself has.
@@ -147,6 +149,8 @@ struct RunnerTraits {
   int hidden_size = 0;
   ImageTraits images = {};  // of rows in place of token embeddings; without a width, it takes none
   std::optional<HeadTraits> head = std::nullopt;  // where it is one
+  // It is an encoder: a text runs in one step, and its only wanted row is its vector. There are no logits.
+  bool reads_whole = false;
   // Other runners of this process can use the cache's memory too (ModelRunner::cache_pages).
   bool shares_cache = false;
   // It can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens that

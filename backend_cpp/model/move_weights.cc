@@ -16,6 +16,7 @@ class Mover {
   void move(Weights& weights) {
     move(weights.embedding);
     move(weights.position_embedding);
+    move(weights.token_types);
     move(weights.embedding_norm);
     if (weights.layer_inputs) move(*weights.layer_inputs);
     for (LinearStorage& linear : weights.stream_makers) move(linear);

@@ -11,6 +11,7 @@
 #include "base/cpu_share.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "model/encoder/text_pooling.h"
 #include "model/move_weights.h"
 #include "model/spec/decoder_limits.h"
 
@@ -38,6 +39,10 @@ Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& check
   return weights;
 }
 
+bool has_token_types(const ModelSpec& spec) {
+  return spec.encoder && spec.encoder->token_types > 0;
+}
+
 // Whether every sequence adds one token and looks at its logits.
 bool is_decoding(const StepInput& input) {
   return std::all_of(input.spans.begin(), input.spans.end(), [](const StepSpan& span) {
@@ -60,8 +65,9 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
     : ModelRunner({.vocab_size = logit_count(shard.spec),
                    .hidden_size = shard.spec.hidden_size,
                    .images = image_traits(shard.spec),
+                   .reads_whole = shard.spec.encoder.has_value(),
                    .shares_cache = ops->shares_host_memory(),
-                   .chooses_tokens = !ops->shares_host_memory()}),
+                   .chooses_tokens = !ops->shares_host_memory() && !shard.spec.encoder}),
       ops_(std::move(ops)),
       spec_(checked(shard.spec)),
       weights_(load_weights(*ops_, shard, checkpoint, options, threads)),
@@ -78,6 +84,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       adapter_type_(options.dtype),
       tokens_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       positions_(*ops_, spec_.learned_positions > 0 ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
+      token_types_(*ops_, has_token_types(spec_) ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
       outputs_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       embeddings_(*ops_, static_cast<size_t>(max_rows) * static_cast<size_t>(traits_.images.width) * sizeof(float)),
       embedding_rows_(*ops_, spec_.images ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
@@ -87,8 +94,9 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       experts_(float_buffer(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_rows : 0, spec_.hidden_size)),
       output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      logits_(float_buffer(*ops_, logit_rows_at_once_, logit_count(spec_))),
-      logit_parts_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
+      logits_(float_buffer(*ops_, spec_.encoder ? 0 : logit_rows_at_once_, logit_count(spec_))),
+      logit_parts_(float_buffer(*ops_, is_divided_ && !spec_.encoder ? logit_rows_at_once_ : 0,
+                                shard.count * shard.vocab_part)) {
   if (spec_.recurrence) recurrence_.emplace(*ops_, shard, max_rows);
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
   if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
@@ -99,13 +107,16 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
     if (head_->goes_on_with_stream()) streams_ = float_buffer(*ops_, max_rows, spec_.hidden_size);
   }
   if (ops_->shares_host_memory()) return;
-  sampler_ = ops_->make_sampler(logit_count(spec_), max_rows);
+  if (!spec_.encoder) sampler_ = ops_->make_sampler(logit_count(spec_), max_rows);
   if (!brings_output_) return;
-  host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * logit_count(spec_) * sizeof(float));
+  if (!spec_.encoder) {
+    host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * logit_count(spec_) * sizeof(float));
+  }
   host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
 
 void NativeRunner::prepare(const StepLimits& limits) {
+  attention_.allocate_texts(*ops_, limits.spans);
   if (ops_->shares_host_memory()) return;
   // Prompts alone take most memory: long products, and scratch memory for each. They share their blocks, since nobody
   // looks at what comes of them.
@@ -128,7 +139,7 @@ void NativeRunner::prepare(const StepLimits& limits) {
   }
   is_warming_up_ = true;
   forward(input);
-  project(0, logit_rows_at_once_);
+  if (!spec_.encoder) project(0, logit_rows_at_once_);
   is_warming_up_ = false;
   share.size.page_count = 0;
   allocate_cache(share);
@@ -170,6 +181,7 @@ void NativeRunner::allocate_cache(const CacheShare& share) {
 size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
+  if (spec_.encoder) return 0;
   shapes_ = ops_->decoding_shapes(limits.spans, limits.context);
   if (shapes_.empty()) return 0;
   connect_ranks();
@@ -225,17 +237,18 @@ void NativeRunner::begin(const StepInput& input) {
   if (rows == 0) return begin_without_rows();
   const int embedded = stage_embeddings(input);
   const bool looks = cross_ && cross_->begin_step(*ops_, input);
-  const bool decodes = embedded == 0 && is_decoding(input);
+  const bool decodes = embedded == 0 && !spec_.encoder && is_decoding(input);
   const Outputs outputs = stage(input);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
-  const int projected = std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
+  const int projected = spec_.encoder ? 0 : std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
   if (!in_flight_.empty()) sampler_->place(in_flight_, tokens_.device<int32_t>());
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
   ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
     run_rows({*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks()}, input, embedded, looks,
              decodes ? computed : outputs.count(), projected);
   });
+  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return pool_texts(input);
   give_out(outputs, projected);
 }
 
@@ -247,6 +260,11 @@ void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int
     auto* positions = branch_.as<float>();
     step.ops.embed(weights_.position_embedding.view, positions_.device<int32_t>(), step.rows, 1, positions);
     step.ops.add_scaled(1, positions, step.rows, spec_.hidden_size, hidden);
+  }
+  if (token_types_.size() > 0) {
+    auto* types = branch_.as<float>();
+    step.ops.embed(weights_.token_types.view, token_types_.device<int32_t>(), step.rows, 1, types);
+    step.ops.add_scaled(1, types, step.rows, spec_.hidden_size, hidden);
   }
   if (spec_.has_embedding_norm) {
     step.ops.norm(weights_.embedding_norm.view, hidden, step.rows, spec_.hidden_size, hidden);
@@ -325,6 +343,17 @@ void NativeRunner::stage_tokens(const StepInput& input) {
   }
   tokens_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
   if (spec_.learned_positions > 0) stage_positions(input);
+  if (token_types_.size() > 0) stage_token_types(input);
+}
+
+void NativeRunner::stage_token_types(const StepInput& input) {
+  auto* types = token_types_.host<int32_t>();
+  for (const StepSpan& span : input.spans) {
+    const int second = span.second_text > 0 && spec_.encoder->token_types > 1 ? span.second_text : span.count;
+    std::fill_n(types + span.first_row, second, 0);
+    std::fill_n(types + span.first_row + second, span.count - second, 1);
+  }
+  token_types_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
 }
 
 // Positions beyond the table, which settings refuse, read its last row.
@@ -349,7 +378,9 @@ NativeRunner::Outputs NativeRunner::stage_outputs(const StepInput& input) {
     ++outputs.choices;
   }
   for (const StepSpan& span : input.spans) {
-    for (int row = span.count - span.wanted_rows(); row < span.count; ++row) *next++ = span.first_row + row;
+    const bool takes_first = spec_.encoder && spec_.encoder->pooling == TextPooling::kFirst;
+    const int first = takes_first ? 0 : span.count - span.wanted_rows();
+    for (int row = first; row < first + span.wanted_rows(); ++row) *next++ = span.first_row + row;
     outputs.rows += span.wanted_rows();
   }
   outputs_.upload(*ops_, static_cast<size_t>(outputs.count()) * sizeof(int32_t));
@@ -442,6 +473,7 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   };
   const bool attends = has_attention(spec_, index);
   const bool has_mlp = spec_.layer_mlps[static_cast<size_t>(index)];
+  if (block.skips_first_norm && index == 0) heads_input = hidden;
   LinearInput input = heads_input != nullptr ? LinearInput(heads_input) : normed_by(layer.attention_norm);
   LinearInput mlp_input = normed_by(layer.mlp_norm);
   if (block.is_parallel) {  // both halves read the stream as it is now
@@ -528,6 +560,7 @@ void NativeRunner::add_branch(const StepContext& step, const BlockSpec& block, c
 }
 
 void NativeRunner::gather_outputs(int count) {
+  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return;  // all rows of a text go into its vector
   auto* rows = output_rows_.as<float>();
   ops_->gather_rows(hidden_.as<float>(), outputs_.device<int32_t>(), count, spec_.hidden_size, rows);
   if (spec_.head && !has_outer_norms(*spec_.head)) return;
@@ -578,15 +611,35 @@ void NativeRunner::sum_over_ranks(float* x, size_t count) {
   if (meets_ranks()) ops_->all_reduce(x, count);
 }
 
+void NativeRunner::pool_texts(const StepInput& input) {
+  const auto rows = static_cast<int>(input.tokens.size());
+  const auto width = static_cast<size_t>(spec_.hidden_size);
+  auto* normed = normed_.as<float>();
+  ops_->norm(weights_.final_norm.view, hidden_.as<float>(), rows, spec_.hidden_size, normed);
+  const bool is_host = ops_->shares_host_memory();
+  if (!is_host) bring(normed, rows, spec_.hidden_size, host_rows_.as<float>());
+  const float* from = is_host ? normed : host_rows_.as<float>();
+  output_ = {};
+  if (!brings_output_) return;
+  vectors_.resize(input.spans.size() * width);
+  float* to = vectors_.data();
+  for (const StepSpan& span : input.spans) {
+    pool_text(spec_.encoder->pooling, from + static_cast<size_t>(span.first_row) * width, span.count, spec_.hidden_size,
+              to);
+    to += width;
+  }
+  output_.hidden = vectors_.data();
+}
+
 void NativeRunner::give_out(const Outputs& outputs, int projected) {
   if (ops_->shares_host_memory()) {
     output_ = {};
-    output_.logits = logits_.as<float>();
+    output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
     output_.hidden = streams_.size() > 0 ? streams_.as<float>() : output_rows_.as<float>();
     output_.row_hidden = kept_.size() > 0 ? kept_.as<float>() : nullptr;
     return;
   }
-  for (int first = 0; first < outputs.count(); first += logit_rows_at_once_) {
+  for (int first = 0; first < outputs.count() && !spec_.encoder; first += logit_rows_at_once_) {
     const int count = std::min(logit_rows_at_once_, outputs.count() - first);
     if (first >= projected) project(first, count);
     const int choices = std::clamp(outputs.choices - first, 0, count);
@@ -597,7 +650,7 @@ void NativeRunner::give_out(const Outputs& outputs, int projected) {
   const auto skipped = static_cast<size_t>(outputs.choices) * static_cast<size_t>(spec_.hidden_size);
   bring(output_rows_.as<float>() + skipped, outputs.rows, spec_.hidden_size, host_rows_.as<float>());
   output_ = {};
-  output_.logits = host_logits_.as<float>();
+  output_.logits = host_logits_.size() > 0 ? host_logits_.as<float>() : nullptr;
   output_.hidden = host_rows_.as<float>();
 }
 

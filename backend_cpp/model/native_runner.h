@@ -68,6 +68,9 @@ class NativeRunner final : public ModelRunner {
   Outputs stage(const StepInput& input);
   void stage_tokens(const StepInput& input);
   void stage_positions(const StepInput& input);
+  void stage_token_types(const StepInput& input);
+  // The vector of each text of the step, where all of its rows go into it.
+  void pool_texts(const StepInput& input);
   Outputs stage_outputs(const StepInput& input);
   // Returns how many rows of the step take the place of token embeddings.
   int stage_embeddings(const StepInput& input);
@@ -124,6 +127,7 @@ class NativeRunner final : public ModelRunner {
 
   Staged tokens_;                          // int32 [max_rows]
   Staged positions_;                       // int32 [max_rows]; empty without learned positions
+  Staged token_types_;                     // int32 [max_rows]; empty without token types
   Staged outputs_;                         // int32 [max_rows]; the rows whose logits are computed
   Staged embeddings_;                      // float32 [1 + deepstack layers, rows, hidden_size], where it takes them
   Staged embedding_rows_;                  // int32 [max_rows]; their places in the step
@@ -147,8 +151,9 @@ class NativeRunner final : public ModelRunner {
   AlignedBuffer logit_parts_;          // [ranks, rows, vocab_part_], where the vocabulary is divided
 
   // Wanted rows in the host's memory, where the device has its own. Memory is taken only when touched.
-  AlignedBuffer host_logits_;  // vocab_size
-  AlignedBuffer host_rows_;    // hidden_size
+  AlignedBuffer host_logits_;   // vocab_size
+  AlignedBuffer host_rows_;     // hidden_size
+  std::vector<float> vectors_;  // of a step's texts, [texts, hidden_size], where they are pooled here
   StepOutput output_;
 };
 

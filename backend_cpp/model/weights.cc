@@ -95,7 +95,7 @@ MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::str
   const bool bias = shard.spec.mlp.bias;
   return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Slice::joined({channels, channels}), hidden, bias)
                                   : read.linear(prefix + "up", channels, hidden, bias),
-          read.linear(prefix + "down", hidden, channels, bias),
+          read.linear(prefix + "down", hidden, channels, bias || shard.spec.mlp.down_bias),
           shard.spec.mlp.is_xielu ? read_xielu(read, prefix) : XieluFactors{}, cut};
 }
 
@@ -109,7 +109,8 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   const bool is_heads_first = spec.head && index == 0;
   const bool is_wide = is_heads_first && spec.head->kind == HeadKind::kEagle3;
   const BlockSpec& block = block_of(spec, index);
-  const bool has_first_norm = is_heads_first ? has_outer_norms(*spec.head) : block.has_input_norms;
+  const bool skips_norm = block.skips_first_norm && index == 0;
+  const bool has_first_norm = is_heads_first ? has_outer_norms(*spec.head) : block.has_input_norms && !skips_norm;
   const bool has_mixer = has_attention(spec, index) || has_recurrence(spec, index);
   const bool has_mlp = spec.layer_mlps[static_cast<size_t>(index)];
   if (has_first_norm && has_mixer) layer.attention_norm = norm("attention_norm");
@@ -292,6 +293,9 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
         weights.position_embedding =
             read.matrix("position_embedding", spec.learned_positions, spec.hidden_size, options.dtype);
       }
+      if (spec.encoder && spec.encoder->token_types > 0) {
+        weights.token_types = read.matrix("token_types", spec.encoder->token_types, spec.hidden_size, options.dtype);
+      }
       if (spec.layer_input) weights.layer_inputs = read_input_table(spec, read);
       for (int i = 0; spec.streams && i + 1 < spec.streams->count; ++i) {
         const auto square = [&](const std::string& name) {
@@ -303,7 +307,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
     }
   });
   weights.vocab = shard.vocab.ranges().at(0);
-  weights.lm_head = read_output_layer(shard, checkpoint, read, pool);
+  if (!spec.encoder) weights.lm_head = read_output_layer(shard, checkpoint, read, pool);
   weights.adapted_layers = find_adapted_layers(weights.layers, checkpoint);
   if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", shard.vocab);
   return weights;

@@ -208,6 +208,7 @@ py::list OfflineEngine::poll(double timeout) {
     item["logprobs"] = std::move(logprobs);
     item["logits"] = matrix(std::move(output.logits), vocab_size_);
     item["last_hidden_state"] = matrix(std::move(output.hidden_states), hidden_size_);
+    item["embedding"] = matrix(std::move(output.embedding), hidden_size_);
     item["score"] = py::make_tuple(output.score, output.scored_tokens);
     item["error"] = text(output.error);
     item["is_bad_request"] = output.error_code != ErrorCode::kInternal && output.error_code != ErrorCode::kUnavailable;

@@ -75,6 +75,8 @@ class SourceModel:
             raise UnsupportedModelError("GGUF files are not made smaller: take the model as safetensors")
         description = describe(self.directory, directory.name)
         self.spec: ModelSpec = description.spec
+        if self.spec.encoder is not None:
+            raise UnsupportedModelError("encoders are not made smaller: serve them with --weight-bits")
         self.name = self.spec.architecture
         if self.spec.streams:
             raise UnsupportedModelError(f"{self.name} has several residual streams: serve it with --weight-bits 4 or 8")

@@ -1,80 +1,292 @@
 """How a model that is made for embeddings makes one of a text, as sentence-transformers writes it down.
 
-``modules.json`` lists the steps: a transformer, ``Pooling`` of its hidden states into one vector, and often
-``Normalize`` (https://sbert.net/docs/package_reference/sentence_transformer/models.html).
+``modules.json`` lists the steps: a transformer, ``Pooling`` of its hidden states into one vector, linear layers
+(``Dense``), and often ``Normalize``; ``config_sentence_transformers.json`` has the prompts in front of texts
+(https://sbert.net/docs/package_reference/sentence_transformer/models.html). The engine pools; what follows is done
+here, with a few thousand numbers a text.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmdeploy.stored_rows import stored_rows
+from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lmdeploy.tokenizer import Tokenizer
 
 _FILE = "pooling.json"
+_WEIGHTS = "pooling.npz"
 _MODULES = "modules.json"
-_LAST = "lasttoken"
+_PROMPTS = "config_sentence_transformers.json"
 _MODE = "pooling_mode_"
+_MODES = {
+    "cls": "first",
+    "cls_token": "first",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "max": "max",
+    "max_tokens": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean": "weighted_mean",
+    "weightedmean_tokens": "weighted_mean",
+    "lasttoken": "last",
+}
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A linear layer on a text's vector.
+
+    Attributes
+    ----------
+    activation
+        What follows it, by torch's name.
+    weight, bias
+        ``[outputs, inputs]`` and ``[outputs]``, float32.
+    norm, norm_eps
+        The weight ``[outputs]`` of a LayerNorm without a bias behind it; empty: there is none.
+    """
+
+    activation: str = "Identity"
+    weight: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), compare=False)
+    bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
+
+    norm: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
+    norm_eps: float = 0.0
+
+    @property
+    def parts(self) -> tuple[NDArray[np.float32], ...]:
+        """Its arrays, as files hold them."""
+        return self.weight, self.bias, self.norm
+
+    def kept(self) -> dict[str, Any]:
+        """Return the rest, as files hold it."""
+        return {"activation": self.activation, "norm_eps": self.norm_eps}
+
+    def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what it makes of vectors ``[texts, inputs]``."""
+        made = activated(self.activation, linear(self.weight, self.bias, vectors).astype(np.float64))
+        if self.norm.size:
+            centred = made - made.mean(axis=1, keepdims=True)
+            made = centred / np.sqrt(centred.var(axis=1, keepdims=True) + self.norm_eps) * self.norm
+        return made.astype(np.float32)
+
+
+def layers_of(kept: Sequence[Mapping[str, Any]], weights: Any) -> tuple[DenseLayer, ...]:
+    """Return layers of what `DenseLayer.kept` says, and of the arrays of all of them, ``arr_0``, ``arr_1``, ..."""
+    each = [[weights[f"arr_{3 * i + part}"] for part in range(3)] for i in range(len(kept))]
+    return tuple(
+        DenseLayer(one["activation"], weight, bias, norm, one["norm_eps"])
+        for one, (weight, bias, norm) in zip(kept, each, strict=True)
+    )
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """What becomes of the hidden states of a text.
+    """What becomes of the vector that the engine makes of a text.
 
     Attributes
     ----------
     normalizes
-        The vector is brought to length 1.
+        It is brought to length 1 in the end.
     refusal
-        Why this engine cannot do it; empty: the last token's hidden state is the text's vector.
+        Why this engine cannot do it; empty: it can.
+    prompts
+        Texts in front of a text, by what it is for.
+    default_prompt
+        The name of the one in front of texts whose caller names none; empty: none is.
+    dimensions
+        To how many numbers vectors may be cut, where the checkpoint says it.
+    dense
+        Linear layers that the vector goes through.
+    frame
+        The special tokens around a text.
     """
 
     normalizes: bool = False
     refusal: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    dimensions: tuple[int, ...] = ()
+    dense: tuple[DenseLayer, ...] = ()
+    frame: Frame = NO_FRAME
+
+    def finished(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the vectors that callers get of those that the engine made, ``[texts, hidden size]``."""
+        for layer in self.dense:
+            vectors = layer(vectors)
+        return unit(vectors) if self.normalizes else vectors
 
 
-def pooling_of(model_dir: Path) -> Pooling | None:
+def linear(weight: NDArray[np.float32], bias: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what a linear layer makes of each row: the same bits whatever other rows there are."""
+    if not len(rows):
+        return np.zeros((0, len(weight)), np.float32)
+    made: NDArray[np.float32] = np.stack([weight @ row for row in rows]) + bias
+    return made
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return vectors of length 1; one of length 0 stays."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units: NDArray[np.float32] = vectors / np.where(lengths > 0, lengths, 1)
+    return units
+
+
+def activated(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return an activation function of torch of numbers, by its name there.
+
+    Raises
+    ------
+    ValueError
+        There is none of that name here.
+    """
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation {name} is not supported; supported: {', '.join(_ACTIVATIONS)}")
+    gate: NDArray[np.float64] = 0.5 * (1 + np.tanh(x / 2))
+    made: NDArray[np.float64] = x
+    if name == "Tanh":
+        made = np.tanh(x)
+    elif name == "ReLU":
+        made = np.maximum(x, 0)
+    elif name == "GELU":
+        made = x * 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
+    elif name == "SiLU":
+        made = x * gate
+    elif name == "Sigmoid":
+        made = gate
+    return made
+
+
+def engine_pooling(model_dir: Path, raw: Mapping[str, Any]) -> str:
+    """Return how the engine pools the hidden states of an encoder (`lmdeploy.turbomind.spec.EncoderSpec`).
+
+    Encoders without a ``modules.json`` take the mean, as in sentence-transformers; those with a classifier what that
+    reads.
+    """
+    architecture = str((raw.get("architectures") or [""])[0])
+    if architecture.endswith("ForSequenceClassification"):
+        return "mean" if raw.get("classifier_pooling") == "mean" else "first"
+    try:
+        modes = _modes(model_dir, _steps(model_dir))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return "mean"  # pooling_of() says what is wrong
+    return _MODES.get(modes[0], "mean") if len(modes) == 1 else "mean"
+
+
+def pooling_of(model_dir: Path, is_encoder: bool = False) -> Pooling | None:
     """Return how a checkpoint wants embeddings made; None: it is not made for that."""
     if not (model_dir / _MODULES).is_file():
-        return None
+        return Pooling() if is_encoder else None
     try:
-        steps = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in _read(model_dir / _MODULES)]
-        return Pooling("Normalize" in dict(steps), _refusal(model_dir, steps))
+        steps = _steps(model_dir)
+        if refusal := _refusal(model_dir, steps, is_encoder):
+            return Pooling(refusal=refusal)
+        kinds = [kind for kind, _ in steps]
+        dense = tuple(_dense(model_dir / path) for kind, path in steps if kind == "Dense")
+        prompts, default = _prompts(model_dir)
+        sizes = _read(model_dir / "config.json").get("matryoshka_dimensions") or []
+        return Pooling("Normalize" in kinds, "", prompts, default, tuple(sorted(map(int, sizes))), dense)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Pooling(refusal=f"{_MODULES} and what it names cannot be read ({' '.join(str(error).split())})")
 
 
-def write_pooling(model_dir: Path, engine_dir: Path) -> None:
+def write_pooling(
+    model_dir: Path, engine_dir: Path, tokenizer: Tokenizer | None = None, is_encoder: bool = False
+) -> None:
     """Write what :func:`pooling_of` says of a checkpoint into its engine directory."""
-    pooling = pooling_of(model_dir)
-    if pooling is not None:
-        (engine_dir / _FILE).write_text(json.dumps(asdict(pooling)), encoding="utf-8")
+    pooling = pooling_of(model_dir, is_encoder)
+    if pooling is None:
+        return
+    if tokenizer is not None:
+        pooling = replace(pooling, frame=tokenizer.frame())
+    kept = asdict(pooling) | {"dense": [layer.kept() for layer in pooling.dense]}
+    (engine_dir / _FILE).write_text(json.dumps(kept), encoding="utf-8")
+    if pooling.dense:
+        np.savez(engine_dir / _WEIGHTS, *(part for layer in pooling.dense for part in layer.parts))
 
 
 def read_pooling(engine_dir: Path) -> Pooling | None:
     """Return what :func:`write_pooling` wrote."""
-    file = engine_dir / _FILE
-    return Pooling(**_read(file)) if file.is_file() else None
+    if not (engine_dir / _FILE).is_file():
+        return None
+    kept = _read(engine_dir / _FILE)
+    dense: tuple[DenseLayer, ...] = ()
+    if kept["dense"]:
+        with np.load(engine_dir / _WEIGHTS) as weights:
+            dense = layers_of(kept["dense"], weights)
+    return Pooling(
+        **kept | {"dimensions": tuple(kept["dimensions"]), "dense": dense, "frame": read_frame(kept["frame"])}
+    )
+
+
+def longest_text(model_dir: Path) -> int | None:
+    """Return how many tokens of a text sentence-transformers would read of an encoder's; None: as many as it has."""
+    for file in (model_dir / "sentence_bert_config.json", model_dir / "sentence_transformers_config.json"):
+        if file.is_file():
+            length = _read(file).get("max_seq_length")
+            return length if type(length) is int and length > 0 else None
+    return None
 
 
 def _read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _refusal(model_dir: Path, steps: list[tuple[str, str]]) -> str:
-    unknown = [kind for kind, _ in steps if kind not in ("Transformer", "Pooling", "Normalize")]
+def _steps(model_dir: Path) -> list[tuple[str, str]]:
+    return [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in _read(model_dir / _MODULES)]
+
+
+def _refusal(model_dir: Path, steps: list[tuple[str, str]], is_encoder: bool) -> str:
+    unknown = [kind for kind, _ in steps if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
     if unknown:
         return f"its step {unknown[0]} is not supported"
-    if _read(model_dir / "config.json").get("is_causal") is False:
+    raw = _read(model_dir / "config.json")
+    if not is_encoder and (raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True):
         return "its attention is bidirectional, which is not supported"
+    if all(kind != "Pooling" for kind, _ in steps):
+        return f"{_MODULES} has no pooling"
+    modes, known = _modes(model_dir, steps), list(_MODES) if is_encoder else ["lasttoken"]
+    if len(modes) != 1 or modes[0] not in known:
+        return f"its pooling is {' and '.join(modes) or 'not said'}; supported: {', '.join(known)}"
+    return ""
+
+
+def _modes(model_dir: Path, steps: list[tuple[str, str]]) -> list[str]:
     folder = next((path for kind, path in steps if kind == "Pooling"), None)
     if folder is None:
-        return f"{_MODULES} has no pooling"
-    modes = _modes(_read(model_dir / folder / "config.json"))
-    return "" if modes == [_LAST] else f"its pooling is {' and '.join(modes) or 'not said'}; supported: {_LAST}"
-
-
-def _modes(config: dict[str, Any]) -> list[str]:
+        raise ValueError(f"{_MODULES} has no pooling")
+    config = _read(model_dir / folder / "config.json")
     if named := config.get("pooling_mode"):
         return [named] if isinstance(named, str) else [str(each) for each in named]
     return [name.removeprefix(_MODE) for name, is_on in config.items() if name.startswith(_MODE) and is_on is True]
+
+
+def _dense(folder: Path) -> DenseLayer:
+    config = _read(folder / "config.json")
+    activation = str(config.get("activation_function") or "Identity").rpartition(".")[2]
+    activated(activation, np.zeros(1))
+    file = folder / "model.safetensors"
+    weight = stored_rows(file, "linear.weight")
+    bias = stored_rows(file, "linear.bias")[0] if config.get("bias", True) else np.zeros(len(weight), np.float32)
+    return DenseLayer(activation, weight, bias)
+
+
+def _prompts(model_dir: Path) -> tuple[dict[str, str], str]:
+    file = model_dir / _PROMPTS
+    config = _read(file) if file.is_file() else {}
+    prompts = {str(name): text for name, text in (config.get("prompts") or {}).items() if isinstance(text, str)}
+    default = config.get("default_prompt_name") or ""
+    return prompts, default if default in prompts else ""

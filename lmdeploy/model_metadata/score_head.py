@@ -1,8 +1,9 @@
-"""Models whose response is a number or a class: the head after the hidden state of a text's last token.
+"""Models whose response is a number or a class: the head after the hidden state that the engine makes of a text.
 
-Three kinds of checkpoints have such a head. ``*ForSequenceClassification`` of ``transformers`` have a matrix ``score``,
-classifiers, rerankers and reward models alike. Rerankers that say a word have two rows of their output layer for it,
-named by the module ``LogitScore`` of sentence-transformers
+Encoders have one or two linear layers behind the hidden state of the first token, or of all. Three kinds of decoders
+have such a head. ``*ForSequenceClassification`` of ``transformers`` have a matrix ``score``, classifiers, rerankers and
+reward models alike. Rerankers that say a word have two rows of their output layer for it, named by the module
+``LogitScore`` of sentence-transformers
 (https://sbert.net/docs/package_reference/cross_encoder/modules.html). Qwen3-Reranker as first published has no such
 file: its words are ``yes`` and ``no`` (Zhang et al., 2025, arXiv 2506.05176, and its model card, which also has the
 words around query and document). The softmax over two logits is the sigmoid of their difference, which is one row.
@@ -12,13 +13,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lmdeploy.model_metadata.pooling import DenseLayer, layers_of, linear
 from lmdeploy.stored_rows import stored_rows
+from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
+from lmdeploy.turbomind.encoders import prefix_in
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 if TYPE_CHECKING:
@@ -53,6 +57,11 @@ class ScoreHead:
         Why it cannot be used; empty: it can.
     weight, bias
         ``[labels, hidden size]`` and ``[labels]``, float32.
+    layers
+        What the hidden state goes through first.
+    frame, text_frame
+        The special tokens around and between query and text, and those around a text alone. Of a decoder: none are
+        known here, and each text has its own.
     """
 
     labels: tuple[str, ...] = ("LABEL_0",)
@@ -61,11 +70,15 @@ class ScoreHead:
     refusal: str = ""
     weight: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), compare=False)
     bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
+    layers: tuple[DenseLayer, ...] = ()
+    frame: Frame = NO_FRAME
+    text_frame: Frame = NO_FRAME
 
     def numbers(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the head's numbers ``[texts, labels]`` for hidden states ``[texts, hidden size]``."""
-        made: NDArray[np.float32] = states @ self.weight.T + self.bias
-        return made
+        for layer in self.layers:
+            states = layer(states)
+        return linear(self.weight, self.bias, states)
 
     def reported(self, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return probabilities, where the model's activation makes such, of `numbers`."""
@@ -87,7 +100,7 @@ def judging_prompt(query: str, document: str, instruction: str | None = None) ->
     )
 
 
-def score_head_of(model_dir: Path, model_name: str, tokenizer: Tokenizer) -> ScoreHead | None:
+def score_head_of(model_dir: Path, model_name: str, tokenizer: Tokenizer, is_encoder: bool = False) -> ScoreHead | None:
     """Return the head of a checkpoint; None: it has none.
 
     Parameters
@@ -96,25 +109,35 @@ def score_head_of(model_dir: Path, model_name: str, tokenizer: Tokenizer) -> Sco
         The checkpoint, and what it is called: the first Qwen3-Reranker is known by its name alone.
     tokenizer
         Of the checkpoint.
+    is_encoder
+        Whether the model reads texts whole.
     """
     try:
         raw: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
         architecture = str((raw.get("architectures") or [""])[0])
         judges = architecture.startswith("Qwen3For") and _is_judge(model_dir, model_name)
         if architecture.endswith(_CLASSIFIER):
-            return _classifier(model_dir, raw, judges)
+            if not is_encoder:
+                return _classifier(model_dir, raw, judges)
+            return replace(
+                _encoder_head(model_dir, raw), frame=tokenizer.frame(is_pair=True), text_frame=tokenizer.frame()
+            )
         words = _words(model_dir) or (_yes_and_no(tokenizer) if judges else None)
         return None if words is None else _speaker(model_dir, raw, words, judges)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         return ScoreHead(refusal=f"its head cannot be read ({' '.join(str(error).split())})")
 
 
-def write_score_head(model_dir: Path, model_name: str, tokenizer: Tokenizer, engine_dir: Path) -> None:
+def write_score_head(
+    model_dir: Path, model_name: str, tokenizer: Tokenizer, engine_dir: Path, is_encoder: bool = False
+) -> None:
     """Write what :func:`score_head_of` finds into an engine directory."""
-    head = score_head_of(model_dir, model_name, tokenizer)
+    head = score_head_of(model_dir, model_name, tokenizer, is_encoder)
     if head is not None:
         kept = asdict(head)
-        np.savez(engine_dir / _WEIGHTS, weight=kept.pop("weight"), bias=kept.pop("bias"))
+        kept["layers"] = [layer.kept() for layer in head.layers]
+        parts = [part for layer in head.layers for part in layer.parts]
+        np.savez(engine_dir / _WEIGHTS, *parts, weight=kept.pop("weight"), bias=kept.pop("bias"))
         (engine_dir / _FILE).write_text(json.dumps(kept), encoding="utf-8")
 
 
@@ -125,20 +148,77 @@ def read_score_head(engine_dir: Path) -> ScoreHead | None:
         return None
     kept = json.loads(file.read_text(encoding="utf-8"))
     with np.load(engine_dir / _WEIGHTS) as weights:
-        return ScoreHead(**kept | {"labels": tuple(kept["labels"])}, weight=weights["weight"], bias=weights["bias"])
+        whole = kept | {
+            "labels": tuple(kept["labels"]),
+            "layers": layers_of(kept["layers"], weights),
+            "frame": read_frame(kept["frame"]),
+            "text_frame": read_frame(kept["text_frame"]),
+        }
+        return ScoreHead(**whole, weight=weights["weight"], bias=weights["bias"])
 
 
 def _classifier(model_dir: Path, raw: Mapping[str, Any], judges: bool) -> ScoreHead:
-    weight = _rows(model_dir, ("score.weight",))
+    weight, bias = _linear(model_dir, "score")
+    labels = _labels(raw, len(weight))
+    return ScoreHead(labels, judges, _activation(raw, len(labels)), _refusal(raw), weight, bias)
+
+
+def _labels(raw: Mapping[str, Any], count: int) -> tuple[str, ...]:
     names = raw.get("id2label") or {}
-    labels = tuple(str(names.get(str(number), f"LABEL_{number}")) for number in range(len(weight)))
-    is_one_of_several = len(labels) > 1 and raw.get("problem_type") != "multi_label_classification"
-    activation = "softmax" if is_one_of_several else "sigmoid"
+    return tuple(str(names.get(str(number), f"LABEL_{number}")) for number in range(count))
+
+
+def _activation(raw: Mapping[str, Any], labels: int) -> str:
+    """Return what follows the head: what sentence-transformers names, else what the kind of problem says."""
+    named = (raw.get("sentence_transformers") or {}).get("activation_fn") or raw.get(
+        "sbert_ce_default_activation_function"
+    )
+    name = str(named or "").rpartition(".")[2].lower()
+    if name in ("sigmoid", "identity", "softmax"):
+        return name
     if raw.get("problem_type") == "regression":
-        activation = "identity"
-    has_bias = "score.bias" in read_checkpoint(model_dir).tensors
-    bias = _rows(model_dir, ("score.bias",))[0] if has_bias else np.zeros(len(labels), np.float32)
-    return ScoreHead(labels, judges, activation, _refusal(raw), weight, bias)
+        return "identity"
+    return "softmax" if labels > 1 and raw.get("problem_type") != "multi_label_classification" else "sigmoid"
+
+
+# Of an encoder's head: the layers in front of the last one, and what follows each; then the last one.
+_ENCODER_HEADS = (
+    ((("classifier.dense", "Tanh"),), "classifier.out_proj"),  # RoBERTa and its like, MPNet
+    ((("pre_classifier", "ReLU"),), "classifier"),  # DistilBERT
+    ((("head.dense", ""),), "classifier"),  # ModernBERT; its norm follows
+    ((("pooler.dense", "Tanh"),), "classifier"),  # BERT, GTE, NomicBERT
+)
+
+
+def _encoder_head(model_dir: Path, raw: Mapping[str, Any]) -> ScoreHead:
+    """Return the head of an encoder with a classifier."""
+    index = read_checkpoint(model_dir)
+    for before, last in _ENCODER_HEADS:
+        names = [prefix_in(index, f"{name}.weight") + name for name, _ in before]
+        if f"{last}.weight" in index.tensors and all(f"{name}.weight" in index.tensors for name in names):
+            break
+    else:
+        raise ValueError("its classifier is of no known form")
+    layers = []
+    for name, (_, activation) in zip(names, before, strict=True):
+        weight, bias = _linear(model_dir, name)
+        norm, eps = np.zeros(0, np.float32), 0.0
+        if not activation:
+            activation = _TORCH[str(raw.get("classifier_activation", "gelu"))]
+            norm, eps = _rows(model_dir, (name.removesuffix("dense") + "norm.weight",))[0], float(raw["norm_eps"])
+        layers.append(DenseLayer(activation, weight, bias, norm, eps))
+    weight, bias = _linear(model_dir, last)
+    labels = _labels(raw, len(weight))
+    return ScoreHead(labels, False, _activation(raw, len(labels)), "", weight, bias, tuple(layers))
+
+
+_TORCH = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
+
+
+def _linear(model_dir: Path, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    weight = _rows(model_dir, (f"{name}.weight",))
+    has_bias = f"{name}.bias" in read_checkpoint(model_dir).tensors
+    return weight, _rows(model_dir, (f"{name}.bias",))[0] if has_bias else np.zeros(len(weight), np.float32)
 
 
 def _speaker(model_dir: Path, raw: Mapping[str, Any], words: Sequence[int], judges: bool) -> ScoreHead:

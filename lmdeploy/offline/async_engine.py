@@ -17,6 +17,7 @@ from lmdeploy.offline.outputs import AsyncOutputs, Batch, Responses, by_prompt, 
 from lmdeploy.offline.scoring import TokenIds, cross_entropies, prompt_logits
 from lmdeploy.offline.session_generator import SessionGenerator
 from lmdeploy.offline.sessions import EngineSessions
+from lmdeploy.offline.texts import embed_texts, score_pairs
 from lmdeploy.paths import locate_model
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 from lmdeploy.turbomind.engine_settings import EngineConfig, settings_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from typing_extensions import Self
 
@@ -495,6 +497,66 @@ class AsyncEngine:
             As ``get_ppl``.
         """
         return prompt_logits(self.engine, input_ids)
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+    ) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        """Return the vector of each text, as a model that is made for embeddings wants it made.
+
+        Parameters
+        ----------
+        texts
+            A text, or several.
+        prompt_name
+            Which of the model's prompts is in front of each text; None: its default one, if it has one.
+        dimensions
+            How many numbers of each vector are kept, which then has length 1; None: all.
+        truncate
+            The end of a text that is longer than the model reads is left out; otherwise it is an error.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``[texts, numbers]`` float32, or ``[numbers]`` of a single text.
+
+        Raises
+        ------
+        ValueError
+            If the model makes no embeddings, a text is too long, or there is no such prompt or size.
+        """
+        is_one = isinstance(texts, str)
+        batch = [texts] if isinstance(texts, str) else list(texts)
+        vectors = embed_texts(self.engine, self.tokenizer, batch, prompt_name, dimensions, truncate)
+        return vectors[0] if is_one else vectors
+
+    def score(
+        self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False
+    ) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        """Return how much the second text of each pair is about the first, by a reranker; of an embedder, the cosine.
+
+        Parameters
+        ----------
+        pairs
+            Query and document of each.
+        truncate
+            As in ``embed``: the end of the longer text is left out.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``[pairs]`` float32, through the activation that the model names.
+
+        Raises
+        ------
+        ValueError
+            If the model compares no texts, or a pair is too long.
+        """
+        return score_pairs(self.engine, self.tokenizer, pairs, truncate)
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load a LoRA adapter; see :meth:`lmdeploy.turbomind.engine.Engine.load_adapter`.

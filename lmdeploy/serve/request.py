@@ -36,6 +36,14 @@ class RequestFields:
         is_tensor=True,
         is_param=True,
     )
+    second_text_begin: int | None = rows.whole(
+        None,
+        "With output_embedding, of a model that distinguishes the texts of a pair: the token of input_ids that is the "
+        "first of the second text.",
+        low=1,
+        is_tensor=True,
+        is_param=True,
+    )
     thinking_budget: int | None = rows.whole(
         None,
         "Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with "

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.model_metadata.pooling import engine_pooling, longest_text
+from lmdeploy.turbomind.encoders import encoder_names, is_of_head
 from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.families.common import Checkpoint, Family
 from lmdeploy.turbomind.gguf.stored import (
@@ -87,6 +89,10 @@ def describe(model_dir: Path, model_name: str) -> Description:
     spec = _spec_of(model_dir, config, family, checkpoint, text)
     if text is not None:
         spec = spec_in(spec, text, index)
+    elif spec.encoder is not None:
+        longest = min(spec.max_position_embeddings, longest_text(model_dir) or spec.max_position_embeddings)
+        encoder = replace(spec.encoder, pooling=engine_pooling(model_dir, raw))
+        spec = replace(spec, encoder=encoder, max_position_embeddings=longest)
     elif is_headless(raw, index):
         spec = replace(spec, tied_embeddings=True)
     if gguf is not None:
@@ -94,7 +100,10 @@ def describe(model_dir: Path, model_name: str) -> Description:
         if sentence := widened(index):
             logger.warning("%s: %s", model_dir, sentence)
     tensors = family.tensors(spec) if gguf is None else stored_tensors(spec, gguf, index)
-    tensors = as_stored(tensors, index) if text is None else tensors_in(tensors, index)
+    if spec.encoder is not None:
+        tensors = encoder_names(tensors, index)
+    else:
+        tensors = as_stored(tensors, index) if text is None else tensors_in(tensors, index)
     tensors = with_mxfp4(with_stacks(tensors, index), index)
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
@@ -105,7 +114,8 @@ def describe(model_dir: Path, model_name: str) -> Description:
     problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
     if problems:
         raise CheckpointError(model_dir, problems)
-    _warn_of([name for name in unread if text is None or is_of_text(name)], model_dir)
+    is_known = is_of_head if spec.encoder is not None else lambda name: text is not None and not is_of_text(name)
+    _warn_of([name for name in unread if not is_known(name)], model_dir)
     manifest = Manifest.build(tensors, index, weight_format(raw))
     return Description(spec, manifest, 0 if text is None else text.image_tokens)
 

@@ -78,6 +78,8 @@ class EngineOutput:
         For each of ``token_ids`` its log probability, and those of the most likely in order; None: not asked for.
     logits, last_hidden_state
         ``[rows, vocab]`` and ``[rows, hidden]`` float32, if asked for.
+    embedding
+        Of ``Engine.embed``: ``[1, hidden]`` float32.
     ppl
         Of ``Engine.score``: the sum of -log p over the text, and the number of tokens it was summed over.
     error, is_bad_request
@@ -96,6 +98,7 @@ class EngineOutput:
     logprobs: list[dict[int, float]] | None
     logits: "np.ndarray[Any, np.dtype[np.float32]] | None"
     last_hidden_state: "np.ndarray[Any, np.dtype[np.float32]] | None"
+    embedding: "np.ndarray[Any, np.dtype[np.float32]] | None"
     ppl: tuple[float, int] | None
     error: str
     is_bad_request: bool
@@ -221,6 +224,21 @@ class Engine:
     def score(self, input_ids: Sequence[int], on_output: OutputCallback) -> int:
         """Start the scoring of a text: one output, whose ``ppl`` is set. At most ``session_len`` tokens."""
         return self._submit(list(input_ids), {"max_new_tokens": 0, "scores_prompt": True}, on_output)
+
+    def embed(self, input_ids: Sequence[int], on_output: OutputCallback, second_text_begin: int | None = None) -> int:
+        """Start what the model makes of a text: one output, whose ``embedding`` is set.
+
+        Parameters
+        ----------
+        input_ids
+            At most ``session_len`` tokens.
+        second_text_begin
+            Of the two texts of a pair, the first token of the second; None: there is one text.
+        """
+        params: dict[str, Any] = {"max_new_tokens": 0, "output_embedding": True, "stream": False}
+        if second_text_begin is not None:
+            params["second_text_begin"] = second_text_begin
+        return self._submit(list(input_ids), params, on_output)
 
     def stop_session(self, session_id: int, on_output: OutputCallback = _ignore) -> int:
         """Cancel a session's running request; it keeps the tokens made so far."""

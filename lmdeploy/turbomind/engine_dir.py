@@ -147,8 +147,8 @@ def write_engine_dir(
         write_worker_file(model_dir, target)
     else:
         (target / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
-    write_pooling(model_dir, target)
-    write_score_head(model_dir, model_name, tokenizer, target)
+    write_pooling(model_dir, target, tokenizer, spec.encoder is not None)
+    write_score_head(model_dir, model_name, tokenizer, target, spec.encoder is not None)
     if spec.images is not None:
         (target / VISION_FILE).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")
     (target / "spec.json").write_text(spec.to_json(), encoding="utf-8")

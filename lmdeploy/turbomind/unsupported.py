@@ -56,13 +56,10 @@ def _decoder_is(architecture: str) -> Callable[[Config], bool]:
     return lambda raw: architecture in ((raw.get("llm_config") or {}).get("architectures") or ())
 
 
-# Attention in both directions: each prefix with each ending.
+# Encoders of other forms than those that are served: each prefix with each ending.
 ENCODERS = tuple(
     prefix + ending
-    for prefix in (
-        *("Bert", "Roberta", "XLMRoberta", "DistilBert", "Electra", "Deberta", "DebertaV2", "Albert", "MPNet", "New"),
-        *("ModernBert", "NomicBert", "Camembert", "GteNew"),
-    )
+    for prefix in ("Electra", "Deberta", "DebertaV2", "Albert", "MPNet")
     for ending in ("Model", "ForSequenceClassification", "ForMaskedLM")
 )
 
@@ -73,9 +70,9 @@ _INTERNVL = "InternVL2, 2.5, 3 or 3.5"
 UNSUPPORTED = (
     UnsupportedModel(
         ENCODERS,
-        "Encoders such as BERT",
-        "attention to what follows a token",
-        "decoders made for the same: Qwen3-Embedding, Qwen3-Reranker",
+        "ELECTRA, DeBERTa, ALBERT and MPNet",
+        "their form of attention or embeddings",
+        "the encoders of docs/reference/supported-models.md, such as all-MiniLM and bge",
     ),
     UnsupportedModel(
         ("Llama4ForConditionalGeneration",),

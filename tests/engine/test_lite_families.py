@@ -19,11 +19,13 @@ from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
 from lmdeploy.lite.auto_gptq import GptqSettings, auto_gptq
 from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
 from lmdeploy.turbomind.families import families
+from lmdeploy.turbomind.families.encoders import names_of
 from tests.engine.test_model_families import CASES, Case
 from tests.support import published
 from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.quantized_checkpoints import save_decoded
+from tests.support.tiny_encoders import ENCODERS, make_encoder
 from tests.support.tiny_models import make_small
 from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
 from tests.support.token_engine import TokenEngine
@@ -258,6 +260,13 @@ def test_experts_of_4_bits_are_served_as_they_are(tmp_path: Path) -> None:
         awq(source, tmp_path / "made")
 
 
+def test_encoders_are_refused(tmp_path: Path) -> None:
+    make_encoder(tmp_path / "model", "Bert")
+    with pytest.raises(UnsupportedModelError, match="encoders are not made smaller: serve them with --weight-bits"):
+        awq(tmp_path / "model", tmp_path / "made")
+
+
 def test_every_family_is_shown() -> None:
-    elsewhere = OTHER_NAMES | SHOWN_ELSEWHERE | {"Qwen3VLMoeTextModel"}
+    encoders = {name for family in (*ENCODERS, "New") for name in names_of(family)}
+    elsewhere = OTHER_NAMES | SHOWN_ELSEWHERE | {"Qwen3VLMoeTextModel"} | encoders
     assert SHOWN.keys() | REFUSED.keys() | elsewhere == families().keys()

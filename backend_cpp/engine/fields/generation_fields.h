@@ -66,6 +66,9 @@ struct GenerationFields {
   // Return the hidden state of the prompt's last token after the final norm, in the output embedding; nothing is
   // generated.
   bool output_embedding = false;
+  // With output_embedding, of a model that distinguishes the texts of a pair: the token of input_ids that is the
+  // first of the second text.
+  std::optional<int> second_text_begin;
   // Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with
   // response_format.
   std::optional<int> thinking_budget;
@@ -112,6 +115,7 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("logit_bias", fields.logit_bias, Limits{.max_items = 1024});
   visit("prompt_logprobs", fields.prompt_logprobs, Limits{.low = 0, .high = 20});
   visit("output_embedding", fields.output_embedding, Limits{});
+  visit("second_text_begin", fields.second_text_begin, Limits{.low = 1});
   visit("thinking_budget", fields.thinking_budget, Limits{.low = 0});
   visit("thinking_begin", fields.thinking_begin, Limits{.max_bytes = 256});
   visit("thinking_end", fields.thinking_end, Limits{.max_bytes = 256});

@@ -1,6 +1,7 @@
 #include "engine/schedule/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -97,6 +98,10 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     sequence->planned = 0;
     sequence->drafts.tokens.clear();
   }
+  if (config_.reads_whole) {
+    plan_texts();
+    return add_rows(step);
+  }
   int budget = config_.max_step_tokens;
   int fills = 0;
   const auto take = [&](Sequence& sequence, int tokens) {
@@ -128,7 +133,31 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   }
   step.was_short_of_blocks = is_short && !may_preempt;
   if (speculator_ != nullptr) add_drafts(budget);
+  add_rows(step);
+}
 
+// Texts of an encoder for a step: whole ones.
+void Scheduler::plan_texts() {
+  admit();
+  if (running_.empty()) return;
+  std::vector<Sequence*> texts;
+  for (const auto& sequence : running_) texts.push_back(sequence.get());
+  std::stable_sort(texts.begin() + 1, texts.end(), [](const Sequence* a, const Sequence* b) {
+    if (a->group->priority != b->group->priority) return a->group->priority < b->group->priority;
+    return a->tokens.size() < b->tokens.size();
+  });
+  int budget = std::max(config_.max_step_tokens, texts.front()->pending());
+  int count = 0;
+  for (Sequence* text : texts) {
+    if (count == config_.max_batch_size || text->pending() > budget) break;
+    text->planned = text->pending();
+    budget -= text->planned;
+    ++count;
+  }
+}
+
+// The rows of the sequences that were planned.
+void Scheduler::add_rows(Step& step) {
   for (auto& sequence : running_) {
     const size_t fills_before = step.input.fills.size();
     sequence->images.add_fills(step.input.fills);
@@ -143,7 +172,8 @@ void Scheduler::plan(Step& step, bool may_preempt) {
          wanted_rows(*sequence), sequence->prompt_len(), nullptr,
          ranges_within(sequence->group->embeddings, sequence->cached(), sequence->cached() + sequence->planned),
          position_shift(sequence->group->embeddings, sequence->cached()),
-         sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count()});
+         sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count(),
+         sequence->params().second_text_begin.value_or(0)});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
     if (sequence->in_flight > 0) step.input.tokens.push_back(in_flight_token(sequence->in_flight_span));
     step.input.tokens.insert(step.input.tokens.end(), sequence->drafts.tokens.begin(), sequence->drafts.tokens.end());
@@ -255,7 +285,8 @@ int Scheduler::plan_images(Sequence& sequence, int tokens, int& fills, bool may_
 void Scheduler::commit(const Step& step) {
   for (const std::shared_ptr<Sequence>& sequence : step.looking) sequence->images.commit(blocks_, sequence->prefix());
   for (const std::shared_ptr<Sequence>& sequence : step.sequences) {
-    if (!sequence->is_open) continue;  // it ended while the step was under way, and holds nothing
+    if (!sequence->is_open) continue;   // it ended while the step was under way, and holds nothing
+    if (config_.reads_whole) continue;  // nothing of it is kept, and it ends with the step
     const Keep keep = keep_of(*sequence);
     sequence->memory.advance(blocks_, sequence->prefix(), sequence->planned - sequence->drafts.count(), keep);
     sequence->planned = 0;
@@ -316,7 +347,8 @@ void Scheduler::admit() {
   }
   for (const auto& sequence : running_) reserved += missing_pages(*sequence);
   int waits = 0;
-  while (waits < std::min<int>(waiting_count(), kMaxPrefixWaits) && running_count() < config_.max_batch_size) {
+  const int most = config_.reads_whole ? std::numeric_limits<int>::max() : config_.max_batch_size;
+  while (waits < std::min<int>(waiting_count(), kMaxPrefixWaits) && running_count() < most) {
     const auto next = waiting_.begin() + waits;
     if (waits_for_prefix(**next)) {
       ++waits;

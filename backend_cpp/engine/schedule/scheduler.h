@@ -26,6 +26,10 @@
 // A state that drafts have changed cannot be cut back: it is copied before, and where a draft was wrong, the copy takes
 // its place, and the tokens before the wrong draft run again with the next step.
 //
+// Encoders. A text runs whole, in one step, and holds no blocks. A step has the text that came first and, of the
+// others, the shortest, as far as max_step_tokens goes: a short text does not wait for long ones, and each has its
+// turn.
+//
 // Memory of several kinds. What a sequence holds in each cache group, and what of it is given back after a step, is
 // SequenceMemory's; where states have snapshots, a chunk does not go past the next place of one.
 //
@@ -62,6 +66,7 @@ struct SchedulerConfig {
   int max_batch_size = 1;
   int max_step_tokens = 1;
   bool keeps_images_whole = false;  // the tokens of an image see each other
+  bool reads_whole = false;         // the model is an encoder
 };
 
 // Where a wrong draft makes tokens run again, a step that runs more than these has no drafts.
@@ -112,6 +117,8 @@ class Scheduler {
 
  private:
   void plan(Step& step, bool may_preempt);
+  void plan_texts();
+  void add_rows(Step& step);
   int chunk_of(const Sequence& sequence, int budget) const;
   int plan_images(Sequence& sequence, int tokens, int& fills, bool may_preempt);
   void add_drafts(int room);

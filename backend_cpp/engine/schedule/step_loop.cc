@@ -78,7 +78,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
                                     runner_.traits().vocab_size, runner_.traits().hidden_size});
     }
     if (has_chosen) ++chosen;
-    logits += static_cast<size_t>(rows) * runner_.traits().vocab_size;
+    if (logits != nullptr) logits += static_cast<size_t>(rows) * runner_.traits().vocab_size;
     hidden += static_cast<size_t>(rows) * runner_.traits().hidden_size;
   }
   step.sequences.clear();  // ended ones hold their callers' callbacks

@@ -58,6 +58,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
       throw invalid_argument("attention.is_chunked cannot be had with images.whole_rows");
     }
   }
+  if (spec.encoder) texts_.emplace(ops, spec, kinds_.front().shape, max_rows);
   qkv_ = float_buffer(ops, max_rows, row_width);
   attended_ = float_buffer(ops, max_rows, found_width);
   if (const auto& mla = spec.attention.mla) {
@@ -94,6 +95,7 @@ SelfAttention::Kind SelfAttention::make_kind(Operators& ops, const ModelSpec& sp
 }
 
 std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) const {
+  if (texts_) return {};
   std::map<std::pair<int, int>, std::vector<int>> layers;  // by window, 0: none, and kind
   for (int layer = 0; layer < spec_.num_layers; ++layer) {
     if (!has_attention(spec_, layer) || !has_keys(layer)) continue;
@@ -122,6 +124,7 @@ void SelfAttention::use_cache(const CachePlan& plan, int first_group, std::byte*
   pages_ = pages;
   tables_.clear();
   memory_.assign(static_cast<size_t>(spec_.num_layers), {});
+  if (texts_) return;
   size_t own = 0;
   for (int layer = 0; layer < spec_.num_layers; ++layer) {
     own += has_attention(spec_, layer) && has_keys(layer) ? 1 : 0;
@@ -160,6 +163,7 @@ void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
     ops.set_spans({SpanUse::kTokens, static_cast<int>(table)}, std::move(spans), tables_[table].layout.block_len);
   }
   params_ = {};
+  if (texts_) return texts_->begin_step(ops, input);
   params_.pool = pages_;
   if (kv_lens_.size() > 0) fill_kv_lens(ops, input);
 }
@@ -249,6 +253,17 @@ void SelfAttention::norm_queries_and_keys(Operators& ops, int layer, const Atten
   }
 }
 
+// Where the layer's keys and values are, and which of them each row sees.
+void SelfAttention::set_memory(int layer) {
+  if (texts_) return texts_->fill(window_of(spec_, layer), params_);
+  const LayerMemory& memory = memory_[static_cast<size_t>(layer)];
+  params_.layout = tables_[static_cast<size_t>(memory.table)].layout;
+  params_.layer = memory.piece;
+  params_.set.table = memory.table;
+  const bool sees_ahead = kv_lens_.size() > 0 && !kind_of(layer).spec.is_causal_in_images;
+  params_.kv_lens = sees_ahead ? kv_lens_.device<int32_t>() : nullptr;
+}
+
 void SelfAttention::run(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
                         float* y, bool accumulate) {
   const Kind& kind = kind_of(layer);
@@ -266,16 +281,11 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     norm_queries_and_keys(step.ops, layer, weights, own);
     table = {};
   }
-  const LayerMemory& memory = memory_[static_cast<size_t>(layer)];
-  params_.layout = tables_[static_cast<size_t>(memory.table)].layout;
-  params_.layer = memory.piece;
-  params_.set.table = memory.table;
+  set_memory(layer);
   params_.num_heads = kind.num_heads;
   params_.softcap = kind.spec.softcap;
   params_.alibi_slopes = kind.alibi_slopes.as<float>();
   params_.window = window_of(spec_, layer);
-  const bool sees_ahead = kv_lens_.size() > 0 && !kind.spec.is_causal_in_images;
-  params_.kv_lens = sees_ahead ? kv_lens_.device<int32_t>() : nullptr;
   params_.sinks = weights.sinks.as<float>();
   const bool uses_unrotated = !rotates(layer) && kind.unrotated_factors.size() > 0;
   const auto* factors = (uses_unrotated ? kind.unrotated_factors : kind.query_factors).device<float>();

@@ -10,6 +10,7 @@
 #include "kernels/paged_attention.h"
 #include "model/attention/latent_attention.h"
 #include "model/attention/rope_tables.h"
+#include "model/encoder/text_memory.h"
 #include "model/model_runner.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
@@ -23,6 +24,10 @@ class SelfAttention {
 
   // Of its layers.
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const;
+  // Called once, before the first step of an encoder: takes what the texts of a step need while a layer runs.
+  void allocate_texts(Operators& ops, int max_texts) {
+    if (texts_) texts_->allocate(ops, max_texts);
+  }
   // From now on its layers' memory is in these pages; its own groups begin with number `first_group`.
   void use_cache(const CachePlan& plan, int first_group, std::byte* pages);
   int table_count() const { return static_cast<int>(tables_.size()); }
@@ -62,6 +67,7 @@ class SelfAttention {
   void norm_queries_and_keys(Operators& ops, int layer, const AttentionWeights& weights, const Heads& heads);
   NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_.as<float>(), nullptr}; }
   bool rotates(int layer) const { return spec_.layer_ropes[static_cast<size_t>(layer)] >= 0; }
+  void set_memory(int layer);
   static void fill_query_factors(Operators& ops, const StepInput& input, Kind& kind);
   void fill_kv_lens(Operators& ops, const StepInput& input);
 
@@ -84,12 +90,13 @@ class SelfAttention {
   std::vector<Table> tables_;
   std::vector<LayerMemory> memory_;  // [layers]
   RopeTables ropes_;
-  AttentionParams params_;  // of the step
-  AlignedBuffer qkv_;       // [max_rows, Kind::row_width]
-  AlignedBuffer attended_;  // [max_rows, heads value_dim]
-  AlignedBuffer expanded_;  // [max_rows, heads mla.value_dim], of latent attention
-  AlignedBuffer unit_;      // ones [head_dim], the weight of QkNorm::kUnit and of norms_values
-  Staged kv_lens_;          // int32 [max_rows], where images see ahead
+  AttentionParams params_;           // of the step
+  AlignedBuffer qkv_;                // [max_rows, Kind::row_width]
+  AlignedBuffer attended_;           // [max_rows, heads value_dim]
+  AlignedBuffer expanded_;           // [max_rows, heads mla.value_dim], of latent attention
+  AlignedBuffer unit_;               // ones [head_dim], the weight of QkNorm::kUnit and of norms_values
+  Staged kv_lens_;                   // int32 [max_rows], where images see ahead
+  std::optional<TextMemory> texts_;  // of an encoder, whose layers have no other memory
 };
 
 }  // namespace turbomind

@@ -61,6 +61,9 @@ void check(const BlockSpec& block, const ModelSpec& spec) {
   if (spec.moe && spec.moe->is_alongside_mlp && (!block.has_output_norms || block.is_parallel)) {
     throw invalid_argument("moe.is_alongside_mlp needs a block with has_output_norms, without is_parallel");
   }
+  if (block.skips_first_norm && (!block.has_input_norms || block.norms_stream || block.shares_norm || spec.head)) {
+    throw invalid_argument("skips_first_norm needs has_input_norms, without norms_stream, shares_norm and head");
+  }
   if (block.norms_stream && (!block.has_input_norms || block.is_parallel || spec.head)) {
     throw invalid_argument("a block with norms_stream needs has_input_norms, without is_parallel and head");
   }
@@ -179,8 +182,19 @@ void check_mixers(const ModelSpec& spec) {
   if (has_one) check(*spec.recurrence);
 }
 
+void check(const EncoderSpec&, const ModelSpec& spec) {
+  const AttentionSpec& own = spec.attention;
+  if (!spec.attentions.empty() || own.mla || own.is_chunked || spec.recurrence || spec.images || spec.head ||
+      spec.layer_input || std::ranges::any_of(spec.layer_keys, [](int layer) { return layer >= 0; })) {
+    throw invalid_argument(
+        "encoder cannot be had with attentions, attention.mla, attention.is_chunked, layer_keys, recurrence, images, "
+        "head or layer_input");
+  }
+}
+
 void check(const ModelSpec& spec) {
   check_layers(spec);
+  if (spec.encoder) check(*spec.encoder, spec);
   if (spec.head) check(*spec.head, spec);
   if (spec.moe) check(*spec.moe);
   if (spec.images) check_cross_layers(spec);

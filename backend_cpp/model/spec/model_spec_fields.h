@@ -57,6 +57,14 @@ inline constexpr std::array<std::pair<std::string_view, StretchKind>, 3> kStretc
 enum class HeadKind : uint8_t { kMtp, kEagle, kEagle3 };
 inline constexpr std::array<std::pair<std::string_view, HeadKind>, 3> kHeadKindNames{
     {{"mtp", HeadKind::kMtp}, {"eagle", HeadKind::kEagle}, {"eagle3", HeadKind::kEagle3}}};
+enum class TextPooling : uint8_t { kFirst, kLast, kMean, kMeanSqrt, kMax, kWeightedMean };
+inline constexpr std::array<std::pair<std::string_view, TextPooling>, 6> kTextPoolingNames{
+    {{"first", TextPooling::kFirst},
+     {"last", TextPooling::kLast},
+     {"mean", TextPooling::kMean},
+     {"mean_sqrt", TextPooling::kMeanSqrt},
+     {"max", TextPooling::kMax},
+     {"weighted_mean", TextPooling::kWeightedMean}}};
 enum class Mixer : uint8_t { kAttention, kRecurrence, kBoth, kNone };
 inline constexpr std::array<std::pair<std::string_view, Mixer>, 4> kMixerNames{{{"attention", Mixer::kAttention},
                                                                                 {"recurrence", Mixer::kRecurrence},
@@ -140,7 +148,7 @@ struct AttentionSpec {
   // Scores become `softcap tanh(score / softcap)`; 0: they stay.
   float softcap = 0;
   // For each layer of the model, how many of the last positions a token sees, itself included; 0: all. Empty: all,
-  // everywhere. Those of layers of another kind are not read.
+  // everywhere. Those of layers of another kind are not read. In an encoder a token sees as many of the next.
   std::vector<int> windows;
   // Whether windows are chunks, counted from position 0: a token sees those of its own chunk up to itself.
   bool is_chunked = false;
@@ -203,6 +211,9 @@ struct BlockSpec {
   bool shares_norm = false;
   // What attention and MLP read goes through its own norm. Only with `has_output_norms` it may be missing.
   bool has_input_norms = true;
+  // The first layer's attention reads the embeddings as they are. Only where attention and MLP have norms of their
+  // own in front.
+  bool skips_first_norm = false;
   // What attention and MLP give goes through a norm of its own before it is added.
   bool has_output_norms = false;
   // Factor of what attention and MLP add.
@@ -220,6 +231,7 @@ void visit_fields(BlockSpec& part, Visit&& visit) {
   visit.optional("is_parallel", part.is_parallel, Anything{});
   visit.optional("shares_norm", part.shares_norm, Anything{});
   visit.optional("has_input_norms", part.has_input_norms, Anything{});
+  visit.optional("skips_first_norm", part.skips_first_norm, Anything{});
   visit.optional("has_output_norms", part.has_output_norms, Anything{});
   visit.optional("residual_scale", part.residual_scale, Real{0, true});
   visit.optional("norms_stream", part.norms_stream, Anything{});
@@ -236,6 +248,8 @@ struct MlpSpec {
   bool is_gated = true;
   // Whether the projections have biases.
   bool bias = false;
+  // Whether the last one has, where the others have none. Not of experts.
+  bool down_bias = false;
   // Factors of `gate(x)` and of `up(x)` of a gated MLP that is no expert.
   float gate_scale = 1;
   float up_scale = 1;
@@ -254,6 +268,7 @@ void visit_fields(MlpSpec& part, Visit&& visit) {
   visit.optional("activation", part.activation, kActivationNames);
   visit.optional("is_gated", part.is_gated, Anything{});
   visit.optional("bias", part.bias, Anything{});
+  visit.optional("down_bias", part.down_bias, Anything{});
   visit.optional("gate_scale", part.gate_scale, Real{0, true});
   visit.optional("up_scale", part.up_scale, Real{0, true});
   visit.optional("is_xielu", part.is_xielu, Anything{});
@@ -562,6 +577,23 @@ void visit_fields(HeadSpec& part, Visit&& visit) {
   visit.optional("tokens", part.tokens, Whole{0, 134217728});
 }
 
+// A model that reads a text whole: each token attends to those behind it as well, and nothing is generated.
+struct EncoderSpec {
+  // What that vector is made of the hidden states behind the last norm: the `first`, the `last`, their `mean`, their
+  // sum divided by the square root of their number (`mean_sqrt`), the `max` of each channel, or their mean weighted
+  // with 1, 2, ... (`weighted_mean`).
+  TextPooling pooling = TextPooling::kFirst;
+  // Rows of a table, one of which is added to each token's embedding: the first to those of the first text of a pair,
+  // the second to those of the other; 0: there is none.
+  int token_types = 0;
+};
+
+template <class Visit>
+void visit_fields(EncoderSpec& part, Visit&& visit) {
+  visit.optional("pooling", part.pooling, kTextPoolingNames);
+  visit.optional("token_types", part.token_types, Whole{0, 134217728});
+}
+
 // One parametric decoder. Constructing one that is invalid raises `ValueError` naming every reason.
 struct ModelSpec {
   // As the checkpoint calls itself, and as users call the model.
@@ -632,6 +664,8 @@ struct ModelSpec {
   std::optional<ImagesSpec> images;
   // Whose head it is; None: it is a model.
   std::optional<HeadSpec> head;
+  // What a model that generates nothing makes of a text; None: it generates. Its output layer is not read.
+  std::optional<EncoderSpec> encoder;
 };
 
 template <class Visit>
@@ -672,6 +706,7 @@ void visit_fields(ModelSpec& part, Visit&& visit) {
   visit.optional("learned_positions", part.learned_positions, Whole{0, 134217728});
   visit.optional("images", part.images, Anything{});
   visit.optional("head", part.head, Anything{});
+  visit.optional("encoder", part.encoder, Anything{});
 }
 
 }  // namespace turbomind

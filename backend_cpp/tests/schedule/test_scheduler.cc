@@ -257,6 +257,31 @@ TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
   CHECK_EQUAL(scheduler.preemption_count(), 0);
 }
 
+TEST(texts_of_an_encoder_run_whole_the_first_and_then_the_shortest) {
+  BlockCache blocks(plan_cache(4, {}), {0});
+  Scheduler scheduler({3, 12, false, true}, blocks);
+  const std::vector<size_t> lengths = {9, 11, 30, 2, 1, 1, 3};
+  for (RequestId id = 1; id <= lengths.size(); ++id) {
+    scheduler.add(make_sequence(id, std::vector<int32_t>(lengths[id - 1], 1), 0, id));
+  }
+  Step step;
+  const std::vector<std::vector<RequestId>> expected = {{1, 5, 6}, {2}, {3}, {4, 7}};
+  for (const std::vector<RequestId>& wanted : expected) {
+    scheduler.plan(step);
+    scheduler.commit(step);
+    scheduler.check_invariants();
+    std::vector<RequestId> found;
+    for (size_t i = 0; i < step.sequences.size(); ++i) {
+      found.push_back(step.sequences[i]->group->request);
+      CHECK_EQUAL(static_cast<size_t>(step.input.spans[i].count), lengths[found.back() - 1]);
+      CHECK(step.input.spans[i].wanted == SpanRows::kLast);
+    }
+    CHECK(found == wanted);
+    scheduler.remove_if([&](const Sequence& s) { return std::ranges::count(found, s.group->request) > 0; });
+  }
+  CHECK_EQUAL(scheduler.running_count() + scheduler.waiting_count(), 0);
+}
+
 TEST(a_lower_priority_number_is_admitted_first) {
   BlockCache blocks(small_plan(4), {100});
   Scheduler scheduler({1, 12}, blocks);

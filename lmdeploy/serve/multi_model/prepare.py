@@ -84,6 +84,8 @@ def _weight_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
 def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
     """Return what a block of the cache takes (backend_cpp/kernels/paged_attention.h)."""
     spec = made.spec
+    if spec.encoder is not None:  # it keeps nothing
+        return 0
     is_float32 = (spec.dtype if config.dtype == "auto" else config.dtype) == "float32"
     a_token = 0.0
     for layer in range(spec.num_layers):

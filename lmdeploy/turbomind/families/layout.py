@@ -137,7 +137,7 @@ def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> di
     """Return the norms of a layer whose tensors begin with ``prefix``, without those of queries and keys."""
     engine: dict[str, Expression] = {}
     block, has_mixer = spec.block_of(layer), spec.has_attention(layer) or spec.has_recurrence(layer)
-    if block.has_input_norms and has_mixer:
+    if block.has_input_norms and has_mixer and not (block.skips_first_norm and layer == 0):
         engine |= _norm(spec, "attention_norm", prefix + layout.attention_norm)
     if block.has_input_norms and spec.has_mlp(layer) and not block.shares_norm:
         engine |= _norm(spec, "mlp_norm", prefix + layout.mlp_norm)
@@ -222,4 +222,5 @@ def mlp_tensors(spec: ModelSpec, layout: Layout, prefix: str, size: int) -> dict
         engine = linear_tensors("mlp.gate_up", {prefix + layout.gate_up: 2 * size}, hidden, bias)
     else:
         engine = linear_tensors("mlp.gate_up", {prefix + layout.gate: size, prefix + layout.up: size}, hidden, bias)
-    return engine | linear_tensors("mlp.down", {prefix + layout.down: hidden}, size, bias)
+    has_last = bias or spec.mlp.down_bias
+    return engine | linear_tensors("mlp.down", {prefix + layout.down: hidden}, size, has_last)

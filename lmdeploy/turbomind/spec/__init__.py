@@ -4,6 +4,7 @@ from lmdeploy.turbomind.spec.model import ModelSpec
 from lmdeploy.turbomind.spec.parts import (
     AttentionSpec,
     BlockSpec,
+    EncoderSpec,
     HeadSpec,
     ImagesSpec,
     LayerInputSpec,
@@ -22,6 +23,7 @@ from lmdeploy.turbomind.spec.parts import (
 __all__ = [
     "AttentionSpec",
     "BlockSpec",
+    "EncoderSpec",
     "HeadSpec",
     "ImagesSpec",
     "LayerInputSpec",

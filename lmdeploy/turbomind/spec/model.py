@@ -23,6 +23,7 @@ from lmdeploy.turbomind.spec.fields import (
 from lmdeploy.turbomind.spec.parts import (
     AttentionSpec,
     BlockSpec,
+    EncoderSpec,
     HeadSpec,
     ImagesSpec,
     LayerInputSpec,
@@ -107,6 +108,8 @@ class ModelSpec:
         How the model sees; None: it reads text only.
     head
         Whose head it is; None: it is a model.
+    encoder
+        What a model that generates nothing makes of a text; None: it generates. Its output layer is not read.
     """
 
     architecture: str
@@ -147,6 +150,7 @@ class ModelSpec:
     learned_positions: OptionalSize = 0
     images: ImagesSpec | None = None
     head: HeadSpec | None = None
+    encoder: EncoderSpec | None = None
 
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer attends."""
@@ -240,6 +244,8 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
     if spec.head and spec.head.kind != "eagle3" and spec.head.target_hidden_size != spec.hidden_size:
         yield f"hidden_size must be the model's {spec.head.target_hidden_size}, got {spec.hidden_size}"
     yield from _mixer_problems(spec)
+    if spec.encoder:
+        yield from _encoder_problems(spec)
     if spec.layer_input and (spec.head or spec.has_embedding_norm or (spec.images and spec.images.cross_layers)):
         yield "layer_input cannot be had with head, has_embedding_norm or images.cross_layers"
     if spec.moe:
@@ -254,11 +260,22 @@ def _stream_problems(spec: ModelSpec, streams: StreamsSpec) -> Iterator[str]:
         yield "streams needs layer_input and norms of inputs and outputs, without head or images"
 
 
+def _encoder_problems(spec: ModelSpec) -> Iterator[str]:
+    own = spec.attention
+    if spec.attentions or spec.layer_keys or own.mla or own.is_chunked or own.logn_length or own.temperature_length:
+        yield "encoder cannot be had with attentions, layer_keys, or attention.mla, is_chunked or factors of positions"
+    if spec.recurrence or spec.images or spec.head or spec.layer_input or spec.layer_mixers:
+        yield "encoder cannot be had with layer_mixers, recurrence, images, head or layer_input"
+
+
 def _block_problems(spec: ModelSpec, block: BlockSpec, name: str) -> Iterator[str]:
     if block.shares_norm and not block.is_parallel:
         yield f"{name}.shares_norm needs {name}.is_parallel"
     if not block.has_input_norms and (not block.has_output_norms or block.is_parallel or spec.head):
         yield f"{name} without has_input_norms needs has_output_norms, without is_parallel and head"
+    is_plain = block.has_input_norms and not block.norms_stream and not block.shares_norm and not spec.head
+    if block.skips_first_norm and not is_plain:
+        yield f"{name}.skips_first_norm needs has_input_norms, without norms_stream, shares_norm and head"
     if block.norms_stream and (not block.has_input_norms or block.is_parallel or spec.head):
         yield f"{name}.norms_stream needs has_input_norms, without is_parallel and head"
     if spec.moe and spec.moe.is_alongside_mlp and (not block.has_output_norms or block.is_parallel):

@@ -22,6 +22,7 @@ from lmdeploy.turbomind.spec.fields import (
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")
 ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
+POOLINGS = ("first", "last", "mean", "mean_sqrt", "max", "weighted_mean")
 RECURRENCE_KINDS = ("gated_delta", "kimi_delta", "mamba2", "lightning", "short_convolution")
 
 
@@ -59,6 +60,9 @@ class BlockSpec:
         One input norm serves both. Only with ``is_parallel``.
     has_input_norms
         What attention and MLP read goes through its own norm. Only with ``has_output_norms`` it may be missing.
+    skips_first_norm
+        The first layer's attention reads the embeddings as they are. Only where attention and MLP have norms of their
+        own in front.
     has_output_norms
         What attention and MLP give goes through a norm of its own before it is added.
     residual_scale
@@ -74,6 +78,7 @@ class BlockSpec:
     is_parallel: bool = False
     shares_norm: bool = False
     has_input_norms: bool = True
+    skips_first_norm: bool = False
     has_output_norms: bool = False
     residual_scale: Positive = 1.0
     norms_stream: bool = False
@@ -94,6 +99,8 @@ class MlpSpec:
         Whether there is a gate.
     bias
         Whether the projections have biases.
+    down_bias
+        Whether the last one has, where the others have none. Not of experts.
     gate_scale, up_scale
         Factors of ``gate(x)`` and of ``up(x)`` of a gated MLP that is no expert.
     is_xielu
@@ -109,6 +116,7 @@ class MlpSpec:
     activation: Annotated[str, OneOf(ACTIVATIONS, "Activation", "kernels/activation.h")] = "silu"
     is_gated: bool = True
     bias: bool = False
+    down_bias: bool = False
     gate_scale: Positive = 1.0
     up_scale: Positive = 1.0
     is_xielu: bool = False
@@ -301,7 +309,7 @@ class AttentionSpec:
         Scores become ``softcap tanh(score / softcap)``; 0: they stay.
     windows
         For each layer of the model, how many of the last positions a token sees, itself included; 0: all. Empty: all,
-        everywhere. Those of layers of another kind are not read.
+        everywhere. Those of layers of another kind are not read. In an encoder a token sees as many of the next.
     is_chunked
         Whether windows are chunks, counted from position 0: a token sees those of its own chunk up to itself.
     is_causal_in_images
@@ -542,3 +550,24 @@ class HeadSpec:
     target_layers: tuple[OptionalSize, ...] = ()
     bias: bool = False
     tokens: tuple[OptionalSize, ...] = ()
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """A model that reads a text whole: each token attends to those behind it as well, and nothing is generated.
+
+    A text runs in one step, and nothing of it is kept. What comes of it is one vector.
+
+    Parameters
+    ----------
+    pooling
+        What that vector is made of the hidden states behind the last norm: the ``first``, the ``last``, their ``mean``,
+        their sum divided by the square root of their number (``mean_sqrt``), the ``max`` of each channel, or their mean
+        weighted with 1, 2, ... (``weighted_mean``).
+    token_types
+        Rows of a table, one of which is added to each token's embedding: the first to those of the first text of a
+        pair, the second to those of the other; 0: there is none.
+    """
+
+    pooling: Annotated[str, OneOf(POOLINGS, "TextPooling")] = "first"
+    token_types: OptionalSize = 0

@@ -1,0 +1,35 @@
+// Where the keys and values of an encoder's texts are while a layer runs: blocks of its own, which every layer and
+// every step writes again. Nothing of a text is kept, so none of them is the cache's.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "device/operators.h"
+#include "kernels/paged_attention.h"
+#include "model/model_runner.h"
+#include "model/spec/model_spec.h"
+
+namespace turbomind {
+
+class TextMemory {
+ public:
+  // `shape`: of one layer, without a block's length.
+  TextMemory(Operators& ops, const ModelSpec& spec, const CacheLayout& shape, int max_rows);
+
+  // Called once: takes the memory of `max_rows` tokens in at most this many texts.
+  void allocate(Operators& ops, int max_texts);
+  // The texts of the step that follows, which are its spans.
+  void begin_step(Operators& ops, const StepInput& input);
+  // What attention of a layer with this window, 0: none, reads and writes.
+  void fill(int window, AttentionParams& params) const;
+
+ private:
+  CacheLayout layout_;
+  int max_rows_;
+  AlignedBuffer pages_;
+  std::vector<int32_t> blocks_;    // of the step
+  std::map<int, Staged> kv_lens_;  // int32 [max_rows] by window: keys before this position are seen
+};
+
+}  // namespace turbomind

@@ -1,0 +1,148 @@
+"""Vectors of texts and scores of pairs, with models that are made for it."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lmdeploy.model_metadata.pooling import Pooling, read_pooling, unit
+from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head
+from lmdeploy.offline.outputs import raise_error
+from lmdeploy.turbomind.engine import Engine, EngineOutput
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lmdeploy.tokenizer import Tokenizer
+
+Framed = tuple[list[int], int | None]  # tokens, and where the second text's token type begins
+
+_OPEN = 512  # texts in the engine at a time
+
+
+def embed_texts(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    prompt_name: str | None = None,
+    dimensions: int | None = None,
+    truncate: bool = False,
+) -> NDArray[np.float32]:
+    """Return the vector of each text; see ``AsyncEngine.embed``."""
+    pooling = _pooling_of(engine)
+    if dimensions is not None:
+        check_dimensions(pooling, dimensions)
+    prompt = prompt_of(pooling, prompt_name)
+    ids = tokenizer.encode_bare([prompt + text for text in texts])
+    frame, most = tokenizer.frame(), engine.session_len if truncate else None
+    vectors = states_of(engine, ((frame.single(each, most), None) for each in ids))
+    if not len(vectors):
+        return vectors
+    vectors = pooling.finished(vectors)
+    if dimensions is None:
+        return vectors
+    if dimensions > vectors.shape[1]:
+        raise ValueError(f"dimensions must be at most {vectors.shape[1]} with this model, got {dimensions}")
+    return unit(vectors[:, :dimensions])
+
+
+def score_pairs(
+    engine: Engine, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], truncate: bool = False
+) -> NDArray[np.float32]:
+    """Return a score of each pair of texts; see ``AsyncEngine.score``."""
+    head = read_score_head(engine.directory.path)
+    firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
+    if head is None:
+        one, other = (unit(embed_texts(engine, tokenizer, texts, truncate=truncate)) for texts in (firsts, seconds))
+        cosines: NDArray[np.float32] = np.sum(one * other, axis=1)
+        return cosines
+    if head.refusal:
+        raise ValueError(f"the model cannot be asked for scores: {head.refusal}")
+    if len(head.labels) != 1:
+        raise ValueError(f"the model has no one score: its head separates {len(head.labels)} classes")
+    states = states_of(engine, _framed(engine, tokenizer, head, firsts, seconds, truncate))
+    return head.reported(head.numbers(states))[:, 0]
+
+
+def _framed(
+    engine: Engine, tokenizer: Tokenizer, head: ScoreHead, firsts: list[str], seconds: list[str], truncate: bool
+) -> list[Framed]:
+    if head.judges:
+        prompts = [judging_prompt(first, second) for first, second in zip(firsts, seconds, strict=True)]
+        return [(tokenizer.encode(prompt), None) for prompt in prompts]
+    ids = tokenizer.encode_bare([*firsts, *seconds])
+    most = engine.session_len if truncate else None
+    pairs = zip(ids[: len(firsts)], ids[len(firsts) :], strict=True)
+    return [head.frame.pair(first, second, most) for first, second in pairs]
+
+
+def states_of(engine: Engine, framed: Iterable[Framed]) -> NDArray[np.float32]:
+    """Return what the engine makes of texts, ``[texts, hidden size]``.
+
+    Raises
+    ------
+    ValueError
+        The engine refuses a text, such as one that is too long; the text says which.
+    """
+    outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
+    places: dict[int, int] = {}
+    found: dict[int, NDArray[np.float32]] = {}
+    count = 0
+
+    def take() -> None:
+        output = outputs.get()
+        place = places.pop(output.request)
+        raise_error(output)
+        assert output.embedding is not None
+        found[place] = output.embedding[0]
+
+    try:
+        for ids, second in framed:
+            if len(places) == _OPEN:
+                take()
+            try:
+                places[engine.embed(ids, outputs.put, second)] = count
+            except ValueError as error:
+                raise ValueError(f"text {count}: {error}") from None
+            count += 1
+        while places:
+            take()
+    finally:
+        for request in places:
+            engine.cancel(request)
+    return np.stack([found[place] for place in range(count)]) if count else np.zeros((0, 0), np.float32)
+
+
+def prompt_of(pooling: Pooling, name: str | None) -> str:
+    """Return the text in front of each text.
+
+    Raises
+    ------
+    ValueError
+        There is no prompt of that name.
+    """
+    if name is None:
+        return pooling.prompts.get(pooling.default_prompt, "")
+    if name not in pooling.prompts:
+        known = ", ".join(pooling.prompts) or "none"
+        raise ValueError(f"prompt_name must be one that the model has ({known}), got {name!r}")
+    return pooling.prompts[name]
+
+
+def check_dimensions(pooling: Pooling, dimensions: int) -> None:
+    """Raise ``ValueError`` for a number of dimensions that the model's vectors cannot be cut to."""
+    known = pooling.dimensions
+    if dimensions < 1 or (known and dimensions not in known):
+        allowed = f"one of {', '.join(map(str, known))}" if known else ">= 1"
+        raise ValueError(f"dimensions must be {allowed} with this model, got {dimensions}")
+
+
+def _pooling_of(engine: Engine) -> Pooling:
+    pooling = read_pooling(engine.directory.path)
+    if pooling is None or pooling.refusal:
+        reason = pooling.refusal if pooling else "its checkpoint has no modules.json"
+        raise ValueError(f"the model makes no embeddings: {reason}")
+    return pooling

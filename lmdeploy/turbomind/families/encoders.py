@@ -1,0 +1,66 @@
+"""What families of encoders share: post-norm layers, as BERT has them, in terms of the engine's blocks.
+
+BERT adds what attention makes to the stream and takes the norm of the sum, and so does its MLP. So each norm is in
+front of the half that follows: the engine's blocks with ``norms_stream``, whose first norm is that of the embeddings
+and whose last norm is that of the last layer.
+"""
+
+from typing import Any
+
+from lmdeploy.turbomind.families.common import Checkpoint, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.manifest import Expression, Load
+from lmdeploy.turbomind.spec import BlockSpec, EncoderSpec, ModelSpec, NormSpec
+
+KINDS = ("Model", "ForSequenceClassification", "ForMaskedLM")
+
+
+def names_of(*prefixes: str) -> tuple[str, ...]:
+    """Return the architecture names of families whose names begin so."""
+    return tuple(prefix + kind for prefix in prefixes for kind in KINDS)
+
+
+def post_norm_spec(config: Any, checkpoint: Checkpoint, *, bias: bool = True, **fields: Any) -> ModelSpec:
+    """Return the spec of an encoder with BERT's layers; what ``fields`` do not give is as BERT has it.
+
+    Parameters
+    ----------
+    bias
+        Whether the projections of attention have biases.
+    """
+    common: dict[str, Any] = {
+        "num_kv_heads": config.num_attention_heads,
+        "norm": NormSpec(config.layer_norm_eps, kind="layer", bias=True),
+        "attention": attention_spec(config, qkv_bias=bias, o_bias=bias, windows=()),
+        "ropes": (),
+        "block": BlockSpec(norms_stream=True),
+        "tied_embeddings": True,
+        "encoder": EncoderSpec(token_types=getattr(config, "type_vocab_size", 0)),
+    }
+    return decoder_spec(config, checkpoint, **(common | fields))
+
+
+def post_norm_tensors(spec: ModelSpec, layout: Layout, embedding_norm: str) -> dict[str, Expression]:
+    """Return the engine tensors of such an encoder.
+
+    Parameters
+    ----------
+    layout
+        Names in the checkpoint; ``mlp_norm`` is the norm behind attention, ``final_norm``, within a layer, that behind
+        the MLP.
+    embedding_norm
+        The norm of the embeddings.
+    """
+    engine = layout.tensors(spec)
+    sources = [embedding_norm, *(layout.layer.format(i) + layout.final_norm for i in range(spec.num_layers))]
+    names = [*(f"layers.{i}.attention_norm" for i in range(spec.num_layers)), "final_norm"]
+    for name, source in zip(names, sources, strict=True):
+        for part in ("weight", "bias"):
+            engine[f"{name}.{part}"] = Load(f"{source}.{part}", (spec.hidden_size,))
+    return engine
+
+
+def token_types(spec: ModelSpec, name: str) -> dict[str, Expression]:
+    """Return the table of token types, where there is one."""
+    count = spec.encoder.token_types if spec.encoder else 0
+    return {"token_types": Load(f"{name}.weight", (count, spec.hidden_size))} if count else {}

@@ -1,0 +1,195 @@
+"""Encoders of every family against ``transformers``, their pooling in numpy, and the same bits however texts come."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import lmdeploy
+from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.offline.texts import states_of
+from lmdeploy.turbomind.families import families
+from tests.support.tiny_encoders import ENCODERS, hidden_states, make_encoder, texts_of, write_modules
+
+LENGTHS = (1, 40, 3, 90, 17, 64, 62)
+NEAR = 1e-4
+
+
+def ids_of(pipe: Any, text: str) -> list[int]:
+    found: list[int] = pipe.tokenizer.hf_tokenizer(text)["input_ids"]
+    return found
+
+
+def assert_near(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+    assert np.abs(found - expected).max() <= NEAR * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, family)
+    texts = texts_of(LENGTHS)
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        vectors = pipe.embed(texts)
+        for text, vector in zip(texts, vectors, strict=True):
+            assert_near(vector, hidden_states(model, ids_of(pipe, text)).mean(axis=0))
+        alone = np.stack([pipe.embed(text) for text in texts])
+        assert (alone == vectors).all()
+        assert (pipe.embed(texts[::-1])[::-1] == vectors).all()
+
+
+@pytest.mark.parametrize("family", [family for family in ENCODERS if family != "Camembert"])
+def test_scores_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, family, "ForSequenceClassification")
+    texts = texts_of(LENGTHS)
+    pairs = list(itertools.pairwise(texts))
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        scores = pipe.score(pairs)
+        for (query, text), score in zip(pairs, scores, strict=True):
+            whole = pipe.tokenizer.hf_tokenizer(query, text, return_token_type_ids=True)
+            types = whole["token_type_ids"] if any(whole["token_type_ids"]) else None
+            (logit,) = hidden_states(model, whole["input_ids"], types)
+            assert abs(score - 1 / (1 + np.exp(-logit))) <= NEAR
+        assert (np.stack([pipe.score([pair])[0] for pair in pairs]) == scores).all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "pooled"),
+    [
+        ("cls_token", lambda states: states[0]),
+        ("lasttoken", lambda states: states[-1]),
+        ("max_tokens", lambda states: states.max(axis=0)),
+        ("mean_sqrt_len_tokens", lambda states: states.sum(axis=0) / np.sqrt(len(states))),
+        ("weightedmean_tokens", lambda states: np.average(states, axis=0, weights=range(1, len(states) + 1))),
+    ],
+)
+def test_pooling_is_the_one_that_the_checkpoint_says(mode: str, pooled: Any, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "Bert")
+    write_modules(tmp_path, mode, "Normalize")
+    texts = texts_of((5, 70))
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        for text, vector in zip(texts, pipe.embed(texts), strict=True):
+            expected = pooled(hidden_states(model, ids_of(pipe, text)))
+            assert_near(vector, expected / np.linalg.norm(expected))
+
+
+def test_dense_layers_prompts_and_dimensions_follow(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "Bert")
+    write_modules(tmp_path, "mean_tokens", "Dense", "Normalize")
+    dense = torch.nn.Linear(48, 20)
+    (tmp_path / "2_Dense").mkdir()
+    save_file(
+        {f"linear.{name}": value.detach() for name, value in dense.named_parameters()},
+        tmp_path / "2_Dense" / "model.safetensors",
+    )
+    said = {
+        "in_features": 48,
+        "out_features": 20,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(said))
+    prompts = {"prompts": {"query": "w1 w2 ", "document": "w3 "}, "default_prompt_name": "document"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    text = texts_of((9,))[0]
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+
+        def expected(prompt: str, dimensions: int = 20) -> np.ndarray[Any, Any]:
+            mean = hidden_states(model, ids_of(pipe, prompt + text)).mean(axis=0)
+            with torch.no_grad():
+                made = torch.tanh(dense(torch.tensor(mean, dtype=torch.float32)))[:dimensions].numpy()
+            return np.asarray(made / np.linalg.norm(made))
+
+        assert_near(pipe.embed(text), expected("w3 "))
+        assert_near(pipe.embed(text, prompt_name="query"), expected("w1 w2 "))
+        assert_near(pipe.embed(text, dimensions=6), expected("w3 ", 6))
+        with pytest.raises(
+            ValueError, match=r"prompt_name must be one that the model has \(query, document\), got 'task'"
+        ):
+            pipe.embed(text, prompt_name="task")
+        with pytest.raises(ValueError, match="dimensions must be at most 20 with this model, got 21"):
+            pipe.embed(text, dimensions=21)
+
+
+def test_texts_and_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    make_encoder(tmp_path, "Bert", max_position_embeddings=64)
+    (long,) = texts_of((80,))
+    words = long.split()
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        with pytest.raises(
+            ValueError, match="text 1: a text must have at most the 64 tokens that the model reads, got 82"
+        ):
+            pipe.embed(["w1", long])
+        kept = pipe.embed(long, truncate=True)
+        assert (kept == pipe.embed(" ".join(words[:62]))).all()
+        assert pipe.embed([]).shape == (0, 0)
+        assert pipe.embed("").shape == (48,)
+        for ids, why in (([2, 160, 3], "vocabulary"), ([], "at least one token")):
+            with pytest.raises(ValueError, match=why):
+                states_of(pipe.engine, [(ids, None)])
+        with pytest.raises(ValueError, match="second_text_begin must be less than the 3 tokens"):
+            states_of(pipe.engine, [([2, 9, 3], 3)])
+        with pytest.raises(ValueError, match="this model is an encoder: it makes vectors of texts"):
+            pipe("w1", do_preprocess=False)
+        with pytest.raises(ValueError, match=r"vectors of texts|vector alone"):
+            pipe.get_ppl([[2, 9, 3]])
+        assert (pipe.embed(long, truncate=True) == kept).all()
+
+
+@pytest.mark.parametrize(("settings", "near"), [({"dtype": "bfloat16"}, 0.995), ({"weight_bits": 8}, 0.999)])
+def test_fewer_bits_change_vectors_little(settings: dict[str, Any], near: float, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "Bert", hidden_size=64, intermediate_size=128)
+    texts = texts_of(LENGTHS)
+    config = lmdeploy.TurbomindEngineConfig(**settings)
+    with lmdeploy.pipeline(str(tmp_path), backend_config=config) as pipe:
+        vectors = pipe.embed(texts)
+        for text, vector in zip(texts, vectors, strict=True):
+            expected = hidden_states(model, ids_of(pipe, text)).mean(axis=0)
+            assert vector @ expected >= near * np.linalg.norm(vector) * np.linalg.norm(expected)
+        assert (np.stack([pipe.embed(text) for text in texts]) == vectors).all()
+
+
+def test_ranks_share_an_encoder(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "Bert")
+    texts = texts_of(LENGTHS)
+    with lmdeploy.pipeline(str(tmp_path), backend_config=lmdeploy.TurbomindEngineConfig(tp=2)) as pipe:
+        for text, vector in zip(texts, pipe.embed(texts), strict=True):
+            assert_near(vector, hidden_states(model, ids_of(pipe, text)).mean(axis=0))
+
+
+def test_older_names_of_norms_are_read(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "Bert")
+    file = tmp_path / "model.safetensors"
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    stored = load_file(file)
+    for new, old in older.items():
+        stored = {
+            "bert." * (not name.startswith("bert.")) + name.replace(new, old): value for name, value in stored.items()
+        }
+    save_file(stored, file)
+    (text,) = texts_of((12,))
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        assert_near(pipe.embed(text), hidden_states(model, ids_of(pipe, text)).mean(axis=0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"is_decoder": True}, "is_decoder"), ({"position_embedding_type": "relative_key"}, "position_embedding_type")],
+)
+def test_what_encoders_lack_is_named(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    make_encoder(tmp_path, "Bert")
+    config = json.loads((tmp_path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=f"{why}.* is not supported"):
+        lmdeploy.pipeline(str(tmp_path), backend_config=lmdeploy.TurbomindEngineConfig())
+
+
+def test_every_encoder_is_shown() -> None:
+    known = {name.removesuffix("ForMaskedLM") for name in families() if name.endswith("ForMaskedLM")}
+    assert known == {*ENCODERS, "New"}  # New: GTE's name in code of its own

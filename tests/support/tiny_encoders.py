@@ -1,0 +1,98 @@
+"""Tiny encoders of each family with random weights, as ``transformers`` saves them, and what it computes with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCAB = 160
+SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 72}
+BOUNDARIES = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3, "pad_token_id": 0}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "Bert": SIZES,
+    "Roberta": SIZES | {"pad_token_id": 1, "type_vocab_size": 1},
+    "XLMRoberta": SIZES | {"pad_token_id": 1, "type_vocab_size": 1},
+    "Camembert": SIZES | {"pad_token_id": 1, "type_vocab_size": 1},
+    "DistilBert": {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 72},
+    "ModernBert": SIZES | BOUNDARIES | {"local_attention": 12},
+    "NomicBert": SIZES,
+    "Gte": SIZES,
+    "JinaEmbeddingsV3": SIZES | {"pad_token_id": 1},
+}
+"""What each family's configuration is given; ModernBERT's windows are shorter than texts."""
+NO_TYPES = {"Roberta", "XLMRoberta", "Camembert", "DistilBert", "ModernBert", "Gte", "JinaEmbeddingsV3"}
+"""Of these, both texts of a pair have one token type."""
+
+
+def make_tokenizer(directory: Path, has_types: bool = True) -> None:
+    """Write a WordPiece tokenizer of the words ``w0``, ``w1``, ..., with BERT's special tokens."""
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *(f"w{i}" for i in range(VOCAB - len(SPECIAL)))])}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece()
+    second = "$B:1 [SEP]:1" if has_types else "$B [SEP]"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] {second}", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.enable_truncation(5)  # as published files often have it; nothing may come of it
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict(zip(names, SPECIAL, strict=True)))
+    whole.save_pretrained(directory)
+
+
+def make_encoder(directory: Path, family: str, kind: str = "Model", **changes: Any) -> Any:
+    """Write an encoder and its tokenizer, and return the ``transformers`` model, in float32.
+
+    Parameters
+    ----------
+    kind
+        What follows the family in the architecture's name.
+    changes
+        Of the configuration.
+    """
+    torch.manual_seed(7)
+    fields = ENCODERS[family] | {"vocab_size": VOCAB, "num_labels": 1} | changes
+    config = getattr(transformers, f"{family}Config")(**fields)
+    model = getattr(transformers, family + kind)(config).eval().float()
+    for parameter in model.parameters():  # fresh norms and biases would hide what reads them
+        with torch.no_grad():
+            parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() > 1 else 0.3))
+    model.save_pretrained(directory)
+    make_tokenizer(directory, family not in NO_TYPES)
+    return model
+
+
+def write_modules(directory: Path, mode: str, *further: str) -> None:
+    """Write how vectors are made, as sentence-transformers does: a way to pool, then further steps."""
+    steps = ["Transformer", "Pooling", *further]
+    folders = ["", *(f"{i}_{kind}" for i, kind in enumerate(steps) if i)]
+    listed = [
+        {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, folder) in enumerate(zip(steps, folders, strict=True))
+    ]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
+
+
+def texts_of(lengths: Sequence[int]) -> list[str]:
+    """Return texts of these numbers of words."""
+    rng = np.random.default_rng(3)
+    return [" ".join(f"w{i}" for i in rng.integers(0, VOCAB - len(SPECIAL), length)) for length in lengths]
+
+
+def hidden_states(model: Any, ids: list[int], types: list[int] | None = None) -> np.ndarray[Any, Any]:
+    """Return what ``transformers`` makes of a text: the states ``[tokens, hidden size]``, or a head's logits."""
+    given = {} if types is None else {"token_type_ids": torch.tensor([types])}
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([ids]), **given)
+    found = output.logits if hasattr(output, "logits") else output.last_hidden_state
+    return np.asarray(found[0], dtype=np.float64)
