@@ -28,6 +28,7 @@ from openai_gateway.endpoints.ollama import pulling
 from openai_gateway.endpoints.ollama import route as ollama
 from openai_gateway.endpoints.responses import route as responses
 from openai_gateway.endpoints.scoring import route as scoring
+from openai_gateway.endpoints.tei import route as tei
 from openai_gateway.error_handling import install_error_handlers
 from openai_gateway.errors import ErrorResponse
 from openai_gateway.gateway import Gateway
@@ -47,7 +48,7 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
     routes.router
     for routes in (
         *(models, loading, adapters, chat, completions, responses, messages, ollama, pulling),
-        *(embeddings, scoring, files, batches, render, tokens, interactive, metrics),
+        *(embeddings, scoring, tei, files, batches, render, tokens, interactive, metrics),
     )
 )
 """Routes of all endpoints of `openai_gateway.registry`."""

@@ -79,6 +79,8 @@ ENDPOINTS = (
     # vLLM's; the short paths are aliases
     *(Endpoint(f"/v1/{name}", is_proxied=True) for name in ("rerank", "score", "classify", "pooling")),
     *map(Endpoint, ("/rerank", "/v2/rerank", "/score", "/classify", "/pooling")),
+    # TEI's
+    *(Endpoint(path, prompt="inputs", is_proxied=False) for path in ("/embed", "/predict")),
     *map(Endpoint, ("/v1/chat/completions/render", "/v1/completions/render", "/tokenize", "/detokenize")),
     *(Endpoint(path, loads="Adapters") for path in (LOAD_ADAPTER, UNLOAD_ADAPTER)),
     *(Endpoint(path, loads="Models") for path in (LOAD_MODEL, UNLOAD_MODEL)),

@@ -25,6 +25,8 @@ PAGES = {
     "/v1/messages": "messages",
     "/api/": "ollama",
     "/v1/embeddings": "embeddings",
+    "/embed": "embeddings",
+    "/predict": "reranking",
     **dict.fromkeys(("/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"), "reranking"),
     **dict.fromkeys(("/v1/files", "/v1/batches"), "files-and-batches"),
     "/v1/chat/interactive": "interactive",

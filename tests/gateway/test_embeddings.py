@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused(embedder: str, http: httpx.Client) -> None:
     [
         ({"pooling_mode_mean_tokens": True}, "its pooling is mean_tokens; supported: lasttoken"),
         ({"pooling_mode": "mean"}, "its pooling is mean; supported: lasttoken"),
-        ({"steps": ("Transformer", "Pooling", "Dense")}, "its step Dense is not supported"),
+        ({"steps": ("Transformer", "Pooling", "CNN")}, "its step CNN is not supported"),
         ({"steps": ("Transformer",)}, "modules.json has no pooling"),
     ],
 )

@@ -22,6 +22,9 @@ class EmbeddingRequest(Strict):
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
+    input_type: Text | None = None
+    prompt_name: Text | None = None
+    truncate: bool = False
     user: str | None = None
 
     @property

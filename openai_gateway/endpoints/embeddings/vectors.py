@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fastapi import Request
 
+from lmdeploy.model_metadata.pooling import Pooling, unit
 from lmdeploy.serve.client import GenerateRequest
+from lmdeploy.tokenizer_readers.framed import Frame
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway
@@ -20,6 +23,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _AT_A_TIME = 64  # texts of a request in the engine
+# Names of prompts that checkpoints have for what callers call a type of input.
+_PROMPTS_OF = {
+    "query": ("query", "search_query", "retrieval.query"),
+    "document": ("document", "passage", "search_document", "retrieval.passage"),
+}
+_TYPES = {"search_query": "query", "search_document": "document", "passage": "document"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a caller wants vectors made.
+
+    Attributes
+    ----------
+    dimensions
+        How many numbers of each are kept, as models allow that were trained so (Kusupati et al., 2022); such a vector
+        has length 1. None: all.
+    input_type
+        What the texts are: ``query`` or ``document``, or as the model calls it; it has a prompt for it, or needs none.
+    prompt_name
+        Which of the model's prompts is in front of each text. None: that of `input_type`, else the default one.
+    truncate
+        The end of a text that is longer than the model reads is left out.
+    """
+
+    dimensions: int | None = None
+    input_type: str | None = None
+    prompt_name: str | None = None
+    truncate: bool = False
 
 
 async def vectors_of(
@@ -28,7 +60,7 @@ async def vectors_of(
     chosen: Chosen,
     inputs: Sequence[str] | Sequence[list[int]],
     user: str | None,
-    dimensions: int | None = None,
+    wanted: Wanted = Wanted(),
 ) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return the vector of each text, as its model wants it made, and how many tokens the texts have.
 
@@ -36,26 +68,78 @@ async def vectors_of(
     ----------
     inputs
         Texts, or their tokens.
-    dimensions
-        How many numbers of each are kept, as models allow that were trained so (Kusupati et al., 2022); such a vector
-        has length 1. None: all.
+    wanted
+        How they are made.
 
     Raises
     ------
     ApiError
-        The model is not made for embeddings, or its vectors are shorter.
+        The model is not made for embeddings, has no such prompt, or its vectors are shorter.
     """
     model, pooling = chosen.model, chosen.model.pooling
     if pooling is None or pooling.refusal:
         reason = pooling.refusal if pooling else "its checkpoint has no modules.json"
         raise ApiError(400, f"The model `{model.name}` makes no embeddings: {reason}.", param="model")
-    vectors, usage = await states_of(gateway, request, chosen, [state_request(each) for each in inputs], user)
+    dimensions = wanted.dimensions
+    if dimensions is not None and pooling.dimensions and dimensions not in pooling.dimensions:
+        sizes = ", ".join(map(str, pooling.dimensions))
+        message = f"dimensions must be one of {sizes} with the model `{model.name}`, got {dimensions}"
+        raise ApiError(400, message, param="dimensions")
+    prompt = _prompt(chosen, pooling, wanted)
+    texts: list[Any] = [prompt + each if isinstance(each, str) else each for each in inputs]
+    if wanted.truncate:
+        texts = [await truncated(chosen, pooling.frame, each) for each in texts]
+    vectors, usage = await states_of(gateway, request, chosen, [state_request(each) for each in texts], user)
+    vectors = pooling.finished(vectors)
     if dimensions is not None and dimensions > vectors.shape[1]:
         message = f"dimensions must be at most {vectors.shape[1]} with the model `{model.name}`, got {dimensions}"
         raise ApiError(400, message, param="dimensions")
-    if pooling.normalizes or dimensions is not None:
-        vectors = unit(vectors[:, :dimensions])
-    return vectors, usage
+    return vectors if dimensions is None else unit(vectors[:, :dimensions]), usage
+
+
+def _prompt(chosen: Chosen, pooling: Pooling, wanted: Wanted) -> str:
+    """Return the text in front of each text."""
+    known = pooling.prompts
+    if wanted.prompt_name is not None:
+        if wanted.prompt_name not in known:
+            names = ", ".join(known) or "none"
+            message = (
+                f"prompt_name must be a prompt of the model `{chosen.model.name}` ({names}), got {wanted.prompt_name}"
+            )
+            raise ApiError(400, message, param="prompt_name")
+        return known[wanted.prompt_name]
+    kind = wanted.input_type
+    if kind is None or not known:
+        return known.get(pooling.default_prompt, "")
+    for name in (kind, *_PROMPTS_OF.get(_TYPES.get(kind, kind), ())):
+        if name in known:
+            return known[name]
+    if _TYPES.get(kind, kind) in _PROMPTS_OF:  # one of the two has none with some models
+        return ""
+    message = f"input_type must be query, document or a prompt of the model ({', '.join(known)}), got {kind}"
+    raise ApiError(400, message, param="input_type")
+
+
+async def truncated(chosen: Chosen, frame: Frame, text: Any) -> Any:
+    """Return a text, or its tokens, without what the model does not read at its end."""
+    most = await chosen.model.context_len()
+    if most is None:
+        return text
+    if not isinstance(text, str):
+        return frame.single(frame.bare(text), most) if len(text) > most else text
+    if len(text.encode()) + len(frame.before) + len(frame.after) <= most:
+        return text
+    return frame.single(await first_tokens(chosen, frame, text, most), most)
+
+
+async def first_tokens(chosen: Chosen, frame: Frame, text: str, most: int) -> list[int]:
+    """Return the tokens of a text, at least the first `most` if it has more, without those around it."""
+    end, ids = 4 * most, []
+    while True:
+        ids = frame.bare(await chosen.model.client.tokenize(text=text[:end]))
+        if len(ids) >= most or end >= len(text):
+            return ids
+        end += 4 * (most - len(ids)) + most
 
 
 async def states_of(
@@ -82,16 +166,11 @@ async def states_of(
     return states, TokenCounts(prompt_tokens=tokens, total_tokens=tokens)
 
 
-def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return vectors of length 1; one of length 0 stays."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units: NDArray[np.float32] = vectors / np.where(lengths > 0, lengths, 1)
-    return units
-
-
-def state_request(prompt: str | list[Any]) -> GenerateRequest:
+def state_request(prompt: str | list[Any], second_text_begin: int | None = None) -> GenerateRequest:
     """Return the request for what a model makes of a text, tokens, or a conversation after which nobody speaks."""
     fields: dict[str, Any] = {"stream": False, "max_new_tokens": 0, "output_embedding": True}
+    if second_text_begin is not None:
+        fields["second_text_begin"] = second_text_begin
     if isinstance(prompt, str):
         return GenerateRequest(text_input=prompt, **fields)
     if isinstance(prompt[0], int):

@@ -13,7 +13,7 @@ from lmdeploy.version import __version__
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.chat.route import generate_request, reasoning_of
 from openai_gateway.endpoints.completions.infilling import infilling_by
-from openai_gateway.endpoints.embeddings.vectors import vectors_of
+from openai_gateway.endpoints.embeddings.vectors import Wanted, vectors_of
 from openai_gateway.endpoints.ollama.described import listed, shown
 from openai_gateway.endpoints.ollama.protocol import (
     ChatRequest,
@@ -74,7 +74,7 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     chosen = await gateway.choose(name_of(body.model), request)
     embeddings, tokens = list[list[float]](), 0
     if body.texts:
-        vectors, usage = await vectors_of(gateway, request, chosen, body.texts, None, body.dimensions)
+        vectors, usage = await vectors_of(gateway, request, chosen, body.texts, None, Wanted(body.dimensions))
         embeddings, tokens = vectors.tolist(), usage.prompt_tokens
     return {
         "model": body.model,

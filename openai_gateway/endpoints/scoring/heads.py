@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fastapi import Request
 
+from lmdeploy.model_metadata.pooling import unit
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
-from openai_gateway.endpoints.embeddings.vectors import state_request, states_of, unit, vectors_of
+from openai_gateway.endpoints.embeddings.vectors import (
+    Wanted,
+    first_tokens,
+    state_request,
+    states_of,
+    truncated,
+    vectors_of,
+)
 from openai_gateway.endpoints.scoring.protocol import PairSettings
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway
@@ -57,7 +65,9 @@ async def scores_of_pairs(
         )
         raise ApiError(400, message, param="instruction")
     if head is None:
-        vectors, usage = await vectors_of(gateway, request, chosen, [*firsts, *seconds], body.user)
+        vectors, usage = await vectors_of(
+            gateway, request, chosen, [*firsts, *seconds], body.user, Wanted(truncate=body.truncate)
+        )
         directions = unit(vectors)
         scores: NDArray[np.float32] = np.sum(directions[: len(firsts)] * directions[len(firsts) :], axis=1)
         return scores, usage
@@ -70,7 +80,7 @@ async def scores_of_pairs(
         )
         raise ApiError(400, message, param="query")
     queries = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
-    asked = await _prompts(chosen, head, queries, seconds, body.instruction)
+    asked = await _prompts(chosen, head, queries, seconds, body.instruction, body.truncate)
     states, usage = await states_of(gateway, request, chosen, asked, body.user)
     numbers = head.numbers(states)
     return (numbers if body.use_activation is False else head.reported(numbers))[:, 0], usage
@@ -96,20 +106,57 @@ async def head_numbers(
     return head.numbers(states), head, usage
 
 
+async def numbers_of_rows(
+    gateway: Gateway, request: Request, chosen: Chosen, rows: Sequence[Sequence[str]], truncate: bool
+) -> tuple[NDArray[np.float32], ScoreHead]:
+    """Return the numbers that a model's head makes of texts and of pairs of texts, ``[rows, labels]``, and the head.
+
+    Raises
+    ------
+    ApiError
+        It has none.
+    """
+    head = chosen.model.score_head
+    if head is None:
+        raise _cannot(chosen, "classifies nothing: its checkpoint has no head for it")
+    _require(head, chosen)
+    pairs = [row for row in rows if len(row) > 1]
+    firsts, seconds = [row[0] for row in pairs], [row[1] for row in pairs]
+    of_pairs = iter(await _prompts(chosen, head, firsts, seconds, None, truncate))
+    asked = []
+    for row in rows:
+        text = await truncated(chosen, head.text_frame, row[0]) if truncate and len(row) == 1 else row[0]
+        asked.append(next(of_pairs) if len(row) > 1 else state_request(text))
+    states, _ = await states_of(gateway, request, chosen, asked, None)
+    return head.numbers(states), head
+
+
 async def _prompts(
-    chosen: Chosen, head: ScoreHead, queries: Sequence[str], documents: Sequence[str], instruction: str | None
+    chosen: Chosen,
+    head: ScoreHead,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    instruction: str | None,
+    truncate: bool,
 ) -> list[GenerateRequest]:
     if head.judges:
         pairs = zip(queries, documents, strict=True)
         return [state_request(judging_prompt(query, document, instruction)) for query, document in pairs]
     some, texts = asyncio.Semaphore(_AT_A_TIME), dict.fromkeys((*queries, *documents))
 
+    most = await chosen.model.context_len() if truncate else None
+
     async def tokens(text: str) -> list[int]:
         async with some:
-            return await chosen.model.client.tokenize(text=text)
+            if most is not None and len(text) > most:
+                return await first_tokens(chosen, head.text_frame, text, most)
+            return head.text_frame.bare(await chosen.model.client.tokenize(text=text))
 
     ids = dict(zip(texts, await asyncio.gather(*map(tokens, texts)), strict=True))
-    return [state_request(ids[query] + ids[text]) for query, text in zip(queries, documents, strict=True)]
+    return [
+        state_request(*head.frame.pair(ids[query], ids[text], most))
+        for query, text in zip(queries, documents, strict=True)
+    ]
 
 
 def _require(head: ScoreHead, chosen: Chosen) -> None:

@@ -24,6 +24,7 @@ class PairSettings(Strict):
     model: Text | None = None
     instruction: AnyText | None = None
     use_activation: bool | None = None
+    truncate: bool = False
     user: str | None = None
 
 
@@ -31,14 +32,28 @@ class RerankRequest(PairSettings):
     """Body of ``POST /v1/rerank``."""
 
     query: Text
-    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
+    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)] | None = (
+        None
+    )
     top_n: int | None = Field(None, ge=0, le=MAX_INT32)  # 0, as vLLM's clients send it: all
     return_documents: bool = True
+    max_tokens_per_doc: int | None = Field(None, ge=1, le=MAX_INT32)
+    # In place of documents, as clients of Text Embeddings Inference (TEI) ask; their response is a list.
+    texts: Texts | None = None
+    raw_scores: bool = False
+    return_text: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> RerankRequest:
+        if (self.documents is None) == (self.texts is None):
+            raise FieldError("documents", "documents is required, or texts, and not both")
+        return self
 
     @property
-    def texts(self) -> list[str]:
+    def listed(self) -> list[str]:
         """The documents' texts."""
-        return [document if isinstance(document, str) else document.text for document in self.documents]
+        documents = self.texts or self.documents or []
+        return [document if isinstance(document, str) else document.text for document in documents]
 
 
 class RankedDocument(BaseModel):
@@ -47,6 +62,14 @@ class RankedDocument(BaseModel):
     index: int
     document: dict[str, str] | None = None
     relevance_score: float
+
+
+class RankedText(BaseModel):
+    """A text in TEI's form, and how much it is about the query."""
+
+    index: int
+    score: float
+    text: str | None = None
 
 
 class Ranking(BaseModel):

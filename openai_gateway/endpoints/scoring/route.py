@@ -18,6 +18,7 @@ from openai_gateway.endpoints.scoring.protocol import (
     PooledList,
     PoolingRequest,
     RankedDocument,
+    RankedText,
     Ranking,
     RerankRequest,
     Score,
@@ -33,12 +34,18 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/rerank")
 @router.post("/rerank", include_in_schema=False)
 @router.post("/v2/rerank", include_in_schema=False)
-async def rerank(body: RerankRequest, request: Request, gateway: GatewayDependency) -> Ranking:
+async def rerank(body: RerankRequest, request: Request, gateway: GatewayDependency) -> Ranking | list[RankedText]:
     """Return documents, those that are most about the query first."""
     chosen = await gateway.choose(body.model, request)
-    texts = body.texts
+    texts = body.listed
+    if body.max_tokens_per_doc is not None or body.raw_scores:
+        changed = {"truncate": body.truncate or body.max_tokens_per_doc is not None}
+        body = body.model_copy(update=changed | ({"use_activation": False} if body.raw_scores else {}))
     scores, usage = await scores_of_pairs(gateway, request, chosen, [body.query], texts, body)
     order = np.argsort(-scores, kind="stable")[: body.top_n or None]
+    if body.texts is not None:
+        shown = texts if body.return_text else [None] * len(texts)
+        return [RankedText(index=i, score=float(scores[i]), text=shown[i]) for i in map(int, order)]
     results = [
         RankedDocument(
             index=index,

@@ -1,0 +1,63 @@
+"""Bodies and responses of ``/embed`` and ``/predict``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS, Texts
+from openai_gateway.protocol.fields import MAX_INT32, Strict, Text
+
+Direction = Literal["Left", "Right", "left", "right"]
+
+
+class EmbedRequest(Strict):
+    """Body of ``POST /embed``."""
+
+    inputs: Text | Texts
+    normalize: bool = True
+    truncate: bool = False
+    truncation_direction: Direction = "right"
+    prompt_name: Text | None = None
+    dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts."""
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+Row = Annotated[list[Text], Field(min_length=1, max_length=2, fail_fast=True)]  # a text, or a pair
+
+
+class PredictRequest(Strict):
+    """Body of ``POST /predict``: a text, a pair of texts, or a batch of either."""
+
+    inputs: Text | Row | Annotated[list[Row], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
+    raw_scores: bool = False
+    truncate: bool = False
+    truncation_direction: Direction = "right"
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Texts and pairs, each as a list."""
+        if isinstance(self.inputs, str):
+            return [[self.inputs]]
+        return [[each] if isinstance(each, str) else each for each in self._listed()]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is one text or pair, and no batch of them."""
+        return isinstance(self.inputs, str) or isinstance(self.inputs[0], str)
+
+    def _listed(self) -> list[list[str]]:
+        assert not isinstance(self.inputs, str)
+        return [self.inputs] if self.is_one else self.inputs  # type: ignore[list-item,return-value]
+
+
+class Prediction(BaseModel):
+    """A class, and how likely it is."""
+
+    label: str
+    score: float

@@ -1,0 +1,57 @@
+"""``POST /embed`` and ``POST /predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from lmdeploy.model_metadata.pooling import unit
+from openai_gateway.endpoints.embeddings.vectors import Wanted, vectors_of
+from openai_gateway.endpoints.scoring.heads import numbers_of_rows
+from openai_gateway.endpoints.tei.protocol import EmbedRequest, Prediction, PredictRequest
+from openai_gateway.errors import ApiError
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.models import Chosen, ServedModel
+from openai_gateway.parsing import BoundedRoute
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+@router.post("/embed")
+async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency) -> list[list[float]]:
+    """Return the vector of each text."""
+    _refuse_left(body.truncate, body.truncation_direction)
+    chosen = await _first(gateway, request, lambda model: model.pooling is not None and model.score_head is None)
+    wanted = Wanted(body.dimensions, None, body.prompt_name, body.truncate)
+    vectors, _ = await vectors_of(gateway, request, chosen, body.texts, None, wanted)
+    made: list[list[float]] = (unit(vectors) if body.normalize else vectors).tolist()
+    return made
+
+
+@router.post("/predict")
+async def predict(
+    body: PredictRequest, request: Request, gateway: GatewayDependency
+) -> list[Prediction] | list[list[Prediction]]:
+    """Return the classes of each text or pair, the most likely first."""
+    _refuse_left(body.truncate, body.truncation_direction)
+    chosen = await _first(gateway, request, lambda model: model.score_head is not None)
+    numbers, head = await numbers_of_rows(gateway, request, chosen, body.rows, body.truncate)
+    scores = numbers if body.raw_scores else head.reported(numbers)
+    found = []
+    for row in scores:
+        order = np.argsort(-row, kind="stable")
+        found.append([Prediction(label=head.labels[int(i)], score=float(row[i])) for i in order])
+    return found[0] if body.is_one else found
+
+
+async def _first(gateway: Gateway, request: Request, can: Callable[[ServedModel], bool]) -> Chosen:
+    """Return the first served model that can be asked, since TEI serves one model and its clients name none."""
+    fitting = next((model for model in await gateway.models.all() if can(model)), None)
+    return await gateway.choose(None, request) if fitting is None else Chosen(fitting, fitting.name)
+
+
+def _refuse_left(truncate: bool, direction: str) -> None:
+    if truncate and direction.lower() == "left":
+        raise ApiError(400, "truncation_direction left is not supported", param="truncation_direction")
