@@ -1,0 +1,1 @@
+"""A real embedding model, for tests, guides and measurements."""
