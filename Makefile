@@ -57,7 +57,7 @@ CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir 
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests load bench bench-tools peers bench-peers docs lint format fields typecheck sanitize mutations fuzz abuse check screenshot lock model setup dev browser clients install-clients clean
+.PHONY: help serve test test-all build build-tests load bench bench-tools bench-embeddings peers bench-peers docs lint format fields typecheck sanitize mutations fuzz abuse check screenshot lock model setup dev browser clients install-clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -190,6 +190,9 @@ bench-tools: build model ## Which share of the default model's tool calls can be
 
 peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, OpenVINO GenAI
 	@$(PY) -m tools.bench.peers.install
+
+bench-embeddings: build ## Texts a second of all-MiniLM-L6-v2, alongside torch and, where it is installed, OpenVINO
+	@$(PY) -m tools.embeddings.bench
 
 bench-peers: build dev model peers ## The engine alongside llama.cpp and OpenVINO GenAI, against the targets
 	$(say) 'measuring on an otherwise idle machine (about 10 minutes)'
