@@ -22,7 +22,7 @@ import numpy as np
 from lmdeploy.model_metadata.pooling import DenseLayer, layers_of, linear
 from lmdeploy.stored_rows import stored_rows
 from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
-from lmdeploy.turbomind.encoders import prefix_in
+from lmdeploy.turbomind.families.encoder_names import prefix_in
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 if TYPE_CHECKING:

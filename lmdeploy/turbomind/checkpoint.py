@@ -11,9 +11,9 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.model_metadata.pooling import engine_pooling, longest_text
-from lmdeploy.turbomind.encoders import encoder_names, is_of_head
 from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.families.common import Checkpoint, Family
+from lmdeploy.turbomind.families.encoder_names import encoder_names, is_of_head
 from lmdeploy.turbomind.gguf.stored import (
     is_plain_config,
     stored_architecture,

@@ -579,7 +579,7 @@ void visit_fields(HeadSpec& part, Visit&& visit) {
 
 // A model that reads a text whole: each token attends to those behind it as well, and nothing is generated.
 struct EncoderSpec {
-  // What that vector is made of the hidden states behind the last norm: the `first`, the `last`, their `mean`, their
+  // What that vector is made of the hidden states after the last norm: the `first`, the `last`, their `mean`, their
   // sum divided by the square root of their number (`mean_sqrt`), the `max` of each channel, or their mean weighted
   // with 1, 2, ... (`weighted_mean`).
   TextPooling pooling = TextPooling::kFirst;

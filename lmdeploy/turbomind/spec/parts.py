@@ -561,7 +561,7 @@ class EncoderSpec:
     Parameters
     ----------
     pooling
-        What that vector is made of the hidden states behind the last norm: the ``first``, the ``last``, their ``mean``,
+        What that vector is made of the hidden states after the last norm: the ``first``, the ``last``, their ``mean``,
         their sum divided by the square root of their number (``mean_sqrt``), the ``max`` of each channel, or their mean
         weighted with 1, 2, ... (``weighted_mean``).
     token_types
