@@ -2,25 +2,33 @@
 
 ``python -m tools.bench.peers.hybrid MODEL`` prints a table. ``python -m tools.bench.random_model qwen3.5-0.8b FOLDER``
 writes a model to measure; what it says does not matter here. Prompts are token ids in the form of ChatML.
+With ``--llama-server FILE``, a GGUF file of the same model, llama-server is asked for the same prompts.
 """
 
 import argparse
+import json
 import random
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import httpx
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine, EngineOutput
+from tools.bench.peers import llama_cpp
 from tools.bench.quiet import wait_until_quiet
 from tools.bench.stats import median
 
 TIMEOUT = 600.0  # seconds, of one request
 DOCUMENT, SYSTEM, MESSAGE, RESPONSE = 6000, 1300, 40, 64  # tokens
+SESSION = 8192  # tokens of a sequence
+SLOTS = 8  # of llama-server
 
 
 class Asked:
@@ -79,18 +87,73 @@ class Conversations:
         return [*response, self._end, 10]
 
 
-class Measured:
-    """Requests to an engine, and how many tokens of prompts they compute."""
+class Measured(Protocol):
+    """Takes requests, and counts the tokens of prompts that it computes.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    Attributes
+    ----------
+    first_token
+        Seconds to the first token of each prompt of the last call.
+    """
+
+    first_token: list[float]
 
     def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[list[int]]]:
         """Return how many tokens of these prompts, asked at once, were computed, and their responses."""
+
+
+class Ours:
+    """The engine of this project."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.first_token: list[float] = []
+
+    def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[list[int]]]:
+        """See `Measured`."""
         before = self.engine.metrics()["tokens_computed_total"]
-        responses = [asked.wait() for asked in [Asked(self.engine, prompt, tokens) for prompt in prompts]]
+        start = time.perf_counter()
+        asked = [Asked(self.engine, prompt, tokens) for prompt in prompts]
+        responses = [each.wait() for each in asked]
+        self.first_token = [each.times[0] - start for each in asked]
         after = self.engine.metrics()["tokens_computed_total"]
         return int(after - before) - len(prompts) * (tokens - 1), responses
+
+
+class LlamaServer:
+    """llama-server, over HTTP."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.first_token: list[float] = []
+
+    def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[list[int]]]:
+        """See `Measured`."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answered = list(pool.map(lambda prompt: self._ask(prompt, tokens), prompts))
+        self.first_token = [first for _, _, first in answered]
+        return sum(computed for computed, _, _ in answered), [response for _, response, _ in answered]
+
+    def _ask(self, prompt: Sequence[int], tokens: int) -> tuple[int, list[int], float]:
+        body = {"prompt": list(prompt), "n_predict": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+        start, first, response = time.perf_counter(), 0.0, []
+        with httpx.stream(
+            "POST", f"{self.url}/completion", json=body | {"return_tokens": True}, timeout=TIMEOUT
+        ) as reply:
+            for line in reply.iter_lines():
+                if not line.startswith("data: "):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                first = first or time.perf_counter() - start
+                response += event["tokens"]
+                if event["stop"]:
+                    return event["timings"]["prompt_n"], response, first
+        raise SystemExit("llama-server did not end a response")
+
+
+def beyond(measured: Measured, tokens: int) -> str:
+    """Return how many tokens the last prompt cost beyond its new ones, and its time to first token."""
+    return f"{tokens}, first token after {measured.first_token[0] * 1000:.0f} ms"
 
 
 def measure_chat(measured: Measured, chat: Conversations, row: "Row") -> None:
@@ -99,23 +162,25 @@ def measure_chat(measured: Measured, chat: Conversations, row: "Row") -> None:
     prompt = chat.asked(chat.message(0, chat.tokens(30)), chat.message(2, document + chat.tokens(20)))
     first, [response] = measured.ask([prompt])
     row("document of 6,000 tokens, first turn", f"{first} of {len(prompt)}")
-    over = []
+    over, times = [], []
     for _ in range(7):
         added = chat.message(2, chat.tokens(MESSAGE))
         last = [*prompt, *chat.ended(response)]
         prompt = last + chat.asked(added)
         computed, [response] = measured.ask([prompt])
         over.append(computed - len(chat.asked(added)) - 2)
+        times += measured.first_token
     row("turns 2 to 8, tokens beyond the new ones (target: 64)", f"{max(over)} at most")
+    row("turns 2 to 8, time to first token (target: llama-server's)", f"{median(times) * 1000:.0f} ms")
     edited = last + chat.asked(chat.message(2, chat.tokens(MESSAGE)))
     computed, _ = measured.ask([edited])
-    row("an edited last question, beyond its own tokens (target: 64)", str(computed - MESSAGE - 2))
+    row("an edited last question, beyond its own tokens (target: 64)", beyond(measured, computed - MESSAGE - 2))
     beginning = chat.message(0, chat.tokens(30))
     for name in ("first", "another", "a third"):
         question = chat.tokens(30)
         computed, _ = measured.ask([chat.asked(beginning, chat.message(2, document + question))])
         if name != "first":
-            row(f"{name} question about the same document, beyond it (target: 128)", str(computed - 30 - 5))
+            row(f"{name} question about the same document, beyond it (target: 128)", beyond(measured, computed - 35))
 
 
 def measure_shared(measured: Measured, chat: Conversations, row: "Row") -> None:
@@ -201,6 +266,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--weight-bits", type=int, default=4)
     parser.add_argument("--only", default="chat,shared,interleaved,context,drafts")
+    parser.add_argument(
+        "--llama-server", type=Path, metavar="FILE", help="GGUF file for llama-server, measured instead"
+    )
     arguments = parser.parse_args()
     parts = arguments.only.split(",")
     chat = Conversations(Tokenizer(str(arguments.model)))
@@ -211,10 +279,16 @@ def main() -> None:
         "shared": measure_shared,
         "interleaved": measure_interleaved,
     }.items():
-        if name in parts:
-            config = TurbomindEngineConfig(**settings, session_len=8192)
-            with closing(Engine(str(arguments.model), config)) as engine:
-                measure(Measured(engine), chat, row)
+        if name not in parts:
+            continue
+        if arguments.llama_server:
+            with llama_cpp.serving(arguments.llama_server, SLOTS, SESSION, keeps_prompts=True) as url:
+                measure(LlamaServer(url), chat, row)
+            continue
+        with closing(Engine(str(arguments.model), TurbomindEngineConfig(**settings, session_len=SESSION))) as engine:
+            measure(Ours(engine), chat, row)
+    if arguments.llama_server:
+        return
     if "context" in parts:
         config = TurbomindEngineConfig(**settings, session_len=16384)
         with closing(Engine(str(arguments.model), config)) as engine:

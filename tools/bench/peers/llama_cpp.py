@@ -45,8 +45,8 @@ def slot_tokens(longest: int) -> int:
 
 
 @contextmanager
-def serving(model: Path, slots: int, longest: int) -> Iterator[str]:
-    """Run ``llama-server`` for as long as the block lasts; it keeps no prompt for a later request.
+def serving(model: Path, slots: int, longest: int, *, keeps_prompts: bool = False) -> Iterator[str]:
+    """Run ``llama-server`` for as long as the block lasts.
 
     Parameters
     ----------
@@ -56,6 +56,8 @@ def serving(model: Path, slots: int, longest: int) -> Iterator[str]:
         Requests it answers at a time.
     longest
         Most tokens of a request, prompt and response.
+    keeps_prompts
+        Whether it keeps prompts for later requests, with its own defaults.
 
     Yields
     ------
@@ -71,7 +73,8 @@ def serving(model: Path, slots: int, longest: int) -> Iterator[str]:
     command = [
         *(str(llama_tool("llama-server")), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)),
         *("-t", str(thread_count()), "-np", str(slots), "-c", str(slots * slot_tokens(longest))),
-        *("-fa", "on", "--no-cache-prompt", "--cache-ram", "0", "--no-webui"),
+        *("-fa", "on", "--no-webui"),
+        *(() if keeps_prompts else ("--no-cache-prompt", "--cache-ram", "0")),
     ]
     with running(command, f"http://127.0.0.1:{port}") as url:
         yield url
