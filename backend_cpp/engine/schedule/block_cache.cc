@@ -157,31 +157,42 @@ bool BlockCache::make_snapshot(NodeId node, int group, int32_t block, bool is_ro
   tree_.hold(node);
   move_pages(block, copy);
   at(copy).references = 0;
-  put(copy, Place::kUnusedSnapshot);
+  put(copy, Place::kLatestSnapshot);
   return true;
 }
 
 bool BlockCache::make_room_for_snapshot(int index) {
   const int pages = group(index).pages;
   while (snapshot_pages_ + pages > most_snapshot_pages_) {
-    const Place place = list(Place::kUnusedSnapshot).empty() ? Place::kUsedSnapshot : Place::kUnusedSnapshot;
-    if (list(place).empty()) return false;
-    move_out(list(place).front());
+    const auto kinds = {Place::kPassedSnapshot, Place::kLatestSnapshot, Place::kSharedSnapshot};
+    const auto* const kind = std::ranges::find_if(kinds, [this](Place place) { return !list(place).empty(); });
+    if (kind == kinds.end()) return false;
+    move_out(list(*kind).front());
   }
   return true;
 }
 
 void BlockCache::use_snapshot(int32_t snapshot, int32_t block) {
   move_pages(snapshot, block);
-  const Place place = is_of_host(snapshot) ? Place::kHost : Place::kUsedSnapshot;
+  ++at(snapshot).uses;
+  const Place used = at(snapshot).uses > 1 ? Place::kSharedSnapshot : Place::kLatestSnapshot;
   remove(snapshot);
-  put(snapshot, place);
+  put(snapshot, is_of_host(snapshot) ? Place::kHost : used);
+}
+
+void BlockCache::pass_snapshots(NodeId node) {
+  for (int group = 0; group < group_count(); ++group) {
+    const int32_t snapshot = stored(node, group);
+    if (snapshot == kNoBlock || at(snapshot).place != Place::kLatestSnapshot) continue;
+    remove(snapshot);
+    put(snapshot, Place::kPassedSnapshot);
+  }
 }
 
 void BlockCache::forget_rolling_snapshot(NodeId node, int group) {
   const int32_t snapshot = stored(node, group);
   if (snapshot == kNoBlock) return;
-  if (at(snapshot).is_rolling && at(snapshot).place == Place::kUnusedSnapshot) lose(snapshot);
+  if (at(snapshot).is_rolling && at(snapshot).uses == 0 && is_snapshot(at(snapshot).place)) lose(snapshot);
 }
 
 // ---- what is forgotten ----
@@ -272,6 +283,7 @@ void BlockCache::free_pages(int32_t block) {
   more.clear();
   to.push_back(block);
   at(block).is_rolling = false;
+  at(block).uses = 0;
   at(block).place = Place::kNone;
 }
 
@@ -295,7 +307,7 @@ void BlockCache::count(int32_t block, int sign) {
   if (place == Place::kHost) return;
   const int pages = sign * pages_of(block);
   idle_pages_ += pages;
-  if (place == Place::kUnusedSnapshot || place == Place::kUsedSnapshot) snapshot_pages_ += pages;
+  if (is_snapshot(place)) snapshot_pages_ += pages;
 }
 
 void BlockCache::reference(int32_t block) {
@@ -325,7 +337,8 @@ void BlockCache::evict_one() {
     return;
   }
   int32_t oldest = kNoBlock;
-  for (const Place place : {Place::kNeededLast, Place::kUnusedSnapshot, Place::kUsedSnapshot}) {
+  for (const Place place :
+       {Place::kNeededLast, Place::kPassedSnapshot, Place::kLatestSnapshot, Place::kSharedSnapshot}) {
     if (list(place).empty()) continue;
     const int32_t block = list(place).front();
     if (oldest == kNoBlock || at(block).stamp < at(oldest).stamp) oldest = block;
@@ -416,7 +429,7 @@ void BlockCache::check_invariants() const {
     require(is_of_host(own) == (block.place == Place::kHost), "a block of the host is in use");
     if (block.place == Place::kHost) continue;
     idle += pages_of(own);
-    if (block.place != Place::kNeededLast && block.place != Place::kUntilNeeded) snapshots += pages_of(own);
+    if (is_snapshot(block.place)) snapshots += pages_of(own);
   }
   require(std::ranges::all_of(owners, [](int count) { return count == 1; }), "a page is lost, or is used twice");
   require(idle == idle_pages_ && snapshots == snapshot_pages_, "counts and idle blocks differ");

@@ -131,6 +131,8 @@ class BlockCache {
   bool make_snapshot(NodeId node, int group, int32_t block, bool is_rolling = false);
   // Copies a snapshot into a sequence's block.
   void use_snapshot(int32_t snapshot, int32_t block);
+  // The sequence that made or used the snapshots of a node has made later ones.
+  void pass_snapshots(NodeId node);
   // Snapshots get at most this many pages, a fourth of the arena at first; of prompts they are made every `interval`
   // tokens, 0: at anchors alone (engine/schedule/sequence_memory.h).
   void limit_snapshots(int pages) { most_snapshot_pages_ = pages; }
@@ -166,8 +168,9 @@ class BlockCache {
     kReferenced,
     kNeededLast,  // idle; the lists, in the order in which equally old ones go
     kUntilNeeded,
-    kUnusedSnapshot,
-    kUsedSnapshot,
+    kPassedSnapshot,  // its sequence has made a later one, and nobody else has used it
+    kLatestSnapshot,
+    kSharedSnapshot,  // used twice
     kHost,
   };
   struct Block {
@@ -175,6 +178,7 @@ class BlockCache {
     int references = 0;
     int group = 0;
     bool is_rolling = false;                // as make_snapshot() has it
+    int uses = 0;                           // of a snapshot
     NodeId node = kNoNode;                  // that it is attached to; kNoNode: not published
     uint64_t stamp = 0;                     // when it became idle
     std::list<int32_t>::iterator position;  // in its list
@@ -214,6 +218,7 @@ class BlockCache {
   // Appends what is attached to a node and used by nobody.
   void add_unused(NodeId node, std::vector<int32_t>& blocks) const;
   bool make_room_for_snapshot(int group);
+  static bool is_snapshot(Place place) { return place >= Place::kPassedSnapshot && place <= Place::kSharedSnapshot; }
 
   CachePlan plan_;
   int page_count_;
@@ -222,7 +227,7 @@ class BlockCache {
   std::vector<Block> blocks_;  // by first page; the host's are the last ones
   std::vector<int32_t> free_;
   std::vector<int32_t> host_free_;
-  std::array<std::list<int32_t>, 7> lists_;  // by place, each least recently used first
+  std::array<std::list<int32_t>, 8> lists_;  // by place, each least recently used first
   std::vector<int32_t> attached_;            // [node, group]
   std::vector<PageMove> moves_;
   int idle_pages_ = 0;

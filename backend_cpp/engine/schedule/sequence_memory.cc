@@ -71,7 +71,8 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
     return anchor % cache.block_len() != 0 && anchor > cached && anchor <= cached + cache.block_len() / 2;
   });
   // Where the cache knows more of the prompt than it can give, others will part from it too.
-  if (found.blocks < known) add_anchor(known * cache.block_len());
+  fork_ = found.blocks < known ? known * cache.block_len() : 0;
+  add_anchor(fork_);
   path.resize(static_cast<size_t>(found.blocks));
   path_ = std::move(path);
   if (!path_.empty()) tree.hold(path_.back());
@@ -166,7 +167,11 @@ int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, con
       while (published_drafts_ < count && take_one(index, published_drafts_)) ++published_drafts_;
     }
   }
-  if (!is_missing) return count;
+  if (!is_missing) {
+    const int state = cache.plan().group_of(MemoryKind::kState);
+    if (state >= 0) note_snapshot(cache, has_part ? found.part : path[static_cast<size_t>(count) - 1]);
+    return count;
+  }
   for (Held& held : groups_) {
     cache.release(held.blocks);
     held.first = 0;
@@ -292,6 +297,7 @@ void SequenceMemory::make_snapshot(BlockCache& cache, const PrefixKey& prefix) {
   const bool follows_prompt = cached_ >= prompt_len_;
   if (!is_to_stay && !follows_prompt) return;
   if (!cache.make_snapshot(path_.back(), group, state, !is_to_stay)) return;
+  note_snapshot(cache, path_.back());
   if (is_to_stay) return;
   if (rolling_ > 0) cache.forget_rolling_snapshot(path_[static_cast<size_t>(rolling_) - 1], group);
   rolling_ = published_;
@@ -310,8 +316,22 @@ void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
     const size_t place = group.kind == MemoryKind::kState ? 0 : static_cast<size_t>(published_);
     is_whole = cache.make_snapshot(node, index, groups_[static_cast<size_t>(index)].blocks[place]);
   }
-  if (!is_whole) cache.forget(node);
+  if (is_whole) {
+    note_snapshot(cache, node);
+  } else {
+    cache.forget(node);
+  }
   tree.let_go(node);
+}
+
+void SequenceMemory::note_snapshot(BlockCache& cache, NodeId node) {
+  if (node == snapshot_ || (fork_ > 0 && cached_ == fork_)) return;
+  cache.tree().hold(node);
+  if (snapshot_ != kNoNode) {
+    cache.pass_snapshots(snapshot_);
+    cache.tree().let_go(snapshot_);
+  }
+  snapshot_ = node;
 }
 
 void SequenceMemory::pass_windows(BlockCache& cache, Keep keep) {
@@ -378,6 +398,7 @@ void SequenceMemory::give_up(BlockCache& cache, Keep keep) {
     }
     cache.tree().let_go(path_.back());
   }
+  if (snapshot_ != kNoNode) cache.tree().let_go(snapshot_);
   *this = {};
 }
 

@@ -102,6 +102,8 @@ class SequenceMemory {
   void make_snapshot(BlockCache& cache, const PrefixKey& prefix);
   void make_part(BlockCache& cache, const PrefixKey& prefix);
   void pass_windows(BlockCache& cache, Keep keep);
+  // The last snapshot that it made or used is this node's now.
+  void note_snapshot(BlockCache& cache, NodeId node);
   bool is_anchored(const CacheGroup& group, int index) const;
 
   int cached_ = 0;
@@ -112,6 +114,8 @@ class SequenceMemory {
   int32_t backup_ = kNoBlock;  // a block of states
   int noted_ = 0;              // tokens computed since it was made
   std::vector<int> anchors_;   // in tokens, ascending
+  int fork_ = 0;               // tokens after which others part from it too; 0: none
+  NodeId snapshot_ = kNoNode;  // of the last snapshot that it made or used, but for that of the fork; held
   std::vector<NodeId> path_;   // of published blocks; the last is held
   std::vector<Held> groups_;
   PageTables tables_;

@@ -415,12 +415,27 @@ TEST(snapshots_nobody_came_back_to_go_first) {
   BlockCache cache(hybrid_plan(), {400});
   cache.limit_snapshots(3);
   CHECK_EQUAL(run_whole(cache, counted(10)), 0);
-  CHECK_EQUAL(run_whole(cache, counted(10)), 8);  // now it is used
+  for (int i = 0; i < 2; ++i) CHECK_EQUAL(run_whole(cache, counted(10)), 8);  // now it is shared
   for (int other = 1; other < 6; ++other) run_whole(cache, counted(10, 100 * other));
   CHECK_EQUAL(cache.snapshot_count(), 3);
   CHECK_EQUAL(run_whole(cache, counted(10)), 8);
   CHECK_EQUAL(run_whole(cache, counted(10, 100)), 0);  // the oldest of the others
   CHECK_EQUAL(run_whole(cache, counted(10, 500)), 8);
+}
+
+TEST(the_latest_snapshot_of_each_conversation_outlives_earlier_ones) {
+  BlockCache cache(hybrid_plan(), {4000});
+  const int conversations = 10;
+  cache.limit_snapshots(conversations + 4);  // a turn makes four, one of them while it responds
+  std::vector<Tokens> chats(conversations);
+  for (int turn = 0; turn < 4; ++turn) {
+    for (int i = 0; i < conversations; ++i) {
+      Tokens& chat = chats[static_cast<size_t>(i)];
+      const auto known = static_cast<int>(chat.size());
+      chat = joined(chat, counted(24, 1000 * i + 24 * turn));
+      CHECK_EQUAL(run_whole(cache, chat, {known + 4, known + 10}, 8), known);
+    }
+  }
 }
 
 TEST(a_response_keeps_the_snapshot_of_its_last_block_alone) {
