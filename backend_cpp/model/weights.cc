@@ -237,12 +237,14 @@ LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint
   return round_matrix(exact.data.as<float>(), shard.vocab.size(), spec.hidden_size, 8, options.group, on_pool);
 }
 
-// Adapters add to the dense layers of attention and MLPs that are made of whole rows.
+// Adapters add to the dense layers of attention, recurrences and MLPs that are made of whole rows.
 std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers, const Checkpoint& checkpoint) {
   std::vector<AdaptedLayer> adapted;
   for (LayerWeights& layer : layers) {
     std::vector<LinearStorage*> linears{&layer.attention.qkv, &layer.attention.o, &layer.mlp.up, &layer.mlp.down};
-    if (layer.recurrence) linears.insert(linears.end(), {&layer.recurrence->in, &layer.recurrence->out});
+    if (std::optional<RecurrenceWeights>& own = layer.recurrence) {
+      linears.insert(linears.end(), {&own->in, &own->gates, &own->out});
+    }
     for (LinearStorage* linear : linears) {
       if (linear->name.empty()) continue;
       RowSources rows = checkpoint.row_sources(linear->name + ".weight");

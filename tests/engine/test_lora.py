@@ -91,8 +91,8 @@ LAYOUTS = {
     "Qwen": ("c_attn", "c_proj", "w1", "w2"),
     "StarCoder2": (*ATTENTION, "c_fc", "c_proj"),
     "Baichuan 7B": ("W_pack", "o_proj", *MLP),
-    "Qwen3.5": ("in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "down_proj"),
-    "Qwen3-Next": ("in_proj_qkvz", "out_proj", "k_proj"),
+    "Qwen3.5": ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "down_proj"),
+    "Qwen3-Next": ("in_proj_qkvz", "in_proj_ba", "out_proj", "k_proj"),
 }
 
 
