@@ -35,6 +35,7 @@ TOLERANCE, WITH_GELU, WITH_CODES = 1e-3, 1e-2, 3e-2
 HYBRID = GATED_DELTA | {"linear_value_head_dim": 16}
 HYBRID_WITH_EXPERTS = HYBRID | HYBRID_EXPERTS
 WITHOUT_DRAFTS = ("--no-mtp",)
+NEMOTRON_LETTERS = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
 
 
 def family(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
@@ -61,6 +62,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2moe": family("LFM2 with experts"),
     "mamba2": family("Mamba2"),
     "granitehybrid": family("Granite 4", num_experts_per_tok=0, shared_intermediate_size=64),
+    "falcon-h1": family("Falcon-H1 with norms", mamba_norm_before_gate=False, **UNTIED),
+    "nemotron_h": family("Nemotron-H"),
+    "nemotron_h_moe": family("Nemotron 3"),
     "gemma": family("Gemma"),
     "gemma2": family("Gemma 2", query_pre_attn_scalar=16, sliding_window=4096),
     "phi3": family("Phi-3"),
@@ -164,6 +168,10 @@ def converted(source: Path, file: Path) -> Path:
     if config["model_type"] == "granitemoehybrid":
         names = {"full_attention": "attention", "linear_attention": "mamba"}
         config["layer_types"] = [names[kind] for kind in config["layer_types"]]
+    if config["model_type"] == "nemotron_h":
+        kinds = config["layers_block_type"]
+        config["hybrid_override_pattern"] = "".join(NEMOTRON_LETTERS[kind] for kind in kinds)
+        config["left_out"] = [] if "moe" in kinds else ["num_experts_per_tok"]
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     options = WITHOUT_DRAFTS if "linear_attention" in (source / "config.json").read_text(encoding="utf-8") else ()
     run("llama_cpp_convert.py", str(llama_sources()), str(source), str(file), "f32", *options)

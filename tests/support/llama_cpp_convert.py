@@ -34,9 +34,10 @@ def set_vocab(self: Any) -> None:
 
 
 def load_hparams(directory: Path, *arguments: Any, **options: Any) -> Any:
-    """Return a config with the keys that `transformers` no longer reads."""
+    """Return a config with the keys that `transformers` no longer reads, without those of its list ``left_out``."""
     raw = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
-    return load(directory, *arguments, **options) | raw
+    whole = load(directory, *arguments, **options) | raw
+    return {key: value for key, value in whole.items() if key not in raw.get("left_out", ())}
 
 
 load = base.ModelBase.load_hparams

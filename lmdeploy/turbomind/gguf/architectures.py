@@ -60,6 +60,7 @@ _LATENT = dataclasses.replace(_LAYOUT, latent=latent_tensors)
 _QWEN3_5 = dataclasses.replace(_LATE_MLP_NORM, recurrence=gated_delta_tensors)
 _LFM2 = dataclasses.replace(_LAYOUT, final_norm="token_embd_norm", recurrence=convolution_tensors)
 _MAMBA = dataclasses.replace(_LAYOUT, recurrence=mamba_tensors)
+_NEMOTRON_H = dataclasses.replace(_MAMBA, mlp_norm="attn_norm")
 _QWEN3_NEXT = dataclasses.replace(_QWEN3_5, recurrence=grouped_delta_tensors)
 
 
@@ -108,6 +109,9 @@ ARCHITECTURES = {
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", hybrids.lfm2moe, _LFM2),
     "mamba2": Architecture("Mamba2ForCausalLM", hybrids.mamba2, _MAMBA),
     "granitehybrid": Architecture("GraniteMoeHybridForCausalLM", hybrids.granitehybrid, _MAMBA, is_turned=True),
+    "falcon-h1": Architecture("FalconH1ForCausalLM", hybrids.falcon_h1, _MAMBA),
+    "nemotron_h": Architecture("NemotronHForCausalLM", hybrids.nemotron_h, _NEMOTRON_H),
+    "nemotron_h_moe": Architecture("NemotronHForCausalLM", hybrids.nemotron_h_moe, _NEMOTRON_H),
     "gemma": Architecture("GemmaForCausalLM", configs.gemma, has_whole_norms=True),
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, has_whole_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, has_whole_norms=True),

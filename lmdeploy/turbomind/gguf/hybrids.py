@@ -109,14 +109,27 @@ def mamba2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _mamba_sizes(metadata: Metadata) -> dict[str, Any]:
+    heads = metadata.need("ssm.time_step_rank")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_n_groups": metadata.need("ssm.group_count"),
+        "mamba_d_state": metadata.need("ssm.state_size"),
+        "mamba_d_head": metadata.need("ssm.inner_size") // heads,
+        "mamba_d_conv": metadata.need("ssm.conv_kernel"),
+        "time_step_limit": None,
+    }
+
+
 def granitehybrid(metadata: Metadata) -> dict[str, Any]:
     """Granite 4: layers with attention do not rotate."""
-    bare, heads = _layers_without_attention(metadata), metadata.need("ssm.time_step_rank")
+    bare = _layers_without_attention(metadata)
     first = bare.index(True) if True in bare else 0
     shared = metadata.tensors.get("blk.0.ffn_up_shexp.weight", metadata.tensors.get("blk.0.ffn_up.weight"))
     return (
         common(metadata, "granitemoehybrid")
         | multipliers(metadata)
+        | _mamba_sizes(metadata)
         | {
             "hidden_act": "silu",
             "attention_bias": False,
@@ -127,13 +140,68 @@ def granitehybrid(metadata: Metadata) -> dict[str, Any]:
             "intermediate_size": metadata.get("feed_forward_length"),
             "shared_intermediate_size": shared.shape[0] if shared else None,
             "position_embedding_type": "nope" if any(bare) else "rope",
-            "mamba_n_heads": heads,
-            "mamba_n_groups": metadata.need("ssm.group_count"),
-            "mamba_d_state": metadata.need("ssm.state_size"),
-            "mamba_d_head": metadata.need("ssm.inner_size") // heads,
-            "mamba_d_conv": metadata.need("ssm.conv_kernel"),
             "mamba_conv_bias": metadata.has(f"blk.{first}.ssm_conv1d.bias"),
             "mamba_proj_bias": metadata.has(f"blk.{first}.ssm_in.bias"),
-            "time_step_limit": None,
         }
     )
+
+
+def falcon_h1(metadata: Metadata) -> dict[str, Any]:
+    """Falcon-H1, whose factors are in the weights already."""
+    biases = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
+    return (
+        common(metadata, "falcon_h1")
+        | _mamba_sizes(metadata)
+        | dict.fromkeys(biases, False)
+        | {
+            "hidden_act": "silu",
+            "mamba_d_ssm": metadata.need("ssm.inner_size"),
+            "mamba_conv_bias": metadata.has("blk.0.ssm_conv1d.bias"),
+            "mamba_rms_norm": metadata.has("blk.0.ssm_norm.weight"),
+            "mamba_norm_before_gate": False,
+        }
+    )
+
+
+def nemotron_h(metadata: Metadata) -> dict[str, Any]:
+    """Nemotron-H: a layer has attention, or else an MLP, or else Mamba-2."""
+    sizes, bare = metadata.need("feed_forward_length"), _layers_without_attention(metadata)
+    sizes = sizes if isinstance(sizes, list) else [sizes] * len(bare)
+    mlp = "moe" if metadata.get("expert_count") else "mlp"
+    kinds = [(mlp if size else _LINEAR) if without else FULL for size, without in zip(sizes, bare, strict=True)]
+    first = kinds.index(_LINEAR) if _LINEAR in kinds else 0
+    biased = {kind: f"blk.{kinds.index(kind)}." for kind in (FULL, "mlp") if kind in kinds}
+    eps = "attention.layer_norm_epsilon"  # the converter's name, also of the other kind of norm
+    return common(metadata, "nemotron_h", "rms_norm_eps" if metadata.get(eps) is None else "layer_norm_epsilon") | {
+        "num_key_value_heads": _key_value_heads(metadata),
+        "intermediate_size": max(sizes) or 1,
+        "layer_norm_epsilon": metadata.get(eps, metadata.get("attention.layer_norm_rms_epsilon")),
+        "layers_block_type": kinds,
+        "attention_bias": metadata.has(biased.get(FULL, "") + "attn_q.bias"),
+        "mlp_hidden_act": "relu2",
+        "mlp_bias": metadata.has(biased.get("mlp", "") + "ffn_up.bias"),
+        "mamba_hidden_act": "silu",
+        "mamba_num_heads": metadata.need("ssm.time_step_rank"),
+        "mamba_head_dim": metadata.need("ssm.inner_size") // metadata.need("ssm.time_step_rank"),
+        "n_groups": metadata.need("ssm.group_count"),
+        "ssm_state_size": metadata.need("ssm.state_size"),
+        "conv_kernel": metadata.need("ssm.conv_kernel"),
+        "use_conv_bias": metadata.has(f"blk.{first}.ssm_conv1d.bias"),
+        "use_bias": False,
+        "time_step_limit": None,
+    }
+
+
+def nemotron_h_moe(metadata: Metadata) -> dict[str, Any]:
+    """Nemotron 3: Nemotron-H with experts in place of MLPs."""
+    return nemotron_h(metadata) | {
+        "n_routed_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": metadata.need("expert_shared_feed_forward_length"),
+        "moe_latent_size": metadata.get("moe_latent_size"),
+        "norm_topk_prob": metadata.get("expert_weights_norm", False),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+        "n_group": metadata.get("expert_group_count", 1),
+        "topk_group": metadata.get("expert_group_used_count", 1),
+    }
