@@ -16,6 +16,7 @@ from lmdeploy.serve.multi_model.registry import Registry, RegistryBusyError, tri
 from lmdeploy.serve.multi_model.wanted import WantedModel, from_arguments, newest_versions, read_models_file
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import MODELS, get_parameter
+from tests.support.hybrid_models import make_hybrid
 
 GB = 10**9
 
@@ -52,6 +53,28 @@ def test_a_model_that_only_the_users_classes_can_run_is_made_ready(
     made = prepare(WantedModel("mine", str(checkpoint), backend=backend, engine=classes))
     assert resolve(made.engine_dir).backend == "pytorch"
     assert made.engine == classes
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "token"),
+    [
+        # Per layer: 3 inputs of a convolution of 2 x 2 x 16 + 4 x 24 channels, 4 states of 16 x 24.
+        ("Qwen3.5", 3 * (3 * 160 + 4 * 16 * 24), 2 * 2 * 16),
+        ("LFM2", 2 * 2 * 32, 2 * 2 * 8),
+        ("Mamba2", 2 * (3 * (64 + 2 * 2 * 16) + 8 * 8 * 16), 0),
+    ],
+)
+def test_states_and_keys_are_counted_for_the_layers_that_have_them(
+    name: str, state: int, token: int, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 32} | ({} if name == "Mamba2" else {"num_key_value_heads": 2})
+    checkpoint = make_hybrid(tmp_path / "model", name, **sizes)
+    settings = {"dtype": "float32", "session_len": 64, "cache_block_seq_len": 16, "device": "cpu"}
+    few, many = (
+        prepare(WantedModel("mine", str(checkpoint), engine=settings | {"max_batch_size": batch})) for batch in (2, 5)
+    )
+    assert many.weights - few.weights == 2 * 3 * 4 * state  # states and as many snapshots of three more sequences
+    assert few.block == max(1, 16 * 4 * token)
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])

@@ -26,7 +26,7 @@ class Need:
     device
         ``cpu`` or ``cuda``.
     weights
-        Bytes.
+        Bytes, and those of the states of sequences, whose number is fixed.
     block
         Bytes of a block of the cache.
     most_blocks

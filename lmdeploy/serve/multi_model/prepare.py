@@ -20,6 +20,7 @@ from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.serve.multi_model.wanted import WantedModel
 from lmdeploy.serve.resolved_model import resolved_model
 from lmdeploy.turbomind.engine_dir import EngineDir
+from lmdeploy.turbomind.spec import ModelSpec
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SCALE_BYTES = 3  # of a key or value that the cache rounds, as backend_cpp/kernels/paged_attention.h lays it out
@@ -49,7 +50,7 @@ def prepare(wanted: WantedModel) -> PreparedModel:
         chat_template=found.chat_template,
         engine=engine,
         device=device,
-        weights=_weight_bytes(made, config) // config.tp,
+        weights=(_weight_bytes(made, config) + 2 * batch * _state_bytes(made.spec)) // config.tp,
         block=max(1, _block_bytes(made, config) // config.tp),
         most_blocks=batch * math.ceil(session / config.cache_block_seq_len),
     )
@@ -100,6 +101,18 @@ def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
         else:
             a_token += heads * numbers * (4 if is_float32 else 2)
     return int(a_token * config.cache_block_seq_len)
+
+
+def _state_bytes(spec: ModelSpec) -> int:
+    """Return what the state of a sequence takes; there are as many snapshots (backend_cpp/engine/load_engine.cc)."""
+    own = spec.recurrence
+    if own is None:
+        return 0
+    values, keys = own.num_heads * own.value_dim, own.num_key_heads * own.key_dim
+    numbers = (own.conv_kernel - 1) * values
+    if own.kind != "short_convolution":
+        numbers += (own.conv_kernel - 1) * 2 * keys + values * own.key_dim
+    return _BYTES["float32"] * numbers * sum(map(spec.has_recurrence, range(spec.num_layers)))
 
 
 def main() -> int:
