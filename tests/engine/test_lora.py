@@ -93,6 +93,9 @@ LAYOUTS = {
     "Baichuan 7B": ("W_pack", "o_proj", *MLP),
     "Qwen3.5": ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "down_proj"),
     "Qwen3-Next": ("in_proj_qkvz", "in_proj_ba", "out_proj", "k_proj"),
+    "Granite 4": ("in_proj", "out_proj", "q_proj"),
+    "LFM2": ("in_proj", "out_proj", "w1"),
+    "Falcon-H1 with norms": ("in_proj", "out_proj", "v_proj", "down_proj"),
 }
 
 
