@@ -16,13 +16,13 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ImagesSpec, ModelSpec
 
 _NATIVE = (
-    "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration",
-    "Gemma3ForConditionalGeneration", "Glm4vForConditionalGeneration", "Idefics3ForConditionalGeneration",
-    "InternVLForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+    "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration", "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration", "Glm46VForConditionalGeneration", "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration", "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
+    "Llama4ForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
-    "SmolVLMForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 
 
@@ -94,8 +94,12 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
@@ -192,8 +196,16 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
         )
     alone = config.to_dict() | _boundary(raw) | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]}
     deepstack = len(getattr(whole.vision_config, "deepstack_visual_indexes", None) or ())
-    whole_rows = whole.mm_tokens_per_image if "Gemma3ForConditionalGeneration" in named else 0
-    return TextPart(config, alone, ImagesSpec(deepstack, whole_rows))
+    return TextPart(config, alone, ImagesSpec(deepstack, _whole_rows(whole, config)))
+
+
+def _whole_rows(whole: Any, text: Any) -> int:
+    """Return the most tokens of an image where they see each other; 0: where they do not."""
+    if text.model_type == "gemma3_text":
+        return int(whole.mm_tokens_per_image)
+    if getattr(text, "use_bidirectional_attention", None) == "vision":
+        return int(getattr(whole, "vision_soft_tokens_per_image", 280))
+    return 0
 
 
 def _own_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> TextPart:

@@ -74,24 +74,6 @@ UNSUPPORTED = (
         "their form of attention or embeddings",
         "the encoders of docs/reference/supported-models.md, such as all-MiniLM and bge",
     ),
-    UnsupportedModel(
-        ("Llama4ForConditionalGeneration",),
-        "Llama 4",
-        "a reader of its images",
-        "its text part, saved alone as Llama4ForCausalLM, or the models of docs/reference/vision.md",
-    ),
-    UnsupportedModel(
-        ("Gemma4ForConditionalGeneration",),
-        "Gemma 4",
-        "a reader of its images and sounds",
-        "its text part, saved alone as Gemma4ForCausalLM, or the models of docs/reference/vision.md",
-    ),
-    UnsupportedModel(
-        ("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
-        "GLM-4.5V, 4.6V",
-        "a way to read their decoders",
-        "GLM-4.1V",
-    ),
     UnsupportedModel(("CogVLMForCausalLM",), "CogVLM, CogVLM2", "experts of their own for the rows of images"),
     UnsupportedModel(
         ("InternVLChatModel",),

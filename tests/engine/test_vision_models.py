@@ -20,6 +20,7 @@ from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.glm_4v_reference import Glm4vReference, make_tiny_glm_4v
 from tests.support.images import make_image
+from tests.support.llama4_pixels import llama4_inputs
 from tests.support.minicpmv_reference import MiniCpmReference, make_tiny_minicpmv
 from tests.support.mllama_reference import MllamaReference, make_tiny_mllama
 from tests.support.molmo_reference import MolmoReference, make_tiny_molmo
@@ -49,7 +50,11 @@ class Case:
     )
     sizes: tuple[tuple[int, int], ...] = ((40, 60), (90, 31), (28, 28))
     together: bool = False  # an image is processed as one of all in the prompt
+    session: int = 160  # tokens of a short one, which has to hold two images
     types: str = ""  # the argument by which `transformers` learns which tokens are of images, if it has to
+    processor: Callable[[Path], Any] = lambda directory: transformers.AutoImageProcessor.from_pretrained(
+        directory, backend="pil"
+    )
     reference: Callable[[Path], Any] | None = None  # in place of `transformers`, which does not have it
 
 
@@ -80,6 +85,8 @@ CASES = {
     "DeepSeek-VL": Case(tiny.make_tiny_deepseek_vl),
     "DeepSeek-VL of two sizes": Case(tiny.make_tiny_deepseek_vl_hybrid),
     "InternVL": Case(tiny.make_tiny_internvl, _cropped),
+    "InternVL on Qwen3 with experts": Case(functools.partial(tiny.make_tiny_internvl, text="qwen3_moe"), _cropped),
+    "InternVL on GPT-OSS": Case(functools.partial(tiny.make_tiny_internvl, text="gpt_oss"), _cropped),
     "InternVL as its authors publish it": Case(own.make_tiny_internvl_chat, _cropped),
     "InternVL with InternLM2 and a tower of 6B's kind": Case(
         functools.partial(own.make_tiny_internvl_chat, text="internlm2", normed=True), _cropped
@@ -147,10 +154,19 @@ CASES = {
         types="mm_token_type_ids",
     ),
     "GLM-4.1V": Case(tiny.make_tiny_glm4v, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
+    "GLM-4.5V": Case(
+        functools.partial(tiny.make_tiny_glm4v, kind="Glm4vMoe"),
+        sizes=((40, 60), (90, 31)),
+        types="mm_token_type_ids",
+    ),
+    "Llama 4": Case(tiny.make_tiny_llama4, llama4_inputs, processor=lambda directory: None),
     "Gemma 3": Case(tiny.make_tiny_gemma3, types="token_type_ids"),
     "Gemma 3, images longer than the window": Case(
         functools.partial(tiny.make_tiny_gemma3, window=9), types="token_type_ids"
     ),
+    "Gemma 4 E2B": Case(tiny.make_tiny_gemma4, types="mm_token_type_ids", session=192),
+    "Gemma 4 31B": Case(functools.partial(tiny.make_tiny_gemma4, kind="31B"), types="mm_token_type_ids", session=192),
+    "Gemma 4 26B": Case(functools.partial(tiny.make_tiny_gemma4, kind="26B"), types="mm_token_type_ids", session=192),
 }
 
 
@@ -173,7 +189,7 @@ class Seeing:
         arguments = {
             name: torch.cat([torch.as_tensor(one[name]) for one in given])
             for name in (given[0] if given else {})
-            if "pixel" in name or name in ("image_sizes", "image_grid_thw", "batch_num_images")
+            if "pixel" in name or name in ("image_sizes", "image_grid_thw", "image_position_ids", "batch_num_images")
         }
         tokens = torch.tensor([ids])
         if self.case.types:
@@ -193,7 +209,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return case, Seeing(directory, case.reference(directory), None, case)
     native = own.native_of(directory) if own.native_of(directory).is_dir() else directory
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(native, dtype=torch.float32)
-    processor = transformers.AutoImageProcessor.from_pretrained(native, backend="pil")
+    processor = case.processor(native)
     return case, Seeing(directory, theirs, processor, case)
 
 
@@ -284,7 +300,10 @@ def test_responses_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_im
             ),
         )
         assert trace(both[0]) == alone[0]
-    with model[1].engine(cache_max_entry_count=12, session_len=160, enable_prefix_caching=True) as short:
+    session = model[0].session
+    with model[1].engine(
+        cache_max_entry_count=session // 16 + 2, session_len=session, enable_prefix_caching=True
+    ) as short:
         for _ in range(2):
             assert [trace(reply) for reply in short(prompts * 2, config)] == alone * 2
 

@@ -34,6 +34,10 @@ _VISION = {
     "patch_size": PATCH,
     "initializer_range": 0.3,
 }
+_INTERNVL_EXPERTS: Mapping[str, Mapping[str, Any]] = {  # of the decoders that have any
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 24},
+}
 # As published ones do: images first, then the texts.
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] | upper }}: "
@@ -207,6 +211,7 @@ def make_tiny_internvl(
             "model_type": text,
             "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
             **TEXT,
+            **_INTERNVL_EXPERTS.get(text, {}),
         },
         image_token_id=token_id(directory, "<IMG_CONTEXT>"),
         image_seq_length=1,
@@ -319,20 +324,29 @@ def _transpose_experts(file: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def make_tiny_glm4v(directory: Path, *, seed: int = 0) -> Path:
-    """Make a GLM-4.1V that sees squares of 28 pixels, in rows and columns, and rotates half of each head."""
-    from transformers import Glm4vConfig, Glm4vForConditionalGeneration, Glm4vImageProcessorPil
+def make_tiny_glm4v(directory: Path, *, seed: int = 0, kind: str = "Glm4v") -> Path:
+    """Make a GLM-4.1V that sees squares of 28 pixels, in rows and columns, and rotates half of each head.
+
+    Glm4vMoe has experts in the second of its layers.
+    """
+    import transformers
 
     marks = ["<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"]
     marks += ["<|begin_of_video|>", "<|end_of_video|>"]
     write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|begin_of_image|><|image|><|end_of_image|>"))
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
-    config = Glm4vConfig(
+    experts = {
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "head_dim": 16,
+        "attention_bias": True,
+    }  # fmt: skip
+    text = {**TEXT, "hidden_size": 64, "rope_parameters": rope} | (experts if kind == "Glm4vMoe" else {})
+    config = getattr(transformers, f"{kind}Config")(
         vision_config={
             "depth": 2, "hidden_size": 32, "num_heads": 2, "image_size": 56, "patch_size": PATCH,
             "out_hidden_size": 64, "intermediate_size": 48, "spatial_merge_size": 2, "initializer_range": 0.3,
         },
-        text_config={**TEXT, "hidden_size": 64, "rope_parameters": rope},
+        text_config=text,
         image_token_id=token_id(directory, "<|image|>"),
         image_start_token_id=token_id(directory, "<|begin_of_image|>"),
         image_end_token_id=token_id(directory, "<|end_of_image|>"),
@@ -343,10 +357,10 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0) -> Path:
     )  # fmt: skip
     settings = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 40}}
     (directory / "video_preprocessor_config.json").write_text(json.dumps(settings))
-    Glm4vImageProcessorPil(
+    transformers.Glm4vImageProcessorPil(
         patch_size=PATCH, merge_size=2, size={"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 12}
     ).save_pretrained(directory)
-    return save_random(Glm4vForConditionalGeneration, config, directory, seed)
+    return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
 
 
 def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Path:
@@ -368,6 +382,58 @@ def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Pat
     )
     Gemma3ImageProcessorPil(size={"height": 56, "width": 56}).save_pretrained(directory)
     return save_random(Gemma3ForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_gemma4(directory: Path, *, seed: int = 0, kind: str = "E2B") -> Path:
+    """Make a Gemma 4 whose images have up to 70 tokens; those of ``31B`` and ``26B`` see each other in windows."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4ImageProcessorPil
+
+    from tests.support.layered_models import MODELS
+
+    marks = ["<|image|>", "<|image>", "<image|>"]
+    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|image|>"))
+    vision = {name: value for name, value in _VISION.items() if name != "image_size"}
+    vision |= {"head_dim": 8, "num_key_value_heads": 2, "patch_size": 4, "pooling_kernel_size": 2}
+    config = Gemma4Config(
+        vision_config={**vision, "position_embedding_size": 160, "standardize": kind != "E2B"},
+        text_config={
+            **{name: value for name, value in TEXT.items() if name != "tie_word_embeddings"},
+            **MODELS[f"Gemma 4 {kind}"][1],
+            "vocab_size_per_layer_input": TEXT["vocab_size"],
+            "use_bidirectional_attention": None if kind == "E2B" else "vision",
+        },
+        audio_config=None,
+        image_token_id=token_id(directory, "<|image|>"),
+        boi_token_id=token_id(directory, "<|image>"),
+        eoi_token_id=token_id(directory, "<image|>"),
+        vision_soft_tokens_per_image=70,
+    )
+    Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70).save_pretrained(directory)
+    return save_random(Gemma4ForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_llama4(directory: Path, *, seed: int = 0) -> Path:
+    """Make a Llama 4 that sees up to six tiles of 28 pixels, of 4 rows each."""
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    from tests.support.expert_models import LLAMA4
+
+    marks = ["<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"]
+    marks += ["<|tile_x_separator|>", "<|tile_y_separator|>"]
+    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|image|>"))
+    vision = {**_VISION, "patch_size": 7, "intermediate_size": 64}
+    vision |= {"projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40}
+    config = Llama4Config(
+        vision_config=vision,
+        text_config={**TEXT, **LLAMA4, "interleave_moe_layer_step": 2},
+        image_token_id=token_id(directory, "<|patch|>"),
+        boi_token_id=token_id(directory, "<|image_start|>"),
+        eoi_token_id=token_id(directory, "<|image_end|>"),
+        tie_word_embeddings=False,
+    )
+    settings = {"size": {"height": IMAGE_SIDE, "width": IMAGE_SIDE}, "max_patches": 6}
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    return save_random(Llama4ForConditionalGeneration, config, directory, seed)
 
 
 def save_random(model_class: Any, config: Any, directory: Path, seed: int) -> Path:

@@ -84,16 +84,16 @@ SEEN = (
     "LlavaMistralForCausalLM", "LlavaOnevisionForConditionalGeneration", "InternVLChatModel",
     "InternVLForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "Glm4vForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration", "Gemma4ForConditionalGeneration",
+    "Llama4ForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
     "Gemma3ForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "MultiModalityCausalLM", "DeepseekVLForConditionalGeneration",
     "DeepseekVLHybridForConditionalGeneration", "MiniCPMV", "Phi3VForCausalLM", "ChatGLMModel",
     "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM", "MllamaForConditionalGeneration",
 )  # fmt: skip
 REFUSED = (
-    "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
-    "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
-    "Gemma4ForConditionalGeneration", "Llama4ForConditionalGeneration", "Molmo2ForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
+    "Molmo2ForConditionalGeneration",
     "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.

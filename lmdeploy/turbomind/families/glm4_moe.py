@@ -10,12 +10,11 @@ from lmdeploy.turbomind.spec import ModelSpec
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
+    has_norms = getattr(config, "use_qk_norm", False)  # GLM-4.5V's configuration lacks it
     return decoder_spec(
         config,
         checkpoint,
-        attention=attention_spec(
-            config, qkv_bias=config.attention_bias, qk_norm="head" if config.use_qk_norm else "none"
-        ),
+        attention=attention_spec(config, qkv_bias=config.attention_bias, qk_norm="head" if has_norms else "none"),
         moe=moe_spec(config, corrected_router(config)),
     )
 

@@ -1,11 +1,14 @@
 """What a family of vision models is, as data."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
+
+from lmdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +47,17 @@ def image_processor(checkpoint: Path) -> Any:
     from transformers import AutoImageProcessor
 
     return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False, backend="pil")
+
+
+def saved_processor(checkpoint: Path) -> dict[str, Any]:
+    """Return the settings of a checkpoint's image processor, from where ``transformers`` looks."""
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        file = checkpoint / name
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        said = said.get("image_processor", {}) if name == "processor_config.json" else said
+        if said:
+            return dict(said)
+    raise CheckpointError(checkpoint, ["preprocessor_config.json is missing"])
 
 
 def rows_of(seen: "torch.Tensor | Sequence[torch.Tensor]") -> "torch.Tensor":

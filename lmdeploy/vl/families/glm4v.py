@@ -37,7 +37,11 @@ def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -
 
 FAMILY = dataclasses.replace(
     qwen2_vl.FAMILY,
-    architectures=("Glm4vForConditionalGeneration",),
+    architectures=(
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
+    ),
     token=_TOKEN,
     expansion=expansion,
     written=f"{_BEGIN}{_TOKEN}{_END}",

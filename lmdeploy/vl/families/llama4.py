@@ -1,0 +1,147 @@
+"""Llama 4: an image in tiles of the best canvas, line by line, then the whole in one tile."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Image, Resampling
+from PIL.Image import new as new_image
+
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart, saved_processor
+from lmdeploy.vl.tensors import seeing_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKEN, _MARK = "<|patch|>", "<|image|>"
+_BEGIN, _END = "<|image_start|>", "<|image_end|>"
+_COLUMN_END, _ROW_END = "<|tile_x_separator|>", "<|tile_y_separator|>"
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How images are cut; the processor of ``transformers`` needs torchvision.
+
+    Attributes
+    ----------
+    side
+        Pixels of a tile's side.
+    most
+        Most tiles of an image, without the whole.
+    fills_canvas
+        The largest canvas is taken, not the smallest that holds the image.
+    mean, std
+        Of each channel's values between 0 and 1.
+    """
+
+    side: int
+    most: int
+    fills_canvas: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return rows and columns of tiles for an image of this size (width, height)."""
+        scales = {canvas: self._scale(size, canvas) for canvas in self._canvases()}
+        enlarging = [scale for scale in scales.values() if scale >= 1]
+        is_largest = self.fills_canvas or not enlarging
+        wanted = max(enlarging or scales.values()) if is_largest else min(enlarging)
+        return min((canvas for canvas in scales if scales[canvas] == wanted), key=lambda canvas: canvas[0] * canvas[1])
+
+    def pixels(self, image: Image) -> "torch.Tensor":
+        """Return the tiles ``[tiles, 3, side, side]``."""
+        import numpy as np
+        import torch
+
+        rows, columns = self.grid(image.size)
+        height, width = rows * self.side, columns * self.side
+        canvas = new_image("RGB", (width, height))
+        canvas.paste(image.resize(self._fitted(image.size, width, height), Resampling.BILINEAR))
+        boxes = [(x, y, x + self.side, y + self.side) for y in range(0, height, self.side)
+                 for x in range(0, width, self.side)]  # fmt: skip
+        tiles = [canvas.crop(box) for box in boxes]
+        if len(tiles) > 1:
+            tiles.append(image.resize((self.side, self.side), Resampling.BILINEAR))
+        values = np.stack([np.asarray(tile, np.float32) for tile in tiles]) / 255
+        values = (values - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
+        return torch.from_numpy(values).permute(0, 3, 1, 2).contiguous()
+
+    def _canvases(self) -> list[tuple[int, int]]:
+        """Return rows and columns of all canvases; of two that fit an image alike the first is taken."""
+        by_ratio: dict[float, list[tuple[int, int]]] = {}
+        for count in range(self.most, 0, -1):
+            for rows in range(1, count + 1):
+                if count % rows == 0:
+                    by_ratio.setdefault(rows * rows / count, []).append((rows, count // rows))
+        return [canvas for canvases in by_ratio.values() for canvas in canvases]
+
+    def _scale(self, size: tuple[int, int], canvas: tuple[int, int]) -> float:
+        import numpy as np
+
+        # In 32 bits, as in training: which canvases fit alike depends on it.
+        scales = [np.float32(tiles * self.side) / np.float32(length)
+                  for length, tiles in zip(size, reversed(canvas), strict=True)]  # fmt: skip
+        return float(min(scales))
+
+    def _fitted(self, size: tuple[int, int], width: int, height: int) -> tuple[int, int]:
+        """Return the size that an image is scaled to: within the canvas, and enlarged at most to a tile."""
+        if not self.fills_canvas:
+            width, height = (min(max(own, self.side), most) for own, most in zip(size, (width, height), strict=True))
+        across, down = width / size[0], height / size[1]
+        if across < down:
+            return width, max(1, min(math.floor(size[1] * across), height))
+        return max(1, min(math.floor(size[0] * down), width)), height
+
+
+def config(checkpoint: Checkpoint) -> Any:
+    """Return the whole model's."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(checkpoint[0], trust_remote_code=False)
+
+
+def processor(checkpoint: Checkpoint) -> Tiles:
+    """Return what cuts images into tiles, as the checkpoint's files say."""
+    said = saved_processor(checkpoint[0])
+    return Tiles(
+        int(said["size"]["height"]),
+        int(said.get("max_patches", 16)),
+        bool(said.get("resize_to_max_canvas", False)),
+        tuple(said.get("image_mean", (0.5,) * 3)),
+        tuple(said.get("image_std", (0.5,) * 3)),
+    )
+
+
+def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """Yield the tensors of tower and projector."""
+    return seeing_tensors(checkpoint[0])
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of each line of tiles, then those of the whole."""
+    vision = part.config.vision_config
+    tile = _TOKEN * int((vision.image_size // vision.patch_size) ** 2 * vision.pixel_shuffle_ratio**2 + 0.5)
+    rows, columns = part.processor.grid(size)
+    lines = (_COLUMN_END.join([tile] * columns) + _ROW_END) * rows if rows * columns > 1 else ""
+    return f"{_BEGIN}{lines}{_MARK}{tile}{_END}"
+
+
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows of all tiles."""
+    seen = part.model.get_image_features(pixel_values=part.processor.pixels(image).to(part.model.dtype))
+    rows: torch.Tensor = part.model.multi_modal_projector(seen.last_hidden_state.flatten(0, -2))
+    return rows
+
+
+FAMILY = VisionFamily(
+    ("Llama4ForConditionalGeneration",),
+    _TOKEN,
+    expansion,
+    features,
+    written=_MARK,
+    goes_first=False,
+    words=(_MARK, _BEGIN, _END, _COLUMN_END, _ROW_END),
+    mark=_MARK,
+    native=NativeForm(config, processor, tensors),
+)
