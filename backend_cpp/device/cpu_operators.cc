@@ -101,13 +101,9 @@ void CpuOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
   });
 }
 
-void CpuOperators::linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) {
-  linear_of(weight, x, rows, y, accumulate);
-}
-
-void CpuOperators::linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y,
-                             bool accumulate) {
-  turbomind::linear(pool_, linear_scratch_, weight, input, rows, y, accumulate);
+void CpuOperators::linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
+                          bool accumulate) {
+  turbomind::linear(pool_, linear_scratch_, weight, input, rows, y.floats(), accumulate);
 }
 
 void CpuOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
@@ -209,11 +205,11 @@ void CpuOperators::rope_and_write(const RopeTable& table, const AttentionParams&
   turbomind::rope_and_write(pool_, table, with_spans(params), q, factors, k, v);
 }
 
-void CpuOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
+void CpuOperators::paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) {
   const AttentionParams whole = with_spans(params);
   const size_t bytes = attention_workspace_floats(whole) * sizeof(float);
   if (attention_workspace_.size() < bytes) attention_workspace_ = AlignedBuffer(bytes);
-  turbomind::paged_attention(pool_, whole, q, attention_workspace_.as<float>(), out);
+  turbomind::paged_attention(pool_, whole, q, attention_workspace_.as<float>(), out.floats());
 }
 
 void CpuOperators::causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {

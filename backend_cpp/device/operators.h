@@ -2,7 +2,8 @@
 //
 // Every pointer in an argument is the device's, except where it says "host". Work is done in the order of the calls; on
 // a device that computes alongside the host, only `download` waits for it. Shapes, layouts and rounding are those of
-// the operator's header; activations are float32.
+// the operator's header. Activations are float32, but between operators that say that they know another type:
+// TypedRows and LinearInput carry theirs, `types_of` and `attended_type` say which they may be.
 //
 // One thread uses an object at a time. A call throws Error when the device fails.
 #pragma once
@@ -141,12 +142,16 @@ class Operators {
   // The heads of one matrix into another's; equal in rows, heads and head_dim.
   virtual void copy_heads(const HeadsView& from, const HeadsView& to) = 0;
 
-  virtual void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) = 0;
-  // The same of rows that are made of x: as if they had been made first, but a device may make them as it reads them.
-  virtual void linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y, bool accumulate) {
-    linear(weight, make_rows(input, rows, weight.in_features), rows, y, accumulate);
+  // The types that `linear` takes and gives with this weight and this many rows.
+  virtual LinearTypes types_of(const LinearWeight& weight, int rows) = 0;
+  // y = the linear layer of `input`, or, float32 only, y +=. Rows that are made are as if they had been made before.
+  virtual void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
+                      bool accumulate) = 0;
+  // An input's rows as they are: its own, or, float32, those that its room is filled with.
+  LinearInput as_rows(const LinearInput& input, int rows, int size) {
+    return input.is_made() ? LinearInput(make_rows(input, rows, size)) : input;
   }
-  // An input's rows: its own, or those that its room is filled with.
+  // The same of an input of float32.
   const float* make_rows(const LinearInput& input, int rows, int size) {
     if (!input.is_made()) return input.x;
     if (input.norm != nullptr) {
@@ -156,10 +161,21 @@ class Operators {
     }
     return input.room;
   }
-  // y = the MLP of the rows that `input` gives, or y +=. y may be what `input` is made of.
-  virtual void gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) {
-    linear_of(mlp.gate_up, input, rows, mlp.projected, false);
-    linear_of(mlp.down, mlp.between(), rows, y, accumulate);
+  // y = the MLP of the rows that `input` gives, or y +=. y may be what `input` is made of. What passes between the
+  // layers has the type that both know.
+  void gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) {
+    LinearWeight gate_up = mlp.gate_up;
+    gate_up.bias = nullptr;  // added to the sums where they are read
+    const DType type = types_of(mlp.down, rows).makes_rows ? types_of(gate_up, rows).result : DType::kFloat32;
+    LinearInput between = mlp.between();
+    if (type == DType::kFloat32) {
+      gate_up.bias = mlp.gate_up.bias;
+    } else {
+      between.type = type;
+      between.bias = mlp.gate_up.bias;
+    }
+    linear(gate_up, input, rows, {mlp.projected, type}, false);
+    linear(mlp.down, between, rows, y, accumulate);
   }
   virtual void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
   virtual void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) = 0;
@@ -205,13 +221,21 @@ class Operators {
     rope(table, k, nullptr);
     write_cache(params, k, v);
   }
-  virtual void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) = 0;
+  // In which type paged_attention gives its results where `wanted` is what the next layer reads.
+  virtual DType attended_type(const AttentionParams& params, DType wanted) const {
+    (void)params;
+    (void)wanted;
+    return DType::kFloat32;
+  }
+  // out [rows, heads, value_dim], float32 or of an attended_type
+  virtual void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) = 0;
   // y = the linear layer of what paged_attention gives, or y +=. `room` [rows, heads, value_dim] may be filled with
   // anything.
-  virtual void project_attention(const AttentionParams& params, const HeadsView& q, float* room,
-                                 const LinearWeight& weight, float* y, bool accumulate) {
-    paged_attention(params, q, room);
-    linear(weight, room, q.rows, y, accumulate);
+  void project_attention(const AttentionParams& params, const HeadsView& q, float* room, const LinearWeight& weight,
+                         float* y, bool accumulate) {
+    const TypedRows attended(room, attended_type(params, types_of(weight, q.rows).rows));
+    paged_attention(params, q, attended);
+    linear(weight, LinearInput(attended.data, attended.type), q.rows, y, accumulate);
   }
 
   virtual void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) = 0;

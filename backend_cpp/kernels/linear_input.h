@@ -7,6 +7,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/norm.h"
+#include "kernels/typed_rows.h"
 
 namespace turbomind {
 
@@ -15,6 +16,8 @@ struct LinearWeight;
 struct LinearInput {
   // [rows, in_features]
   LinearInput(const float* rows) : x(rows) {}
+  // Of one of the types that the layer reads (LinearTypes).
+  LinearInput(const void* rows, DType rows_type) : x(static_cast<const float*>(rows)), type(rows_type) {}
 
   // Of x [rows, in_features]. `room` of that size may be filled with them.
   static LinearInput normed(const NormWeight& norm, const float* x, float* room) {
@@ -32,11 +35,34 @@ struct LinearInput {
   }
 
   bool is_made() const { return norm != nullptr || gate.has_value(); }
+  bool is_float32() const { return !is_made() && type == DType::kFloat32; }
+  // Those from row `first` on; they are of `inputs` inputs.
+  LinearInput from_row(int first, int inputs) const {
+    LinearInput rest = *this;
+    const size_t elements = static_cast<size_t>(first) * inputs * (gate.has_value() ? 2 : 1);
+    rest.x = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(x) + elements * byte_size(type));
+    return rest;
+  }
 
   const float* x;
+  DType type = DType::kFloat32;  // of x; float32 where it is a norm's
   const NormWeight* norm = nullptr;
   std::optional<Activation> gate;
+  const float* bias = nullptr;  // [columns of x], to be added to x where it is gated; null: 0
   float* room = nullptr;
+};
+
+// What a linear layer reads and writes in addition to float32, for a number of rows.
+struct LinearTypes {
+  // Of rows as they are: the type that it would round them to.
+  DType rows = DType::kFloat32;
+  // Of results that nothing is added to; a layer with a bias has none. kFloat16 is of y / kHalfRange (the device's), so
+  // y may be up to 2^20, and one under 1e-3 is off by up to 2^-21 instead of 2^-11 |y|; kBFloat16 is off by up to
+  // 2^-9 |y|. There is to be room for a multiple of 16 rows.
+  DType result = DType::kFloat32;
+  // Whether it makes norms and activations as it reads what they are made of, which may have the type of any layer's
+  // results where it is gated.
+  bool makes_rows = false;
 };
 
 // The linear layers of a gated MLP, down(act(gate(x)) * up(x)), and room for what passes between them, which nobody

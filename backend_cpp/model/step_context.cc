@@ -6,7 +6,7 @@ namespace turbomind {
 
 void StepContext::linear(const LinearStorage& layer, const LinearInput& input, float* y, bool accumulate) const {
   if (adapters == nullptr) {
-    ops.linear_of(layer.view, input, rows, y, accumulate);
+    ops.linear(layer.view, input, rows, y, accumulate);
     return;
   }
   const float* x = ops.make_rows(input, rows, layer.view.in_features);

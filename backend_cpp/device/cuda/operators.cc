@@ -232,35 +232,13 @@ void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
   cuda::copy_heads(stream(), from, to);
 }
 
-void CudaOperators::linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) {
-  linear_of(weight, x, rows, y, accumulate);
-}
-
-void CudaOperators::linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y,
-                              bool accumulate) {
-  const bool makes_rows = cuda::makes_rows(weight, rows, scaled_->scales_for(weight, rows));
-  multiply(weight, makes_rows ? input : make_rows(input, rows, weight.in_features), rows, y, accumulate);
-}
-
-void CudaOperators::multiply(const LinearWeight& weight, const cuda::LinearRows& x, int rows,
-                             const cuda::LinearResult& y, bool accumulate) {
+void CudaOperators::linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
+                           bool accumulate) {
   cuda::LinearScratch memory = linear_scratch(cuda::linear_scratch_bytes(weight, rows));
   memory.scales = scaled_->scales_for(weight, rows);
-  cuda::linear(stream(), memory, weight, x, rows, y, accumulate);
-}
-
-void CudaOperators::gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) {
-  LinearWeight gate_up = mlp.gate_up;
-  gate_up.bias = nullptr;  // added to the sums where they are read
-  const DType between = scaled_->narrow_type(gate_up, rows);
-  if (between == DType::kFloat32 || !cuda::makes_rows(mlp.down, rows, scaled_->scales_for(mlp.down, rows))) {
-    return Operators::gated_mlp(mlp, input, rows, y, accumulate);
-  }
-  multiply(gate_up, input, rows, {mlp.projected, between}, false);
-  cuda::LinearRows activated = mlp.between();
-  activated.type = between;
-  activated.bias = mlp.gate_up.bias;
-  multiply(mlp.down, activated, rows, y, accumulate);
+  const bool makes_rows = cuda::linear_types(weight, rows, memory.scales).makes_rows;
+  cuda::linear(stream(), memory, weight, makes_rows ? input : as_rows(input, rows, weight.in_features), rows, y,
+               accumulate);
 }
 
 void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
@@ -358,21 +336,12 @@ void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams
   }
 }
 
-void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
-  if (!latents_->attend(params, spans_of(params.set).blocks(), q, out)) attend(params, q, out);
+DType CudaOperators::attended_type(const AttentionParams& params, DType wanted) const {
+  return wanted == DType::kBFloat16 && !cuda::is_latent_attention(params) ? wanted : DType::kFloat32;
 }
 
-void CudaOperators::project_attention(const AttentionParams& params, const HeadsView& q, float* room,
-                                      const LinearWeight& weight, float* y, bool accumulate) {
-  const DType type = cuda::rows_type(weight, q.rows, scaled_->scales_for(weight, q.rows));
-  if (type == DType::kFloat32 || cuda::is_latent_attention(params)) {
-    return Operators::project_attention(params, q, room, weight, y, accumulate);
-  }
-  attend(params, q, {room, type});
-  multiply(weight, {room, type}, q.rows, y, accumulate);
-}
-
-void CudaOperators::attend(const AttentionParams& params, const HeadsView& q, const cuda::AttentionResult& out) {
+void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) {
+  if (latents_->attend(params, spans_of(params.set).blocks(), q, out.floats())) return;
   const CudaSpans& spans = spans_of(params.set);
   const bool are_prompts_done = prefill_->attend(params, spans.blocks(), q, out);
   for (const cuda::DeviceSpans& group : spans.groups()) {

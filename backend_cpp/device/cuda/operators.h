@@ -58,9 +58,9 @@ class CudaOperators final : public Operators {
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
   void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override;
   void copy_heads(const HeadsView& from, const HeadsView& to) override;
-  void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) override;
-  void linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y, bool accumulate) override;
-  void gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) override;
+  LinearTypes types_of(const LinearWeight& weight, int rows) override { return scaled_->types_of(weight, rows); }
+  void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
+              bool accumulate) override;
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
   void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) override;
   void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) override;
@@ -85,9 +85,8 @@ class CudaOperators final : public Operators {
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
-  void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
-  void project_attention(const AttentionParams& params, const HeadsView& q, float* room, const LinearWeight& weight,
-                         float* y, bool accumulate) override;
+  DType attended_type(const AttentionParams& params, DType wanted) const override;
+  void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) override;
   void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) override;
   void recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows, float* decay,
                         float* beta) override;
@@ -119,9 +118,6 @@ class CudaOperators final : public Operators {
   CudaSpans& spans_of(SpanSet set);
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
   cuda::LinearScratch linear_scratch(size_t bytes);
-  void attend(const AttentionParams& params, const HeadsView& q, const cuda::AttentionResult& out);
-  void multiply(const LinearWeight& weight, const cuda::LinearRows& x, int rows, const cuda::LinearResult& y,
-                bool accumulate);
 
   void bring_staged();
   Error out_of_memory(size_t bytes, MemoryUse use) const;

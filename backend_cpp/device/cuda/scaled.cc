@@ -87,11 +87,12 @@ cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight, int rows) {
   return passes(scales, DType::kFloat32) ? scales : cuda::GemmScales::kNone;
 }
 
-DType CudaScaled::narrow_type(const LinearWeight& weight, int rows) {
+LinearTypes CudaScaled::types_of(const LinearWeight& weight, int rows) {
   const cuda::GemmScales scales = scales_for(weight, rows);
-  const DType type = cuda::narrow_type(weight, rows, scales);
-  const bool is_theirs = type != DType::kFloat32 && scales != cuda::GemmScales::kNone;
-  return is_theirs && !passes(scales, type) ? DType::kFloat32 : type;
+  LinearTypes types = cuda::linear_types(weight, rows, scales);
+  const bool is_theirs = types.result != DType::kFloat32 && scales != cuda::GemmScales::kNone;
+  if (is_theirs && !passes(scales, types.result)) types.result = DType::kFloat32;
+  return types;
 }
 
 bool CudaScaled::passes(cuda::GemmScales scales, DType result) {

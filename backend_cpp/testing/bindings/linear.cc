@@ -109,8 +109,8 @@ void bind_linear(py::module_& m, DeviceClass& device) {
                const OnDevice<float> room(*d.ops, x);
                const OnDevice<float> outputs(*d.ops, like);
                const NormWeight norm{bias ? NormKind::kLayer : NormKind::kRms, eps, scales.data(), shift.data()};
-               d.ops->linear_of(weight.view(), LinearInput::normed(norm, inputs.data(), room.data()), size_of(x, 0),
-                                outputs.data(), false);
+               d.ops->linear(weight.view(), LinearInput::normed(norm, inputs.data(), room.data()), size_of(x, 0),
+                             outputs.data(), false);
                return outputs.fetch(like);
              });
   // Of the gated activation of x [rows, 2 in_features]; like [rows, out_features]
@@ -120,7 +120,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
     const OnDevice<float> room(*d.ops, x);  // half of it
     const OnDevice<float> outputs(*d.ops, like);
     const auto input = LinearInput::gated(static_cast<Activation>(activation), inputs.data(), room.data());
-    d.ops->linear_of(weight.view(), input, size_of(x, 0), outputs.data(), false);
+    d.ops->linear(weight.view(), input, size_of(x, 0), outputs.data(), false);
     return outputs.fetch(like);
   });
   // x [rows, in_features of gate_up], y [rows, out_features of down]

@@ -27,7 +27,7 @@ struct AttentionTask {
   size_t block_bytes;
   DeviceSpans spans;
   HeadsView q;
-  AttentionResult out;
+  TypedRows out;
   int group;           // query heads of a key head
   int tiles;           // of a span and key head
   int tile_rows;       // packed rows of a tile
@@ -84,8 +84,8 @@ __device__ __forceinline__ OutputRow output_of(const AttentionTask& task, const 
   const auto row = static_cast<size_t>(span.first_row + packed_row / task.group);
   const size_t place =
       (row * task.params.num_heads + head_of(task, kv_head, packed_row)) * task.params.layout.value_dim;
-  if (task.out.type == DType::kBFloat16) return {static_cast<__nv_bfloat16*>(task.out.first) + place, true};
-  return {static_cast<float*>(task.out.first) + place, false};
+  if (task.out.type == DType::kBFloat16) return {static_cast<__nv_bfloat16*>(task.out.data) + place, true};
+  return {static_cast<float*>(task.out.data) + place, false};
 }
 
 // The keys or values of one head of one sequence. What is the same for all blocks stays in constant memory.

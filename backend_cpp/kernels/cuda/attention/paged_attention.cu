@@ -150,7 +150,7 @@ size_t most_attention_workspace_floats(const AttentionParams& params) {
 }
 
 void paged_attention(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& q,
-                     float* workspace, const AttentionResult& out) {
+                     float* workspace, const TypedRows& out) {
   const CacheLayout& layout = params.layout;
   const auto block_len = static_cast<unsigned>(layout.block_len);
   if (block_len < 16 || !std::has_single_bit(block_len)) {

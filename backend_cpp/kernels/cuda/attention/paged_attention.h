@@ -25,7 +25,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/paged_attention.h"
 #include "kernels/rope.h"
-#include "kernels/types.h"
+#include "kernels/typed_rows.h"
 
 namespace turbomind::cuda {
 
@@ -59,21 +59,12 @@ void rope_and_write(cudaStream_t stream, const RopeTable& table, const Attention
                     const DeviceSpans& spans, const HeadsView& q, const float* factors, const HeadsView& k,
                     const HeadsView& v);
 
-// Where results go, [rows, num_heads, value_dim]: as float32, or rounded to bfloat16.
-struct AttentionResult {
-  AttentionResult() = default;
-  AttentionResult(float* rows) : first(rows) {}
-  AttentionResult(void* rows, DType rows_type) : first(rows), type(rows_type) {}
-
-  void* first = nullptr;
-  DType type = DType::kFloat32;
-};
-
 // Attends with the rows' queries to what the cache holds up to each row's own position. No dimension is above 1024.
 //   q [rows, num_heads, key_dim] float32, rotated and multiplied by the factor of q.k already
+//   out [rows, num_heads, value_dim], float32 or bfloat16
 //   workspace: at least attention_workspace_floats(params, spans) floats on the device; may be null for 0
 void paged_attention(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& q,
-                     float* workspace, const AttentionResult& out);
+                     float* workspace, const TypedRows& out);
 
 // Depends on the shape of the launch only.
 size_t attention_workspace_floats(const AttentionParams& params, const DeviceSpans& spans);

@@ -29,8 +29,8 @@ struct GroupedProduct {
   const int32_t* part_count;      // on the device
   const int32_t* expert_of_pair;  // [pairs], on the device; -1: nothing is computed
   int pairs;
-  LinearRows x;  // as they are or gated, [x_rows, in_features]
-  int x_rows;    // of which each goes to pairs / x_rows pairs
+  LinearInput x;  // as they are or gated, [x_rows, in_features]
+  int x_rows;     // of which each goes to pairs / x_rows pairs
   const int32_t*
       slots;  // [pairs], on the device: these, row by row; -1: none, nor have the row's others; null: its own
   void* y;    // [pairs, out_features] bfloat16

@@ -36,7 +36,7 @@ GemmScales library_scales(const LinearWeight& weight) {
 }
 
 void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
-                     const LinearRows& input, int rows, const LinearResult& result, bool accumulate) {
+                     const LinearInput& input, int rows, const TypedRows& result, bool accumulate) {
   const CodeShape shape{divide_up(rows, kLibraryRows) * kLibraryRows, padded_inputs(weight)};
   const int inputs = shape.inputs;
   const int blocks = inputs / kFloat8Block;
@@ -66,7 +66,7 @@ void library_product(cudaStream_t stream, const LinearScratch& scratch, const Li
   }
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);
-    call.y = result.from_output(first);
+    call.y = result.from_column(first);
     call.w_scales = weight.output_scales + first;
     unpack_weight(stream, weight, first, call.outputs, inputs, piece);
     if (scales == GemmScales::kBlocks) {

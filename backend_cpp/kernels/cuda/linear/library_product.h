@@ -19,6 +19,6 @@ GemmScales library_scales(const LinearWeight& weight);
 // `scales` is library_scales(weight), and not kNone. `rows` is a multiple of kLibraryRows, or the result of 16 bits,
 // with room for such a multiple. Takes no more memory than scaled_product.
 void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
-                     const LinearRows& input, int rows, const LinearResult& result, bool accumulate);
+                     const LinearInput& input, int rows, const TypedRows& result, bool accumulate);
 
 }  // namespace turbomind::cuda

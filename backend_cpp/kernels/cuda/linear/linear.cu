@@ -66,8 +66,8 @@ __global__ void add_bias_kernel(const float* bias, int outputs, float* y, bool a
   *target = accumulate ? *target + bias[output] : bias[output];
 }
 
-void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearRows& input,
-               int rows, const LinearResult& result, bool accumulate) {
+void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
+               int rows, const TypedRows& result, bool accumulate) {
   if (weight.bias != nullptr) {
     constexpr int kThreads = 256;
     launch(add_bias_kernel, rows_and(rows, divide_up(weight.out_features, kThreads)), dim3(kThreads), 0, stream,
@@ -77,7 +77,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   GemmCall call;
   call.x = input.x;
   call.w = weight.data;
-  call.y = result.y;
+  call.y = result.data;
   call.result = result.type;
   call.rows = rows;
   call.outputs = weight.out_features;
@@ -106,7 +106,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   call.w = wide;
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);
-    call.y = result.from_output(first);
+    call.y = result.from_column(first);
     widen_weight(stream, weight, first, call.outputs, wide);
     scratch.gemm->multiply(stream, memory, call);
   }
@@ -128,58 +128,33 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
   return bytes;
 }
 
-bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales) {
+LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales) {
+  LinearTypes types;
   switch (variant_of(weight, rows, scales)) {
     case Variant::kPlain:
     case Variant::kStream:
-      return false;
+      break;
     case Variant::kTile:
-      return true;
+      types.makes_rows = true;
+      break;
     case Variant::kLibrary:
     case Variant::kScaled:
-      return can_round_to_bytes(product_inputs(weight));
+      types = {DType::kBFloat16, DType::kBFloat16, can_round_to_bytes(product_inputs(weight))};
+      break;
     case Variant::kProduct:
-      return weight.format != WeightFormat::kFloat32;
+      if (weight.format == WeightFormat::kFloat32) break;
+      types = {DType::kFloat32, DType::kFloat16, true};
+      if (weight.format == WeightFormat::kBFloat16) {
+        types.result = DType::kBFloat16;
+        if (weight.in_features % kChunk == 0) types.rows = DType::kBFloat16;
+      }
   }
-  return false;
+  if (weight.bias != nullptr || weight.out_features % kChunk != 0) types.result = DType::kFloat32;
+  return types;
 }
 
-DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales) {
-  if (weight.bias != nullptr || weight.out_features % kChunk != 0) return DType::kFloat32;
-  switch (variant_of(weight, rows, scales)) {
-    case Variant::kPlain:
-    case Variant::kStream:
-    case Variant::kTile:
-      return DType::kFloat32;
-    case Variant::kLibrary:
-    case Variant::kScaled:
-      return DType::kBFloat16;
-    case Variant::kProduct:
-      return weight.format == WeightFormat::kFloat32    ? DType::kFloat32
-             : weight.format == WeightFormat::kBFloat16 ? DType::kBFloat16
-                                                        : DType::kFloat16;
-  }
-  return DType::kFloat32;
-}
-
-DType rows_type(const LinearWeight& weight, int rows, GemmScales scales) {
-  switch (variant_of(weight, rows, scales)) {
-    case Variant::kPlain:
-    case Variant::kStream:
-    case Variant::kTile:
-      return DType::kFloat32;
-    case Variant::kLibrary:
-    case Variant::kScaled:
-      return DType::kBFloat16;
-    case Variant::kProduct:
-      return weight.format == WeightFormat::kBFloat16 && weight.in_features % kChunk == 0 ? DType::kBFloat16
-                                                                                          : DType::kFloat32;
-  }
-  return DType::kFloat32;
-}
-
-void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearRows& input,
-            int rows, const LinearResult& result, bool accumulate) {
+void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
+            int rows, const TypedRows& result, bool accumulate) {
   if (rows == 0) return;
   float* y = result.floats();
   const int padded = padded_inputs(weight);

@@ -53,33 +53,13 @@ class SplitCounters {
 // The scratch memory that a call with up to `rows` rows takes.
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
 
-// Whether this many rows are rounded to 16 or 8 bits in their own launch, which then makes them of a norm or an
-// activation as well. `scales`: those of the call.
-bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales);
+// What a call with this many rows reads and writes. With `scales`, which it is to have, a library has to be able to.
+// Rows of results of 16 bits are aligned to 16 bytes.
+LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales);
 
-// In which 16 bits the products of this many rows can be written; kFloat32: in none. None has a weight with a bias, or
-// whose rows of results would not all be aligned to 16 bytes. With `scales` a library has to be able to.
-DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales);
-
-// In which type this many rows that are as they are can be read: bfloat16 where they are rounded to that, or to 8 bits.
-DType rows_type(const LinearWeight& weight, int rows, GemmScales scales);
-
-// Where products go: float32, or rounded to the call's narrow_type, where nothing is added to them. kFloat16 is of
-// y / kHalfRange, so y may be up to 2^20, and one under 1e-3 is off by up to 2^-21 instead of 2^-11 |y|; kBFloat16 is
-// off by up to 2^-9 |y|.
-struct LinearResult {
-  LinearResult(float* rows) : y(rows) {}
-  LinearResult(void* rows, DType rows_type) : y(rows), type(rows_type) {}
-  float* floats() const { return static_cast<float*>(y); }
-  void* from_output(int first) const { return static_cast<std::byte*>(y) + first * byte_size(type); }
-
-  void* y;  // [rows, out_features]; of 16 bits, with room for a multiple of 16 rows
-  DType type = DType::kFloat32;
-};
-
-// input [rows, in_features]: rows as they are, or, where the call makes_rows, any.
-void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearRows& input,
-            int rows, const LinearResult& result, bool accumulate);
+// input [rows, in_features]: rows as they are, or, where it makes_rows, any.
+void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
+            int rows, const TypedRows& result, bool accumulate);
 
 // A linear map of its own for each head, as kernels/head_linear.h says; the weight is not packed.
 size_t head_linear_scratch_bytes(const LinearWeight& weight, int heads, int rows);

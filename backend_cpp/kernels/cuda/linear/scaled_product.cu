@@ -70,7 +70,7 @@ size_t scaled_product_bytes(const LinearWeight& weight, int rows) {
 }
 
 void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight,
-                    const LinearRows& input, int rows, const LinearResult& result, bool accumulate) {
+                    const LinearInput& input, int rows, const TypedRows& result, bool accumulate) {
   const GemmType type = product_type(weight, *scratch.gemm);
   const bool is_bytes = type != GemmType::kFloat16;
   Scratch memory = scratch.memory;
@@ -121,7 +121,7 @@ void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const Lin
       if (result.type == DType::kFloat32) {
         finish_to(result.floats());
       } else {
-        finish_to(static_cast<__nv_bfloat16*>(result.y));
+        finish_to(static_cast<__nv_bfloat16*>(result.data));
       }
     }
   }

@@ -18,6 +18,6 @@ size_t scaled_product_bytes(const LinearWeight& weight, int rows);
 
 // `result` is float32 or bfloat16.
 void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight,
-                    const LinearRows& input, int rows, const LinearResult& result, bool accumulate);
+                    const LinearInput& input, int rows, const TypedRows& result, bool accumulate);
 
 }  // namespace turbomind::cuda

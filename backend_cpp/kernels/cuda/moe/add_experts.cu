@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
 struct ExpertProduct {
   const LinearWeight& first;   // the first expert's
   const std::byte* on_device;  // the same, on the device
-  LinearRows x;                // gated: only if makes_activation
+  LinearInput x;               // gated: only if makes_activation
   int x_rows;
   const SortedPairs* sources;  // where rows of x go; null: each is that of a pair
   void* y;                     // [pairs, out_features] of result_type
@@ -231,7 +231,7 @@ void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation a
   };
   void* halves = room_for(gate_up.out_features);
   void* outputs = room_for(hidden);
-  LinearRows activated(halves, type);
+  LinearInput activated(halves, type);
   activated.gate = activation;
   const auto* table = reinterpret_cast<const std::byte*>(experts.on_device);
 

@@ -50,14 +50,14 @@ size_t prefill_scratch_bytes(const AttentionParams& params, int rows) {
 
 void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel& kernel, const PrefillPlan& plan,
                        const int32_t* on_device, const AttentionParams& params, const int32_t* blocks,
-                       const HeadsView& q, const AttentionResult& out) {
+                       const HeadsView& q, const TypedRows& out) {
   const CacheLayout& layout = params.layout;
   const size_t width = row_width(params);
   auto* queries = memory.take<uint16_t>(q.rows * width);
   PrefillCall call;
   call.queries = queries;
   const bool is_narrow = out.type == DType::kBFloat16;
-  call.out = is_narrow ? static_cast<uint16_t*>(out.first) : memory.take<uint16_t>(q.rows * width);
+  call.out = is_narrow ? static_cast<uint16_t*>(out.data) : memory.take<uint16_t>(q.rows * width);
   call.rows = q.rows;
   call.heads = params.num_heads;
   call.kv_heads = layout.num_kv_heads;
@@ -76,7 +76,7 @@ void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel&
   if (is_narrow) return;
   for (const auto& [first, count] : runs) {
     widen_rows(stream, call.out + first * width, count, static_cast<int>(width), nullptr,
-               static_cast<float*>(out.first) + first * width);
+               static_cast<float*>(out.data) + first * width);
   }
 }
 

@@ -23,6 +23,6 @@ size_t prefill_scratch_bytes(const AttentionParams& params, int rows);
 // `on_device`: the plan. q and out as paged_attention has them; rows of other spans than the plan's are not written.
 void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel& kernel, const PrefillPlan& plan,
                        const int32_t* on_device, const AttentionParams& params, const int32_t* blocks,
-                       const HeadsView& q, const AttentionResult& out);
+                       const HeadsView& q, const TypedRows& out);
 
 }  // namespace turbomind::cuda

@@ -161,7 +161,7 @@ void launch_normed(cudaStream_t stream, const NormWeight& norm, const RowsToRoun
 }
 
 template <WeightFormat kFormat>
-void launch_input(cudaStream_t stream, const LinearRows& input, const RowsToRound& from, int padded_inputs,
+void launch_input(cudaStream_t stream, const LinearInput& input, const RowsToRound& from, int padded_inputs,
                   void* rounded) {
   if (input.gate.has_value()) {
     launch(round_gated_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream,
@@ -176,7 +176,7 @@ void launch_input(cudaStream_t stream, const LinearRows& input, const RowsToRoun
   }
 }
 
-void launch_rounding(cudaStream_t stream, const LinearRows& input, const RowsToRound& from, WeightFormat weight_format,
+void launch_rounding(cudaStream_t stream, const LinearInput& input, const RowsToRound& from, WeightFormat weight_format,
                      ChunkOrder order, int padded_inputs, uint16_t* rounded) {
   auto* launch_format = order == ChunkOrder::kInt4                 ? launch_input<WeightFormat::kInt4>
                         : weight_format == WeightFormat::kBFloat16 ? launch_input<WeightFormat::kBFloat16>
@@ -186,7 +186,7 @@ void launch_rounding(cudaStream_t stream, const LinearRows& input, const RowsToR
 
 // Calls visit with the rows that `input` stands for.
 template <class Visit>
-void with_rows(const LinearRows& input, const RowsToRound& from, Visit&& visit) {
+void with_rows(const LinearInput& input, const RowsToRound& from, Visit&& visit) {
   if (input.gate.has_value()) {
     visit(GatedRows{*input.gate, from, input.bias});
   } else if (input.norm != nullptr) {
@@ -196,7 +196,7 @@ void with_rows(const LinearRows& input, const RowsToRound& from, Visit&& visit) 
   }
 }
 
-const LinearRows kNotMade(static_cast<const float*>(nullptr));
+const LinearInput kNotMade(static_cast<const float*>(nullptr));
 
 }  // namespace
 
@@ -205,7 +205,7 @@ void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weigh
   launch_rounding(stream, kNotMade, from, weight_format, order, padded_inputs, rounded);
 }
 
-void round_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, ChunkOrder order,
+void round_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, ChunkOrder order,
                  int padded_inputs, uint16_t* rounded) {
   launch_rounding(stream, input, rows_of(weight, input, rows), weight.format, order, padded_inputs, rounded);
 }
@@ -214,7 +214,7 @@ bool can_round_to_bytes(int padded_inputs) {
   return static_cast<size_t>(padded_inputs) * sizeof(float) <= most_shared_memory();
 }
 
-void round_to_bytes(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight,
+void round_to_bytes(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
                     const CodeShape& shape, uint8_t* codes, float* scales) {
   with_rows(input, rows_of(weight, input, rows), [&]<class Rows>(const Rows& made) {
     auto* kernel =
@@ -224,7 +224,7 @@ void round_to_bytes(cudaStream_t stream, const LinearRows& input, int rows, cons
   });
 }
 
-void round_to_blocks(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight,
+void round_to_blocks(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
                      const CodeShape& shape, uint8_t* codes, float* scales) {
   const int blocks = shape.inputs / kFloat8Block;
   const int parts = input.norm != nullptr ? 1 : divide_up(blocks, kByteThreads / kWarp);
@@ -234,8 +234,8 @@ void round_to_blocks(cudaStream_t stream, const LinearRows& input, int rows, con
   });
 }
 
-void gather_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, int padded_inputs,
-                  float* gathered) {
+void gather_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
+                  int padded_inputs, float* gathered) {
   launch_input<WeightFormat::kFloat32>(stream, input, rows_of(weight, input, rows), padded_inputs, gathered);
 }
 

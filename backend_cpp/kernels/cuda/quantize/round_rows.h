@@ -7,26 +7,6 @@
 
 namespace turbomind::cuda {
 
-// What a linear layer is given on this device: LinearInput, whose x may have 16 bits where it is no norm's.
-struct LinearRows : LinearInput {
-  LinearRows(const LinearInput& input) : LinearInput(input) {}
-  LinearRows(const float* rows) : LinearInput(rows) {}
-
-  LinearRows(const void* rows, DType rows_type) : LinearInput(static_cast<const float*>(rows)), type(rows_type) {}
-
-  bool is_float32() const { return !is_made() && type == DType::kFloat32; }
-  // Those from row `first` on; they are of `inputs` inputs.
-  LinearRows from_row(int first, int inputs) const {
-    LinearRows rest = *this;
-    const size_t elements = static_cast<size_t>(first) * inputs * (gate.has_value() ? 2 : 1);
-    rest.x = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(x) + elements * byte_size(type));
-    return rest;
-  }
-
-  DType type = DType::kFloat32;  // of x; kFloat16: of x / kHalfRange
-  const float* bias = nullptr;   // [columns of x], to be added to x where it is gated; null: 0
-};
-
 // Rows of heads, and where their inputs come from.
 struct RowsToRound {
   const void* x = nullptr;
@@ -40,7 +20,7 @@ struct RowsToRound {
 };
 
 // What `input` holds for rows of in_features, in the order of the weight's codes; of what is gated, the first half.
-inline RowsToRound rows_of(const LinearWeight& weight, const LinearRows& input, int rows) {
+inline RowsToRound rows_of(const LinearWeight& weight, const LinearInput& input, int rows) {
   const auto stride = static_cast<size_t>(weight.in_features) * (input.gate.has_value() ? 2 : 1);
   return {input.x, rows, stride, 1, 0, weight.in_features, weight.input_order, input.type};
 }
@@ -55,7 +35,7 @@ void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weigh
                 int padded_inputs, uint16_t* rounded);
 
 // The same of what a linear layer is given, [rows, padded_inputs]: norms and activations are made in the same launch.
-void round_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, ChunkOrder order,
+void round_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, ChunkOrder order,
                  int padded_inputs, uint16_t* rounded);
 
 // Of codes: `rows` may be more than there are, whose codes are then anything. inputs is a multiple of 8, what is
@@ -68,18 +48,18 @@ struct CodeShape {
 // The same in 8 bits, codes [shape.rows, shape.inputs], each row with its own scale, scales [shape.rows]: int8 for
 // a weight of int8, whose scale is max |x| / 127, else float8, whose scale is max |x| / 448. A row that holds NaN or
 // infinity has the scale NaN.
-void round_to_bytes(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight,
+void round_to_bytes(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
                     const CodeShape& shape, uint8_t* codes, float* scales);
 
 // The same in float8 with a scale for each row and 128 inputs, scales [shape.inputs / 128, shape.rows].
-void round_to_blocks(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight,
+void round_to_blocks(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
                      const CodeShape& shape, uint8_t* codes, float* scales);
 
 // Whether round_to_bytes has room for rows that it makes; others may be of any length.
 bool can_round_to_bytes(int padded_inputs);
 
 // Without rounding: gathered [rows, padded_inputs] float32.
-void gather_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, int padded_inputs,
-                  float* gathered);
+void gather_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
+                  int padded_inputs, float* gathered);
 
 }  // namespace turbomind::cuda
