@@ -51,12 +51,19 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--dump-file", type=_dump_file, metavar="FILE", help="write it there too, as " + ", ".join(FORMATS)
     )
+    parser.add_argument("--model", metavar="MODEL", help="a model's directory: show what its layers keep in the cache")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report, a ``key: value`` line each; return the exit status."""
     report = collect()
+    if args.model is not None:
+        try:
+            report |= _memory_of(args.model)
+        except (OSError, ValueError) as error:
+            print(f"lmdeploy check_env: {error}", file=sys.stderr)
+            return 1
     for name, value in report.items():
         print(f"{name}: {value}")
     if args.dump_file is not None:
@@ -91,6 +98,16 @@ def collect() -> dict[str, str]:
         **_our_parts(),
         "NVIDIA Topology": _says("nvidia-smi", "topo", "-m") or _MISSING,
     }
+
+
+def _memory_of(model: str) -> dict[str, str]:
+    """Return what the layers of a model keep of a sequence, a line a group of the cache."""
+    from lmdeploy.capacity.groups import memory_groups
+    from lmdeploy.turbomind.engine_dir import resolve
+
+    spec = resolve(model).spec
+    groups = {f"cache group {index}": str(group) for index, group in enumerate(memory_groups(spec))}
+    return {"model": f"{spec.architecture}, {spec.num_layers} layers", **groups}
 
 
 def dump(report: dict[str, str], path: Path) -> None:
