@@ -276,7 +276,7 @@ ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
   CHECK(refuse([](Request& r) { r.params.max_new_tokens = 129; }) == ErrorCode::kInvalidArgument);
   CHECK(refuse([](Request& r) { r.params.temperature = -1; }) == ErrorCode::kInvalidArgument);
   CHECK(refuse([](Request& r) { r.params.temperature = NAN; }) == ErrorCode::kInvalidArgument);
-  CHECK(refuse([](Request& r) { r.params.top_p = 0; }) == ErrorCode::kInvalidArgument);
+  CHECK(refuse([](Request& r) { r.params.top_p = -0.1F; }) == ErrorCode::kInvalidArgument);
   CHECK(refuse([](Request& r) { r.params.top_k = -1; }) == ErrorCode::kInvalidArgument);
   CHECK(refuse([](Request& r) { r.params.repetition_penalty = 0; }) == ErrorCode::kInvalidArgument);
   CHECK(refuse([](Request& r) { r.params.stop_words = {""}; }) == ErrorCode::kInvalidArgument);
