@@ -149,11 +149,15 @@ def granitehybrid(metadata: Metadata) -> dict[str, Any]:
 def falcon_h1(metadata: Metadata) -> dict[str, Any]:
     """Falcon-H1, whose factors are in the weights already."""
     biases = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
+    factors = ("attention_in", "attention_out", "key", "ssm_in", "ssm_out", "lm_head", "embedding")
     return (
         common(metadata, "falcon_h1")
         | _mamba_sizes(metadata)
         | dict.fromkeys(biases, False)
+        | {f"{name}_multiplier": 1.0 for name in factors}
         | {
+            "ssm_multipliers": [1.0] * 5,
+            "mlp_multipliers": [1.0] * 2,
             "hidden_act": "silu",
             "mamba_d_ssm": metadata.need("ssm.inner_size"),
             "mamba_conv_bias": metadata.has("blk.0.ssm_conv1d.bias"),

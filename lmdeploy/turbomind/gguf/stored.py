@@ -74,6 +74,8 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
             arguments: Any = tuple(map(replaced, expression.args))
             return dataclasses.replace(expression, args=arguments)
         load = expression
+        if load.name not in index.tensors and load.name.removesuffix(".weight") in index.tensors:  # of Falcon-H1
+            load = dataclasses.replace(load, name=load.name.removesuffix(".weight"))
         if load.shape[0] == 1 and len(load.shape) == 2 and _has_one_dimension(load, index):
             return reshape(dataclasses.replace(load, shape=load.shape[1:]), *load.shape)
         if len(load.shape) == 1 and _has_one_row(load, index):

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from PIL.Image import Image, Resampling
-from PIL.Image import new as new_image
+from PIL.Image import Image
 
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart, saved_processor
 from lmdeploy.vl.tensors import seeing_tensors
@@ -54,18 +53,21 @@ class Tiles:
         import numpy as np
         import torch
 
+        def resized(width: int, height: int) -> torch.Tensor:
+            # On bytes, as torchvision does it; Pillow rounds a few of them otherwise.
+            return torch.nn.functional.interpolate(whole, (height, width), mode="bilinear", antialias=True)
+
+        whole = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
         rows, columns = self.grid(image.size)
-        height, width = rows * self.side, columns * self.side
-        canvas = new_image("RGB", (width, height))
-        canvas.paste(image.resize(self._fitted(image.size, width, height), Resampling.BILINEAR))
-        boxes = [(x, y, x + self.side, y + self.side) for y in range(0, height, self.side)
-                 for x in range(0, width, self.side)]  # fmt: skip
-        tiles = [canvas.crop(box) for box in boxes]
-        if len(tiles) > 1:
-            tiles.append(image.resize((self.side, self.side), Resampling.BILINEAR))
-        values = np.stack([np.asarray(tile, np.float32) for tile in tiles]) / 255
-        values = (values - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        return torch.from_numpy(values).permute(0, 3, 1, 2).contiguous()
+        side = self.side
+        fitted = resized(*self._fitted(image.size, columns * side, rows * side))
+        canvas = torch.zeros(3, rows * side, columns * side, dtype=torch.uint8)
+        canvas[:, : fitted.shape[2], : fitted.shape[3]] = fitted[0]
+        tiles = canvas.reshape(3, rows, side, columns, side).permute(1, 3, 0, 2, 4).flatten(0, 1)
+        if rows * columns > 1:
+            tiles = torch.cat([tiles, resized(side, side)])
+        mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (self.mean, self.std))
+        return (tiles / 255 - mean) / std
 
     def _canvases(self) -> list[tuple[int, int]]:
         """Return rows and columns of all canvases; of two that fit an image alike the first is taken."""
