@@ -197,8 +197,14 @@ def concat(*args: Expression) -> Concat:
     return Concat(args)
 
 
-def rows_of(argument: Expression, begin: int, end: int, dim: int = 0) -> Slice:
-    """Return ``[begin, end)`` of a dimension."""
+def rows_of(argument: Expression, begin: int, end: int, dim: int = 0) -> Expression:
+    """Return ``[begin, end)`` of a dimension; where that is one of the arguments of a concatenation, this argument."""
+    if isinstance(argument, Concat) and dim == 0:
+        at = 0
+        for part in argument.args:
+            if (at, at + part.shape[0]) == (begin, end):
+                return part
+            at += part.shape[0]
     return Slice((argument,), dim, begin, end)
 
 

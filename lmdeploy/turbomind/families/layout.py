@@ -189,7 +189,8 @@ def _gate_last(own: AttentionSpec) -> Arrange:
         rows, *inputs = whole.shape
         heads = reshape(rows_of(whole, 0, 2 * size), own.num_heads, 2, own.head_dim, *inputs)
         queries, gates = (reshape(rows_of(heads, i, i + 1, dim=1), size, *inputs) for i in (0, 1))
-        return concat(queries, rows_of(whole, 2 * size, rows), gates)
+        keys = own.num_kv_heads * own.head_dim
+        return concat(queries, rows_of(whole, 2 * size, 2 * size + keys), rows_of(whole, 2 * size + keys, rows), gates)
 
     return arrange
 
