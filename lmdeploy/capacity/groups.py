@@ -55,7 +55,7 @@ def memory_groups(spec: ModelSpec) -> list[MemoryGroup]:
             continue
         own = spec.attention_of(layer)
         window = own.windows[layer] if own.windows else 0
-        kind = "paged" if window == 0 else "chunk" if own.is_chunked else "window"
+        kind = own.reach(layer)
         latent = own.mla.kv_rank + own.mla.rope_dim if own.mla else 0
         values = latent or own.num_kv_heads * (own.head_dim + own.value_dim)
         alike[kind, window, spec.layer_attentions[layer] if spec.layer_attentions else 0, values] += 1

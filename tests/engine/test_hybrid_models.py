@@ -327,13 +327,13 @@ def test_logits_and_hidden_states_in_chunks_are_those_of_transformers(directory:
     asked = GenerationConfig(max_new_tokens=1, output_logits="all", output_last_hidden_state="all")
     with engine(directory, num_tokens_per_iter=24, max_batch_size=8) as model:
         ids = model.prepare(ASKED[0]).ids
-        alone, beside = model([ASKED[0]], asked)[0], model(ASKED, asked)[0]
+        alone, batched = model([ASKED[0]], asked)[0], model(ASKED, asked)[0]
         logits = model.get_logits([ids])[0]
     assert len(ids) > 24
     with torch.no_grad():
         theirs = network(torch.tensor([ids]), output_hidden_states=True)
     for ours, wanted in ((alone.logits, theirs.logits[0]), (alone.last_hidden_state, theirs.hidden_states[-1][0])):
         assert relative_error(ours, wanted) < 1e-4
-    assert torch.equal(beside.logits, alone.logits)
-    assert torch.equal(beside.last_hidden_state, alone.last_hidden_state)
+    assert torch.equal(batched.logits, alone.logits)
+    assert torch.equal(batched.last_hidden_state, alone.last_hidden_state)
     assert torch.equal(logits, alone.logits)

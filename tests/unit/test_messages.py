@@ -25,7 +25,7 @@ BAD_GENERATION: list[tuple[str, Any]] = [
     ("temperature", math.inf),
     ("temperature", 10**400),
     ("temperature", "hot"),
-    ("top_p", 0.0),
+    ("top_p", -0.1),
     ("top_p", 1.1),
     ("top_p", math.nan),
     ("top_k", -1),

@@ -184,11 +184,10 @@ void check_mixers(const ModelSpec& spec) {
 
 void check(const EncoderSpec&, const ModelSpec& spec) {
   const AttentionSpec& own = spec.attention;
-  if (!spec.attentions.empty() || own.mla || own.is_chunked || spec.recurrence || spec.images || spec.head ||
-      spec.layer_input || std::ranges::any_of(spec.layer_keys, [](int layer) { return layer >= 0; })) {
+  if (!spec.attentions.empty() || own.mla || spec.recurrence || spec.images || spec.head || spec.layer_input ||
+      std::ranges::any_of(spec.layer_keys, [](int layer) { return layer >= 0; })) {
     throw invalid_argument(
-        "encoder cannot be had with attentions, attention.mla, attention.is_chunked, layer_keys, recurrence, images, "
-        "head or layer_input");
+        "encoder cannot be had with attentions, attention.mla, layer_keys, recurrence, images, head or layer_input");
   }
 }
 

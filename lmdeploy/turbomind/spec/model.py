@@ -262,8 +262,10 @@ def _stream_problems(spec: ModelSpec, streams: StreamsSpec) -> Iterator[str]:
 
 def _encoder_problems(spec: ModelSpec) -> Iterator[str]:
     own = spec.attention
-    if spec.attentions or spec.layer_keys or own.mla or own.is_chunked or own.logn_length or own.temperature_length:
-        yield "encoder cannot be had with attentions, layer_keys, or attention.mla, is_chunked or factors of positions"
+    if spec.attentions or spec.layer_keys or own.mla or own.logn_length or own.temperature_length:
+        yield "encoder cannot be had with attentions, layer_keys, or attention.mla or factors of positions"
+    if "chunk" in map(own.reach, range(spec.num_layers)):
+        yield "encoder cannot be had with attention in chunks"
     if spec.recurrence or spec.images or spec.head or spec.layer_input or spec.layer_mixers:
         yield "encoder cannot be had with layer_mixers, recurrence, images, head or layer_input"
 

@@ -359,6 +359,12 @@ class AttentionSpec:
     value_scale: Positive = 1.0
     mla: MlaSpec | None = None
 
+    def reach(self, layer: int) -> str:
+        """Return what a layer keeps in the cache: ``paged`` (all tokens), ``window`` or ``chunk``."""
+        if not self.windows or self.windows[layer] == 0:
+            return "paged"
+        return "chunk" if self.is_chunked else "window"
+
 
 @dataclass(frozen=True)
 class RecurrenceSpec:
