@@ -130,6 +130,27 @@ class CpuKernels:
     def delta_gates(
         self, heads: int, a_log: int, dt_bias: int, a: _Rows, b: _Rows, rows: int, decay: int, beta: int
     ) -> None: ...
-    def gated_delta_rule(
-        self, state: LayerState, decay: int, beta: int, q: _Heads, k: _Heads, v: _Heads, out: int
+    def mamba_gates(
+        self,
+        heads: int,
+        a_log: int,
+        dt_bias: int,
+        dt_min: float,
+        dt_max: float,
+        dt: _Rows,
+        rows: int,
+        decay: int,
+        beta: int,
+    ) -> None: ...
+    def recurrence(
+        self,
+        state: LayerState,
+        has_delta: bool,
+        decay: int,
+        beta: int,
+        skip: int,
+        q: _Heads,
+        k: _Heads,
+        v: _Heads,
+        out: int,
     ) -> None: ...

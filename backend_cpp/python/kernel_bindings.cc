@@ -212,9 +212,23 @@ class CpuKernels {
     ops_.recurrence_gates(params, rows_of(a), rows_of(b), rows, pointer<float>(decay), pointer<float>(beta));
   }
 
-  // The gated delta rule. decay, beta [rows, heads of v]; out [rows, heads of v, head_dim of v].
-  void gated_delta_rule(const LayerState& state, Address decay, Address beta, const Heads& q, const Heads& k,
-                        const Heads& v, Address out) {
+  // Of Mamba-2. a_log, dt_bias [heads]; dt [rows, heads]; decay, beta [rows, heads], dense.
+  void mamba_gates(int heads, Address a_log, Address dt_bias, float dt_min, float dt_max, const Rows& dt, int rows,
+                   Address decay, Address beta) {
+    const py::gil_scoped_release unlocked;
+    GateParams params;
+    params.kind = RecurrenceGate::kMamba;
+    params.heads = heads;
+    params.a_log = pointer<const float>(a_log);
+    params.dt_bias = pointer<const float>(dt_bias);
+    params.dt_min = dt_min;
+    params.dt_max = dt_max;
+    ops_.recurrence_gates(params, rows_of(dt), {}, rows, pointer<float>(decay), pointer<float>(beta));
+  }
+
+  // decay, beta [rows, heads of v]; skip [heads of v] or 0; out [rows, heads of v, head_dim of v].
+  void recurrence(const LayerState& state, bool has_delta, Address decay, Address beta, Address skip, const Heads& q,
+                  const Heads& k, const Heads& v, Address out) {
     const py::gil_scoped_release unlocked;
     RecurrenceParams params;
     params.state = memory(state);
@@ -222,10 +236,11 @@ class CpuKernels {
     params.key_heads = std::get<3>(k);
     params.key_dim = std::get<5>(k);
     params.value_dim = std::get<5>(v);
-    params.has_delta = true;
+    params.has_delta = has_delta;
     params.decay = pointer<const float>(decay);
     params.decay_width = 1;
     params.beta = pointer<const float>(beta);
+    params.skip = pointer<const float>(skip);
     ops_.recurrence(params, view(q), view(k), view(v), pointer<float>(out));
   }
 
@@ -290,8 +305,10 @@ void bind_kernels(py::module_& m) {
            py::arg("weight"), py::arg("bias"), py::arg("x"), py::arg("rows"), py::arg("y"))
       .def("delta_gates", &CpuKernels::delta_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
            py::arg("a"), py::arg("b"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
-      .def("gated_delta_rule", &CpuKernels::gated_delta_rule, py::arg("state"), py::arg("decay"), py::arg("beta"),
-           py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"));
+      .def("mamba_gates", &CpuKernels::mamba_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
+           py::arg("dt_min"), py::arg("dt_max"), py::arg("dt"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
+      .def("recurrence", &CpuKernels::recurrence, py::arg("state"), py::arg("has_delta"), py::arg("decay"),
+           py::arg("beta"), py::arg("skip"), py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"));
 }
 
 }  // namespace turbomind

@@ -144,7 +144,19 @@ class Kernels:
         )  # fmt: skip
         return decay, beta
 
-    def gated_delta_rule(
+    def mamba_gates(
+        self, a_log: torch.Tensor, dt_bias: torch.Tensor, limits: tuple[float, float], dt: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``exp(-exp(a_log) step)`` and ``step``: ``softplus(dt + dt_bias)``, limited; ``[rows, heads]``."""
+        dt = _dense(dt)
+        decay, step = torch.empty_like(dt), torch.empty_like(dt)
+        self.native.mamba_gates(
+            dt.shape[1], a_log.data_ptr(), dt_bias.data_ptr(), *limits, _rows(dt), len(dt), decay.data_ptr(),
+            step.data_ptr(),
+        )  # fmt: skip
+        return decay, step
+
+    def recurrence(
         self,
         state: Any,
         decay: torch.Tensor,
@@ -152,8 +164,13 @@ class Kernels:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        *,
+        has_delta: bool = True,
+        skip: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Apply the gated delta rule (backend_cpp/kernels/recurrence.h) and advance the state.
+        """Apply the gated delta rule, or without ``has_delta`` that of Mamba-2, and advance the state.
+
+        The formulas: backend_cpp/kernels/recurrence.h.
 
         Parameters
         ----------
@@ -165,6 +182,8 @@ class Kernels:
             float32 ``[rows, key heads, key size]``, normalized and scaled.
         value
             float32 ``[rows, heads, value size]``.
+        skip
+            float32 ``[heads]``: what of a value is added to its output.
 
         Returns
         -------
@@ -172,9 +191,10 @@ class Kernels:
             float32 ``[rows, heads, value size]``.
         """
         out = torch.empty(value.shape, dtype=torch.float32)
-        self.native.gated_delta_rule(
-            state, decay.data_ptr(), beta.data_ptr(), _heads(query), _heads(key), _heads(value), out.data_ptr()
-        )
+        self.native.recurrence(
+            state, has_delta, decay.data_ptr(), beta.data_ptr(), 0 if skip is None else skip.data_ptr(),
+            _heads(query), _heads(key), _heads(value), out.data_ptr(),
+        )  # fmt: skip
         return out
 
     def rms_norm_heads(self, weight: torch.Tensor, eps: float, heads: torch.Tensor) -> None:

@@ -74,12 +74,12 @@ class NativeRmsNorm(nn.Module):
 
     def __init__(self, weight: torch.Tensor, eps: float, kernels: Kernels) -> None:
         super().__init__()
-        self._weight = weight.detach().to(torch.float32).contiguous()
+        self.weight = weight.detach().to(torch.float32).contiguous()  # models look at its type
         self._eps, self._kernels = eps, kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return float32 of the shape of ``x``."""
-        return self._kernels.rms_norm(self._weight, self._eps, x)
+        return self._kernels.rms_norm(self.weight, self._eps, x)
 
 
 def rms_norm_of(module: nn.Module, kernels: Kernels) -> NativeRmsNorm | None:

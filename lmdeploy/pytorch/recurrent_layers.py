@@ -15,8 +15,6 @@ from lmdeploy.pytorch.step_context import get_step_ctx_manager
 
 _TRIED_ROWS, _TOLERANCE = 24, 1e-3  # of the largest output
 _LENGTH_EPS = 1e-6  # added to the square of the length that queries and keys are divided by
-# What a gated delta network has in the modelling code of Qwen3-Next and Qwen3.5.
-_OF_GATED_DELTA = ("A_log", "conv1d", "dt_bias", "norm", "num_k_heads", "num_v_heads", "out_proj")
 
 
 class GatedDeltaNet(nn.Module):
@@ -62,7 +60,7 @@ class GatedDeltaNet(nn.Module):
         self._kernels.rms_norm_heads(self._query_scale, eps, query)
         self._kernels.rms_norm_heads(self._key_scale, eps, key)
         decay, beta = self._kernels.delta_gates(self._a_log, self._dt_bias, a, b)
-        out = self._kernels.gated_delta_rule(state.matrices, decay, beta, query, key, value)
+        out = self._kernels.recurrence(state.matrices, decay, beta, query, key, value)
         self._kernels.rms_norm_heads(self._norm, self._norm_eps, out)
         self._kernels.silu_gate(gate.reshape(rows, self._heads, self._value_dim), out)
         projected: torch.Tensor = self.out_proj(out.reshape(1, rows, -1))
@@ -82,12 +80,86 @@ class GatedDeltaNet(nn.Module):
         return mixed, gate.flatten(1), a.flatten(1), b.flatten(1)
 
 
+class Mamba2(nn.Module):
+    """Mamba-2 (Dao & Gu, 2024) in the place of one of ``transformers``, whose projections it keeps.
+
+    Parameters
+    ----------
+    theirs
+        The layer.
+    kernels
+        What computes.
+    """
+
+    def __init__(self, theirs: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.layer_idx = int(theirs.layer_idx)
+        self._heads, self._head_dim = int(theirs.num_heads), int(theirs.head_dim)
+        self._groups, self._state_size = int(theirs.n_groups), int(theirs.ssm_state_size)
+        self.in_proj, self.out_proj = theirs.in_proj, theirs.out_proj
+        self._conv = _floats(theirs.conv1d.weight.squeeze(1))
+        self._conv_bias = None if theirs.conv1d.bias is None else _floats(theirs.conv1d.bias)
+        self._a_log, self._dt_bias, self._skip = _floats(theirs.A_log), _floats(theirs.dt_bias), _floats(theirs.D)
+        self._limits = (float(theirs.time_step_limit[0]), float(theirs.time_step_limit[1]))
+        # Falcon-H1 has factors, and a norm only where its config says so.
+        self._input_factor = float(getattr(theirs, "ssm_in_multiplier", 1.0))
+        factors = getattr(theirs, "mup_vector", None)
+        self._factors = None if factors is None else _floats(factors).flatten()
+        norm = theirs.norm if getattr(theirs, "mamba_rms_norm", True) else None
+        self._norm = None if norm is None else _floats(norm.weight).view(self._heads, self._head_dim)
+        self._norms_first = bool(getattr(norm, "norm_before_gate", False))
+        self._norm_eps = 0.0 if norm is None else float(norm.variance_epsilon)
+        self._ones = torch.ones(self._heads * self._head_dim // self._groups)
+        channels, kernel = self._conv.shape
+        self._shape = StateShape(kernel - 1, channels, self._heads, self._state_size, self._head_dim)
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
+        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        projected = self.in_proj(hidden_states * self._input_factor)[0].float()
+        if self._factors is not None:
+            projected = projected * self._factors
+        values, keys = self._heads * self._head_dim, self._groups * self._state_size
+        gate, mixed, dt = projected.split([values, values + 2 * keys, self._heads], dim=1)
+        mixed = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, mixed)
+        x, b, c = mixed.split([values, keys, keys], dim=1)
+        decay, step = self._kernels.mamba_gates(self._a_log, self._dt_bias, self._limits, dt)
+        out = self._kernels.recurrence(
+            state.matrices,
+            decay,
+            step,
+            c.unflatten(1, (self._groups, self._state_size)),
+            b.unflatten(1, (self._groups, self._state_size)),
+            x.unflatten(1, (self._heads, self._head_dim)),
+            has_delta=False,
+            skip=self._skip,
+        )
+        gate = gate.unflatten(1, (self._heads, self._head_dim))
+        if not self._norms_first:
+            self._kernels.silu_gate(gate, out)
+        if self._norm is not None:
+            self._kernels.rms_norm_heads(self._ones, self._norm_eps, out.view(len(out), self._groups, -1))
+            out *= self._norm
+        if self._norms_first:
+            self._kernels.silu_gate(gate, out)
+        result: torch.Tensor = self.out_proj(out.reshape(1, len(out), values))
+        return result
+
+
+# By what the modelling code of a layer has.
+_KINDS: tuple[tuple[type[GatedDeltaNet | Mamba2], tuple[str, ...]], ...] = (
+    (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "norm", "num_k_heads", "num_v_heads", "out_proj")),
+    (Mamba2, ("A_log", "D", "conv1d", "dt_bias", "in_proj", "n_groups", "ssm_state_size", "out_proj")),
+)
+
+
 def keeps_state(module: nn.Module) -> bool:
     """Return whether a module is a recurrent layer of a kind that is known here."""
-    return all(hasattr(module, name) for name in _OF_GATED_DELTA)
+    return _kind_of(module) is not None
 
 
-def recurrent_layer_of(theirs: Any, kernels: Kernels) -> GatedDeltaNet:
+def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
     """Return our layer in the place of one that keeps a state.
 
     Raises
@@ -95,18 +167,23 @@ def recurrent_layer_of(theirs: Any, kernels: Kernels) -> GatedDeltaNet:
     ValueError
         If it computes something else than ours: that is tried.
     """
-    if getattr(theirs, "activation", "silu") not in ("silu", "swish"):
-        raise ValueError(f"the activation {theirs.activation} of its linear attention is not supported")
+    kind = _kind_of(theirs)
+    if kind is None or getattr(theirs, "activation", "silu") not in ("silu", "swish"):
+        raise ValueError(f"the activation {theirs.activation} of its recurrent layers is not supported")
     wide = copy.deepcopy(theirs).float()
     x = torch.randn(1, _TRIED_ROWS, wide.out_proj.out_features, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(_TRIED_ROWS)
     step = RecordingCache().step(rows, rows, kernels)
     with torch.inference_mode(), get_step_ctx_manager().context(step):
-        expected, got = wide(x), GatedDeltaNet(wide, kernels)(x)
+        expected, got = wide(x), kind(wide, kernels)(x)
     off = float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     if not off <= _TOLERANCE:
-        raise ValueError(f"its linear attention does more than ours: outputs are off by {off:.1%}")
-    return GatedDeltaNet(theirs, kernels)
+        raise ValueError(f"its recurrent layers do more than ours: outputs are off by {off:.1%}")
+    return kind(theirs, kernels)
+
+
+def _kind_of(module: nn.Module) -> type[GatedDeltaNet | Mamba2] | None:
+    return next((kind for kind, names in _KINDS if all(hasattr(module, name) for name in names)), None)
 
 
 def _floats(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,9 @@ from lmdeploy.errors import UnsupportedModelError
 
 # Ropes whose angles depend on the longest sequence of a batch.
 _BATCH_ROPES = ("dynamic", "longrope")
-_LAYERS = {"full_attention", "linear_attention", "sliding_attention"}
+_STATES = {"linear_attention", "hybrid"}  # of layers with a state
+KEEPS_NOTHING = {"mlp", "moe"}
+_LAYERS = {"full_attention", "sliding_attention"} | _STATES | KEEPS_NOTHING
 
 
 def refuse_unsupported(checkpoint: Path, config: Any) -> None:
@@ -43,7 +45,7 @@ def model_class_of(config: Any) -> Any:
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if found.__name__ not in (getattr(config, "architectures", None) or ()):
         raise UnsupportedModelError(f"config.json names {names}, but its model_type is that of {found.__name__}")
-    has_states = "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
+    has_states = not _STATES.isdisjoint(getattr(config.get_text_config(), "layer_types", None) or ())
     if not has_states and not getattr(found, "_supports_attention_backend", False):  # not said of hybrid models
         raise UnsupportedModelError(f"{names}: its code in transformers takes no other attention than its own")
     return found

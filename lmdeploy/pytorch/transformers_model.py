@@ -24,7 +24,7 @@ from lmdeploy.pytorch.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.recurrent_layers import keeps_state, recurrent_layer_of
-from lmdeploy.pytorch.served_by_transformers import model_class_of, refuse_unsupported
+from lmdeploy.pytorch.served_by_transformers import KEEPS_NOTHING, model_class_of, refuse_unsupported
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 from lmdeploy.pytorch.weight_loader.model_weight_loader import tensors_of
 from lmdeploy.quiet_transformers import without_bars
@@ -120,11 +120,13 @@ class TransformersModel:
             raise
         except Exception as error:
             raise UnsupportedModelError(f"{checkpoint}: {_sentence(error)}") from error
-        layers = self._model.config.get_text_config().num_hidden_layers
-        if len(recording.shapes) + len(recording.states) != layers:
+        text = self._model.config.get_text_config()
+        kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+        layers = sum(kind not in KEEPS_NOTHING for kind in kinds)
+        if missing := layers - len({*recording.shapes, *recording.states}):
             raise UnsupportedModelError(
-                f"{checkpoint}: {layers - len(recording.shapes) - len(recording.states)} of its {layers} layers keep "
-                "something else than keys and values, or a state that this engine knows"
+                f"{checkpoint}: {missing} of its {layers} layers keep something else than keys and values, or a state "
+                "that this engine knows"
             )
         off = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
         is_wide = self._device.type == "cpu" or self.dtype == torch.float32
