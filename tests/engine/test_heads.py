@@ -104,7 +104,7 @@ def pair(case: Case) -> Iterator[tuple[AsyncEngine, AsyncEngine]]:
     config = ONLY_HEADS | case.config | {"num_speculative_tokens": 3}
     # Few blocks: sequences give theirs back, and prefixes are found.
     fields = {
-        "cache_max_entry_count": 26,
+        "cache_max_entry_count": 12,
         "enable_prefix_caching": True,
         "session_len": 512,
         "num_tokens_per_iter": 24,

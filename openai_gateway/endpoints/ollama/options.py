@@ -21,7 +21,7 @@ _NUMBERS = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-_LEAST = 1e-6  # in place of 0 where a number has to be above it: top_p 0 keeps one token
+_LEAST = 1e-6  # added to a limit that a number has to be above
 _NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")  # Go's durations of no length
 
 KeepAlive = str | int | float | None
