@@ -167,5 +167,5 @@ def test_what_cannot_work_is_refused_by_name(tmp_path: Path, name: str, more: di
 
 
 def test_what_its_configuration_reports_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="layers of hybrid"):
-        refuse_unsupported(tmp_path, transformers.FalconH1Config())
+    with pytest.raises(UnsupportedModelError, match="layers of conv"):
+        refuse_unsupported(tmp_path, transformers.Lfm2Config())
