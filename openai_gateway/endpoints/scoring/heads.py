@@ -96,10 +96,7 @@ async def head_numbers(
     ApiError
         It has none.
     """
-    head = chosen.model.score_head
-    if head is None:
-        raise _cannot(chosen, "classifies nothing: its checkpoint has no head for it")
-    _require(head, chosen)
+    head = _head_of(chosen)
     requests = [state_request(prompt) for prompt in prompts]
     await gateway.bring_images(request, chosen.model, *requests)
     states, usage = await states_of(gateway, request, chosen, requests, user)
@@ -116,10 +113,7 @@ async def numbers_of_rows(
     ApiError
         It has none.
     """
-    head = chosen.model.score_head
-    if head is None:
-        raise _cannot(chosen, "classifies nothing: its checkpoint has no head for it")
-    _require(head, chosen)
+    head = _head_of(chosen)
     pairs = [row for row in rows if len(row) > 1]
     firsts, seconds = [row[0] for row in pairs], [row[1] for row in pairs]
     of_pairs = iter(await _prompts(chosen, head, firsts, seconds, None, truncate))
@@ -157,6 +151,14 @@ async def _prompts(
         state_request(*head.frame.pair(ids[query], ids[text], most))
         for query, text in zip(queries, documents, strict=True)
     ]
+
+
+def _head_of(chosen: Chosen) -> ScoreHead:
+    head = chosen.model.score_head
+    if head is None:
+        raise _cannot(chosen, "classifies nothing: its checkpoint has no head for it")
+    _require(head, chosen)
+    return head
 
 
 def _require(head: ScoreHead, chosen: Chosen) -> None:
