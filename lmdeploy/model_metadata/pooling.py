@@ -56,7 +56,7 @@ class DenseLayer:
     weight, bias
         ``[outputs, inputs]`` and ``[outputs]``, float32.
     norm, norm_eps
-        The weight ``[outputs]`` of a LayerNorm without a bias behind it; empty: there is none.
+        The weight ``[outputs]`` of a LayerNorm without a bias after it; empty: there is none.
     """
 
     activation: str = "Identity"

@@ -1,6 +1,6 @@
 """Models whose response is a number or a class: the head after the hidden state that the engine makes of a text.
 
-Encoders have one or two linear layers behind the hidden state of the first token, or of all. Three kinds of decoders
+Encoders have one or two linear layers after the hidden state of the first token, or of all. Three kinds of decoders
 have such a head. ``*ForSequenceClassification`` of ``transformers`` have a matrix ``score``, classifiers, rerankers and
 reward models alike. Rerankers that say a word have two rows of their output layer for it, named by the module
 ``LogitScore`` of sentence-transformers

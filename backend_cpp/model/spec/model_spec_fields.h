@@ -577,7 +577,7 @@ void visit_fields(HeadSpec& part, Visit&& visit) {
   visit.optional("tokens", part.tokens, Whole{0, 134217728});
 }
 
-// A model that reads a text whole: each token attends to those behind it as well, and nothing is generated.
+// A model that reads a text whole: each token attends to those after it as well, and nothing is generated.
 struct EncoderSpec {
   // What that vector is made of the hidden states after the last norm: the `first`, the `last`, their `mean`, their
   // sum divided by the square root of their number (`mean_sqrt`), the `max` of each channel, or their mean weighted

@@ -1,4 +1,4 @@
-"""BERT, and RoBERTa, XLM-RoBERTa and CamemBERT, whose tables of positions begin behind the padding token."""
+"""BERT, and RoBERTa, XLM-RoBERTa and CamemBERT, whose tables of positions begin after the padding token."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def tensors(spec: ModelSpec) -> dict[str, Expression]:
 
 
 def _unused_rows(architecture: str) -> int:
-    """Return how many rows of the table of positions no token of a text has: RoBERTa's begin behind the padding's."""
+    """Return how many rows of the table of positions no token of a text has: RoBERTa's begin after the padding's."""
     return 2 if architecture.startswith(_ROBERTA) else 0
 
 

@@ -46,7 +46,7 @@ def post_norm_tensors(spec: ModelSpec, layout: Layout, embedding_norm: str) -> d
     Parameters
     ----------
     layout
-        Names in the checkpoint; ``mlp_norm`` is the norm behind attention, ``final_norm``, within a layer, that behind
+        Names in the checkpoint; ``mlp_norm`` is the norm after attention, ``final_norm``, within a layer, that after
         the MLP.
     embedding_norm
         The norm of the embeddings.

@@ -560,7 +560,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """A model that reads a text whole: each token attends to those behind it as well, and nothing is generated.
+    """A model that reads a text whole: each token attends to those after it as well, and nothing is generated.
 
     A text runs in one step, and nothing of it is kept. What comes of it is one vector.
 
