@@ -1,17 +1,18 @@
 """The data every layer speaks: generation and engine configs, and the response.
 
 Fields and defaults are those of LMDeploy's documented API. Each is declared once, here: checks, documentation,
-options of the command line, tensors and the engine's structs are made from these rows (`lmdeploy.fields`); after a
+options of the command line, tensors and the engine's structs are made from these fields (`lmdeploy.fields`); after a
 change run ``make fields``.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmdeploy.fields import rows
+from lmdeploy.fields import field
 from lmdeploy.fields.older import accept_older_fields
 from lmdeploy.kv_events.config import kv_events_problems
 from lmdeploy.speculative.config import speculation_problems
@@ -62,15 +63,15 @@ _IN_BODIES = {**_ENGINE, "is_in_bodies": True}
 _SAMPLING = {**_IN_BODIES, "makes_sampling": True}
 
 
-@rows.documented
+@field.documented
 @dataclass
-class GenerationConfig(rows.RecordsGiven):
+class GenerationConfig(field.RecordsGiven):
     """How to generate a response."""
 
-    n: int = rows.whole(
+    n: int = field.integer(
         1, "Responses to one prompt, distinguished by their index.", low=1, high=MAX_RESPONSES, **_ENGINE
     )
-    max_new_tokens: int | None = rows.whole(
+    max_new_tokens: int | None = field.integer(
         512,
         "Most tokens to generate; None, on the wire -1: up to the session length, which also bounds larger numbers.",
         low=1,
@@ -80,136 +81,136 @@ class GenerationConfig(rows.RecordsGiven):
         also=("max_tokens",),
         **_ENGINE,
     )
-    do_sample: bool = rows.flag(
+    do_sample: bool = field.boolean(
         False,
         "False: greedy decoding, whatever the sampling fields say.",
         **_ENGINE,
         tensor_default="true if a sampling field is given, else false",
     )
-    top_p: float = rows.number(
+    top_p: float = field.number(
         1.0,
         "Keep the most likely tokens that together have this probability; 0: the most likely token alone.",
         low=0,
         high=1,
         **_SAMPLING,
     )
-    top_k: int = rows.whole(
+    top_k: int = field.integer(
         50,
         "Keep this many of the most likely tokens; 0: all.",
         **_SAMPLING,
     )
-    min_p: float = rows.number(
+    min_p: float = field.number(
         0.0,
         "Keep the tokens with at least this share of the most likely one's probability.",
         low=0,
         high=1,
         **_SAMPLING,
     )
-    top_n_sigma: float = rows.number(
+    top_n_sigma: float = field.number(
         0.0,
         "Keep the tokens whose logit is within this many standard deviations (of the logits) of the largest; 0: all.",
         low=0,
         high=100,
         **_SAMPLING,
     )
-    temperature: float = rows.number(
+    temperature: float = field.number(
         0.8,
         "Divides the logits; 0 is greedy.",
         low=0,
         high=2,
         **_SAMPLING,
     )
-    repetition_penalty: float = rows.number(
+    repetition_penalty: float = field.number(
         1.0,
         "A value over 1 discourages tokens that are already in the prompt or the response.",
         above=0,
         high=100,
         **_IN_BODIES,
     )
-    ignore_eos: bool = rows.flag(
+    ignore_eos: bool = field.boolean(
         False,
         "The model's own end-of-sequence tokens do not end the response.",
         **_IN_BODIES,
     )
-    random_seed: int | None = rows.seed(
+    random_seed: int | None = field.seed(
         "Seed of this request's random numbers; default: a random seed.",
         also=("seed",),
         **_ENGINE,
     )
-    stop_words: list[str] | None = rows.texts(
+    stop_words: list[str] | None = field.strings(
         "Strings of any length that end the response; they are not part of it.",
         max_items=64,
         max_bytes=16384,
         also=("stop",),
         **_ENGINE,
     )
-    bad_words: list[str] | None = rows.texts(
+    bad_words: list[str] | None = field.strings(
         "Strings that are never generated.",
         max_items=64,
         max_bytes=256,
         **_IN_BODIES,
     )
-    stop_token_ids: list[int] | None = rows.tokens(
+    stop_token_ids: list[int] | None = field.tokens(
         "Tokens that end the response, alongside the model's own; they are not part of it.",
         max_items=1024,
         **_IN_BODIES,
     )
-    bad_token_ids: list[int] | None = rows.tokens("Tokens that are never generated.", max_items=10000, **_ENGINE)
-    min_new_tokens: int | None = rows.whole(
+    bad_token_ids: list[int] | None = field.tokens("Tokens that are never generated.", max_items=10000, **_ENGINE)
+    min_new_tokens: int | None = field.integer(
         None,
         "Least tokens to generate: before, nothing ends the response.",
         none_means=0,
         also=("min_tokens",),
         **_IN_BODIES,
     )
-    skip_special_tokens: bool = rows.flag(True, "Special tokens do not appear in the text.", **_IN_BODIES)
-    spaces_between_special_tokens: bool = rows.flag(
+    skip_special_tokens: bool = field.boolean(True, "Special tokens do not appear in the text.", **_IN_BODIES)
+    spaces_between_special_tokens: bool = field.boolean(
         True,
         "Put spaces between special tokens.",
         no_effect="the tokenizers used here never put spaces between special tokens",
     )
-    logprobs: int | None = rows.whole(
+    logprobs: int | None = field.integer(
         None,
         "Return the log probability of each token, and of this many most likely ones alongside it.",
         high=MAX_TOP_LOGPROBS,
         **_ENGINE,
     )
-    response_format: dict[str, Any] | None = rows.json_object(
+    response_format: dict[str, Any] | None = field.json_object(
         'What the response has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | '
         '"grammar" | "lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, '
         'regex_schema "...", grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar\'s, such as '
         "triggered_tags).",
         **_ENGINE,
     )
-    logits_processors: list[LogitsProcessor] | None = rows.other(
+    logits_processors: list[LogitsProcessor] | None = field.other(
         "Functions (input_ids [tokens], logits [vocab]) -> logits [vocab], applied in turn before sampling."
     )
-    output_logits: Literal["all", "generation"] | None = rows.text(
+    output_logits: Literal["all", "generation"] | None = field.string(
         None, "Return the logits of the generated tokens, or of the prompt's as well.", choices=EXTRA_OUTPUTS
     )
-    output_last_hidden_state: Literal["all", "generation"] | None = rows.text(
+    output_last_hidden_state: Literal["all", "generation"] | None = field.string(
         None, "Return the hidden states before the output layer of the same tokens.", choices=EXTRA_OUTPUTS
     )
-    presence_penalty: float = rows.number(
+    presence_penalty: float = field.number(
         0.0,
         "Subtracted once from the logit of each token of the response so far.",
         low=-2,
         high=2,
         **_ENGINE,
     )
-    frequency_penalty: float = rows.number(
+    frequency_penalty: float = field.number(
         0.0,
         "Subtracted from the logit of a token for each time it is in the response so far.",
         low=-2,
         high=2,
         **_ENGINE,
     )
-    logit_bias: dict[int, float] | None = rows.biases(
+    logit_bias: dict[int, float] | None = field.biases(
         "Token ids, and what is added to the logit of each.", max_items=1024, **_ENGINE
     )
 
     def __post_init__(self) -> None:
-        rows.require_valid(self, [self._min_new_tokens_problem()])
+        field.require_valid(self, [self._min_new_tokens_problem()])
 
     def _min_new_tokens_problem(self) -> str | None:
         least, most = self.min_new_tokens, self.max_new_tokens
@@ -218,171 +219,173 @@ class GenerationConfig(rows.RecordsGiven):
         return None
 
 
-@rows.documented
+@field.documented
 @dataclass
 class TurbomindEngineConfig:
     """How the C++ engine runs a model."""
 
-    dtype: str = rows.text(
+    dtype: str = field.string(
         "auto", "Type of the weights and activations in memory; auto: the checkpoint's.", choices=DTYPES
     )
-    weight_bits: int | None = rows.whole(
+    weight_bits: int | None = field.integer(
         None,
         "Quantize the weights to this many bits while loading: faster, slightly less accurate. Weights that the "
         "checkpoint has in 8 or 4 bits stay as they are.",
         choices=(None, 4, 8),
         none_means=0,
     )
-    model_format: str | None = rows.text(
+    model_format: str | None = field.string(
         None,
         "Layout of the checkpoint; default: detected; a given one must agree.",
         choices=MODEL_FORMATS,
         none_means="",
     )
-    tp: int = rows.whole(
+    tp: int = field.integer(
         1,
         "Tensor parallelism: the number of GPUs, or of parts of the CPU's cores, that share a model. Must divide the "
         "number of the model's heads.",
         low=1,
     )
-    session_len: int | None = rows.whole(
+    session_len: int | None = field.integer(
         None,
         "Context length, prompt and response together; default: what the model was trained for, as far as it fits "
         "the cache.",
         low=2,
         none_means=0,
     )
-    max_batch_size: int | None = rows.whole(
+    max_batch_size: int | None = field.integer(
         None, "Most sequences in a step; default: 64 on a CPU, 256 on a GPU.", low=1, none_means=0
     )
-    cache_max_entry_count: float = rows.number(
+    cache_max_entry_count: float = field.number(
         0.8,
         "Share of the free memory for the KV cache; from 1 on, the number of its blocks. On a CPU the default also "
         "means at most 4 GiB.",
         above=0,
         high=1e9,
     )
-    cache_chunk_size: int = rows.whole(
+    cache_chunk_size: int = field.integer(
         -1,
         "Blocks the cache grows by; -1: all at once.",
         low=-1,
         no_effect="the cache is sized at start, and on a CPU its blocks take no memory before their first use",
     )
-    cache_block_seq_len: int = rows.whole(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
-    num_cpu_blocks: int = rows.whole(0, NUM_CPU_BLOCKS)
-    state_snapshot_interval: int = rows.whole(
+    cache_block_seq_len: int = field.integer(
+        64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512)
+    )
+    num_cpu_blocks: int = field.integer(0, NUM_CPU_BLOCKS)
+    state_snapshot_interval: int = field.integer(
         512,
         "Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts continue; 0: "
         "at the ends of prompts and responses, and where prompts part, alone.",
         high=1_000_000,
     )
-    enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt prefixes.")
-    kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
-    speculative_config: dict[str, Any] | None = rows.json_object(SPECULATIVE_CONFIG)
-    quant_policy: int = rows.whole(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
-    rope_scaling_factor: float = rows.number(
+    enable_prefix_caching: bool = field.boolean(False, "Reuse the cached blocks of equal prompt prefixes.")
+    kv_events_config: dict[str, Any] | None = field.json_object(KV_EVENTS_CONFIG)
+    speculative_config: dict[str, Any] | None = field.json_object(SPECULATIVE_CONFIG)
+    quant_policy: int = field.integer(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
+    rope_scaling_factor: float = field.number(
         0.0, "Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.", low=0
     )
-    use_logn_attn: bool = rows.flag(False, "Scale attention by the logarithm of the position.")
-    download_dir: str | None = rows.text(None, "Where a model that has to be downloaded is stored.")
-    revision: str | None = rows.text(None, "Which version of it: a branch, tag or commit.")
-    max_prefill_token_num: int = rows.whole(
+    use_logn_attn: bool = field.boolean(False, "Scale attention by the logarithm of the position.")
+    download_dir: str | None = field.string(None, "Where a model that has to be downloaded is stored.")
+    revision: str | None = field.string(None, "Which version of it: a branch, tag or commit.")
+    max_prefill_token_num: int = field.integer(
         8192,
         "Most prompt tokens in a step. On a CPU the default means 256, which keeps running responses going.",
         low=1,
     )
-    num_tokens_per_iter: int = rows.whole(
+    num_tokens_per_iter: int = field.integer(
         0, "Token budget of a step, for prefill and decode together; 0: max_prefill_token_num."
     )
-    max_prefill_iters: int = rows.whole(
+    max_prefill_iters: int = field.integer(
         1, "Over 1: a step is made so large that no prompt takes more of them; 1: no such bound.", low=1
     )
-    device: str = rows.text(
+    device: str = field.string(
         "auto", "What to run on; auto: a GPU where the build and the machine have one, else the CPU.", choices=DEVICES
     )
-    threads: int = rows.whole(0, "CPU threads that compute; 0: one for each core this process may use.", high=1024)
-    max_waiting: int = rows.whole(4096, "Requests that may wait; one more is refused as overloaded.", low=1)
-    max_embedding_mib: int = rows.whole(
+    threads: int = field.integer(0, "CPU threads that compute; 0: one for each core this process may use.", high=1024)
+    max_waiting: int = field.integer(4096, "Requests that may wait; one more is refused as overloaded.", low=1)
+    max_embedding_mib: int = field.integer(
         1024,
         "Most MiB of image embeddings, of open requests and sessions together; a request beyond is refused as "
         "overloaded.",
         low=1,
     )
-    adapters: dict[str, str] | None = rows.names("LoRA adapters: name to path. More can be loaded later.")
-    max_adapter_mib: int = rows.whole(
+    adapters: dict[str, str] | None = field.names("LoRA adapters: name to path. More can be loaded later.")
+    max_adapter_mib: int = field.integer(
         1024,
         "Most MiB of LoRA adapters in memory. Unused ones are evicted when another is needed.",
         low=1,
     )
-    grammar_compile_seconds: float = rows.number(
+    grammar_compile_seconds: float = field.number(
         10.0,
         "Most processor seconds to compile a response format; one that takes longer is refused.",
         above=0,
         high=3600,
     )
-    session_idle_seconds: int = rows.whole(3600, "A session that is not used for so long is forgotten.", low=1)
-    step_timeout: int = rows.whole(
+    session_idle_seconds: int = field.integer(3600, "A session that is not used for so long is forgotten.", low=1)
+    step_timeout: int = field.integer(
         300,
         "Most seconds of a step. After them the engine counts as hanging: it is not ready, and the server restarts.",
         low=1,
     )
 
     def __post_init__(self) -> None:
-        rows.require_valid(
+        field.require_valid(
             self,
             kv_events_problems(self.kv_events_config, self.enable_prefix_caching)
             + speculation_problems(self.speculative_config),
         )
 
 
-@rows.documented
+@field.documented
 @dataclass
 class PytorchEngineConfig:
     """How the PyTorch engine runs a model. Fields shared with ``TurbomindEngineConfig`` mean the same."""
 
-    dtype: str = rows.text("auto", "Type of the weights in memory; auto: the checkpoint's.", choices=DTYPES)
-    tp: int = rows.whole(1, "Devices one model is spread over, a process each.", low=1)
-    session_len: int | None = rows.whole(None, "Most tokens of a conversation, prompt and response.", low=2)
-    max_batch_size: int | None = rows.whole(None, "Most sequences in a step.", low=1)
-    cache_max_entry_count: float = rows.number(
+    dtype: str = field.string("auto", "Type of the weights in memory; auto: the checkpoint's.", choices=DTYPES)
+    tp: int = field.integer(1, "Devices one model is spread over, a process each.", low=1)
+    session_len: int | None = field.integer(None, "Most tokens of a conversation, prompt and response.", low=2)
+    max_batch_size: int | None = field.integer(None, "Most sequences in a step.", low=1)
+    cache_max_entry_count: float = field.number(
         0.8, "Share of the free memory for the KV cache; from 1 on, the number of its blocks.", above=0, high=1e9
     )
-    prefill_interval: int = rows.whole(
+    prefill_interval: int = field.integer(
         16,
         "Steps between two prefills.",
         low=1,
         no_effect="a step contains prefill and decode together, so neither waits for the other",
     )
-    block_size: int = rows.whole(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
-    num_cpu_blocks: int = rows.whole(0, NUM_CPU_BLOCKS)
-    num_gpu_blocks: int = rows.whole(0, "Blocks of the KV cache; 0: as many as cache_max_entry_count says.")
-    adapters: dict[str, str] | None = rows.names("LoRA adapters: name to path.")
-    max_prefill_token_num: int = rows.whole(
+    block_size: int = field.integer(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
+    num_cpu_blocks: int = field.integer(0, NUM_CPU_BLOCKS)
+    num_gpu_blocks: int = field.integer(0, "Blocks of the KV cache; 0: as many as cache_max_entry_count says.")
+    adapters: dict[str, str] | None = field.names("LoRA adapters: name to path.")
+    max_prefill_token_num: int = field.integer(
         8192,
         "Most prompt tokens in a step. On a CPU the default means 256, which keeps running responses going.",
         low=1,
     )
-    thread_safe: bool = rows.flag(
+    thread_safe: bool = field.boolean(
         False, "Several threads may use the engine.", no_effect="several threads always may use an engine"
     )
-    enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt prefixes.")
-    kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
-    speculative_config: dict[str, Any] | None = rows.json_object(SPECULATIVE_CONFIG)
-    device_type: str = rows.text("auto", "What to run on; auto: a GPU where PyTorch finds one, else the CPU.")
-    eager_mode: bool = rows.flag(False, "Do not capture graphs.")
-    custom_module_map: dict[str, str] | str | None = rows.other(
+    enable_prefix_caching: bool = field.boolean(False, "Reuse the cached blocks of equal prompt prefixes.")
+    kv_events_config: dict[str, Any] | None = field.json_object(KV_EVENTS_CONFIG)
+    speculative_config: dict[str, Any] | None = field.json_object(SPECULATIVE_CONFIG)
+    device_type: str = field.string("auto", "What to run on; auto: a GPU where PyTorch finds one, else the CPU.")
+    eager_mode: bool = field.boolean(False, "Do not capture graphs.")
+    custom_module_map: dict[str, str] | str | None = field.other(
         "Model classes to use instead of the built-in ones: a Python file, or a dict of architecture to class."
     )
-    download_dir: str | None = rows.text(None, "Where a model that has to be downloaded is stored.")
-    revision: str | None = rows.text(None, "Which version of it: a branch, tag or commit.")
-    quant_policy: Literal[0, 4, 8] = rows.whole(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
-    threads: int = rows.whole(0, "CPU threads that compute; 0: one for each core this process may use.", high=1024)
-    worker_step_seconds: float = rows.number(
+    download_dir: str | None = field.string(None, "Where a model that has to be downloaded is stored.")
+    revision: str | None = field.string(None, "Which version of it: a branch, tag or commit.")
+    quant_policy: Literal[0, 4, 8] = field.integer(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
+    threads: int = field.integer(0, "CPU threads that compute; 0: one for each core this process may use.", high=1024)
+    worker_step_seconds: float = field.number(
         600.0, "A step that takes longer counts as lost, and the processes are started again.", above=0
     )
 
     def __post_init__(self) -> None:
-        rows.require_valid(
+        field.require_valid(
             self,
             kv_events_problems(self.kv_events_config, self.enable_prefix_caching)
             + speculation_problems(self.speculative_config),
@@ -474,7 +477,7 @@ class Response:
     generate_token_len: int
     input_token_len: int
     finish_reason: Literal["stop", "length", "cancelled", "error"] | None = None
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
     logits: "torch.Tensor | None" = None
     last_hidden_state: "torch.Tensor | None" = None

@@ -14,7 +14,7 @@ from lmdeploy.cli.key_options import add_key, add_keys
 from lmdeploy.cli.parser import Mention, Refuse
 from lmdeploy.errors import nearest_of
 from lmdeploy.extras import MissingExtraError
-from lmdeploy.fields.rows import Kind, Row, rows_of
+from lmdeploy.fields.field import FieldInfo, Kind, fields_of
 from lmdeploy.logs import FORMATS
 from lmdeploy.messages import MODEL_FORMATS, TurbomindEngineConfig
 from lmdeploy.model_metadata.sampling_defaults import AUTO, NONE, sampling_defaults
@@ -39,9 +39,9 @@ from openai_gateway.settings import (
 
 LOG_LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET")
 DEFAULT_WEBUI_PORT = 6006
-_TYPES = {Kind.WHOLE: int, Kind.NUMBER: float, Kind.TEXT: str}
+_TYPES = {Kind.INTEGER: int, Kind.NUMBER: float, Kind.STRING: str}
 NO_REMOTE_CODE = "has no effect: code of checkpoints is never run"
-SETTINGS = {row.name: row for row in (*rows_of(TurbomindEngineConfig), *rows_of(WorkerSettings))}
+SETTINGS = {field.name: field for field in (*fields_of(TurbomindEngineConfig), *fields_of(WorkerSettings))}
 
 
 def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = tuple(SETTINGS)) -> None:
@@ -61,22 +61,22 @@ def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = t
     )  # fmt: skip
 
 
-def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, row: Row) -> None:
+def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, field: FieldInfo) -> None:
     """Add one setting; where the option is not given, the value is None and the table's default holds."""
-    flag = f"--{row.name.replace('_', '-')}"
-    help_text = row.sentence + (f" No effect: {row.no_effect}." if row.no_effect else "")
-    if row.default is not None and row.kind is not Kind.FLAG:
-        help_text += f" (default: {row.default})"
+    flag = f"--{field.name.replace('_', '-')}"
+    help_text = field.description + (f" No effect: {field.no_effect}." if field.no_effect else "")
+    if field.default is not None and field.kind is not Kind.BOOLEAN:
+        help_text += f" (default: {field.default})"
     help_text = help_text.replace("%", "%%")
-    if row.kind is Kind.FLAG:
+    if field.kind is Kind.BOOLEAN:
         parser.add_argument(flag, action="store_true", default=None, help=help_text)
-    elif row.name == "device":
+    elif field.name == "device":
         parser.add_argument(flag, type=_device, metavar="{auto,cpu,cuda}", help=help_text)
-    elif row.name == "model_format":
+    elif field.name == "model_format":
         parser.add_argument(
-            flag, type=_model_format, metavar="FORMAT", help=f"{help_text} One of {row.range_text[7:]}."
+            flag, type=_model_format, metavar="FORMAT", help=f"{help_text} One of {field.range_text[7:]}."
         )
-    elif row.kind is Kind.NAMES:
+    elif field.kind is Kind.NAMES:
         parser.add_argument(
             flag,
             nargs="*",
@@ -84,11 +84,11 @@ def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, row: 
             metavar="NAME=PATH",
             help=f"{help_text} A path alone is called default.",
         )
-    elif row.kind is Kind.JSON:
+    elif field.kind is Kind.JSON:
         parser.add_argument(flag, type=_json_object, metavar="JSON", help=help_text)
     else:
-        kind = _TYPES[row.kind]
-        choices = [choice for choice in row.choices if choice is not None] or None
+        kind = _TYPES[field.kind]
+        choices = [choice for choice in field.choices if choice is not None] or None
         parser.add_argument(
             flag, type=kind, choices=choices, metavar=None if choices else kind.__name__.upper(), help=help_text
         )

@@ -1,1 +1,1 @@
-"""Fields of requests and engines, each declared once (`rows`); what else needs to know them reads their rows."""
+"""Fields of requests and engines, each declared once (`field`); whatever else needs them reads `FieldInfo`."""

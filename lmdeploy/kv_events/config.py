@@ -7,37 +7,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.extras import MissingExtraError, require
-from lmdeploy.fields import rows
+from lmdeploy.fields import field
 
 SCHEMES = ("tcp://", "ipc://")
 
 
-@rows.documented
+@field.documented
 @dataclass
 class KvEventsConfig:
     """Where and how the events of the block cache are published."""
 
-    enable_kv_cache_events: bool = rows.flag(False, "Publish them.")
-    publisher: str = rows.text("zmq", "How; null: not.", choices=("zmq", "null"))
-    endpoint: str = rows.text(
+    enable_kv_cache_events: bool = field.boolean(False, "Publish them.")
+    publisher: str = field.string("zmq", "How; null: not.", choices=("zmq", "null"))
+    endpoint: str = field.string(
         "tcp://*:5557",
         "Of the PUB socket. With a `*` or `::`, and with ipc://, it is bound, else connected to.",
     )
-    replay_endpoint: str | None = rows.text(
+    replay_endpoint: str | None = field.string(
         None, "Of a ROUTER socket that sends batches once more, for readers that missed some; default: none."
     )
-    topic: str = rows.text("", "First frame of each message; llm-d's router wants kv@POD@MODEL.")
-    hwm: int = rows.whole(100_000, "Messages kept for a reader that is slow; more are dropped. 0: all are kept.")
-    buffer_steps: int = rows.whole(10_000, "Batches kept for replay.")
-    event_format: str = rows.text(
+    topic: str = field.string("", "First frame of each message; llm-d's router wants kv@POD@MODEL.")
+    hwm: int = field.integer(100_000, "Messages kept for a reader that is slow; more are dropped. 0: all are kept.")
+    buffer_steps: int = field.integer(10_000, "Batches kept for replay.")
+    event_format: str = field.string(
         "map", "Events as maps, or as arrays, as vLLM sent them up to 0.23.", choices=("map", "array")
     )
-    max_queue_size: int = rows.whole(
+    max_queue_size: int = field.integer(
         100_000, "Of vLLM's queue.", no_effect="what waits to be published is bounded by its bytes"
     )
 
     def __post_init__(self) -> None:
-        rows.require_valid(self, [_endpoint_problem(name, getattr(self, name)) for name in _ENDPOINTS])
+        field.require_valid(self, [_endpoint_problem(name, getattr(self, name)) for name in _ENDPOINTS])
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> KvEventsConfig:
@@ -48,7 +48,7 @@ class KvEventsConfig:
         ValueError
             If it holds another field, or a value that is none of a field's.
         """
-        return rows.from_object(cls, given)
+        return field.from_object(cls, given)
 
     @property
     def publishes(self) -> bool:

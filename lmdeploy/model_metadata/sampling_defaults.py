@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.fields.rows import rows_of
+from lmdeploy.fields.field import fields_of
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.paths import tokenizer_dir
 
@@ -23,7 +23,7 @@ AUTO, NONE = "auto", "none"
 FILE = "generation_config.json"
 
 _NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-_ROWS = {row.name: row for row in rows_of(GenerationConfig) if row.name in _NEUTRAL}
+_FIELDS = {field.name: field for field in fields_of(GenerationConfig) if field.name in _NEUTRAL}
 
 
 def sampling_defaults(generation_config: str, model_dir: Path | None) -> dict[str, Any]:
@@ -79,6 +79,6 @@ def _read(file: Path) -> dict[str, Any]:
     given = {name: content[name] for name in _NEUTRAL if content.get(name) is not None}
     if given.get("top_k") == -1:  # vLLM's way to say all
         given["top_k"] = 0
-    if problems := [problem for name, value in given.items() if (problem := _ROWS[name].problem(value))]:
+    if problems := [problem for name, value in given.items() if (problem := _FIELDS[name].problem(value))]:
         raise ValueError(f"{file}: {'; '.join(problems)}")
     return {**_NEUTRAL, **given} if given else {}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from lmdeploy.fields.rows import rows_of
+from lmdeploy.fields.field import fields_of
 from lmdeploy.messages import ALL_THAT_IS_LEFT, GenerationConfig
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.offline.outputs import AsyncOutputs
@@ -15,8 +15,8 @@ from lmdeploy.serve.errors import TritonUnavailable, request_error
 from lmdeploy.serve.request import GenerateChunk, GenerateRequest
 from lmdeploy.turbomind.engine import EngineOutput, EngineUnavailable
 
-_OURS = frozenset(row.name for row in rows_of(GenerationConfig))
-_SAMPLING = frozenset(row.name for row in rows_of(GenerationConfig) if row.makes_sampling)
+_OURS = frozenset(field.name for field in fields_of(GenerationConfig))
+_SAMPLING = frozenset(field.name for field in fields_of(GenerationConfig) if field.makes_sampling)
 _NEED_A_SERVER = {"prompt_logprobs": "echo with logprobs", "output_embedding": "an embedding"}
 
 

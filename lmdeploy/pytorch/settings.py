@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.fields import rows
+from lmdeploy.fields import field
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 
 # Fields of both engines that have other names here.
@@ -19,22 +19,22 @@ _AS_THEY_ARE = (
 )  # fmt: skip
 
 
-@rows.documented
+@field.documented
 @dataclass
 class WorkerSettings:
     """What the engine knows of processes that run a model, next to the settings of ``TurbomindEngineConfig``."""
 
-    eager_mode: bool = rows.flag(False, "Run a model's modules as they are, without captured graphs.")
-    custom_module_map: str = rows.text(
+    eager_mode: bool = field.boolean(False, "Run a model's modules as they are, without captured graphs.")
+    custom_module_map: str = field.string(
         "", "Classes that run a model in place of those known: a Python file, or a JSON object of name to class."
     )
-    worker_step_seconds: float = rows.number(
+    worker_step_seconds: float = field.number(
         600.0, "A step of the PyTorch engine that takes longer counts as lost, and its processes are started again.",
         above=0,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        rows.require_valid(self)
+        field.require_valid(self)
 
 
 def require_valid_settings(given: Mapping[str, Any]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmdeploy.fields import rows
-from lmdeploy.fields.rows import MAX_INT32, Row, rows_of
+from lmdeploy.fields import field
+from lmdeploy.fields.field import MAX_INT32, FieldInfo, fields_of
 from lmdeploy.messages import MAX_TOP_LOGPROBS, GenerationConfig
 
 
@@ -21,7 +21,7 @@ def new_request_id() -> str:
 class RequestFields:
     """Fields of a served request alongside those of `GenerationConfig`, declared as those are (`lmdeploy.fields`)."""
 
-    prompt_logprobs: int | None = rows.whole(
+    prompt_logprobs: int | None = field.integer(
         None,
         "The log probabilities of each token of the prompt, in the outputs prompt_*; not in a session. With "
         "max_new_tokens 0 nothing is generated.",
@@ -29,14 +29,14 @@ class RequestFields:
         is_tensor=True,
         is_param=True,
     )
-    output_embedding: bool = rows.flag(
+    output_embedding: bool = field.boolean(
         False,
         "Return the hidden state of the prompt's last token after the final norm, in the output embedding; nothing is "
         "generated.",
         is_tensor=True,
         is_param=True,
     )
-    second_text_begin: int | None = rows.whole(
+    second_text_begin: int | None = field.integer(
         None,
         "With output_embedding, of a model that distinguishes the texts of a pair: the token of input_ids that is the "
         "first of the second text.",
@@ -44,63 +44,63 @@ class RequestFields:
         is_tensor=True,
         is_param=True,
     )
-    thinking_budget: int | None = rows.whole(
+    thinking_budget: int | None = field.integer(
         None,
         "Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with "
         "response_format.",
         is_tensor=True,
         is_param=True,
     )
-    thinking_begin: str | None = rows.text(
+    thinking_begin: str | None = field.string(
         None,
         "With thinking_budget. The text that begins reasoning; null: the prompt ended with it.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
-    thinking_end: str | None = rows.text(
+    thinking_end: str | None = field.string(
         None,
         "With thinking_budget. The text that ends reasoning.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
-    thinking_end_ids: list[int] | None = rows.tokens(
+    thinking_end_ids: list[int] | None = field.tokens(
         "With thinking_budget. The tokens that end reasoning.",
         max_items=64,
         is_tensor=True,
         is_param=True,
     )
-    session_id: int | None = rows.seed(
+    session_id: int | None = field.seed(
         "A conversation whose tokens the engine keeps between requests; CORRID of the older clients.", is_tensor=True
     )
-    sequence_start: bool | None = rows.flag(
+    sequence_start: bool | None = field.boolean(
         None,
         "With session_id. true: begin, an old session of that id is forgotten; false: continue.",
         is_tensor=True,
         tensor_default="false",
     )
-    sequence_end: bool | None = rows.flag(
+    sequence_end: bool | None = field.boolean(
         None,
         "With session_id. true: forget the session after this request.",
         is_tensor=True,
         tensor_default="false",
     )
-    step: int | None = rows.whole(
+    step: int | None = field.integer(
         None,
         "With session_id: keep only this many of its tokens first; negative: all.",
         low=-MAX_INT32,
         is_tensor=True,
         tensor_default="-1",
     )
-    priority: int | None = rows.whole(
+    priority: int | None = field.integer(
         None,
         "Requests of a lower number are admitted first.",
         low=-MAX_INT32,
         is_tensor=True,
         tensor_default="0",
     )
-    cache_salt: str | None = rows.text(
+    cache_salt: str | None = field.string(
         None,
         "Prompts share cached prefixes only with prompts of the same salt; null: with all that have none. Without a "
         "salt, the time to first token reveals whether somebody has sent the beginning of a prompt before.",
@@ -109,7 +109,7 @@ class RequestFields:
         is_param=True,
         is_in_bodies=True,
     )
-    caller: str | None = rows.text(
+    caller: str | None = field.string(
         None,
         "The caller: callers take turns at compiling response formats, and draft tokens never come from another "
         "caller's texts. The gateway derives it from the API key.",
@@ -117,20 +117,20 @@ class RequestFields:
         is_tensor=True,
         is_param=True,
     )
-    lora_name: str | None = rows.text(
+    lora_name: str | None = field.string(
         None,
         "The LoRA adapter to use; null: none.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
-    timeout_ms: int | None = rows.whole(
+    timeout_ms: int | None = field.integer(
         None, "Milliseconds after which an unfinished request ends with an error.", low=1, is_tensor=True
     )
 
 
-FIELDS: dict[str, Row] = {
-    row.name: row for row in (*rows_of(GenerationConfig), *rows_of(RequestFields)) if row.is_tensor
+FIELDS: dict[str, FieldInfo] = {
+    field.name: field for field in (*fields_of(GenerationConfig), *fields_of(RequestFields)) if field.is_tensor
 }
 """What a request can say about its response: the optional tensors of the same names."""
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tritonclient.grpc import service_pb2
 
-from lmdeploy.fields.rows import Kind, Row
+from lmdeploy.fields.field import FieldInfo, Kind
 from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, new_request_id
 
 _Number = TypeVar("_Number", int, float)
@@ -25,8 +25,8 @@ PREPROCESSING = "preprocessing"
 POSTPROCESSING = "postprocessing"
 
 _TENSORS = {  # what a field holds -> datatype, struct's letter of its one number
-    Kind.FLAG: ("BOOL", "<?"),
-    Kind.WHOLE: ("INT32", "<i"),
+    Kind.BOOLEAN: ("BOOL", "<?"),
+    Kind.INTEGER: ("INT32", "<i"),
     Kind.NUMBER: ("FP32", "<f"),
     Kind.SEED: ("UINT64", "<Q"),
 }
@@ -78,25 +78,25 @@ def encode_generate(request: GenerateRequest, *, wants_engine_seconds: bool = Fa
     return message
 
 
-def _add_field(message: service_pb2.ModelInferRequest, row: Row, value: Any) -> None:
+def _add_field(message: service_pb2.ModelInferRequest, field: FieldInfo, value: Any) -> None:
     """Add a field as the tensor of its name; a dict of biases is two of them, and an empty list none."""
-    match row.kind:
-        case Kind.TEXTS:
+    match field.kind:
+        case Kind.STRINGS:
             if value:
-                _add_texts(message, row.name, value)
+                _add_texts(message, field.name, value)
         case Kind.TOKENS:
             if value:
-                _add_numbers(message, row.name, "INT32", "<i", value)
+                _add_numbers(message, field.name, "INT32", "<i", value)
         case Kind.BIASES:
             if value:
-                _add_numbers(message, f"{row.name}_ids", "INT32", "<i", list(value))
-                _add_numbers(message, f"{row.name}_values", "FP32", "<f", list(value.values()))
-        case Kind.TEXT:
-            _add_texts(message, row.name, [value])
+                _add_numbers(message, f"{field.name}_ids", "INT32", "<i", list(value))
+                _add_numbers(message, f"{field.name}_values", "FP32", "<f", list(value.values()))
+        case Kind.STRING:
+            _add_texts(message, field.name, [value])
         case Kind.JSON:
-            _add_texts(message, row.name, [_json(value)])
+            _add_texts(message, field.name, [_json(value)])
         case _:
-            _add_numbers(message, row.name, *_TENSORS[row.kind], [value])
+            _add_numbers(message, field.name, *_TENSORS[field.kind], [value])
 
 
 def _streamed(model: str, request_id: str) -> service_pb2.ModelInferRequest:

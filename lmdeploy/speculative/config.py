@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmdeploy.fields import rows
+from lmdeploy.fields import field
 
 MOST_DRAFTS = 32
 LONGEST_RUN = 64
@@ -14,37 +14,39 @@ MTP_METHODS = ("mtp", "deepseek_mtp")
 EAGLE_METHODS = ("eagle", "eagle3")
 
 
-@rows.documented
+@field.documented
 @dataclass
 class SpeculativeConfig:
     """How tokens are drafted that a step then checks alongside the one that is due."""
 
-    method: str | None = rows.text(
+    method: str | None = field.string(
         None,
         "Where drafts come from; ngram: from what was said before; draft_model: from there, or from a smaller model; "
         "mtp (deepseek_mtp), eagle, eagle3: from there, or from a head of the model. "
         "Default: draft_model where a model is named, else ngram.",
         choices=("ngram", "draft_model", "mtp", "deepseek_mtp", "eagle", "eagle3"),
     )
-    model: str | None = rows.text(
+    model: str | None = field.string(
         None,
         "The model that drafts, with the same tokenizer, as models are named; default: the model itself. Of eagle and "
         "eagle3: the head.",
     )
-    weight_bits: int | None = rows.whole(None, "Round the drafting model's matrices to this many bits.", choices=(4, 8))
-    num_speculative_tokens: int = rows.whole(
+    weight_bits: int | None = field.integer(
+        None, "Round the drafting model's matrices to this many bits.", choices=(4, 8)
+    )
+    num_speculative_tokens: int = field.integer(
         16, "Most drafts of a response in a step; fewer are taken where they do not pay.", low=1, high=MOST_DRAFTS
     )
-    adaptive: bool = rows.flag(
+    adaptive: bool = field.boolean(
         True, "Take fewer drafts, or none, where they would not pay; false: as many as are found, for measurements."
     )
-    prompt_lookup_min: int = rows.whole(
+    prompt_lookup_min: int = field.integer(
         1, "Tokens that have to repeat before what followed them is drafted.", low=1, high=LONGEST_RUN
     )
-    prompt_lookup_max: int = rows.whole(
+    prompt_lookup_max: int = field.integer(
         32, "Tokens that are compared; a longer run that repeats counts as no better.", low=1, high=LONGEST_RUN
     )
-    shared_tokens: int = rows.whole(
+    shared_tokens: int = field.integer(
         65536,
         "Tokens of requests that ended, in which others look too, if prefixes are shared (enable_prefix_caching); "
         "0: none.",
@@ -57,7 +59,7 @@ class SpeculativeConfig:
             and isinstance(self.prompt_lookup_max, int)
             and self.prompt_lookup_min > self.prompt_lookup_max
         )
-        rows.require_valid(
+        field.require_valid(
             self,
             [
                 f"prompt_lookup_min must not be larger than prompt_lookup_max, got {self.prompt_lookup_min} and "
@@ -82,7 +84,7 @@ class SpeculativeConfig:
         ValueError
             If it holds another field, or a value that is none of a field's.
         """
-        return rows.from_object(cls, given)
+        return field.from_object(cls, given)
 
 
 def located(

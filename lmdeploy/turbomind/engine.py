@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lmdeploy._turbomind as _turbomind
-from lmdeploy.fields.rows import Kind, Row, rows_of
+from lmdeploy.fields.field import FieldInfo, Kind, fields_of
 from lmdeploy.messages import (
     ALL_THAT_IS_LEFT,
     GenerationConfig,
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _OFFLINE_SETTINGS = {"max_waiting": 2**30}  # the caller waits; nothing is refused as overloaded
-_PARAMS = tuple(row for row in rows_of(GenerationConfig) if row.is_param)
+_PARAMS = tuple(field for field in fields_of(GenerationConfig) if field.is_param)
 
 EngineUnavailable = _turbomind.EngineUnavailable
 
@@ -202,8 +202,10 @@ class Engine:
         EngineUnavailable
             If the engine is closed or has failed.
         """
-        given = {row.name: getattr(gen_config, row.name) for row in _PARAMS}
-        params = {row.name: _for_engine(row, given[row.name]) for row in _PARAMS if given[row.name] is not None}
+        given = {field.name: getattr(gen_config, field.name) for field in _PARAMS}
+        params = {
+            field.name: _for_engine(field, given[field.name]) for field in _PARAMS if given[field.name] is not None
+        }
         params |= {name: getattr(gen_config, name) for name in ("output_logits", "output_last_hidden_state")}
         if gen_config.max_new_tokens is None:
             params["max_new_tokens"] = ALL_THAT_IS_LEFT
@@ -326,11 +328,11 @@ class Engine:
                 return
 
 
-def _for_engine(row: Row, value: Any) -> Any:
+def _for_engine(field: FieldInfo, value: Any) -> Any:
     """Return a field's value as the compiled module takes it."""
-    if row.kind is Kind.JSON:
+    if field.kind is Kind.JSON:
         return json.dumps(value) if value else ""
-    return list(value.items()) if row.kind is Kind.BIASES else value
+    return list(value.items()) if field.kind is Kind.BIASES else value
 
 
 def _read_output(members: dict[str, Any]) -> EngineOutput:

@@ -52,7 +52,7 @@ class SamplingFields(_Sampling):
 
     defaults: ClassVar[Mapping[str, Any]] = {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
 
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=FIELDS["top_p"].sentence)
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=FIELDS["top_p"].description)
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = Field(
         None, description="Keep this many of the most likely tokens; 0 or -1: all."
     )

@@ -8,8 +8,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from lmdeploy.fields import rows
-from lmdeploy.fields.rows import Kind, rows_of
+from lmdeploy.fields import field
+from lmdeploy.fields.field import Kind, fields_of
 from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.serve.request import FIELDS, GenerateRequest
 from tools.fields.__main__ import WRITERS, stale
@@ -37,8 +37,8 @@ def test_every_tensor_of_the_table_is_an_optional_input(model: str) -> None:
     config = model_config_pb2.ModelConfig()
     text_format.Parse((ROOT / "model_repository" / model / "config.pbtxt").read_text(encoding="utf-8"), config)
     inputs = {tensor.name: tensor for tensor in config.input}
-    for row in FIELDS.values():
-        for name, data_type, dimension in tensors(row):
+    for info in FIELDS.values():
+        for name, data_type, dimension in tensors(info):
             tensor = inputs[name]
             assert (model_config_pb2.DataType.Name(tensor.data_type), list(tensor.dims)) == (
                 data_type,
@@ -49,11 +49,11 @@ def test_every_tensor_of_the_table_is_an_optional_input(model: str) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_field_has_a_row_with_a_sentence(config: type) -> None:
-    table = {row.name: row for row in rows_of(config)}
+    table = {info.name: info for info in fields_of(config)}
     assert list(table) == [field.name for field in dataclasses.fields(config)]
-    for row in table.values():
-        assert row.sentence.endswith("."), row.name
-        assert row.sentence in (config.__doc__ or ""), row.name
+    for info in table.values():
+        assert info.description.endswith("."), info.name
+        assert info.description in (config.__doc__ or ""), info.name
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -62,11 +62,11 @@ def test_defaults_keep_their_own_ranges(config: type) -> None:
 
 
 def test_a_bound_is_the_last_value_allowed() -> None:
-    for row in rows_of(GenerationConfig):
-        if row.kind is Kind.NUMBER and row.high is not None:
-            GenerationConfig(**{row.name: row.high})
-            with pytest.raises(ValueError, match=rf"^{row.name} must be "):
-                GenerationConfig(**{row.name: row.high * 1.01})
+    for info in fields_of(GenerationConfig):
+        if info.kind is Kind.NUMBER and info.high is not None:
+            GenerationConfig(**{info.name: info.high})
+            with pytest.raises(ValueError, match=rf"^{info.name} must be "):
+                GenerationConfig(**{info.name: info.high * 1.01})
 
 
 def test_a_setting_without_effect_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,9 +98,9 @@ def test_code_reads_every_field_that_has_an_effect(config: type) -> None:
         if path.suffix in (".cc", ".h", ".py") and path not in written
     )
     unread = [
-        row.name
-        for row in rows_of(config)
-        if not row.no_effect and not re.search(rf"(\.|->|_\.|\"|\b){row.name}\b", sources)
+        info.name
+        for info in fields_of(config)
+        if not info.no_effect and not re.search(rf"(\.|->|_\.|\"|\b){info.name}\b", sources)
     ]
     assert unread == []
 
@@ -108,8 +108,8 @@ def test_code_reads_every_field_that_has_an_effect(config: type) -> None:
 def test_a_row_says_its_range_in_words() -> None:
     @dataclasses.dataclass
     class Table:
-        share: float = rows.number(0.5, "A share.", above=0, high=1)
-        count: int = rows.whole(1, "A count.", low=1)
-        kind: str = rows.text("a", "A kind.", choices=("a", "b"))
+        share: float = field.number(0.5, "A share.", above=0, high=1)
+        count: int = field.integer(1, "A count.", low=1)
+        kind: str = field.string("a", "A kind.", choices=("a", "b"))
 
-    assert [row.range_text for row in rows_of(Table)] == ["in (0, 1]", ">= 1", "one of a, b"]
+    assert [info.range_text for info in fields_of(Table)] == ["in (0, 1]", ">= 1", "one of a, b"]

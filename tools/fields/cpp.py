@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lmdeploy.fields.rows import MAX_INT32, MAX_SEED, Kind, Row, rows_of
+from lmdeploy.fields.field import MAX_INT32, MAX_SEED, FieldInfo, Kind, fields_of
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.pytorch.settings import WorkerSettings
 from lmdeploy.serve.request import FIELDS
@@ -17,11 +17,11 @@ from lmdeploy.serve.request import FIELDS
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "// Written by `make fields` from {}; change that."
 _TYPES = {
-    Kind.FLAG: "bool",
-    Kind.WHOLE: "int",
+    Kind.BOOLEAN: "bool",
+    Kind.INTEGER: "int",
     Kind.SEED: "uint64_t",
-    Kind.TEXT: "std::string",
-    Kind.TEXTS: "std::vector<std::string>",
+    Kind.STRING: "std::string",
+    Kind.STRINGS: "std::vector<std::string>",
     Kind.TOKENS: "std::vector<int32_t>",
     Kind.BIASES: "std::vector<std::pair<int32_t, float>>",
     Kind.JSON: "std::string",
@@ -94,24 +94,24 @@ void visit_settings(Settings& settings, Visit&& visit) {{
 
 def generation_fields(_: str) -> str:
     """Return backend_cpp/engine/fields/generation_fields.h."""
-    rows = [row for row in FIELDS.values() if row.is_param]
+    fields = [field for field in FIELDS.values() if field.is_param]
     text = _GENERATION.format(
         note=NOTE.format("lmdeploy/messages.py and lmdeploy/serve/request.py"),
-        members=_members(rows, _FIELD_TYPES),
-        visits=_visits(rows, "fields"),
-        sampling=", ".join(f'"{row.name}"' for row in rows if row.makes_sampling),
-        others="\n".join(f'    {{"{name}", "{row.name}"}},' for row in rows for name in row.also),
+        members=_members(fields, _FIELD_TYPES),
+        visits=_visits(fields, "fields"),
+        sampling=", ".join(f'"{field.name}"' for field in fields if field.makes_sampling),
+        others="\n".join(f'    {{"{name}", "{field.name}"}},' for field in fields for name in field.also),
     )
     return laid_out(text)
 
 
 def engine_settings(_: str) -> str:
     """Return backend_cpp/engine/fields/engine_settings_fields.h."""
-    rows = rows_of(TurbomindEngineConfig) + rows_of(WorkerSettings)
+    fields = fields_of(TurbomindEngineConfig) + fields_of(WorkerSettings)
     text = _SETTINGS.format(
         note=NOTE.format("lmdeploy/messages.py and lmdeploy/pytorch/settings.py"),
-        members=_members(rows, _SETTING_TYPES),
-        visits=_visits(rows, "settings"),
+        members=_members(fields, _SETTING_TYPES),
+        visits=_visits(fields, "settings"),
     )
     return laid_out(text)
 
@@ -126,21 +126,21 @@ def laid_out(source: str) -> str:
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
-def _members(rows: Iterable[Row], types: Mapping[Kind, str]) -> str:
+def _members(fields: Iterable[FieldInfo], types: Mapping[Kind, str]) -> str:
     lines = []
-    for row in rows:
-        lines += textwrap.wrap(row.sentence, width=116, initial_indent="  // ", subsequent_indent="  // ")
-        lines.append(f"  {_declaration(row, types[row.kind])};")
+    for field in fields:
+        lines += textwrap.wrap(field.description, width=116, initial_indent="  // ", subsequent_indent="  // ")
+        lines.append(f"  {_declaration(field, types[field.kind])};")
     return "\n".join(lines)
 
 
-def _declaration(row: Row, kind: str) -> str:
-    value = row.none_means if row.default is None else row.default
-    if value is None and row.kind in (Kind.WHOLE, Kind.NUMBER, Kind.SEED, Kind.FLAG):
-        return f"std::optional<{kind}> {row.name}"
+def _declaration(field: FieldInfo, kind: str) -> str:
+    value = field.none_means if field.default is None else field.default
+    if value is None and field.kind in (Kind.INTEGER, Kind.NUMBER, Kind.SEED, Kind.BOOLEAN):
+        return f"std::optional<{kind}> {field.name}"
     if value is None or value == "":
-        return f"{kind} {row.name}"
-    return f"{kind} {row.name} = {_literal(kind, value)}"
+        return f"{kind} {field.name}"
+    return f"{kind} {field.name} = {_literal(kind, value)}"
 
 
 def _literal(kind: str, value: object) -> str:
@@ -151,31 +151,31 @@ def _literal(kind: str, value: object) -> str:
     return f"{value}f" if kind == "float" else str(value)
 
 
-def _visits(rows: Iterable[Row], what: str) -> str:
+def _visits(fields: Iterable[FieldInfo], what: str) -> str:
     lines = []
-    for row in rows:
-        limits = _limits(row)
-        lines.append(f'  visit("{row.name}", {what}.{row.name}, {limits});')
+    for field in fields:
+        limits = _limits(field)
+        lines.append(f'  visit("{field.name}", {what}.{field.name}, {limits});')
     return "\n".join(lines)
 
 
-def _limits(row: Row) -> str:
-    if row.choices:
-        shown = ", ".join(str(choice) for choice in row.choices if choice is not None)
-        none = f".none = {row.none_means:g}, " if isinstance(row.none_means, int) else ""
+def _limits(field: FieldInfo) -> str:
+    if field.choices:
+        shown = ", ".join(str(choice) for choice in field.choices if choice is not None)
+        none = f".none = {field.none_means:g}, " if isinstance(field.none_means, int) else ""
         return f'Limits{{{none}.choices = "{shown}"}}'
-    low = row.low if row.wire_low is None else row.wire_low
+    low = field.low if field.wire_low is None else field.wire_low
     parts = []
-    if row.above is not None:
-        parts += [f".low = {row.above:g}", ".excludes_low = true"]
-    elif low is not None and row.kind is not Kind.SEED and not math.isclose(low, -MAX_INT32):
+    if field.above is not None:
+        parts += [f".low = {field.above:g}", ".excludes_low = true"]
+    elif low is not None and field.kind is not Kind.SEED and not math.isclose(low, -MAX_INT32):
         parts.append(f".low = {low:g}")
-    if row.high is not None and row.high not in (MAX_INT32, MAX_SEED):
-        parts.append(f".high = {row.high:g}")
-    if row.none_means is not None and low is not None and row.none_means < low:
-        parts.append(f".none = {row.none_means:g}")
-    if row.max_items is not None:
-        parts.append(f".max_items = {row.max_items}")
-    if row.max_bytes is not None:
-        parts.append(f".max_bytes = {row.max_bytes}")
+    if field.high is not None and field.high not in (MAX_INT32, MAX_SEED):
+        parts.append(f".high = {field.high:g}")
+    if field.none_means is not None and low is not None and field.none_means < low:
+        parts.append(f".none = {field.none_means:g}")
+    if field.max_items is not None:
+        parts.append(f".max_items = {field.max_items}")
+    if field.max_bytes is not None:
+        parts.append(f".max_bytes = {field.max_bytes}")
     return f"Limits{{{', '.join(parts)}}}"

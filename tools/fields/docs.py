@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmdeploy.fields.rows import Row, rows_of
+from lmdeploy.fields.field import FieldInfo, fields_of
 from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.serve.request import RequestFields
 
@@ -47,20 +47,20 @@ the command line and members of that JSON as well.
 def settings(_: str) -> str:
     """Return the page."""
     return _PAGE.format(
-        generation=_table(rows_of(GenerationConfig), has_tensors=True),
-        request=_table(rows_of(RequestFields), has_tensors=True),
-        turbomind=_table(rows_of(TurbomindEngineConfig), has_tensors=False),
-        pytorch=_table(rows_of(PytorchEngineConfig), has_tensors=False),
+        generation=_table(fields_of(GenerationConfig), has_tensors=True),
+        request=_table(fields_of(RequestFields), has_tensors=True),
+        turbomind=_table(fields_of(TurbomindEngineConfig), has_tensors=False),
+        pytorch=_table(fields_of(PytorchEngineConfig), has_tensors=False),
     )
 
 
-def _table(rows: Iterable[Row], has_tensors: bool) -> str:
+def _table(fields: Iterable[FieldInfo], has_tensors: bool) -> str:
     columns = ["field", "type", "default", "range", *(["tensor", "also"] if has_tensors else []), "what it does"]
     lines = [f"| {' | '.join(columns)} |", "| " + " | ".join("---" for _ in columns) + " |"]
-    for row in rows:
-        sentence = row.sentence + (f" No effect: {row.no_effect}." if row.no_effect else "")
-        about_tensors = ["yes" if row.is_tensor else "no", ", ".join(f"`{name}`" for name in row.also)]
-        cells = [f"`{row.name}`", row.kind.value, f"`{row.default}`", row.range_text]
+    for field in fields:
+        sentence = field.description + (f" No effect: {field.no_effect}." if field.no_effect else "")
+        about_tensors = ["yes" if field.is_tensor else "no", ", ".join(f"`{name}`" for name in field.also)]
+        cells = [f"`{field.name}`", field.kind.value, f"`{field.default}`", field.range_text]
         cells += [*(about_tensors if has_tensors else []), sentence.replace("|", "\\|")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

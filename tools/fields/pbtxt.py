@@ -5,17 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from lmdeploy.fields.rows import Kind, Row, describe
+from lmdeploy.fields.field import FieldInfo, Kind, describe
 from lmdeploy.serve.request import FIELDS
 from lmdeploy.turbomind.repository import template_dir, under_old_name
 
 _TYPES = {
-    Kind.FLAG: ("TYPE_BOOL", "1"),
-    Kind.WHOLE: ("TYPE_INT32", "1"),
+    Kind.BOOLEAN: ("TYPE_BOOL", "1"),
+    Kind.INTEGER: ("TYPE_INT32", "1"),
     Kind.NUMBER: ("TYPE_FP32", "1"),
     Kind.SEED: ("TYPE_UINT64", "1"),
-    Kind.TEXT: ("TYPE_STRING", "1"),
-    Kind.TEXTS: ("TYPE_STRING", "-1"),
+    Kind.STRING: ("TYPE_STRING", "1"),
+    Kind.STRINGS: ("TYPE_STRING", "-1"),
     Kind.TOKENS: ("TYPE_INT32", "-1"),
     Kind.JSON: ("TYPE_STRING", "1"),
 }
@@ -23,40 +23,40 @@ _TYPES = {
 _FROM_PREPROCESSING = {"stop_words": "_stop_words"}
 
 
-def tensors(row: Row) -> Iterator[tuple[str, str, str]]:
+def tensors(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
     """Yield name, data type and dimension of a field's tensors."""
-    if row.kind is Kind.BIASES:
-        yield f"{row.name}_ids", "TYPE_INT32", "-1"
-        yield f"{row.name}_values", "TYPE_FP32", "-1"
+    if field.kind is Kind.BIASES:
+        yield f"{field.name}_ids", "TYPE_INT32", "-1"
+        yield f"{field.name}_values", "TYPE_FP32", "-1"
     else:
-        yield row.name, *_TYPES[row.kind]
+        yield field.name, *_TYPES[field.kind]
 
 
-def default_text(row: Row) -> str:
+def default_text(field: FieldInfo) -> str:
     """Return what holds where the tensor is not given."""
-    if row.tensor_default:
-        return row.tensor_default
-    if row.default is None:
+    if field.tensor_default:
+        return field.tensor_default
+    if field.default is None:
         return "none"
-    return str(row.default).lower() if isinstance(row.default, bool) else f"{row.default:g}"
+    return str(field.default).lower() if isinstance(field.default, bool) else f"{field.default:g}"
 
 
 def engine(text: str) -> str:
     """Return turbomind/config.pbtxt with the inputs of the table, each with its sentence."""
     lines = []
-    for row in FIELDS.values():
-        sentence = f"{describe(row)} Default: {default_text(row)}."
+    for field in FIELDS.values():
+        sentence = f"{describe(field)} Default: {default_text(field)}."
         lines += textwrap.wrap(sentence, width=116, initial_indent="  # ", subsequent_indent="  # ")
-        lines += _inputs(row)
+        lines += _inputs(field)
     return _replaced(text, "#", "fields of a request", lines)
 
 
 def ensemble(text: str) -> str:
     """Return ensemble/config.pbtxt with the inputs of the table, handed to turbomind."""
-    inputs = [line for row in FIELDS.values() for line in _inputs(row)]
+    inputs = [line for field in FIELDS.values() for line in _inputs(field)]
     maps = []
-    for row in FIELDS.values():
-        for name, _, _ in tensors(row):
+    for field in FIELDS.values():
+        for name, _, _ in tensors(field):
             key = f'"{name}"'
             maps.append(f'      input_map  {{ key: {key:<22} value: "{_FROM_PREPROCESSING.get(name, name)}" }}')
     text = _replaced(text, "#", "fields of a request", inputs)
@@ -68,9 +68,9 @@ def renamed_ensemble(old: str, new: str, _: str) -> str:
     return under_old_name((template_dir() / new / "config.pbtxt").read_text(encoding="utf-8"), old, new)
 
 
-def _inputs(row: Row) -> list[str]:
+def _inputs(field: FieldInfo) -> list[str]:
     lines = []
-    for name, data_type, dimension in tensors(row):
+    for name, data_type, dimension in tensors(field):
         quoted, dims = f'"{name}"', f"[ {dimension} ]"
         lines.append(f"  {{ name: {quoted:<21} data_type: {data_type:<11} dims: {dims:<6} optional: true }},")
     return lines

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import nearest_of
-from lmdeploy.fields.rows import rows_of
+from lmdeploy.fields.field import fields_of
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.paths import model_name_of
 from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
@@ -20,7 +20,7 @@ LONGEST_NAME = 256  # bytes
 VERSION = "@"
 _NAME = re.compile(rf"[^{VERSION}\s\x00-\x1f\x7f]+({VERSION}[1-9][0-9]{{0,8}})?")
 _BACKENDS = ("turbomind", "pytorch")
-_SETTINGS = [row.name for config in (TurbomindEngineConfig, WorkerSettings) for row in rows_of(config)]
+_SETTINGS = [field.name for config in (TurbomindEngineConfig, WorkerSettings) for field in fields_of(config)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from openai_gateway.batches.files import Upload
-from openai_gateway.batches.rows import MAX_LINES
+from openai_gateway.batches.requests import MAX_LINES
 from openai_gateway.errors import ApiError
 
 _MAX_FIELD = 4096  # bytes

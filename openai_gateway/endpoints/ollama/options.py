@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lmdeploy.fields.rows import Row
+from lmdeploy.fields.field import FieldInfo
 from lmdeploy.serve.request import FIELDS
 from openai_gateway.errors import ApiError
 from openai_gateway.protocol.fields import MAX_INT32
@@ -74,11 +74,11 @@ def _number(name: str, value: object) -> float:
     return value
 
 
-def _within(value: float, row: Row) -> float:
-    if row.name == "repetition_penalty" and value <= 0:  # none
+def _within(value: float, field: FieldInfo) -> float:
+    if field.name == "repetition_penalty" and value <= 0:  # none
         return 1.0
-    low = row.low if row.above is None else row.above + _LEAST
-    return float(min(max(value, -math.inf if low is None else low), math.inf if row.high is None else row.high))
+    low = field.low if field.above is None else field.above + _LEAST
+    return float(min(max(value, -math.inf if low is None else low), math.inf if field.high is None else field.high))
 
 
 def _texts(value: object) -> list[str]:

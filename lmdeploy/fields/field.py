@@ -1,8 +1,8 @@
-"""How a field is declared: its default, what it may hold, and one sentence about it.
+"""How a field is declared: its default, the values it allows and its description.
 
-A dataclass declares its fields with the functions of this module, and is then a table: `rows_of` returns a row a
-field. Checks (`require_valid`), documentation (`documented`), command-line options, tensors of Triton and the C++
-structs are all made from these rows, the last two by ``make fields``.
+A dataclass declares its fields with the functions of this module, and `fields_of` then returns a `FieldInfo` for
+each. Checks (`require_valid`), documentation (`documented`), command-line options, tensors of Triton and the C++
+structs are all made from these, the last two by ``make fields``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_INT32 = 2**31 - 1  # counts and token ids travel as int32
 MAX_SEED = 2**64 - 1
 
-_KEY = "row"
+_KEY = "info"
 _Class = TypeVar("_Class", bound=type)
 _Table = TypeVar("_Table")
 
@@ -34,12 +34,12 @@ _Table = TypeVar("_Table")
 class Kind(Enum):
     """What a field holds."""
 
-    FLAG = "bool"
-    WHOLE = "int"
+    BOOLEAN = "bool"
+    INTEGER = "int"
     NUMBER = "float"
     SEED = "uint64"
-    TEXT = "str"
-    TEXTS = "list of str"
+    STRING = "str"
+    STRINGS = "list of str"
     TOKENS = "list of token ids"
     BIASES = "dict of token id to float"
     JSON = "JSON object"
@@ -48,7 +48,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class FieldInfo:
     """One field.
 
     Parameters
@@ -57,12 +57,12 @@ class Row:
         As in the dataclass.
     kind
         What it holds; None is allowed as well where it is the default or ``is_optional``.
-    sentence
+    description
         What it does, for documentation and ``--help``.
     low, high, above
         Range of a number: ``low <= value <= high`` and ``value > above``.
     wire_low
-        Where the tensor allows lower numbers than the Python field, which ``sentence`` then explains.
+        Where the tensor allows lower numbers than the Python field, which ``description`` then explains.
     choices
         The values allowed.
     max_items, max_bytes
@@ -88,7 +88,7 @@ class Row:
     name: str = ""
     default: Any = None
     kind: Kind
-    sentence: str
+    description: str
     is_optional: bool = False
     low: float | None = None
     high: float | None = None
@@ -119,23 +119,23 @@ class Row:
         return f">= {low}" if low else ""
 
     def problem(self, value: Any) -> str | None:
-        """Return what is wrong with `value`, a sentence that names the field; None: nothing."""
+        """Return what is wrong with `value`, in a sentence that names the field; None: nothing."""
         if value is None and (self.default is None or self.is_optional):
             return None
         if self.choices:
             return checks.one_of(self.name, value, self.choices)
         match self.kind:
-            case Kind.FLAG:
+            case Kind.BOOLEAN:
                 return checks.flag(self.name, value)
-            case Kind.WHOLE | Kind.SEED:
+            case Kind.INTEGER | Kind.SEED:
                 high = int(self.high) if self.high is not None else MAX_INT32
                 return checks.whole(self.name, value, int(self.low or 0), high)
             case Kind.NUMBER:
                 bounds = {"above": self.above, "low": self.low, "high": self.high}
                 return checks.finite(self.name, value, **{k: v for k, v in bounds.items() if v is not None})
-            case Kind.TEXT:
+            case Kind.STRING:
                 return checks.optional_text(self.name, value, self.max_bytes)
-            case Kind.TEXTS:
+            case Kind.STRINGS:
                 return checks.strings(self.name, value, self.max_items, self.max_bytes)
             case Kind.TOKENS:
                 return checks.token_ids(self.name, value, self.max_items)
@@ -151,63 +151,63 @@ class Row:
         return None
 
 
-def _field(row: Row) -> Any:
-    return dataclasses.field(default=row.default, metadata={_KEY: row})
+def _field(info: FieldInfo) -> Any:
+    return dataclasses.field(default=info.default, metadata={_KEY: info})
 
 
-def flag(default: bool | None, sentence: str, **more: Any) -> Any:
+def boolean(default: bool | None, description: str, **more: Any) -> Any:
     """Declare a field that is true or false."""
-    return _field(Row(default=default, kind=Kind.FLAG, sentence=sentence, **more))
+    return _field(FieldInfo(default=default, kind=Kind.BOOLEAN, description=description, **more))
 
 
-def whole(default: int | None, sentence: str, *, low: int = 0, high: int = MAX_INT32, **more: Any) -> Any:
+def integer(default: int | None, description: str, *, low: int = 0, high: int = MAX_INT32, **more: Any) -> Any:
     """Declare a whole number in ``[low, high]``."""
-    return _field(Row(default=default, kind=Kind.WHOLE, sentence=sentence, low=low, high=high, **more))
+    return _field(FieldInfo(default=default, kind=Kind.INTEGER, description=description, low=low, high=high, **more))
 
 
-def seed(sentence: str, **more: Any) -> Any:
+def seed(description: str, **more: Any) -> Any:
     """Declare a number of 64 bits, None by default."""
-    return _field(Row(default=None, kind=Kind.SEED, sentence=sentence, low=0, high=MAX_SEED, **more))
+    return _field(FieldInfo(default=None, kind=Kind.SEED, description=description, low=0, high=MAX_SEED, **more))
 
 
-def number(default: float | None, sentence: str, **more: Any) -> Any:
+def number(default: float | None, description: str, **more: Any) -> Any:
     """Declare a finite number."""
-    return _field(Row(default=default, kind=Kind.NUMBER, sentence=sentence, **more))
+    return _field(FieldInfo(default=default, kind=Kind.NUMBER, description=description, **more))
 
 
-def text(default: str | None, sentence: str, **more: Any) -> Any:
+def string(default: str | None, description: str, **more: Any) -> Any:
     """Declare a string, free or one of ``choices``."""
-    return _field(Row(default=default, kind=Kind.TEXT, sentence=sentence, **more))
+    return _field(FieldInfo(default=default, kind=Kind.STRING, description=description, **more))
 
 
-def texts(sentence: str, **more: Any) -> Any:
+def strings(description: str, **more: Any) -> Any:
     """Declare a list of non-empty strings, None by default."""
-    return _field(Row(default=None, kind=Kind.TEXTS, sentence=sentence, **more))
+    return _field(FieldInfo(default=None, kind=Kind.STRINGS, description=description, **more))
 
 
-def tokens(sentence: str, **more: Any) -> Any:
+def tokens(description: str, **more: Any) -> Any:
     """Declare a list of token ids, None by default."""
-    return _field(Row(default=None, kind=Kind.TOKENS, sentence=sentence, **more))
+    return _field(FieldInfo(default=None, kind=Kind.TOKENS, description=description, **more))
 
 
-def biases(sentence: str, **more: Any) -> Any:
+def biases(description: str, **more: Any) -> Any:
     """Declare a dict of token id to what is added to its logit, None by default."""
-    return _field(Row(default=None, kind=Kind.BIASES, sentence=sentence, **more))
+    return _field(FieldInfo(default=None, kind=Kind.BIASES, description=description, **more))
 
 
-def json_object(sentence: str, **more: Any) -> Any:
+def json_object(description: str, **more: Any) -> Any:
     """Declare a JSON object, None by default."""
-    return _field(Row(default=None, kind=Kind.JSON, sentence=sentence, **more))
+    return _field(FieldInfo(default=None, kind=Kind.JSON, description=description, **more))
 
 
-def names(sentence: str, **more: Any) -> Any:
+def names(description: str, **more: Any) -> Any:
     """Declare a dict of name to path, None by default."""
-    return _field(Row(default=None, kind=Kind.NAMES, sentence=sentence, **more))
+    return _field(FieldInfo(default=None, kind=Kind.NAMES, description=description, **more))
 
 
-def other(sentence: str, **more: Any) -> Any:
-    """Declare a field that is not checked by its row, None by default."""
-    return _field(Row(default=None, kind=Kind.OTHER, sentence=sentence, **more))
+def other(description: str, **more: Any) -> Any:
+    """Declare a field that is not checked here, None by default."""
+    return _field(FieldInfo(default=None, kind=Kind.OTHER, description=description, **more))
 
 
 class RecordsGiven:
@@ -228,8 +228,8 @@ class RecordsGiven:
 
 
 @cache
-def rows_of(cls: type[Any]) -> tuple[Row, ...]:
-    """Return the rows of a dataclass, in the order of its fields; fields declared otherwise have none."""
+def fields_of(cls: type[Any]) -> tuple[FieldInfo, ...]:
+    """Return the fields of a dataclass that this module declared, in their order."""
     return tuple(
         replace(field.metadata[_KEY], name=field.name, default=None if field.default is MISSING else field.default)
         for field in dataclasses.fields(cls)
@@ -245,11 +245,11 @@ def require_valid(instance: Any, further_problems: Sequence[str | None] = ()) ->
     ValueError
         With every problem found, each naming field, expectation and value.
     """
-    table = rows_of(instance.__class__)
-    checks.require([*(row.problem(getattr(instance, row.name)) for row in table), *further_problems])
-    for row in table:
-        if row.no_effect and getattr(instance, row.name) != row.default:
-            logger.warning("%s has no effect: %s", row.name, row.no_effect)
+    table = fields_of(instance.__class__)
+    checks.require([*(info.problem(getattr(instance, info.name)) for info in table), *further_problems])
+    for info in table:
+        if info.no_effect and getattr(instance, info.name) != info.default:
+            logger.warning("%s has no effect: %s", info.name, info.no_effect)
 
 
 def from_object(cls: type[_Table], given: Mapping[str, Any]) -> _Table:
@@ -261,7 +261,7 @@ def from_object(cls: type[_Table], given: Mapping[str, Any]) -> _Table:
         If the object holds another field, or a value that is none of a field's.
     """
     table: type = cls
-    known = [row.name for row in rows_of(table)]
+    known = [info.name for info in fields_of(table)]
     for name in given.keys() - set(known):
         raise ValueError(f"there is no field {name}{nearest_of(name, known)}")
     return cls(**given)
@@ -269,7 +269,7 @@ def from_object(cls: type[_Table], given: Mapping[str, Any]) -> _Table:
 
 def documented(cls: _Class) -> _Class:
     """Give a dataclass that is a table the documentation of its fields; a decorator."""
-    lines = [f"{row.name}\n    {describe(row)}" for row in rows_of(cls)]
+    lines = [f"{info.name}\n    {describe(info)}" for info in fields_of(cls)]
     errors = (
         "Raises\n------\nValueError\n    If a value is of the wrong type or out of range; NaN and infinity always are."
     )
@@ -277,6 +277,6 @@ def documented(cls: _Class) -> _Class:
     return cls
 
 
-def describe(row: Row) -> str:
-    """Return the sentence of a row with its range."""
-    return f"{row.sentence} ({row.range_text})" if row.range_text else row.sentence
+def describe(info: FieldInfo) -> str:
+    """Return the description of a field with its range."""
+    return f"{info.description} ({info.range_text})" if info.range_text else info.description
