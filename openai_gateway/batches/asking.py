@@ -13,7 +13,7 @@ from openai_gateway.middleware.own_requests import OWN
 
 
 @dataclass(frozen=True, slots=True)
-class RowResponse:
+class BatchResponse:
     """A response of the application: status, ``x-request-id``, and a body of JSON."""
 
     status: int
@@ -21,7 +21,7 @@ class RowResponse:
     body: bytes
 
 
-async def ask(app: ASGIApp, url: str, body: bytes, key: str | None) -> RowResponse:
+async def ask(app: ASGIApp, url: str, body: bytes, key: str | None) -> BatchResponse:
     """Send one body to a path; being cancelled cancels the request in the engine.
 
     Parameters
@@ -57,4 +57,4 @@ async def ask(app: ASGIApp, url: str, body: bytes, key: str | None) -> RowRespon
     except Exception:
         if not received:  # else it is reported, and raised again for the server's log
             raise
-    return RowResponse(status, request_id, bytes(received))
+    return BatchResponse(status, request_id, bytes(received))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from openai_gateway.batches.rows import line_of
+from openai_gateway.batches.requests import line_of
 
 
 class ResultsError(ValueError):

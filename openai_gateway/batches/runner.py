@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from openai_gateway.batches.disk import now
 from openai_gateway.batches.files import QuotaError
 from openai_gateway.batches.records import ENDED, BatchProblem, BatchProblems, Record, Status
+from openai_gateway.batches.requests import MAX_LINES, MAX_REQUESTS, BatchRequests, count_requests, error_line
 from openai_gateway.batches.results import Results, ResultsError
-from openai_gateway.batches.rows import MAX_LINES, MAX_ROWS, Rows, count_rows, row_error
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.store import Owned, Store
 from openai_gateway.batches.work import Ask, work_through
@@ -49,7 +49,7 @@ class BatchRunner:
         How many requests are asked at a time.
     ask
         Returns what answers requests for the holder of a key.
-    max_row_bytes
+    max_request_bytes
         Of a line.
     """
 
@@ -59,13 +59,13 @@ class BatchRunner:
         keys: Collection[str],
         slots: Slots,
         ask: Callable[[str | None], Ask],
-        max_row_bytes: int,
+        max_request_bytes: int,
     ) -> None:
         self._store = store
         self._keys: list[str | None] = [*keys] or [None]
         self._slots = slots
         self._ask = ask
-        self._max_row_bytes = max_row_bytes
+        self._max_request_bytes = max_request_bytes
         self._running: dict[str | None, asyncio.Task[None]] = {}
         self._new = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -145,9 +145,9 @@ class BatchRunner:
             logger.exception("batch %s failed", batch_id)
             await asyncio.to_thread(_give_up, owned, batch_id)
 
-    def rows(self, owned: Owned, record: Record) -> Rows:
+    def requests(self, owned: Owned, record: Record) -> BatchRequests:
         """Return the requests of a batch."""
-        return Rows(owned.files.content(record.input_file_id), record.endpoint, self._max_row_bytes)
+        return BatchRequests(owned.files.content(record.input_file_id), record.endpoint, self._max_request_bytes)
 
     @property
     def slots(self) -> Slots:
@@ -208,10 +208,10 @@ class _Run:
     def _validate(self, record: Record) -> None:
         if self._owned.batches.is_cancelled(self._id):
             raise _EndedEarly("cancelled")
-        total = count_rows(self._owned.files.content(record.input_file_id), MAX_ROWS, MAX_LINES)
-        if not 1 <= total <= MAX_ROWS:
-            count = f"more than {MAX_ROWS}" if total else "no"
-            message = f"The input file must have 1 to {MAX_ROWS} requests, a line each; it has {count}."
+        total = count_requests(self._owned.files.content(record.input_file_id), MAX_REQUESTS, MAX_LINES)
+        if not 1 <= total <= MAX_REQUESTS:
+            count = f"more than {MAX_REQUESTS}" if total else "no"
+            message = f"The input file must have 1 to {MAX_REQUESTS} requests, a line each; it has {count}."
             raise _EndedEarly("failed", BatchProblem(code="bad_file", message=message, param="input_file_id"))
         record.request_counts.total = total
         record.status, record.in_progress_at = "in_progress", now()
@@ -219,8 +219,8 @@ class _Run:
 
     async def _watch(self, record: Record, results: Results) -> None:
         """Ask the requests, and look now and then whether they are still to be asked."""
-        rows = self._runner.rows(self._owned, record)
-        work = asyncio.create_task(work_through(rows, results, self._runner.slots, self._ask, self._name))
+        requests = self._runner.requests(self._owned, record)
+        work = asyncio.create_task(work_through(requests, results, self._runner.slots, self._ask, self._name))
         try:
             while not work.done():
                 await asyncio.to_thread(self._look, record)
@@ -245,10 +245,10 @@ class _Run:
             raise _EndedEarly("failed", BatchProblem(code="quota_exceeded", message=str(error))) from None
 
     def _expire(self, record: Record, results: Results) -> None:
-        """Describe each row that is left that it came too late."""
-        for row in self._runner.rows(self._owned, record):
-            if row.line not in results.done:
-                results.add(row.line, row_error(self._name, row, "batch_expired", _EXPIRED), is_error=True)
+        """Describe each request that is left that it came too late."""
+        for request in self._runner.requests(self._owned, record):
+            if request.line not in results.done:
+                results.add(request.line, error_line(self._name, request, "batch_expired", _EXPIRED), is_error=True)
 
     def _publish(self, record: Record) -> None:
         """Make the results files, and the batch one that has ended. Whatever of it was done already is done again."""

@@ -8,12 +8,12 @@ from itertools import chain, islice, repeat
 
 from starlette.types import ASGIApp
 
-from openai_gateway.batches.asking import RowResponse, ask
+from openai_gateway.batches.asking import BatchResponse, ask
+from openai_gateway.batches.requests import BatchRequest, InvalidRequest, error_line, result_line
 from openai_gateway.batches.results import Results
-from openai_gateway.batches.rows import BadRow, Row, row_error, row_result
 from openai_gateway.batches.slots import Slots
 
-Ask = Callable[[Row], Awaitable[RowResponse]]
+Ask = Callable[[BatchRequest], Awaitable[BatchResponse]]
 _AT_A_TIME = 32  # lines that are read
 _BYTES_AT_A_TIME = 1024 * 1024
 _LATER = (429, 503)  # full, or away: neither says anything about the request
@@ -23,24 +23,26 @@ _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one
 def asking(app: ASGIApp, key: str | None = None) -> Ask:
     """Return what asks an application, as the holder of a key."""
 
-    async def ask_row(row: Row) -> RowResponse:
-        return await ask(app, row.url, row.body, key)
+    async def ask_request(request: BatchRequest) -> BatchResponse:
+        return await ask(app, request.url, request.body, key)
 
-    return ask_row
+    return ask_request
 
 
-async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Slots, ask_row: Ask, name: str) -> None:
-    """Ask every row that has no result yet.
+async def work_through(
+    requests: Iterable[BatchRequest | InvalidRequest], results: Results, slots: Slots, ask_request: Ask, name: str
+) -> None:
+    """Ask every request that has no result yet.
 
     Parameters
     ----------
-    rows
+    requests
         Read in another thread.
     results
         Get an entry a request.
     slots
         How many at a time.
-    ask_row
+    ask_request
         What answers a request. While it answers that the server is full or away, it is asked again.
     name
         How ids of results begin.
@@ -60,22 +62,22 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
         if not task.cancelled() and (error := task.exception()) is not None:
             broken.append(error)
 
-    async def work(row: Row) -> None:
-        result, is_error = row_result(name, row, await _patiently(ask_row, row))
-        results.add(row.line, result, is_error=is_error)
+    async def work(request: BatchRequest) -> None:
+        result, is_error = result_line(name, request, await _patiently(ask_request, request))
+        results.add(request.line, result, is_error=is_error)
 
     try:
-        async for row in _alongside(rows):
-            if row.line in results.done:
+        async for request in _alongside(requests):
+            if request.line in results.done:
                 continue
-            if isinstance(row, BadRow):
-                results.add(row.line, row_error(name, row, row.code, row.message), is_error=True)
+            if isinstance(request, InvalidRequest):
+                results.add(request.line, error_line(name, request, request.code, request.message), is_error=True)
                 continue
             await slots.take()
             if broken:
                 slots.free()
                 break
-            task = asyncio.create_task(work(row))
+            task = asyncio.create_task(work(request))
             tasks.add(task)
             task.add_done_callback(ended)
         while tasks and not broken:
@@ -88,30 +90,30 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
         raise broken[0]
 
 
-async def _patiently(ask_row: Ask, row: Row) -> RowResponse:
+async def _patiently(ask_request: Ask, request: BatchRequest) -> BatchResponse:
     for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
-        response = await ask_row(row)
+        response = await ask_request(request)
         if response.status not in _LATER:
             break
         await asyncio.sleep(pause)
     return response
 
 
-async def _alongside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow]:
+async def _alongside(requests: Iterable[BatchRequest | InvalidRequest]) -> AsyncIterator[BatchRequest | InvalidRequest]:
     """Yield requests that are read in another thread, some at a time."""
-    reading = iter(rows)
+    reading = iter(requests)
     while some := await asyncio.to_thread(_some, reading):
-        for row in some:
-            yield row
+        for request in some:
+            yield request
 
 
-def _some(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
+def _some(requests: Iterator[BatchRequest | InvalidRequest]) -> list[BatchRequest | InvalidRequest]:
     """Return the next requests: this many, or fewer where they are long."""
-    some: list[Row | BadRow] = []
+    some: list[BatchRequest | InvalidRequest] = []
     size = 0
-    for row in islice(rows, _AT_A_TIME):
-        some.append(row)
-        size += len(row.body) if isinstance(row, Row) else 0
+    for request in islice(requests, _AT_A_TIME):
+        some.append(request)
+        size += len(request.body) if isinstance(request, BatchRequest) else 0
         if size > _BYTES_AT_A_TIME:
             break
     return some

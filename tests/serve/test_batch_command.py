@@ -13,7 +13,7 @@ from lmdeploy.cli.main import main
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
-ROWS = 200
+REQUESTS = 200
 NAME = "tiny"
 
 
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("models") / NAME)
 
 
-def row(custom_id: str, text: str, **fields: Any) -> dict[str, Any]:
+def request(custom_id: str, text: str, **fields: Any) -> dict[str, Any]:
     body = {
         "model": NAME,
         "messages": [{"role": "user", "content": text}],
@@ -33,8 +33,8 @@ def row(custom_id: str, text: str, **fields: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in rows))
+def write(path: Path, requests: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in requests))
     return path
 
 
@@ -51,29 +51,29 @@ def command(*arguments: object) -> list[str]:
 
 
 def test_a_killed_command_goes_on_where_it_was_and_answers_as_the_pipeline_does(model: Path, tmp_path: Path) -> None:
-    texts = [f"question {number}" for number in range(ROWS)]
-    rows = [row(text, text) for text in texts]
-    rows[7]["body"]["model"] = "another"
-    rows[8]["url"] = "/v1/images"
-    rows[9] = {**row("plain", ""), "url": "/v1/completions"}
-    rows[9]["body"] = {"model": NAME, "prompt": "Once", "max_tokens": 16, "temperature": 0}
-    given, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    texts = [f"question {number}" for number in range(REQUESTS)]
+    requests = [request(text, text) for text in texts]
+    requests[7]["body"]["model"] = "another"
+    requests[8]["url"] = "/v1/images"
+    requests[9] = {**request("plain", ""), "url": "/v1/completions"}
+    requests[9]["body"] = {"model": NAME, "prompt": "Once", "max_tokens": 16, "temperature": 0}
+    given, output = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     words = command(given, model, "-o", output, "--max-batch-size", 2, "--concurrency", 8)
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         try:
-            eventually_sync(lambda: output.exists() and output.read_bytes().count(b"\n") > ROWS // 4, 60)
+            eventually_sync(lambda: output.exists() and output.read_bytes().count(b"\n") > REQUESTS // 4, 60)
         finally:
             process.kill()
         assert process.stderr is not None
         assert "loading the model ..." in process.stderr.read()
     whole = output.read_bytes().rpartition(b"\n")[0]
     before = whole.splitlines()
-    assert ROWS // 4 < len(before) < ROWS - 3
+    assert REQUESTS // 4 < len(before) < REQUESTS - 3
     output.write_bytes(whole + b"\n" + before[0][:40])  # as if it had been killed while it wrote
 
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert f"{ROWS - 2} of {ROWS} rows were answered, in {output}; 2 failed, see " in done.stderr
+    assert f"{REQUESTS - 2} of {REQUESTS} requests were answered, in {output}; 2 failed, see " in done.stderr
     assert output.read_bytes().splitlines()[: len(before)] == before
     answered, failed = read(output), read(tmp_path / "out.errors.jsonl")
     assert failed.keys() == {"question 7", "question 8"}
@@ -100,14 +100,14 @@ def test_a_killed_command_goes_on_where_it_was_and_answers_as_the_pipeline_does(
 def test_rows_have_choices_log_probabilities_and_formats(model: Path, tmp_path: Path) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes"]}}}
     echo = {"model": NAME, "prompt": "a", "echo": True, "logprobs": 1}
-    rows = [
-        row("choices", "a", n=3, temperature=1.0, seed=1),
-        row("format", "a", response_format=schema),
-        row("scored", "a", logprobs=True, top_logprobs=3, max_tokens=4),
-        row("echo", "a") | {"url": "/v1/completions", "body": echo},
-        row("range", "a", temperature=7),
+    requests = [
+        request("choices", "a", n=3, temperature=1.0, seed=1),
+        request("format", "a", response_format=schema),
+        request("scored", "a", logprobs=True, top_logprobs=3, max_tokens=4),
+        request("echo", "a") | {"url": "/v1/completions", "body": echo},
+        request("range", "a", temperature=7),
     ]
-    given, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    given, output = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     assert main(["batch", str(given), str(model), "-o", str(output)]) == 0
     answered, failed = read(output), read(tmp_path / "out.errors.jsonl")
     choices = {name: line["response"]["body"]["choices"] for name, line in answered.items()}
@@ -127,26 +127,26 @@ def test_rows_have_choices_log_probabilities_and_formats(model: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("rows", "kept", "message"),
+    ("requests", "kept", "message"),
     [
         ([], "", "has no requests"),
-        ([row("a", "x")], "my diary\n", "holds something else than results of a batch; name another file"),
+        ([request("a", "x")], "my diary\n", "holds something else than results of a batch; name another file"),
         (
-            [row("a", "x"), row("b", "x")],
+            [request("a", "x"), request("b", "x")],
             '{"id":"batch_req-2","custom_id":"z","response":null,"error":null}\n',
             "has results of another input: its line 2 is z, in ",
         ),
         (
-            [row("a", "x")],
+            [request("a", "x")],
             '{"id":"batch_req-9","custom_id":"z","response":null,"error":null}\n',
             "has no line 9",
         ),
     ],
 )
 def test_what_cannot_go_on_is_reported_in_a_sentence_and_left_as_it_is(
-    rows: list[dict[str, Any]], kept: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    requests: list[dict[str, Any]], kept: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    given, output = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     output.write_text(kept)
     assert main(["batch", str(given), "/nowhere", "-o", str(output)]) == 1
     said = capsys.readouterr().err
@@ -158,7 +158,7 @@ def test_what_cannot_go_on_is_reported_in_a_sentence_and_left_as_it_is(
 def test_files_and_models_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "out.jsonl")]) == 1
     assert "none.jsonl" in capsys.readouterr().err
-    given = write(tmp_path / "in.jsonl", [row("a", "x")])
+    given = write(tmp_path / "in.jsonl", [request("a", "x")])
     assert main(["batch", str(given), str(tmp_path / "no-model"), "-o", str(tmp_path / "out.jsonl")]) == 1
     assert "no-model" in capsys.readouterr().err
     same = tmp_path / "x.jsonl"
@@ -169,7 +169,7 @@ def test_files_and_models_that_are_not_there_are_named(tmp_path: Path, capsys: p
 def test_two_commands_do_not_write_to_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from openai_gateway.batches.results import Results
 
-    given, output = write(tmp_path / "in.jsonl", [row("a", "x")]), tmp_path / "out.jsonl"
+    given, output = write(tmp_path / "in.jsonl", [request("a", "x")]), tmp_path / "out.jsonl"
     first = Results(output, tmp_path / "out.errors.jsonl")
     try:
         assert main(["batch", str(given), "/nowhere", "-o", str(output)]) == 1

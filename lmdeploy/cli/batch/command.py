@@ -68,5 +68,5 @@ def run(args: argparse.Namespace) -> int:
         print("\nlmdeploy batch: stopped; the same command continues from here", file=sys.stderr)
         return 130
     reported = f"; {failed} failed, see {errors}" if failed else ""
-    print(f"{completed} of {completed + failed} rows were answered, in {args.output}{reported}", file=sys.stderr)
+    print(f"{completed} of {completed + failed} requests were answered, in {args.output}{reported}", file=sys.stderr)
     return 0

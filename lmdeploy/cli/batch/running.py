@@ -16,9 +16,9 @@ from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.offline.served_requests import LocalClient
 from lmdeploy.serve.client import TritonClient
 from openai_gateway.app import create_app
-from openai_gateway.batches.asking import RowResponse
+from openai_gateway.batches.asking import BatchResponse
+from openai_gateway.batches.requests import BatchRequest, BatchRequests, count_requests
 from openai_gateway.batches.results import Results, custom_ids
-from openai_gateway.batches.rows import Row, Rows, count_rows
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.work import Ask, asking, work_through
 from openai_gateway.middleware.own_requests import OpenRequests
@@ -28,7 +28,7 @@ _NAME = "batch_req"
 _LOOK = 0.5  # seconds between two looks at the progress
 _QUIET = 10.0  # seconds between two lines where there is no terminal
 _ANY_NUMBER = sys.maxsize
-_ROW_BYTES = 64 * 1024 * 1024  # of a line: images come in it
+_REQUEST_BYTES = 64 * 1024 * 1024  # of a line: images come in it
 _GONE = 503
 
 
@@ -55,33 +55,33 @@ def run_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[int,
     """
     if output.resolve() == errors.resolve():
         raise BatchError(f"--errors must be another file than {output}")
-    total = count_rows(args.input, _ANY_NUMBER)
+    total = count_requests(args.input, _ANY_NUMBER)
     if not total:
         raise BatchError(f"{args.input} has no requests")
     with contextlib.closing(Results(output, errors)) as results:
-        rows = Rows(args.input, None, _ROW_BYTES)
+        requests = BatchRequests(args.input, None, _REQUEST_BYTES)
         if results.done:
-            _require_same(args.input, rows, (output, errors))
+            _require_same(args.input, requests, (output, errors))
         if len(results.done) < total:
-            _run_rows(args, rows, total, results)
+            _run_requests(args, requests, total, results)
         return results.completed, results.failed
 
 
-def _require_same(path: Path, rows: Rows, files: tuple[Path, ...]) -> None:
+def _require_same(path: Path, requests: BatchRequests, files: tuple[Path, ...]) -> None:
     """Check that results are those of this input, not of another."""
     answered = {line: (custom_id, file) for file in files for line, custom_id in custom_ids(file)}
-    for row in rows:
-        custom_id, file = answered.pop(row.line, (row.custom_id, path))
-        if custom_id != row.custom_id:
+    for request in requests:
+        custom_id, file = answered.pop(request.line, (request.custom_id, path))
+        if custom_id != request.custom_id:
             raise BatchError(
-                f"{file} has results of another input: its line {row.line} is {custom_id}, in {path} it is "
-                f"{row.custom_id}; name another file, or remove it"
+                f"{file} has results of another input: its line {request.line} is {custom_id}, in {path} it is "
+                f"{request.custom_id}; name another file, or remove it"
             )
     for line, (_, file) in answered.items():
         raise BatchError(f"{file} has results of another input: {path} has no line {line}")
 
 
-def _run_rows(args: argparse.Namespace, rows: Rows, total: int, results: Results) -> None:
+def _run_requests(args: argparse.Namespace, requests: BatchRequests, total: int, results: Results) -> None:
     config = engine_config(args)
     backend = "pytorch" if args.backend == "pytorch" else None
     print("loading the model ...", file=sys.stderr)
@@ -90,7 +90,7 @@ def _run_rows(args: argparse.Namespace, rows: Rows, total: int, results: Results
     ) as pipe:
         settings = Settings(
             model_name=pipe.model_name,
-            max_body_bytes=_ROW_BYTES,
+            max_body_bytes=_REQUEST_BYTES,
             engine_dir=pipe.engine.directory.path,
             chat_template=args.chat_template,
             reasoning_parser=args.reasoning_parser,
@@ -99,19 +99,19 @@ def _run_rows(args: argparse.Namespace, rows: Rows, total: int, results: Results
             allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
             allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
         )
-        asyncio.run(_work(pipe, settings, rows, results, total, args.concurrency))
+        asyncio.run(_work(pipe, settings, requests, results, total, args.concurrency))
 
 
 async def _work(
-    pipe: AsyncEngine, settings: Settings, rows: Rows, results: Results, total: int, concurrency: int
+    pipe: AsyncEngine, settings: Settings, requests: BatchRequests, results: Results, total: int, concurrency: int
 ) -> None:
     client = cast(TritonClient, LocalClient(pipe))  # all that requests ask of one
     app = create_app(settings, client)
     slots = Slots(concurrency, OpenRequests())
-    work = asyncio.create_task(work_through(rows, results, slots, _while_it_lives(asking(app)), _NAME))
+    work = asyncio.create_task(work_through(requests, results, slots, _while_it_lives(asking(app)), _NAME))
     interval = 0.1 if sys.stderr.isatty() else _QUIET
     try:
-        with tqdm(total=total, initial=len(results.done), unit="row", mininterval=interval) as bar:
+        with tqdm(total=total, initial=len(results.done), unit="request", mininterval=interval) as bar:
             while not work.done():
                 await asyncio.wait((work,), timeout=_LOOK)
                 bar.update(len(results.done) - bar.n)
@@ -123,11 +123,11 @@ async def _work(
         results.sync()
 
 
-def _while_it_lives(ask_row: Ask) -> Ask:
+def _while_it_lives(ask_request: Ask) -> Ask:
     """Return what asks, and fails where nobody will ever answer: an engine of our own does not come back."""
 
-    async def ask(row: Row) -> RowResponse:
-        response = await ask_row(row)
+    async def ask(request: BatchRequest) -> BatchResponse:
+        response = await ask_request(request)
         if response.status == _GONE:
             raise BatchError("the engine is gone; the same command continues from here")
         return response

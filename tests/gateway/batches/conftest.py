@@ -19,15 +19,15 @@ LIMITS = {"max_file_bytes": 300_000, "max_key_bytes": 400_000, "max_key_files": 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
-def row(custom_id: str, text: str = "Say it", **more: Any) -> dict[str, Any]:
+def request(custom_id: str, text: str = "Say it", **more: Any) -> dict[str, Any]:
     """Return a request of a batch, as a user writes it."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **more.pop("body", {})}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body, **more}
 
 
-def jsonl(*rows: dict[str, Any] | str) -> bytes:
+def jsonl(*requests: dict[str, Any] | str) -> bytes:
     """Return lines, of texts as they are."""
-    return "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in rows).encode()
+    return "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in requests).encode()
 
 
 def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Batches, with OpenAI's own client: every row has one result, whatever the others hold."""
+"""Batches, with OpenAI's own client: every request has one result, whatever the others hold."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from openai_gateway.batches.files import Limits
 from openai_gateway.batches.records import Batches
 from openai_gateway.batches.store import Store
 from openai_gateway.settings import Settings
-from tests.gateway.batches.conftest import LIMITS, jsonl, results, row, wait_for
+from tests.gateway.batches.conftest import LIMITS, jsonl, request, results, wait_for
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Received, Script
 from tests.support.gateways import running_gateway
@@ -20,19 +20,19 @@ from tests.support.waiting import eventually_sync
 
 
 def begin(client: openai.OpenAI, content: bytes, **more: object) -> openai.types.Batch:
-    file = client.files.create(file=("rows.jsonl", content), purpose="batch")
+    file = client.files.create(file=("requests.jsonl", content), purpose="batch")
     asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h", **more}
     return client.batches.create(input_file_id=file.id, **asked)  # type: ignore[arg-type]
 
 
 def echo(received: Received) -> Script:
-    """RowResponse each request with its own prompt."""
+    """Respond to each request with its own prompt."""
     return Script(texts=(received.inputs["messages"],))
 
 
 def test_each_row_gets_the_response_that_a_request_gets(ann: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = echo
-    made = begin(ann, jsonl(*(row(f"row {n}", f"question {n}") for n in range(40))), metadata={"for": "us"})
+    made = begin(ann, jsonl(*(request(f"request {n}", f"question {n}") for n in range(40))), metadata={"for": "us"})
     assert (made.object, made.status, made.metadata) == ("batch", "validating", {"for": "us"})
     done = wait_for(ann, made.id)
     assert (done.status, done.error_file_id, done.errors) == ("completed", None, None)
@@ -40,9 +40,9 @@ def test_each_row_gets_the_response_that_a_request_gets(ann: openai.OpenAI, trit
     assert done.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
     assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at < done.expires_at  # type: ignore[operator]
     found = results(ann, done.output_file_id)
-    assert found.keys() == {f"row {n}" for n in range(40)}
+    assert found.keys() == {f"request {n}" for n in range(40)}
     for number in range(40):
-        line = found[f"row {number}"]
+        line = found[f"request {number}"]
         assert line["error"] is None
         assert line["response"]["status_code"] == 200
         assert line["response"]["request_id"].startswith("req_")
@@ -55,20 +55,20 @@ def test_each_row_gets_the_response_that_a_request_gets(ann: openai.OpenAI, trit
 
 
 def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: FakeTriton) -> None:
-    wrong: list[Any] = ["{", "[1]", {**row("x"), "custom_id": 7}]
+    wrong: list[Any] = ["{", "[1]", {**request("x"), "custom_id": 7}]
     named = {
-        "method": row("method", method="GET"),
-        "other url": row("other url", url="/v1/completions"),
-        "no url": row("no url", url="/v1/images"),
-        "body": row("body") | {"body": "text"},
-        "stream": row("stream", body={"stream": True}),
-        "range": row("range", body={"temperature": 9}),
-        "model": row("model", body={"model": "another"}),
-        "field": row("field", body={"messages": 3}),
+        "method": request("method", method="GET"),
+        "other url": request("other url", url="/v1/completions"),
+        "no url": request("no url", url="/v1/images"),
+        "body": request("body") | {"body": "text"},
+        "stream": request("stream", body={"stream": True}),
+        "range": request("range", body={"temperature": 9}),
+        "model": request("model", body={"model": "another"}),
+        "field": request("field", body={"messages": 3}),
     }
-    good = [row("good"), row("also good")]
-    long = row("long", "x" * LIMITS["max_body_bytes"])
-    content = jsonl(good[0], *wrong, "", *named.values(), long, good[1], row("good"))
+    good = [request("good"), request("also good")]
+    long = request("long", "x" * LIMITS["max_body_bytes"])
+    content = jsonl(good[0], *wrong, "", *named.values(), long, good[1], request("good"))
     done = wait_for(ann, begin(ann, content).id)
     assert done.status == "completed"
     assert results(ann, done.output_file_id).keys() == {"good", "also good"}
@@ -114,14 +114,14 @@ def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: 
     ],
 )
 def test_other_endpoints_answer_requests_too(ann: openai.OpenAI, endpoint: str, body: object, kind: str) -> None:
-    content = jsonl(row("x", url=endpoint) | {"body": body})
+    content = jsonl(request("x", url=endpoint) | {"body": body})
     done = wait_for(ann, begin(ann, content, endpoint=endpoint).id)
     assert results(ann, done.output_file_id)["x"]["response"]["body"]["object"] == kind
 
 
 def test_what_cannot_be_embedded_is_an_error_of_each_row(ann: openai.OpenAI) -> None:
     body = {"model": MODEL, "input": "x"}
-    content = jsonl(row("x", url="/v1/embeddings") | {"body": body})
+    content = jsonl(request("x", url="/v1/embeddings") | {"body": body})
     done = wait_for(ann, begin(ann, content, endpoint="/v1/embeddings").id)
     assert done.output_file_id is None
     assert results(ann, done.error_file_id)["x"]["response"]["status_code"] == 400
@@ -131,7 +131,7 @@ def test_a_cancelled_batch_keeps_what_was_answered_and_cancels_what_runs(
     ann: openai.OpenAI, triton: FakeTriton
 ) -> None:
     triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else Script()
-    made = begin(ann, jsonl(row("a"), row("b"), *(row(f"hold {n}", "hold") for n in range(60))))
+    made = begin(ann, jsonl(request("a"), request("b"), *(request(f"hold {n}", "hold") for n in range(60))))
     eventually_sync(lambda: len(triton.requests) >= 4)
     with pytest.raises(openai.ConflictError, match=f"The batch {made.id} reads this file"):
         ann.files.delete(made.input_file_id)
@@ -151,7 +151,7 @@ def test_a_cancelled_batch_keeps_what_was_answered_and_cancels_what_runs(
 
 
 def test_batches_are_listed_newest_first_in_pages(ann: openai.OpenAI) -> None:
-    ids = [begin(ann, jsonl(row("x"))).id for _ in range(3)]
+    ids = [begin(ann, jsonl(request("x"))).id for _ in range(3)]
     assert [batch.id for batch in ann.batches.list(limit=2).data] == ids[:0:-1]
     assert [batch.id for batch in ann.batches.list(limit=1)] == ids[::-1]
 
@@ -167,7 +167,7 @@ def test_batches_are_listed_newest_first_in_pages(ann: openai.OpenAI) -> None:
 )
 def test_a_batch_that_cannot_be_is_refused_by_field(ann: openai.OpenAI, more: dict[str, object], message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
-        begin(ann, jsonl(row("x")), **more)
+        begin(ann, jsonl(request("x")), **more)
 
 
 def test_a_file_without_requests_fails_and_says_so(ann: openai.OpenAI) -> None:
@@ -187,7 +187,7 @@ def test_a_batch_that_is_not_done_in_time_keeps_its_responses_and_names_the_rest
         running_gateway(settings) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        made = begin(client, jsonl(row("a"), row("hold", "hold"), row("b")), completion_window="1h")
+        made = begin(client, jsonl(request("a"), request("hold", "hold"), request("b")), completion_window="1h")
         eventually_sync(lambda: client.batches.retrieve(made.id).request_counts.completed == 2)  # type: ignore[union-attr]
     _set_expiry(Store(tmp_path, Limits(1, 1, 1)).of(None).batches, made.id)
     triton.reset()

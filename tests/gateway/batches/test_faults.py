@@ -1,4 +1,4 @@
-"""The disk fails, or the process ends, at any step: a batch still ends with one result a row."""
+"""The disk fails, or the process ends, at any step: a batch still ends with one result a request."""
 
 import asyncio
 import errno
@@ -16,22 +16,22 @@ from fastapi import FastAPI
 from openai_gateway.app import create_app
 from openai_gateway.batches import files, records
 from openai_gateway.batches import runner as runner_module
-from openai_gateway.batches.asking import RowResponse
+from openai_gateway.batches.asking import BatchResponse
 from openai_gateway.batches.disk import write_whole
 from openai_gateway.batches.files import Limits, Upload
+from openai_gateway.batches.requests import BatchRequest
 from openai_gateway.batches.results import Results
-from openai_gateway.batches.rows import Row
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.store import Owned, Store
 from openai_gateway.batches.work import Ask
 from openai_gateway.middleware.own_requests import OpenRequests
 from openai_gateway.settings import Settings
-from tests.gateway.batches.conftest import jsonl, row
+from tests.gateway.batches.conftest import jsonl, request
 from tests.support.waiting import eventually
 
 MIB = 2**20
-ROWS = 20
+REQUESTS = 20
 
 
 class Crash(BaseException):
@@ -58,8 +58,10 @@ class Crashing:
 def owned_with_batch(store: Store) -> tuple[Owned, str]:
     owned = store.of(None)
     upload = owned.files.upload()
-    upload.write(jsonl(*(row(f"row {n}", **({"method": "PUT"} if n % 5 == 0 else {})) for n in range(ROWS))))
-    file = upload.finish("rows", "batch", 3600)
+    upload.write(
+        jsonl(*(request(f"request {n}", **({"method": "PUT"} if n % 5 == 0 else {})) for n in range(REQUESTS)))
+    )
+    file = upload.finish("requests", "batch", 3600)
     made = owned.batches.add(
         endpoint="/v1/chat/completions", input_file_id=file.id, hours=1, metadata=None, results_seconds=3600
     )
@@ -67,10 +69,10 @@ def owned_with_batch(store: Store) -> tuple[Owned, str]:
 
 
 def runner_of(store: Store, asked: Counter[str]) -> BatchRunner:
-    async def ask(row: Row) -> RowResponse:
+    async def ask(request: BatchRequest) -> BatchResponse:
         await asyncio.sleep(0)
-        asked[row.custom_id] += 1
-        return RowResponse(200, "req_1", b'{"object":"chat.completion"}')
+        asked[request.custom_id] += 1
+        return BatchResponse(200, "req_1", b'{"object":"chat.completion"}')
 
     def asking(key: str | None) -> Ask:
         return ask
@@ -98,12 +100,12 @@ async def test_a_crash_at_any_write_leaves_a_batch_that_can_be_ended(
     record = owned.batches.stored(batch_id)
     assert record is not None
     assert record.status == "completed"
-    assert record.request_counts.model_dump() == {"total": ROWS, "completed": 16, "failed": 4}
+    assert record.request_counts.model_dump() == {"total": REQUESTS, "completed": 16, "failed": 4}
     found = [
         [json.loads(line)["custom_id"] for line in owned.files.content(name or "").read_text().splitlines()]
         for name in (record.output_file_id, record.error_file_id)
     ]
-    assert sorted(found[0] + found[1]) == sorted(f"row {n}" for n in range(ROWS))
+    assert sorted(found[0] + found[1]) == sorted(f"request {n}" for n in range(REQUESTS))
     assert set(asked.values()) == {1}
     assert {file.purpose for file in owned.files.all()} == {"batch", "batch_output"}
     assert [path.name for path in (tmp_path / "everybody" / "batches").iterdir()] == [f"{batch_id}.json"]
@@ -142,7 +144,7 @@ async def test_a_batch_waits_for_space_on_the_disk(tmp_path: Path, monkeypatch: 
         await runner.stop()
     record = owned.batches.stored(batch_id)
     assert record is not None
-    assert record.request_counts.model_dump() == {"total": ROWS, "completed": 16, "failed": 4}
+    assert record.request_counts.model_dump() == {"total": REQUESTS, "completed": 16, "failed": 4}
     assert next(writes, None) is None
 
 

@@ -9,22 +9,27 @@ import openai
 import pytest
 
 from openai_gateway.batches.files import Limits
-from openai_gateway.batches.rows import MAX_LINES, MAX_ROWS, count_rows
+from openai_gateway.batches.requests import MAX_LINES, MAX_REQUESTS, count_requests
 from openai_gateway.batches.store import Store
 from openai_gateway.settings import Settings
-from tests.gateway.batches.conftest import LIMITS, jsonl, row
+from tests.gateway.batches.conftest import LIMITS, jsonl, request
 from tests.support.work import calls_made_by
 
-CONTENT = jsonl(row("a"), row("b"))
+CONTENT = jsonl(request("a"), request("b"))
 
 
-def upload(client: openai.OpenAI, content: bytes = CONTENT, name: str = "rows.jsonl") -> openai.types.FileObject:
+def upload(client: openai.OpenAI, content: bytes = CONTENT, name: str = "requests.jsonl") -> openai.types.FileObject:
     return client.files.create(file=(name, content), purpose="batch")
 
 
 def test_a_file_comes_back_as_it_was_and_is_gone_when_it_is_deleted(ann: openai.OpenAI) -> None:
     made = upload(ann)
-    assert (made.bytes, made.filename, made.purpose, made.status) == (len(CONTENT), "rows.jsonl", "batch", "processed")
+    assert (made.bytes, made.filename, made.purpose, made.status) == (
+        len(CONTENT),
+        "requests.jsonl",
+        "batch",
+        "processed",
+    )
     assert made.expires_at is not None
     assert 0 <= made.expires_at - time.time() - 29 * 86400 <= 86400
     assert ann.files.retrieve(made.id) == made
@@ -85,8 +90,8 @@ def test_a_file_has_this_many_lines_blank_ones_among_them(ann: openai.OpenAI) ->
 def test_blank_lines_cost_bounded_work(tmp_path: Path) -> None:
     path = tmp_path / "blank"
     path.write_bytes(b"\n" * 20_000_000)
-    assert calls_made_by(lambda: count_rows(path, MAX_ROWS, MAX_LINES)) < 5 * MAX_LINES
-    assert count_rows(path, MAX_ROWS, MAX_LINES) > MAX_ROWS
+    assert calls_made_by(lambda: count_requests(path, MAX_REQUESTS, MAX_LINES)) < 5 * MAX_LINES
+    assert count_requests(path, MAX_REQUESTS, MAX_LINES) > MAX_REQUESTS
 
 
 def test_a_file_may_be_longer_than_a_body_and_is_refused_when_it_is_longer_than_a_file(

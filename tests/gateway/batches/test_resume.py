@@ -1,4 +1,4 @@
-"""A batch continues where it was, whatever ends the processes that run it: no row is lost, and none is there twice."""
+"""A batch continues where it was, whatever ends its processes: no request is lost, and none is there twice."""
 
 import json
 import os
@@ -12,21 +12,21 @@ import openai
 import pytest
 
 from lmdeploy.serve.ports import free_ports
+from openai_gateway.batches.requests import InvalidRequest, error_line
 from openai_gateway.batches.results import Results, ResultsError
-from openai_gateway.batches.rows import BadRow, row_error
-from tests.gateway.batches.conftest import jsonl, results, row, wait_for
+from tests.gateway.batches.conftest import jsonl, request, results, wait_for
 from tests.gateway.conftest import MODEL
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton, Received, Script
 from tests.support.processes import children
 from tests.support.waiting import eventually_sync
 
-ROWS, WRONG = 400, 40  # every 40th row is wrong
-FIRST = 200  # rows that the engine answers before somebody is killed
+REQUESTS, WRONG = 400, 40  # every 40th request is wrong
+FIRST = 200  # requests that the engine answers before somebody is killed
 
 
 def question(received: Received) -> int:
-    """Return the number of the row that a request is of."""
+    """Return the number of the request that a request is of."""
     found = re.search(r"question (\d+)", received.inputs["messages"])
     assert found is not None
     return int(found[1])
@@ -72,7 +72,10 @@ def test_a_batch_that_is_killed_half_way_resumes_without_loss_or_doubles(
         return Script(texts=(f"answer {question(received)}",))
 
     fake.script = until_half
-    rows = [row(f"row {n}", f"question {n}", **({"method": "PUT"} if n % WRONG == 0 else {})) for n in range(ROWS)]
+    requests = [
+        request(f"request {n}", f"question {n}", **({"method": "PUT"} if n % WRONG == 0 else {}))
+        for n in range(REQUESTS)
+    ]
     base_url = f"http://127.0.0.1:{port}/v1"
     with ExitStack() as stack, openai.OpenAI(base_url=base_url, api_key="none", max_retries=5) as client:
 
@@ -82,7 +85,7 @@ def test_a_batch_that_is_killed_half_way_resumes_without_loss_or_doubles(
 
         command = stack.enter_context(gateway(fake, tmp_path, port, workers))
         command.wait_for("OpenAI API")
-        file = client.files.create(file=("rows.jsonl", jsonl(*rows)), purpose="batch")
+        file = client.files.create(file=("requests.jsonl", jsonl(*requests)), purpose="batch")
         made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
         eventually_sync(lambda: completed() == FIRST, 60)
         before = set(answered)
@@ -99,20 +102,20 @@ def test_a_batch_that_is_killed_half_way_resumes_without_loss_or_doubles(
         done = wait_for(client, made.id, 60)
         output, errors = results(client, done.output_file_id), results(client, done.error_file_id)
     assert done.status == "completed"
-    wrong = {f"row {n}" for n in range(0, ROWS, WRONG)}
+    wrong = {f"request {n}" for n in range(0, REQUESTS, WRONG)}
     assert errors.keys() == wrong
-    assert output.keys() == {f"row {n}" for n in range(ROWS)} - wrong
-    for number in set(range(ROWS)) - set(range(0, ROWS, WRONG)):
-        message = output[f"row {number}"]["response"]["body"]["choices"][0]["message"]
+    assert output.keys() == {f"request {n}" for n in range(REQUESTS)} - wrong
+    for number in set(range(REQUESTS)) - set(range(0, REQUESTS, WRONG)):
+        message = output[f"request {number}"]["response"]["body"]["choices"][0]["message"]
         assert message["content"] == f"answer {number}"
     again = [question(received) for received in fake.requests]
-    assert len(again) == len(set(again)) == ROWS - len(wrong) - FIRST
+    assert len(again) == len(set(again)) == REQUESTS - len(wrong) - FIRST
     assert before.isdisjoint(again)
 
 
 def test_half_a_result_is_cut_off_and_its_row_is_open_again(tmp_path: Path) -> None:
     output, errors = tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
-    lines = [row_error("batch_req_7", BadRow(n, f"row {n}", ""), "code", "why") for n in range(1, 5)]
+    lines = [error_line("batch_req_7", InvalidRequest(n, f"request {n}", ""), "code", "why") for n in range(1, 5)]
     written = Results(output, errors)
     for number, line in enumerate(lines[:3], 1):
         written.add(number, line, is_error=number == 3)
@@ -124,7 +127,7 @@ def test_half_a_result_is_cut_off_and_its_row_is_open_again(tmp_path: Path) -> N
         assert (again.done, again.completed, again.failed) == ({1, 2, 3}, 2, 1)
         assert output.read_bytes() == whole
         again.close()
-    assert [json.loads(line)["custom_id"] for line in output.read_bytes().splitlines()] == ["row 1", "row 2"]
+    assert [json.loads(line)["custom_id"] for line in output.read_bytes().splitlines()] == ["request 1", "request 2"]
 
 
 def test_a_file_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from openai_gateway.batches.slots import Slots
 from openai_gateway.gateway import BATCH_PRIORITY
 from openai_gateway.middleware.own_requests import OpenRequests
 from openai_gateway.settings import Settings
-from tests.gateway.batches.conftest import jsonl, results, row, wait_for
+from tests.gateway.batches.conftest import jsonl, request, results, wait_for
 from tests.gateway.batches.test_batches import begin
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
@@ -27,7 +27,7 @@ POLICY = {
 
 
 def test_the_engine_admits_every_other_request_before_rows(ann: openai.OpenAI, triton: FakeTriton) -> None:
-    wait_for(ann, begin(ann, jsonl(row("a"))).id)
+    wait_for(ann, begin(ann, jsonl(request("a"))).id)
     ann.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
     of_row, of_caller = (received.inputs.get("priority", 0) for received in triton.requests)
     assert of_caller < of_row == BATCH_PRIORITY
@@ -44,7 +44,7 @@ def test_rows_have_their_users_rank_and_take_nothing_of_their_quota(triton: Fake
         running_gateway(settings) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        made = begin(client, jsonl(*(row(f"{n}", body={"user": user}) for n, user in enumerate(users))))
+        made = begin(client, jsonl(*(request(f"{n}", body={"user": user}) for n, user in enumerate(users))))
         eventually_sync(lambda: len(triton.requests) == 4)
         triton.script = Script()
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], user="ann")
@@ -81,7 +81,7 @@ def test_rows_do_not_keep_callers_out(triton: FakeTriton, tmp_path: Path) -> Non
         running_gateway(settings) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        begin(client, jsonl(*(row(f"{n}", "hold") for n in range(10))))
+        begin(client, jsonl(*(request(f"{n}", "hold") for n in range(10))))
         eventually_sync(lambda: len(triton.requests) == 10)
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
 
@@ -89,7 +89,7 @@ def test_rows_do_not_keep_callers_out(triton: FakeTriton, tmp_path: Path) -> Non
 def test_rows_wait_for_an_engine_that_is_away(ann: openai.OpenAI, triton: FakeTriton) -> None:
     triton.stop()
     try:
-        made = begin(ann, jsonl(row("a"), row("b")))
+        made = begin(ann, jsonl(request("a"), request("b")))
         eventually_sync(lambda: ann.batches.retrieve(made.id).status == "in_progress")
     finally:
         triton.start()
@@ -103,14 +103,14 @@ def test_a_batch_whose_results_pass_what_its_key_may_keep_ends_and_keeps_them(
 ) -> None:
     long = Script(texts=("x" * 50_000,))
     triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else long
-    done = wait_for(ann, begin(ann, jsonl(*(row(f"{n}") for n in range(9)), row("last", "hold"))).id)
+    done = wait_for(ann, begin(ann, jsonl(*(request(f"{n}") for n in range(9)), request("last", "hold"))).id)
     assert done.status == "failed"
     assert done.errors is not None
     assert done.errors.data is not None
     assert done.errors.data[0].code == "quota_exceeded"
     assert results(ann, done.output_file_id).keys() == {f"{n}" for n in range(9)}
     with pytest.raises(openai.PermissionDeniedError, match="400000 bytes"):
-        begin(ann, jsonl(row("a")))
+        begin(ann, jsonl(request("a")))
 
 
 def test_a_key_that_is_gone_leaves_its_batches_alone(triton: FakeTriton, tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ def test_a_key_that_is_gone_leaves_its_batches_alone(triton: FakeTriton, tmp_pat
         running_gateway(settings) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as client,
     ):
-        made = begin(client, jsonl(row("a")))
+        made = begin(client, jsonl(request("a")))
         eventually_sync(lambda: len(triton.requests) == 1)
     triton.reset()
     with running_gateway(Settings(triton_address=triton.address, files_dir=tmp_path, api_keys=("bob",))) as url:
         headers = {"authorization": "Bearer bob"}
         assert httpx.get(f"{url}/v1/batches", headers=headers, trust_env=False).json()["data"] == []
         with openai.OpenAI(base_url=f"{url}/v1", api_key="bob", max_retries=0) as client:
-            wait_for(client, begin(client, jsonl(row("b", "of bob"))).id)
+            wait_for(client, begin(client, jsonl(request("b", "of bob"))).id)
         assert all("of bob" in received.inputs["messages"] for received in triton.requests)
     with (
         running_gateway(settings) as url,

@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from openai_gateway.batches.asking import RowResponse
+from openai_gateway.batches.asking import BatchResponse
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
 from openai_gateway.registry import BATCHED
 
-MAX_ROWS = 50_000  # of a file that is uploaded
-MAX_LINES = 2 * MAX_ROWS  # of the same, blank ones among them
+MAX_REQUESTS = 50_000  # of a file that is uploaded
+MAX_LINES = 2 * MAX_REQUESTS  # of the same, blank ones among them
 MAX_ID = 512  # characters of a custom_id
 _SHOWN = 60
 _OK = 200
@@ -29,7 +29,7 @@ _ID = re.compile(rb'{"id":"(batch_req[\w]*)-(\d+)","custom_id":')
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRequest:
     """A request of a batch.
 
     Attributes
@@ -47,7 +47,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
+class InvalidRequest:
     """A line that is no request; `message` says why."""
 
     line: int
@@ -56,7 +56,7 @@ class BadRow:
     code: str = "invalid_request"
 
 
-class Rows:
+class BatchRequests:
     """The requests of a file, each line for itself: one that is wrong costs no other its response.
 
     Parameters
@@ -74,42 +74,44 @@ class Rows:
         self._url = url
         self._max_bytes = max_bytes
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
+    def __iter__(self) -> Iterator[BatchRequest | InvalidRequest]:
         """Yield what each line holds; blank ones hold nothing."""
         seen: dict[str, int] = {}
         with self._path.open("rb") as file:
             for number, text in _lines(file, self._max_bytes):
                 if text == b"":
                     continue
-                row = self._read(number, text)
-                if isinstance(row, Row):
-                    first = seen.setdefault(row.custom_id, number)
+                request = self._read(number, text)
+                if isinstance(request, BatchRequest):
+                    first = seen.setdefault(request.custom_id, number)
                     if first != number:
-                        row = BadRow(number, row.custom_id, f"custom_id must be unique, and line {first} has it too")
-                yield row
+                        request = InvalidRequest(
+                            number, request.custom_id, f"custom_id must be unique, and line {first} has it too"
+                        )
+                yield request
 
-    def _read(self, number: int, text: bytes | None) -> Row | BadRow:
+    def _read(self, number: int, text: bytes | None) -> BatchRequest | InvalidRequest:
         if text is None:
-            return BadRow(number, None, f"a line must be at most {self._max_bytes} bytes long")
+            return InvalidRequest(number, None, f"a line must be at most {self._max_bytes} bytes long")
         try:
             check_size(text)
-            row = orjson.loads(text)
+            request = orjson.loads(text)
         except ApiError as error:
-            return BadRow(number, None, error.message)
+            return InvalidRequest(number, None, error.message)
         except orjson.JSONDecodeError as error:
-            return BadRow(number, None, f"a line must be a JSON object: {error.msg}", "invalid_json")
-        if not isinstance(row, dict):
-            return BadRow(number, None, f"a line must be a JSON object, got {_shown(row)}", "invalid_json")
-        custom_id = row.get("custom_id")
+            return InvalidRequest(number, None, f"a line must be a JSON object: {error.msg}", "invalid_json")
+        if not isinstance(request, dict):
+            return InvalidRequest(number, None, f"a line must be a JSON object, got {_shown(request)}", "invalid_json")
+        custom_id = request.get("custom_id")
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID:
             message = f"custom_id must be a text of 1 to {MAX_ID} characters, got {_shown(custom_id)}"
-            return BadRow(number, None, message)
-        if problem := self._problem(row):
-            return BadRow(number, custom_id, problem)
-        return Row(number, custom_id, row["url"], orjson.dumps(row["body"]))
+            return InvalidRequest(number, None, message)
+        if problem := self._problem(request):
+            return InvalidRequest(number, custom_id, problem)
+        return BatchRequest(number, custom_id, request["url"], orjson.dumps(request["body"]))
 
-    def _problem(self, row: dict[str, Any]) -> str | None:
-        method, url, body = (row.get(name) for name in ("method", "url", "body"))
+    def _problem(self, request: dict[str, Any]) -> str | None:
+        method, url, body = (request.get(name) for name in ("method", "url", "body"))
         if method != "POST":
             return f"method must be POST, got {_shown(method)}"
         if url not in BATCHED:
@@ -123,7 +125,7 @@ class Rows:
         return None
 
 
-def count_rows(path: Path, most: int, most_lines: int | None = None) -> int:
+def count_requests(path: Path, most: int, most_lines: int | None = None) -> int:
     """Return how many lines hold something; one more than `most` is enough to know.
 
     Parameters
@@ -142,7 +144,7 @@ def count_rows(path: Path, most: int, most_lines: int | None = None) -> int:
     return count
 
 
-def row_result(name: str, row: Row, reply: RowResponse) -> tuple[bytes, bool]:
+def result_line(name: str, request: BatchRequest, reply: BatchResponse) -> tuple[bytes, bool]:
     """Return the result of a request that was answered, and whether it belongs among the errors.
 
     Parameters
@@ -152,12 +154,14 @@ def row_result(name: str, row: Row, reply: RowResponse) -> tuple[bytes, bool]:
     """
     body: Any = orjson.Fragment(reply.body) if reply.body else None
     response = {"status_code": reply.status, "request_id": reply.request_id, "body": body}
-    return _result(name, row.line, row.custom_id, response, None), reply.status != _OK
+    return _result(name, request.line, request.custom_id, response, None), reply.status != _OK
 
 
-def row_error(name: str, row: Row | BadRow, code: str, message: str) -> bytes:
+def error_line(name: str, request: BatchRequest | InvalidRequest, code: str, message: str) -> bytes:
     """Return the result of a request that was not made."""
-    return _result(name, row.line, row.custom_id, None, {"code": code, "message": f"line {row.line}: {message}"})
+    return _result(
+        name, request.line, request.custom_id, None, {"code": code, "message": f"line {request.line}: {message}"}
+    )
 
 
 def line_of(result: bytes) -> int | None:
