@@ -147,7 +147,7 @@ class Operators {
   // y = the linear layer of `input`, or, float32 only, y +=. Rows that are made are as if they had been made before.
   virtual void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
                       bool accumulate) = 0;
-  // An input's rows as they are: its own, or, float32, those that its room is filled with.
+  // An input's rows as they are: its own, or, float32, those that its workspace is filled with.
   LinearInput as_rows(const LinearInput& input, int rows, int size) {
     return input.is_made() ? LinearInput(make_rows(input, rows, size)) : input;
   }
@@ -155,11 +155,11 @@ class Operators {
   const float* make_rows(const LinearInput& input, int rows, int size) {
     if (!input.is_made()) return input.x;
     if (input.norm != nullptr) {
-      norm(*input.norm, input.x, rows, size, input.room);
+      norm(*input.norm, input.x, rows, size, input.workspace);
     } else {
-      activate_gated(*input.gate, input.x, rows, size, input.room);
+      activate_gated(*input.gate, input.x, rows, size, input.workspace);
     }
-    return input.room;
+    return input.workspace;
   }
   // y = the MLP of the rows that `input` gives, or y +=. y may be what `input` is made of. What passes between the
   // layers has the type that both know.
@@ -229,11 +229,11 @@ class Operators {
   }
   // out [rows, heads, value_dim], float32 or of an attended_type
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) = 0;
-  // y = the linear layer of what paged_attention gives, or y +=. `room` [rows, heads, value_dim] may be filled with
-  // anything.
-  void project_attention(const AttentionParams& params, const HeadsView& q, float* room, const LinearWeight& weight,
-                         float* y, bool accumulate) {
-    const TypedRows attended(room, attended_type(params, types_of(weight, q.rows).rows));
+  // y = the linear layer of what paged_attention gives, or y +=. `workspace` [rows, heads, value_dim] may be filled
+  // with anything.
+  void project_attention(const AttentionParams& params, const HeadsView& q, float* workspace,
+                         const LinearWeight& weight, float* y, bool accumulate) {
+    const TypedRows attended(workspace, attended_type(params, types_of(weight, q.rows).rows));
     paged_attention(params, q, attended);
     linear(weight, LinearInput(attended.data, attended.type), q.rows, y, accumulate);
   }
@@ -252,7 +252,7 @@ class Operators {
                            int top_k, const int32_t* chosen, const float* weights, float* y) = 0;
 };
 
-// Room for float32 [rows, width].
+// Workspace for float32 [rows, width].
 inline AlignedBuffer float_buffer(Operators& ops, int rows, int width) {
   return ops.allocate(static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float));
 }

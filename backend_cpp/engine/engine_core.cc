@@ -60,7 +60,7 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       steps_(scheduler_, runner, counts_),
       sampler_(runner.traits().vocab_size) {
   blocks_.set_snapshot_interval(config.snapshot_interval);
-  if (speculator_ && config.plan.group_of(MemoryKind::kState) >= 0) speculator_->expect_redone_rows();
+  if (speculator_ && config.plan.group_of(MemoryKind::kState) >= 0) speculator_->expect_redone_tokens();
   if (events != nullptr) blocks_.observe(announcer_.emplace(config.block_len, *events));
 }
 
@@ -215,7 +215,7 @@ void EngineCore::step() {
 void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
   go_on(sequence, [&] {
     if (output.span.wanted == SpanRows::kAll) {
-      sequence->generation.take_prompt_rows(output.span.first_position, output.rows, output.logits, output.hidden);
+      sequence->generation.take_prompt_outputs(output.span.first_position, output.count, output.logits, output.hidden);
       if (sequence->pending() > 0) return FinishReason::kNone;
     }
     return output.span.drafts > 0 ? advance_over_drafts(*sequence, output) : advance(*sequence, output);
@@ -260,10 +260,10 @@ void EngineCore::go_on(const std::shared_ptr<Sequence>& shared, const std::funct
 
 FinishReason EngineCore::advance(Sequence& sequence, const SpanOutput& output) {
   if (output.chosen != nullptr) return sequence.generation.advance(*output.chosen);
-  return sequence.generation.advance(sampler_, output.logits_of(output.rows - 1), output.hidden_of(output.rows - 1));
+  return sequence.generation.advance(sampler_, output.logits_of(output.count - 1), output.hidden_of(output.count - 1));
 }
 
-// Chooses tokens from row after row, as long as the row's own token is the one that was chosen before it: then its
+// Chooses tokens from logits after logits, as long as their own token is the one that was chosen before: then its
 // logits are what a step of its own would have brought.
 FinishReason EngineCore::advance_over_drafts(Sequence& sequence, const SpanOutput& output) {
   const std::vector<int32_t>& drafts = sequence.drafts.tokens;
@@ -271,11 +271,11 @@ FinishReason EngineCore::advance_over_drafts(Sequence& sequence, const SpanOutpu
   size_t right = 0;
   FinishReason finish;
   do {
-    const auto row = static_cast<int>(right);
-    finish = sequence.generation.advance(sampler_, output.logits_of(row), output.hidden_of(row));
+    const auto index = static_cast<int>(right);
+    finish = sequence.generation.advance(sampler_, output.logits_of(index), output.hidden_of(index));
     const size_t taken = sequence.tokens.size() - known;
     while (right < std::min(taken, drafts.size()) && sequence.tokens[known + right] == drafts[right]) ++right;
-    if (right < taken || right == static_cast<size_t>(row)) break;
+    if (right < taken || right == static_cast<size_t>(index)) break;
   } while (finish == FinishReason::kNone);
   speculator_->note_drafts(sequence.drafts, static_cast<int>(right));
   scheduler_.take_drafts(sequence, static_cast<int>(right));

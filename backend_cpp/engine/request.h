@@ -96,8 +96,8 @@ struct Output {
   std::vector<TokenLogprobs> logprobs;  // of token_ids
   // With prompt_logprobs, once: of each token of `prompt`. The first one has none: NaN, and tokens of -1.
   std::vector<TokenLogprobs> prompt_logprobs;
-  std::vector<float> logits;         // [rows, vocab]
-  std::vector<float> hidden_states;  // [rows, hidden], after the final norm
+  std::vector<float> logits;         // [tokens, vocab]
+  std::vector<float> hidden_states;  // [tokens, hidden], after the final norm
   std::vector<float> embedding;      // with output_embedding: [hidden], the same of the prompt's last token
   double score = 0;                  // with scores_prompt: sum of -log p
   int scored_tokens = 0;

@@ -120,7 +120,7 @@ struct WideRows {
   void* values;  // float32 or bfloat16
 };
 
-// Room for the activations of one call; grows to the largest seen.
+// Workspace of the activations of one call; grows to the largest seen.
 class LinearScratch {
  public:
   QuantizedRows reserve_quantized(const LinearWeight& weight, const RowsLayout& layout, int rows);

@@ -19,18 +19,18 @@ struct LinearInput {
   // Of one of the types that the layer reads (LinearTypes).
   LinearInput(const void* rows, DType rows_type) : x(static_cast<const float*>(rows)), type(rows_type) {}
 
-  // Of x [rows, in_features]. `room` of that size may be filled with them.
-  static LinearInput normed(const NormWeight& norm, const float* x, float* room) {
+  // Of x [rows, in_features]. `workspace` of that size may be filled with them.
+  static LinearInput normed(const NormWeight& norm, const float* x, float* workspace) {
     LinearInput input(x);
     input.norm = &norm;
-    input.room = room;
+    input.workspace = workspace;
     return input;
   }
-  // Of gate_up [rows, 2 in_features], as activate_gated. `room` [rows, in_features] may be filled with them.
-  static LinearInput gated(Activation activation, const float* gate_up, float* room) {
+  // Of gate_up [rows, 2 in_features], as activate_gated. `workspace` [rows, in_features] may be filled with them.
+  static LinearInput gated(Activation activation, const float* gate_up, float* workspace) {
     LinearInput input(gate_up);
     input.gate = activation;
-    input.room = room;
+    input.workspace = workspace;
     return input;
   }
 
@@ -49,7 +49,7 @@ struct LinearInput {
   const NormWeight* norm = nullptr;
   std::optional<Activation> gate;
   const float* bias = nullptr;  // [columns of x], to be added to x where it is gated; null: 0
-  float* room = nullptr;
+  float* workspace = nullptr;
 };
 
 // What a linear layer reads and writes in addition to float32, for a number of rows.
@@ -58,21 +58,21 @@ struct LinearTypes {
   DType rows = DType::kFloat32;
   // Of results that nothing is added to; a layer with a bias has none. kFloat16 is of y / kHalfRange (the device's), so
   // y may be up to 2^20, and one under 1e-3 is off by up to 2^-21 instead of 2^-11 |y|; kBFloat16 is off by up to
-  // 2^-9 |y|. There is to be room for a multiple of 16 rows.
+  // 2^-9 |y|. It holds a multiple of 16 rows.
   DType result = DType::kFloat32;
   // Whether it makes norms and activations as it reads what they are made of, which may have the type of any layer's
   // results where it is gated.
   bool makes_rows = false;
 };
 
-// The linear layers of a gated MLP, down(act(gate(x)) * up(x)), and room for what passes between them, which nobody
-// else reads: a device may keep it in any form.
+// The linear layers of a gated MLP, down(act(gate(x)) * up(x)), and workspace for what passes between them, which
+// nobody else reads: a device may keep it in any form.
 struct GatedMlp {
   const LinearWeight& gate_up;  // the first half of its outputs is gate, the second up
   Activation activation;
   const LinearWeight& down;
-  float* projected;  // room for [rows, gate_up.out_features]
-  float* activated;  // room for [rows, down.in_features]
+  float* projected;  // workspace [rows, gate_up.out_features]
+  float* activated;  // workspace [rows, down.in_features]
 
   LinearInput between() const { return LinearInput::gated(activation, projected, activated); }
 };

@@ -48,7 +48,7 @@ struct LoraRows {
   int max_rank = 0;  // no adapter of the rows has a layer of a higher rank
 };
 
-// Room for what one call hands to the threads; grows to the largest seen.
+// Workspace of what one call hands to the threads; grows to the largest seen.
 struct LoraTask {
   const LoraWeight* weight;
   int row;

@@ -51,7 +51,7 @@ struct ExpertWeight {
   bool is_gated() const { return gate_up.out_features != down.in_features; }
 };
 
-// Room for one call of add_experts; grows to the largest seen.
+// Workspace of one call of add_experts; grows to the largest seen.
 struct ExpertScratch {
   std::vector<int32_t> first_pair;  // [experts + 1]; where an expert's rows begin in `rows`
   std::vector<int32_t> rows;        // [rows top_k]; rows of x, sorted by expert

@@ -104,7 +104,7 @@ struct StepOutput {
   // For how long a device alongside the host has worked on it; 0 where the host itself has.
   double device_seconds = 0;
   // Where ModelRunner::keep_hidden says so: of all rows, [rows, width].
-  const float* row_hidden = nullptr;
+  const float* token_hidden = nullptr;
 };
 
 // Of a head: layers that draft which token follows a token, out of what another model made of the one before it.
@@ -179,7 +179,7 @@ class ModelRunner {
     (void)prompt_len;
     return 0;
   }
-  // From now on, steps bring StepOutput::row_hidden: the hidden states in front of these layers, joined; without
+  // From now on, steps bring StepOutput::token_hidden: the hidden states in front of these layers, joined; without
   // layers, those after the final norm. Throws Error that says why they cannot be had.
   virtual void keep_hidden(const std::vector<int>& layers) {
     (void)layers;

@@ -480,7 +480,7 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
     if (block.shares_norm) {
       mlp_input = input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
     } else {
-      mlp_input.room = mlp_input_.as<float>();
+      mlp_input.workspace = mlp_input_.as<float>();
       mlp_input = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
     }
   }
@@ -636,7 +636,7 @@ void NativeRunner::give_out(const Outputs& outputs, int projected) {
     output_ = {};
     output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
     output_.hidden = streams_.size() > 0 ? streams_.as<float>() : output_rows_.as<float>();
-    output_.row_hidden = kept_.size() > 0 ? kept_.as<float>() : nullptr;
+    output_.token_hidden = kept_.size() > 0 ? kept_.as<float>() : nullptr;
     return;
   }
   for (int first = 0; first < outputs.count() && !spec_.encoder; first += logit_rows_at_once_) {

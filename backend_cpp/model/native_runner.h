@@ -146,7 +146,7 @@ class NativeRunner final : public ModelRunner {
   AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
   AlignedBuffer streams_;      // of output rows in front of the last norm, where a head continues with these
   std::vector<int> kept_layers_;
-  AlignedBuffer kept_;                 // StepOutput::row_hidden, where it is asked for
+  AlignedBuffer kept_;                 // StepOutput::token_hidden, where it is asked for
   std::vector<DecodingShape> shapes_;  // that steps may be prepared for
   AlignedBuffer logit_parts_;          // [ranks, rows, vocab_part_], where the vocabulary is divided
 

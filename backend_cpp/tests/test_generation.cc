@@ -364,8 +364,8 @@ TEST(rows_of_the_prompt_are_taken_once_and_the_last_is_the_responses) {
   Asked asked([](GenerationParams& params) { params.hidden_states = RowsWanted::kAll; });
   const std::vector<float> logits(3 * kStubVocab, 0.0f);
   const std::vector<float> hidden = {10, 11, 12};
-  asked.generation.take_prompt_rows(0, 2, logits.data(), hidden.data());
-  asked.generation.take_prompt_rows(0, 3, logits.data(), hidden.data());  // again, after a preemption
+  asked.generation.take_prompt_outputs(0, 2, logits.data(), hidden.data());
+  asked.generation.take_prompt_outputs(0, 3, logits.data(), hidden.data());  // again, after a preemption
   CHECK(asked.generation.take_output(FinishReason::kNone)->hidden_states == std::vector<float>({10, 11}));
 }
 

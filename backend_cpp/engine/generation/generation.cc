@@ -31,7 +31,7 @@ Generation::Generation(std::shared_ptr<const GenerationRules> rules, int index, 
       bad_word_states_(rules_->bad_words.begin()),
       thinking_(rules_->params),
       text_(rules_->stop_strings),
-      prompt_rows_(*rules_, index) {
+      prompt_outputs_(*rules_, index) {
   static_cast<SamplingParams&>(choice_) = rules_->sampling;
   choice_.seed = seed + static_cast<uint64_t>(index) * kSeedStride;
   choice_.sequence = sequence;
@@ -91,7 +91,7 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
   const TokenChoice& how = choice(0);
   const bool is_unmasked = matcher_ && how.mask == nullptr;
-  std::vector<float>& unadjusted = sampler.room();
+  std::vector<float>& unadjusted = sampler.workspace();
   if (is_unmasked) unadjusted.assign(logits, logits + vocab);
   penalties_.apply(logits);
   for (const int32_t token : how.forbidden) logits[token] = -std::numeric_limits<float>::infinity();

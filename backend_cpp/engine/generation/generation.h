@@ -17,7 +17,7 @@
 #include "device/token_choice.h"
 #include "engine/generation/generation_rules.h"
 #include "engine/generation/penalties.h"
-#include "engine/generation/prompt_rows.h"
+#include "engine/generation/prompt_outputs.h"
 #include "engine/generation/sampler.h"
 #include "engine/generation/text_stream.h"
 #include "engine/generation/thinking_budget.h"
@@ -44,7 +44,7 @@ class Generation {
   bool needs_known_tokens() const {
     return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
   }
-  // Whether it continues from row to row at once, so that rows after drafted tokens can be of use.
+  // Whether it continues from token to token at once, so that logits after drafted tokens can be of use.
   bool can_take_drafts() const { return generated() > 0 && !waits_for_grammar(); }
   // How many of such tokens, drafts at what comes next, it can go over without waiting for its grammar.
   size_t can_take_of(std::span<const int32_t> drafts) {
@@ -57,21 +57,21 @@ class Generation {
   // How a runner is to choose the token after those known and `unseen` more. Valid until the next call.
   const TokenChoice& choice(int in_flight);
 
-  // Takes the next token, and those after it that a grammar leaves no choice about: chosen from its row, logits
+  // Takes the next token, and those after it that a grammar leaves no choice about: chosen from its logits
   // [vocab] (changed) and hidden [hidden], or by a runner. Returns why the response ends, kNone where it continues.
   // Throws Error where no token can come; the response is then to be ended.
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
   FinishReason advance(const ChosenToken& chosen);
 
-  // Whether it has a row and does not know yet what its grammar allows: it sits out steps until can_resume(). resume()
-  // is then advance() with that row.
+  // Whether it has logits and does not know yet what its grammar allows: it sits out steps until can_resume(). resume()
+  // is then advance() with those.
   bool waits_for_grammar() const { return !kept_logits_.empty(); }
   bool can_resume();
   FinishReason resume(Sampler& sampler);
 
-  // Takes what was computed of its prompt (engine/generation/prompt_rows.h).
-  void take_prompt_rows(int first, int count, const float* logits, const float* hidden) {
-    prompt_rows_.take(tokens_, first, count, logits, hidden, unsent_);
+  // Takes what was computed of its prompt (engine/generation/prompt_outputs.h).
+  void take_prompt_outputs(int first, int count, const float* logits, const float* hidden) {
+    prompt_outputs_.take(tokens_, first, count, logits, hidden, unsent_);
   }
 
   // ---- its end ----
@@ -105,11 +105,11 @@ class Generation {
   std::vector<int32_t> only_;  // the mask that leaves the token that has to come
   std::unique_ptr<GrammarMatcher> matcher_;
   bool needs_few_verdicts_ = false;  // the grammar's, on the most likely tokens; else all of them
-  // The row that waits for what matcher_ allows; empty: none does.
+  // The logits that wait for what matcher_ allows; empty: none does.
   std::vector<float> kept_logits_;
   std::vector<float> kept_hidden_;
   TextStream text_;
-  PromptRows prompt_rows_;
+  PromptOutputs prompt_outputs_;
   Output unsent_;
   int32_t stop_token_ = -1;
 };

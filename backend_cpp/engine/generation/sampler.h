@@ -8,7 +8,7 @@
 
 namespace turbomind {
 
-// One for all responses: it keeps nothing between two calls but room to work in. Used by the step thread only.
+// One for all responses: it keeps nothing between two calls but its workspace. Used by the step thread only.
 class Sampler {
  public:
   explicit Sampler(int vocab_size) : vocab_size_(vocab_size) {}
@@ -23,8 +23,8 @@ class Sampler {
   // This many of the tokens that are not forbidden, the most likely first, as sample() orders them. None: the logits
   // hold NaN or allow no token.
   std::vector<int32_t> most_likely(const float* logits, int count);
-  // Room for a row of logits as it was; what is in it holds until the next response.
-  std::vector<float>& room() { return room_; }
+  // Holds logits [vocab] as they were until the next response.
+  std::vector<float>& workspace() { return workspace_; }
 
  private:
   struct Candidate {
@@ -47,7 +47,7 @@ class Sampler {
   std::vector<float> weights_;     // [vocab]
   std::vector<float> chunk_sums_;  // of weights_
   std::vector<float> maxima_;      // of chunks of logits
-  std::vector<float> room_;
+  std::vector<float> workspace_;
 };
 
 }  // namespace turbomind

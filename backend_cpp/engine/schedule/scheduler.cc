@@ -17,19 +17,19 @@ void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_p
 }
 
 SpanRows wanted_rows(const Sequence& sequence) {
-  const bool wants_prompt_rows = sequence.params().looks_at_prompt() && sequence.cached() < sequence.prompt_len();
-  if (wants_prompt_rows) return SpanRows::kAll;
+  const bool wants_prompt = sequence.params().looks_at_prompt() && sequence.cached() < sequence.prompt_len();
+  if (wants_prompt) return SpanRows::kAll;
   return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
 
-// Whether there is anything to compute: not while the last row waits for a grammar; after a token that nobody has
+// Whether there is anything to compute: not while the last logits wait for a grammar; after a token that nobody has
 // seen, only if it cannot be the response's last.
 bool has_next_row(const Sequence& sequence) {
   if (sequence.generation.waits_for_grammar()) return false;
   return sequence.in_flight == 0 || sequence.chosen() < sequence.params().max_new_tokens;
 }
 
-// Whether one row is left to compute, for the next token of a response.
+// Whether one token is left to compute, for the next token of a response.
 bool is_decoding(Sequence& sequence) {
   return sequence.pending() == 1 && sequence.chosen() > 0 && has_next_row(sequence) &&
          sequence.images.unwritten(sequence.cached(), sequence.cached() + 1).empty();
@@ -100,7 +100,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   }
   if (config_.reads_whole) {
     plan_texts();
-    return add_rows(step);
+    return add_spans(step);
   }
   int budget = config_.max_step_tokens;
   int fills = 0;
@@ -133,7 +133,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   }
   step.was_short_of_blocks = is_short && !may_preempt;
   if (speculator_ != nullptr) add_drafts(budget);
-  add_rows(step);
+  add_spans(step);
 }
 
 // Texts of an encoder for a step: whole ones.
@@ -156,8 +156,8 @@ void Scheduler::plan_texts() {
   }
 }
 
-// The rows of the sequences that were planned.
-void Scheduler::add_rows(Step& step) {
+// The spans of the sequences that were planned.
+void Scheduler::add_spans(Step& step) {
   for (auto& sequence : running_) {
     const size_t fills_before = step.input.fills.size();
     sequence->images.add_fills(step.input.fills);
@@ -183,10 +183,10 @@ void Scheduler::add_rows(Step& step) {
 }
 
 // Drafts for the responses that continue in the step.
-void Scheduler::add_drafts(int room) {
-  const int rows = config_.max_step_tokens - room;
+void Scheduler::add_drafts(int free_tokens) {
+  const int step_tokens = config_.max_step_tokens - free_tokens;
   const bool has_state = blocks_.plan().group_of(MemoryKind::kState) >= 0;
-  if (!speculator_->may_pay(rows)) return;
+  if (!speculator_->may_pay(step_tokens)) return;
   std::vector<Speculator::Candidate> candidates;
   std::vector<Sequence*> sequences;
   for (const auto& sequence : running_) {
@@ -207,9 +207,9 @@ void Scheduler::add_drafts(int room) {
   // What drafts writes into pages of the arena, as the step will.
   const bool has_memory = blocks_.plan().group_of(MemoryKind::kDraft) >= 0;
   if (has_memory && !candidates.empty()) move_pages_(blocks_.take_moves());
-  speculator_->draft(candidates, rows, room);
+  speculator_->draft(candidates, step_tokens, free_tokens);
   for (Sequence* sequence : sequences) {
-    sequence->memory.publish_drafts(blocks_, sequence->prefix(), sequence->drafts.rows);
+    sequence->memory.publish_drafts(blocks_, sequence->prefix(), sequence->drafts.cached);
     take_own_drafts(*sequence);
   }
 }
@@ -233,20 +233,20 @@ bool Scheduler::is_redoing(const Sequence& sequence) const {
          sequence.cached() >= sequence.prompt_len() && blocks_.plan().group_of(MemoryKind::kState) >= 0;
 }
 
-void Scheduler::note_hidden(const Step& step, const float* row_hidden) {
+void Scheduler::note_hidden(const Step& step, const float* token_hidden) {
   std::vector<Drafter::Seen> seen;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     Sequence& sequence = *step.sequences[i];
     if (sequence.is_open) seen.push_back({step.input.spans[i], sequence.tokens, sequence.drafts.hidden});
   }
-  speculator_->note_hidden(seen, row_hidden);
+  speculator_->note_hidden(seen, token_hidden);
 }
 
 bool Scheduler::would_draft(const Step& step) const {
-  const auto rows = static_cast<int>(step.input.tokens.size());
+  const auto step_tokens = static_cast<int>(step.input.tokens.size());
   return speculator_ != nullptr && std::ranges::any_of(step.sequences, [&](const auto& sequence) {
            return sequence->is_open && sequence->generation.can_take_drafts() &&
-                  speculator_->would_draft(candidate(blocks_, *sequence, most_drafts(*sequence)), rows);
+                  speculator_->would_draft(candidate(blocks_, *sequence, most_drafts(*sequence)), step_tokens);
          });
 }
 
@@ -266,8 +266,8 @@ int Scheduler::chunk_of(const Sequence& sequence, int budget) const {
   return (cut_image(stop) == nullptr ? stop : end) - begin;
 }
 
-// Plans to write the images that the next `tokens` of a sequence look at, as far as a step has room. Returns how many
-// of these tokens can run in it; negative: the sequence was preempted, or has no place for an image.
+// Plans to write the images that the next `tokens` of a sequence look at, as far as a step has free tokens.
+// Returns how many of these tokens can run in it; negative: the sequence was preempted, or has no place for an image.
 int Scheduler::plan_images(Sequence& sequence, int tokens, int& fills, bool may_preempt) {
   if (tokens == 0) return 0;
   for (ImageBlocks::Held* held : sequence.images.unwritten(sequence.cached(), sequence.cached() + tokens)) {

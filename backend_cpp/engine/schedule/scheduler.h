@@ -2,7 +2,7 @@
 //
 // Order. Sequences are served by priority, then by arrival.
 //
-// Rows. A step holds at most `max_step_tokens` rows. Every decoding sequence gets its row first, so a long prompt never
+// Tokens. A step holds at most `max_step_tokens`. Every decoding sequence gets its token first, so a long prompt never
 // delays running responses; what is left of the budget goes to prompts, cut into chunks. At least a quarter of the
 // budget is left for prompts (max_batch_size is at most three quarters of max_step_tokens), so running responses never
 // starve one.
@@ -96,8 +96,8 @@ class Scheduler {
   // Of the drafts of a sequence in a committed step the first `count` were right, and are tokens of it now. It has
   // none any more.
   void take_drafts(Sequence& sequence, int count);
-  // What the runner made of every row of a step, where it hands that out: row_hidden [rows, width].
-  void note_hidden(const Step& step, const float* row_hidden);
+  // The hidden states of every token of a step, where the runner hands them out: token_hidden [tokens, width].
+  void note_hidden(const Step& step, const float* token_hidden);
   // Whether the step after `step` had better wait for its tokens, since these say what to draft.
   bool would_draft(const Step& step) const;
 
@@ -118,10 +118,10 @@ class Scheduler {
  private:
   void plan(Step& step, bool may_preempt);
   void plan_texts();
-  void add_rows(Step& step);
+  void add_spans(Step& step);
   int chunk_of(const Sequence& sequence, int budget) const;
   int plan_images(Sequence& sequence, int tokens, int& fills, bool may_preempt);
-  void add_drafts(int room);
+  void add_drafts(int free_tokens);
   bool is_redoing(const Sequence& sequence) const;
   void take_own_drafts(Sequence& sequence);
   int missing_pages(const Sequence& sequence) const;

@@ -378,10 +378,10 @@ int SequenceMemory::drop_backup(BlockCache& cache) {
   return std::exchange(noted_, 0);
 }
 
-void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, int rows) {
+void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, int count) {
   const int group = cache.plan().group_of(MemoryKind::kDraft);
   if (group < 0 || cache.group(group).is_apart) return;
-  for (; published_drafts_ < published_ && (published_drafts_ + 1) * cache.block_len() <= rows; ++published_drafts_) {
+  for (; published_drafts_ < published_ && (published_drafts_ + 1) * cache.block_len() <= count; ++published_drafts_) {
     const auto place = static_cast<size_t>(published_drafts_);
     const int32_t own = groups_[static_cast<size_t>(group)].blocks[place];
     const int32_t block = cache.attach(prefix, published_drafts_, path_[place], group, own);

@@ -65,8 +65,8 @@ class SequenceMemory {
   // They are. Returns how many were noted; advance() is to count them now.
   int drop_backup(BlockCache& cache);
   bool has_backup() const { return backup_ != kNoBlock; }
-  // The drafter has computed the rows of the first `rows` tokens.
-  void publish_drafts(BlockCache& cache, const PrefixKey& prefix, int rows);
+  // The drafter has computed the first `count` tokens.
+  void publish_drafts(BlockCache& cache, const PrefixKey& prefix, int count);
   // Gives everything back.
   void give_up(BlockCache& cache, Keep keep);
 

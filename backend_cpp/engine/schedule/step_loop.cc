@@ -63,7 +63,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
   const StepOutput output = runner_.take();
   stats_.forward_seconds +=
       output.device_seconds > 0 ? output.device_seconds : step.begin_seconds + seconds_between(start, Clock::now());
-  if (output.row_hidden != nullptr) scheduler_.note_hidden(step, output.row_hidden);
+  if (output.token_hidden != nullptr) scheduler_.note_hidden(step, output.token_hidden);
   float* logits = output.logits;
   const float* hidden = output.hidden;
   const ChosenToken* chosen = output.chosen;
@@ -71,15 +71,15 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
     Sequence& sequence = *step.sequences[i];
     const StepSpan& span = step.input.spans[i];
     const bool has_chosen = span.choice != nullptr;
-    const int rows = span.wanted_rows();
+    const int count = span.wanted_rows();
     if (has_chosen) --sequence.in_flight;
-    if (sequence.is_open && (has_chosen || rows > 0)) {
-      on_output(step.sequences[i], {span, has_chosen ? chosen : nullptr, rows, logits, hidden,
+    if (sequence.is_open && (has_chosen || count > 0)) {
+      on_output(step.sequences[i], {span, has_chosen ? chosen : nullptr, count, logits, hidden,
                                     runner_.traits().vocab_size, runner_.traits().hidden_size});
     }
     if (has_chosen) ++chosen;
-    if (logits != nullptr) logits += static_cast<size_t>(rows) * runner_.traits().vocab_size;
-    hidden += static_cast<size_t>(rows) * runner_.traits().hidden_size;
+    if (logits != nullptr) logits += static_cast<size_t>(count) * runner_.traits().vocab_size;
+    hidden += static_cast<size_t>(count) * runner_.traits().hidden_size;
   }
   step.sequences.clear();  // ended ones hold their callers' callbacks
   step.looking.clear();

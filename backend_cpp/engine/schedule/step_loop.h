@@ -25,14 +25,14 @@ namespace turbomind {
 struct SpanOutput {
   const StepSpan& span;
   const ChosenToken* chosen;  // the token that the runner chose; null: it chose none
-  int rows;                   // wanted tokens; the last of them is the span's last
-  float* logits;              // [rows, vocab], writable
-  const float* hidden;        // [rows, hidden]
+  int count;                  // wanted tokens; the last of them is the span's last
+  float* logits;              // [count, vocab], writable
+  const float* hidden;        // [count, hidden]
   int vocab_size;
   int hidden_size;
 
-  float* logits_of(int row) const { return logits + static_cast<ptrdiff_t>(row) * vocab_size; }
-  const float* hidden_of(int row) const { return hidden + static_cast<ptrdiff_t>(row) * hidden_size; }
+  float* logits_of(int index) const { return logits + static_cast<ptrdiff_t>(index) * vocab_size; }
+  const float* hidden_of(int index) const { return hidden + static_cast<ptrdiff_t>(index) * hidden_size; }
 };
 
 class StepLoop {
@@ -40,7 +40,7 @@ class StepLoop {
   // Called for each open sequence that a step brings something for. Must not throw; may end sequences.
   using OnOutput = std::function<void(const std::shared_ptr<Sequence>&, const SpanOutput&)>;
 
-  // `stats`: counts steps, rows and time.
+  // `stats`: counts steps, tokens and time.
   StepLoop(Scheduler& scheduler, ModelRunner& runner, EngineStats& stats)
       : scheduler_(scheduler), runner_(runner), stats_(stats) {}
 

@@ -9,7 +9,7 @@ namespace turbomind {
 
 namespace {
 
-// Of the rows of a step: all of few, else those whose next tokens are not known.
+// Of the tokens of a step: all of few, else those whose next tokens are not known.
 int rows_to_keep(const StepSpan& span) {
   return span.count <= 1 + kMaxDrafts ? span.count : 1 + span.drafts;
 }
@@ -25,21 +25,21 @@ DraftHead::DraftHead(ModelRunner& runner, int max_rows, int vocab_size)
       sampler_(traits_.tokens.empty() ? runner.traits().vocab_size : vocab_size),
       spread_(traits_.tokens.empty() ? 0 : static_cast<size_t>(vocab_size)) {}
 
-// Whatever it has not run yet goes along with the row of the first draft.
-int DraftHead::missing_rows(const Work& work) {
+// Whatever it has not run yet goes along with the token of the first draft.
+int DraftHead::missing_tokens(const Work& work) {
   (void)work;
   return 1;
 }
 
-void DraftHead::see(std::span<const Seen> all, const float* row_hidden) {
+void DraftHead::see(std::span<const Seen> all, const float* token_hidden) {
   std::vector<Due> due;
   const auto rows_of = [&](const StepSpan& span) {
-    return row_hidden + static_cast<ptrdiff_t>(span.first_row) * width_;
+    return token_hidden + static_cast<ptrdiff_t>(span.first_row) * width_;
   };
   for (const auto& [span, tokens, kept] : all) {
     const int before = std::min(span.first_position - kept.first, count_of(kept));
     if (before > 0) {
-      due.push_back({tokens.data() + kept.first + 1, before, kept.first, span.tables, kept.rows.data(), false});
+      due.push_back({tokens.data() + kept.first + 1, before, kept.first, span.tables, kept.states.data(), false});
     }
     const int now = span.count - rows_to_keep(span);
     due.push_back(
@@ -51,7 +51,7 @@ void DraftHead::see(std::span<const Seen> all, const float* row_hidden) {
     kept.first = span.first_position + span.count - count;
     if (kept.begin < 0) kept.begin = span.first_position;
     const float* end = rows_of(span) + static_cast<ptrdiff_t>(span.count) * width_;
-    kept.rows.assign(end - static_cast<ptrdiff_t>(count) * width_, end);
+    kept.states.assign(end - static_cast<ptrdiff_t>(count) * width_, end);
   }
 }
 
@@ -59,11 +59,11 @@ void DraftHead::draft(std::span<const Work> all, int count) {
   std::vector<Running> running;
   std::vector<Due> due;
   for (const Work& work : all) {
-    const HiddenRows& kept = work.hidden;
+    const HiddenStates& kept = work.hidden;
     const int last = static_cast<int>(work.tokens.size()) - 2;
-    const int rows = last + 1 - kept.first;
-    if (rows < 1 || rows > count_of(kept)) continue;
-    due.push_back({work.tokens.data() + kept.first + 1, rows, kept.first, &work.tables, kept.rows.data(), true});
+    const int missing = last + 1 - kept.first;
+    if (missing < 1 || missing > count_of(kept)) continue;
+    due.push_back({work.tokens.data() + kept.first + 1, missing, kept.first, &work.tables, kept.states.data(), true});
     running.push_back({&work, last + 1, -1, {}});
   }
   int width = width_;
@@ -72,10 +72,10 @@ void DraftHead::draft(std::span<const Work> all, int count) {
         [&](size_t index, float* logits, const float* hidden) { draft(running[index], i, logits, hidden); });
     if (i == 0) {
       for (const Running& one : running) {
-        HiddenRows& kept = one.work->hidden;
+        HiddenStates& kept = one.work->hidden;
         kept = {kept.begin, one.position, {}};
         // Where tokens before the first that was seen are missing, those after it are worth less to others.
-        one.work->rows = kept.begin <= one.work->found_rows ? kept.first : 0;
+        one.work->cached = kept.begin <= one.work->cached_tokens ? kept.first : 0;
       }
     }
     std::erase_if(running, [&](const Running& one) { return one.token < 0 || one.token >= vocab_size_; });
@@ -127,8 +127,8 @@ void DraftHead::run(std::span<const Due> all, int width, bool is_own, const OnLa
                              .prompt_len = due.first_position + done + count});
       // An image's tokens may be any number.
       for (int i = 0; i < count; ++i) input.tokens.push_back(std::clamp(due.tokens[done + i], 0, vocab_size_ - 1));
-      const float* rows = due.hidden + static_cast<ptrdiff_t>(done) * width;
-      input.alongside.insert(input.alongside.end(), rows, rows + static_cast<ptrdiff_t>(count) * width);
+      const float* states = due.hidden + static_cast<ptrdiff_t>(done) * width;
+      input.alongside.insert(input.alongside.end(), states, states + static_cast<ptrdiff_t>(count) * width);
       if (is_wanted) wanted.push_back(index);
       done += count;
     }

@@ -1,9 +1,9 @@
-// A head that drafts how sequences continue (model/head/head_input.h): its row for a token, made of what the model made
-// of that token and of which token follows it, brings the token after.
+// A head that drafts how sequences continue (model/head/head_input.h): its output for a token, made of what the model
+// made of that token and of which token follows it, brings the token after.
 //
 //   tokens of the sequence      t0  t1  ...  t(n-1)  t(n)        t(n) was chosen, and is not computed yet
 //   hidden states of the model  h0  h1  ...  h(n-1)
-//   rows of the head            (h0, t1)  ...  (h(n-1), t(n))    -> t(n+1), a draft
+//   outputs of the head         (h0, t1)  ...  (h(n-1), t(n))    -> t(n+1), a draft
 //
 // Its keys and values are a cache group (model/cache_plan.h), so it finds tokens of shared prefixes as the model does.
 // It must see each step of the model: the hidden states of a prompt's tokens are used at once, those of the last few
@@ -28,9 +28,9 @@ class DraftHead final : public Drafter {
   // `runner` is a head for a model with `vocab_size` tokens; it must outlive this.
   DraftHead(ModelRunner& runner, int max_rows, int vocab_size);
 
-  int missing_rows(const Work& work) override;
+  int missing_tokens(const Work& work) override;
   void draft(std::span<const Work> all, int count) override;
-  void see(std::span<const Seen> all, const float* row_hidden) override;
+  void see(std::span<const Seen> all, const float* token_hidden) override;
 
  private:
   // Tokens of a sequence that are to be run.
@@ -40,20 +40,20 @@ class DraftHead final : public Drafter {
     int first_position;
     const PageTables* tables;
     const float* hidden;  // [count, width]
-    bool is_wanted;       // what the last row brings
+    bool is_wanted;       // what the last token brings
   };
   // A sequence in the steps of one call of draft().
   struct Running {
     const Work* work;
-    int position;               // of its next row
+    int position;               // of its next token
     int32_t token;              // its last draft
     std::vector<float> hidden;  // after it
   };
-  // What came of the last row of due rows number `index`: logits (changed) and hidden state.
+  // What came of the last token of due number `index`: logits (changed) and hidden state.
   using OnLast = std::function<void(size_t index, float* logits, const float* hidden)>;
 
-  int count_of(const HiddenRows& hidden) const { return static_cast<int>(hidden.rows.size()) / width_; }
-  // `width`: of each row's hidden states, the head's own if `is_own`.
+  int count_of(const HiddenStates& hidden) const { return static_cast<int>(hidden.states.size()) / width_; }
+  // `width`: of each hidden state, the head's own if `is_own`.
   void run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last);
   void draft(Running& running, int ahead, float* logits, const float* hidden);
 

@@ -8,7 +8,7 @@ namespace turbomind {
 DraftModel::DraftModel(ModelRunner& runner, int max_rows, int vocab_size)
     : runner_(runner), max_rows_(max_rows), vocab_size_(vocab_size), sampler_(runner.traits().vocab_size) {}
 
-int DraftModel::missing_rows(const Work& work) {
+int DraftModel::missing_tokens(const Work& work) {
   return static_cast<int>(work.tokens.size()) - cached_rows(work);
 }
 
@@ -66,14 +66,14 @@ void DraftModel::run(std::vector<Running>& running) {
 // Remembers what the tokens of a sequence are.
 void DraftModel::keep(const Running& done) {
   done.work->cache.tokens.assign(done.tokens.begin(), done.tokens.begin() + done.cached);
-  done.work->rows = std::min(static_cast<int>(done.work->tokens.size()), done.cached);
+  done.work->cached = std::min(static_cast<int>(done.work->tokens.size()), done.cached);
 }
 
 // The last token always runs: what it leads to is wanted.
 int DraftModel::cached_rows(const Work& work) {
   const auto most = std::ssize(work.tokens) - 1;
   const auto same = std::ranges::mismatch(work.cache.tokens, work.tokens).in1 - work.cache.tokens.begin();
-  return static_cast<int>(std::min(std::max<ptrdiff_t>(same, work.found_rows), most));
+  return static_cast<int>(std::min(std::max<ptrdiff_t>(same, work.cached_tokens), most));
 }
 
 }  // namespace turbomind

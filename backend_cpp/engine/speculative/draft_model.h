@@ -22,7 +22,7 @@ class DraftModel final : public Drafter {
   // tokens.
   DraftModel(ModelRunner& runner, int max_rows, int vocab_size);
 
-  int missing_rows(const Work& work) override;
+  int missing_tokens(const Work& work) override;
   void draft(std::span<const Work> all, int count) override;
 
  private:

@@ -13,29 +13,29 @@
 
 namespace turbomind {
 
-// Of one sequence: the tokens whose rows are in a draft model's memory.
+// Of one sequence: the tokens that are in a draft model's cache.
 struct DraftCache {
   std::vector<int32_t> tokens;
 };
 
 // Of one sequence: what the model made of its last tokens, as a head takes it.
-struct HiddenRows {
-  int begin = -1;           // position of the first row that was ever seen, -1: none was
-  int first = 0;            // position of the first of those kept
-  std::vector<float> rows;  // [count, HeadTraits::width]
+struct HiddenStates {
+  int begin = -1;             // position of the first token that was ever seen, -1: none was
+  int first = 0;              // position of the first of those kept
+  std::vector<float> states;  // [count, HeadTraits::width]
 };
 
 class Drafter {
  public:
-  // A sequence to draft for. `tables` has places for the tokens and all drafts but the last; of the rows there, the
-  // first `found_rows` were found in the cache.
+  // A sequence to draft for. `tables` has places for the tokens and all drafts but the last; of these, the first
+  // `cached_tokens` were found in the cache.
   struct Work {
     const std::vector<int32_t>& tokens;
     const PageTables& tables;
-    int found_rows;
+    int cached_tokens;
     DraftCache& cache;
-    HiddenRows& hidden;
-    int& rows;                                       // gets how many leading tokens have their rows in the memory now
+    HiddenStates& hidden;
+    int& cached;                                     // gets how many leading tokens are in the drafter's cache now
     std::function<const SamplingParams&(int)> rule;  // how its next token, and those after, are chosen
     std::vector<int32_t>& drafts;                    // gets the drafts
   };
@@ -43,19 +43,19 @@ class Drafter {
   struct Seen {
     const StepSpan& span;
     const std::vector<int32_t>& tokens;  // of the sequence, which has none of the step's drafts yet
-    HiddenRows& hidden;
+    HiddenStates& hidden;
   };
 
   virtual ~Drafter() = default;
 
   // Tokens that it has to run before the first draft for a sequence.
-  virtual int missing_rows(const Work& work) = 0;
+  virtual int missing_tokens(const Work& work) = 0;
   // Drafts `count` tokens of each, or fewer where a draft is none of the model's tokens, or where it knows too little.
   virtual void draft(std::span<const Work> all, int count) = 0;
-  // A step was run; row_hidden [rows of the step, width] as StepOutput has it.
-  virtual void see(std::span<const Seen> all, const float* row_hidden) {
+  // A step was run; token_hidden [tokens of the step, width] as StepOutput has it.
+  virtual void see(std::span<const Seen> all, const float* token_hidden) {
     (void)all;
-    (void)row_hidden;
+    (void)token_hidden;
   }
 };
 

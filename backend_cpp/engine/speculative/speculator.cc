@@ -18,7 +18,7 @@ struct NextDraft {
 };
 
 // Steps with more tokens are bound by arithmetic rather than by reading weights, of which a model's drafts need more.
-constexpr int kMaxRowsToAsk = 4;
+constexpr int kMaxTokensToAsk = 4;
 constexpr int kFirstModelDrafts = 2;
 constexpr int kStepsToWin = 64;  // in which it must win back what it costs to begin with a sequence
 // Where a model does not seem to pay for so few sequences, it is tried again after this many steps.
@@ -27,9 +27,9 @@ constexpr int kStepsToTry = 100;
 
 }  // namespace
 
-void Speculator::draft(std::span<const Candidate> candidates, int rows, int room) {
+void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
   model_seconds_ = 0;
-  if (!may_pay(rows)) return;
+  if (!may_pay(step_tokens)) return;
   std::vector<Candidate> looking;
   std::vector<Candidate> asking;
   for (const Candidate& candidate : candidates) {
@@ -45,8 +45,8 @@ void Speculator::draft(std::span<const Candidate> candidates, int rows, int room
       looking.push_back(candidate);
     }
   }
-  const int found = look_up(looking, rows, room);
-  if (!asking.empty()) ask_model(asking, rows + found, room - found);
+  const int found = look_up(looking, step_tokens, free_tokens);
+  if (!asking.empty()) ask_model(asking, step_tokens + found, free_tokens - found);
 }
 
 template <class Chance>
@@ -94,17 +94,17 @@ double Speculator::found_chance(const Drafts& drafts, int index) const {
   return drafts.forced.empty() ? drafts.lookup->chance(index) : forced_chances_.of(kAsGoodAsRun);
 }
 
-int Speculator::look_up(std::span<const Candidate> candidates, int rows, int room) {
+int Speculator::look_up(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
   std::priority_queue<NextDraft> next;
   for (const Candidate& candidate : candidates) next.push({found_chance(candidate.drafts, 0), 1, &candidate});
   const bool takes_all = !shared_.config.is_adaptive;
   std::vector<Drafts*> taken;  // of which drafts, in their order
-  double tokens = rows;
+  double tokens = step_tokens;
   double redone = 0;  // tokens that wrong drafts are expected to make run again
-  const double row_cost = has_redone_rows_ ? cost_.of(2) - cost_.of(1) : 0;
-  double best_rate = tokens / cost_.of(rows);
+  const double token_cost = has_redone_tokens_ ? cost_.of(2) - cost_.of(1) : 0;
+  double best_rate = tokens / cost_.of(step_tokens);
   size_t best_count = 0;
-  while (static_cast<int>(taken.size()) < room && !next.empty()) {
+  while (static_cast<int>(taken.size()) < free_tokens && !next.empty()) {
     const auto [chance, chance_before, of] = next.top();
     next.pop();
     const int index = of->drafts.count();
@@ -112,7 +112,7 @@ int Speculator::look_up(std::span<const Candidate> candidates, int rows, int roo
     taken.push_back(&of->drafts);
     tokens += chance;
     redone += (chance_before - chance) * (1 + index);
-    const double rate = tokens / (cost_.of(rows + static_cast<int>(taken.size())) + redone * row_cost);
+    const double rate = tokens / (cost_.of(step_tokens + static_cast<int>(taken.size())) + redone * token_cost);
     if (rate > best_rate || takes_all) {
       best_rate = rate;
       best_count = taken.size();
@@ -126,21 +126,21 @@ int Speculator::look_up(std::span<const Candidate> candidates, int rows, int roo
   return static_cast<int>(best_count);
 }
 
-void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int room) {
+void Speculator::ask_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
   std::vector<Drafter::Work> all;
   const auto count = static_cast<int>(candidates.size());
-  int most = std::min(shared_.config.num_speculative_tokens, room / count);
+  int most = std::min(shared_.config.num_speculative_tokens, free_tokens / count);
   int missing = 0;
   for (const Candidate& candidate : candidates) {
     all.push_back(
-        {candidate.tokens, *candidate.tables, candidate.found_rows, candidate.drafts.cache, candidate.drafts.hidden,
-         candidate.drafts.rows,
+        {candidate.tokens, *candidate.tables, candidate.cached_tokens, candidate.drafts.cache, candidate.drafts.hidden,
+         candidate.drafts.cached,
          [generation = candidate.generation](int ahead) -> const SamplingParams& { return generation->choice(ahead); },
          candidate.drafts.tokens});
-    missing += model_->missing_rows(all.back());
+    missing += model_->missing_tokens(all.back());
     most = std::min(most, candidate.most);
   }
-  if (shared_.config.is_adaptive) most = model_drafts_that_pay(count, missing, rows, most);
+  if (shared_.config.is_adaptive) most = model_drafts_that_pay(count, missing, step_tokens, most);
   if (most <= 0) return;
   const auto start = std::chrono::steady_clock::now();
   model_->draft(all, most);
@@ -149,36 +149,37 @@ void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int 
 }
 
 // The model's drafts cost steps of its own, and tokens that it has to run first.
-int Speculator::model_drafts_that_pay(int sequences, int missing_rows, int rows, int most) {
-  if (rows > kMaxRowsToAsk) return 0;
+int Speculator::model_drafts_that_pay(int sequences, int missing_tokens, int step_tokens, int most) {
+  if (step_tokens > kMaxTokensToAsk) return 0;
   if (!model_cost_.is_known()) return std::min(most, kFirstModelDrafts);
-  const double plain_rate = rows / cost_.of(rows);
+  const double plain_rate = step_tokens / cost_.of(step_tokens);
   double best_rate = plain_rate;
   int best = 0;
-  double tokens = rows;
+  double tokens = step_tokens;
   double chance = 1;
   for (int count = 1; count <= most; ++count) {
     chance *= model_chance();
     tokens += sequences * chance;
-    const double time = cost_.of(rows + sequences * count) + count * model_cost_.of(sequences);
+    const double time = cost_.of(step_tokens + sequences * count) + count * model_cost_.of(sequences);
     if (tokens / time <= best_rate) continue;
     best_rate = tokens / time;
     best = count;
   }
-  const double won = (best_rate / plain_rate - 1) * cost_.of(rows) * kStepsToWin;
-  if (missing_rows > sequences && won < missing_rows * model_cost_.of(StepCost::kTogether) / StepCost::kTogether)
+  const double won = (best_rate / plain_rate - 1) * cost_.of(step_tokens) * kStepsToWin;
+  if (missing_tokens > sequences && won < missing_tokens * model_cost_.of(StepCost::kTogether) / StepCost::kTogether)
     best = 0;
   if (best > 0 || sequences > kMaxToTry || ++steps_without_model_ < kStepsToTry) return best;
   steps_without_model_ = 0;
   return std::min(most, 1);
 }
 
-bool Speculator::would_draft(const Candidate& candidate, int rows) {
-  if (!may_pay(rows) || candidate.most <= 0) return false;
+bool Speculator::would_draft(const Candidate& candidate, int step_tokens) {
+  if (!may_pay(step_tokens) || candidate.most <= 0) return false;
   const PromptLookup& lookup = lookup_of(candidate);
   if (!lookup.has_draft()) return false;
   const double chance = lookup.chance(0) * lookup.chance(1);
-  return !shared_.config.is_adaptive || (rows + chance) / cost_.of(rows + 1) > rows / cost_.of(rows);
+  return !shared_.config.is_adaptive ||
+         (step_tokens + chance) / cost_.of(step_tokens + 1) > step_tokens / cost_.of(step_tokens);
 }
 
 const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
@@ -188,8 +189,8 @@ const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
   return *lookup;
 }
 
-void Speculator::note_hidden(std::span<const Drafter::Seen> all, const float* row_hidden) {
-  if (model_ != nullptr) model_->see(all, row_hidden);
+void Speculator::note_hidden(std::span<const Drafter::Seen> all, const float* token_hidden) {
+  if (model_ != nullptr) model_->see(all, token_hidden);
 }
 
 void Speculator::note_drafts(Drafts& drafts, int accepted) {

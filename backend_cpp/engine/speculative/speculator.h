@@ -4,7 +4,7 @@
 //
 // How many drafts are worth their tokens follows from what a step costs and the chance that a draft is right: of all
 // sequences' drafts, the most likely first, those are taken with which a step brings most tokens in its time. Where
-// many come anyway, or a prompt runs too, a row costs what it brings and nothing is drafted.
+// many come anyway, or a prompt runs too, a token costs what it brings and nothing is drafted.
 //
 // Used by the step thread only.
 #pragma once
@@ -30,9 +30,9 @@ struct Drafts {
   bool are_the_models = false;  // they come from the drafter
   std::vector<int32_t> forced;  // what a grammar lets come alone is likely written so; empty: another text is drafted
   std::unique_ptr<PromptLookup> lookup;
-  int rows = 0;       // leading tokens whose rows what drafts has computed
-  DraftCache cache;   // a draft model's
-  HiddenRows hidden;  // a head's
+  int cached = 0;       // leading tokens that the drafter has computed
+  DraftCache cache;     // a draft model's
+  HiddenStates hidden;  // a head's
 
   int count() const { return static_cast<int>(tokens.size()); }
 };
@@ -48,7 +48,7 @@ class Speculator {
     int most;        // that it can take
     // What a draft model needs; null: it makes none for this sequence.
     const PageTables* tables = nullptr;  // with places for the tokens and `most` drafts
-    int found_rows = 0;                  // as in Drafter::Work
+    int cached_tokens = 0;               // as in Drafter::Work
     Generation* generation = nullptr;
   };
 
@@ -60,20 +60,20 @@ class Speculator {
   int most_drafts() const { return shared_.config.num_speculative_tokens; }
 
   // From now on a wrong draft makes a sequence's tokens before it run again.
-  void expect_redone_rows() { has_redone_rows_ = true; }
+  void expect_redone_tokens() { has_redone_tokens_ = true; }
 
   // Whether drafts may be worth it alongside this many tokens; else draft() makes none.
-  bool may_pay(int rows) const { return !shared_.config.is_adaptive || rows < StepCost::kMaxRows; }
-  // Drafts for sequences of which a step may hold `room` more rows in all, alongside the `rows` it has.
-  void draft(std::span<const Candidate> candidates, int rows, int room);
+  bool may_pay(int step_tokens) const { return !shared_.config.is_adaptive || step_tokens < StepCost::kMaxTokens; }
+  // Drafts for sequences of which a step may hold `free_tokens` more tokens in all, after its `step_tokens`.
+  void draft(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
   // Whether there would be drafts for a sequence, alongside this many tokens, if the step under way brought what is
   // expected.
-  bool would_draft(const Candidate& candidate, int rows);
+  bool would_draft(const Candidate& candidate, int step_tokens);
 
-  // A step was run, of which the runner has handed out the hidden states of all rows (Drafter::see).
-  void note_hidden(std::span<const Drafter::Seen> all, const float* row_hidden);
+  // A step was run, of which the runner has handed out the hidden states of all tokens (Drafter::see).
+  void note_hidden(std::span<const Drafter::Seen> all, const float* token_hidden);
   // A step of this many tokens took so long, with the drafts that were made for it.
-  void note_step(int rows, double seconds) { cost_.note(rows, seconds - model_seconds_); }
+  void note_step(int step_tokens, double seconds) { cost_.note(step_tokens, seconds - model_seconds_); }
   // Of the drafts of a sequence the first `accepted` were right.
   void note_drafts(Drafts& drafts, int accepted);
   // A sequence has ended that others may find.
@@ -100,9 +100,9 @@ class Speculator {
   static int32_t found_token(const Drafts& drafts, int index);
   double found_chance(const Drafts& drafts, int index) const;
   // Returns how many drafts there are.
-  int look_up(std::span<const Candidate> candidates, int rows, int room);
-  void ask_model(std::span<const Candidate> candidates, int rows, int room);
-  int model_drafts_that_pay(int sequences, int missing_rows, int rows, int most);
+  int look_up(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
+  void ask_model(std::span<const Candidate> candidates, int step_tokens, int free_tokens);
+  int model_drafts_that_pay(int sequences, int missing_tokens, int step_tokens, int most);
 
   SharedLookup shared_;
   StepCost cost_;
@@ -112,7 +112,7 @@ class Speculator {
   MatchChances forced_chances_;
   StepCost model_cost_;
   double model_seconds_ = 0;  // of the step being built or run
-  bool has_redone_rows_ = false;
+  bool has_redone_tokens_ = false;
   int steps_without_model_ = 0;  // in which it could have been asked
   SpeculationStats stats_;
 };

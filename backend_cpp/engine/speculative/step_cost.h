@@ -6,21 +6,21 @@ namespace turbomind {
 
 class StepCost {
  public:
-  static constexpr int kTogether = 8;  // tokens that are computed at a time, at most
-  static constexpr int kMaxRows = 64;  // steps with more are not looked at
+  static constexpr int kTogether = 8;    // tokens that are computed at a time, at most
+  static constexpr int kMaxTokens = 64;  // steps with more are not looked at
 
-  void note(int rows, double seconds);
+  void note(int tokens, double seconds);
   bool is_known() const { return weight_ > 0; }
   // Of a step, in seconds or, before any was seen, in another unit.
-  double of(int rows) const { return seconds_of(computed_rows(rows)); }
+  double of(int tokens) const { return seconds_of(computed_tokens(tokens)); }
 
  private:
-  static int computed_rows(int rows);
-  double row() const;
-  double seconds_of(double rows) const;
+  static int computed_tokens(int tokens);
+  double token() const;
+  double seconds_of(double tokens) const;
 
-  // Weighted means of computed rows, of seconds, of their product and of the square of rows.
-  double weight_ = 0, rows_ = 0, seconds_ = 0, product_ = 0, square_ = 0;
+  // Weighted means of computed tokens, of seconds, of their product and of the square of tokens.
+  double weight_ = 0, tokens_ = 0, seconds_ = 0, product_ = 0, square_ = 0;
 };
 
 }  // namespace turbomind

@@ -67,17 +67,17 @@ void StepChannel::Unmap::operator()(std::byte* memory) const {
 
 void StepChannel::lay_out(const ChannelShape& shape) {
   size_t end = sizeof(Header);
-  const auto room = [&](size_t count, size_t size) {
+  const auto reserve = [&](size_t count, size_t size) {
     const size_t begin = (end + kPage - 1) / kPage * kPage;
     end = begin + count * size;
     return begin;
   };
   const auto rows = static_cast<size_t>(shape.rows);
-  tokens_ = room(rows, sizeof(int32_t));
-  spans_ = room(static_cast<size_t>(shape.spans), sizeof(ChannelSpan));
-  blocks_ = room(static_cast<size_t>(shape.blocks), sizeof(int32_t));
-  logits_ = room(rows * static_cast<size_t>(shape.vocab_size), sizeof(float));
-  hidden_ = room(rows * static_cast<size_t>(shape.hidden_size), sizeof(float));
+  tokens_ = reserve(rows, sizeof(int32_t));
+  spans_ = reserve(static_cast<size_t>(shape.spans), sizeof(ChannelSpan));
+  blocks_ = reserve(static_cast<size_t>(shape.blocks), sizeof(int32_t));
+  logits_ = reserve(rows * static_cast<size_t>(shape.vocab_size), sizeof(float));
+  hidden_ = reserve(rows * static_cast<size_t>(shape.hidden_size), sizeof(float));
   bytes_ = end;
 }
 

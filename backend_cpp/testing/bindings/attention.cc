@@ -88,11 +88,11 @@ class Cache {
       views.push_back({first_row, count, first_position, blocks.data()});
     }
     ops_.set_spans(SpanSet{}, std::move(views), layout_.block_len);
-    const AlignedBuffer room = float_buffer(ops_, size_of(q, 0), num_heads_ * layout_.value_dim);
+    const AlignedBuffer workspace = float_buffer(ops_, size_of(q, 0), num_heads_ * layout_.value_dim);
     ops_.project_attention(params,
                            heads_view(queries.data(), size_of(q, 0), static_cast<size_t>(q.shape(1) * q.shape(2)), 0,
                                       size_of(q, 1), size_of(q, 2)),
-                           room.as<float>(), weight.view(), out.data(), false);
+                           workspace.as<float>(), weight.view(), out.data(), false);
     return out.fetch(like);
   }
 

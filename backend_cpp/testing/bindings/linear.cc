@@ -106,10 +106,10 @@ void bind_linear(py::module_& m, DeviceClass& device) {
                const OnDevice<float> inputs(*d.ops, x);
                const OnDevice<float> scales(*d.ops, scale);
                const OnDevice<float> shift(*d.ops, bias);
-               const OnDevice<float> room(*d.ops, x);
+               const OnDevice<float> workspace(*d.ops, x);
                const OnDevice<float> outputs(*d.ops, like);
                const NormWeight norm{bias ? NormKind::kLayer : NormKind::kRms, eps, scales.data(), shift.data()};
-               d.ops->linear(weight.view(), LinearInput::normed(norm, inputs.data(), room.data()), size_of(x, 0),
+               d.ops->linear(weight.view(), LinearInput::normed(norm, inputs.data(), workspace.data()), size_of(x, 0),
                              outputs.data(), false);
                return outputs.fetch(like);
              });
@@ -117,9 +117,9 @@ void bind_linear(py::module_& m, DeviceClass& device) {
   device.def("linear_of_gates", [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, int activation,
                                    const Array<float>& like) {
     const OnDevice<float> inputs(*d.ops, x);
-    const OnDevice<float> room(*d.ops, x);  // half of it
+    const OnDevice<float> workspace(*d.ops, x);  // half of it
     const OnDevice<float> outputs(*d.ops, like);
-    const auto input = LinearInput::gated(static_cast<Activation>(activation), inputs.data(), room.data());
+    const auto input = LinearInput::gated(static_cast<Activation>(activation), inputs.data(), workspace.data());
     d.ops->linear(weight.view(), input, size_of(x, 0), outputs.data(), false);
     return outputs.fetch(like);
   });

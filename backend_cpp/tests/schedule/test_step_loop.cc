@@ -36,8 +36,8 @@ struct Fixture {
     ++outputs[sequence.group->request];
     const FinishReason finish = output.chosen != nullptr
                                     ? sequence.generation.advance(*output.chosen)
-                                    : sequence.generation.advance(sampler, output.logits_of(output.rows - 1),
-                                                                  output.hidden_of(output.rows - 1));
+                                    : sequence.generation.advance(sampler, output.logits_of(output.count - 1),
+                                                                  output.hidden_of(output.count - 1));
     if (finish != FinishReason::kNone) end(sequence.group->request);
   }
   void end(RequestId id) {

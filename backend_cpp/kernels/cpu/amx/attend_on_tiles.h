@@ -30,16 +30,16 @@ struct AttendWorkspace {
 template <class T>
 class AttentionOnTiles {
  public:
-  AttentionOnTiles(const AttentionParams& params, const AttendQueries& queries, AttendWorkspace& room)
+  AttentionOnTiles(const AttentionParams& params, const AttendQueries& queries, AttendWorkspace& workspace)
       : params_(params),
         layout_(params.layout),
         queries_(queries),
-        room_(room),
+        workspace_(workspace),
         key_depth_(round_up(layout_.key_dim, kTileDepth)),
         value_width_(round_up(layout_.value_dim, kTileSide)),
         tiles_((queries.count + kTileSide - 1) / kTileSide),
-        factors_(room.queries.reserve(static_cast<size_t>(tiles_) * kTileSide * key_depth_)),
-        sums_(room.sums.reserve(static_cast<size_t>(tiles_) * kTileSide * value_width_)) {
+        factors_(workspace.queries.reserve(static_cast<size_t>(tiles_) * kTileSide * key_depth_)),
+        sums_(workspace.sums.reserve(static_cast<size_t>(tiles_) * kTileSide * value_width_)) {
     const size_t tile = static_cast<size_t>(kTileSide) * key_depth_;
     std::fill_n(factors_, tiles_ * tile, bf16{0});
     std::fill_n(sums_, static_cast<size_t>(tiles_) * kTileSide * value_width_, 0.0f);
@@ -89,10 +89,11 @@ class AttentionOnTiles {
   };
 
   bf16* key_workspace() {
-    return kIsQuantized<T> ? room_.keys.reserve(static_cast<size_t>(layout_.key_dim) * layout_.block_len) : nullptr;
+    return kIsQuantized<T> ? workspace_.keys.reserve(static_cast<size_t>(layout_.key_dim) * layout_.block_len)
+                           : nullptr;
   }
   bf16* value_workspace() {
-    return kIsQuantized<T> ? room_.values.reserve(static_cast<size_t>(layout_.value_dim) * (layout_.block_len + 1))
+    return kIsQuantized<T> ? workspace_.values.reserve(static_cast<size_t>(layout_.value_dim) * (layout_.block_len + 1))
                            : nullptr;
   }
 
@@ -110,7 +111,7 @@ class AttentionOnTiles {
     if (tokens == 0) return;
     const int padded = round_up(tokens, kLanes);
     const int stride = layout_.block_len;
-    float* scores = room_.scores.reserve(static_cast<size_t>(kTileSide) * stride);
+    float* scores = workspace_.scores.reserve(static_cast<size_t>(kTileSide) * stride);
     score(block.keys, factors, padded, scores);
     if (count > 1) {
       bool poisoned = false;
@@ -124,7 +125,7 @@ class AttentionOnTiles {
       }
     }
     const int depth = round_up(tokens, kTileDepth);
-    bf16* weights = room_.weights.reserve(static_cast<size_t>(kTileSide) * depth);
+    bf16* weights = workspace_.weights.reserve(static_cast<size_t>(kTileSide) * depth);
     std::fill_n(weights, static_cast<size_t>(kTileSide) * depth, bf16{0});
     const WideRows rows{count, {kTileSide, kTileDepth, static_cast<size_t>(depth)}, weights};
     for (int n = 0; n < count; ++n) {
@@ -146,13 +147,13 @@ class AttentionOnTiles {
   // Where other queries of a tile look at what holds NaN or infinity, a weight of 0 would not keep it out.
   void attend_alone(const Block& block, int query, int row, const bf16* factors, float* sums) {
     const size_t tile = static_cast<size_t>(kTileSide) * key_depth_;
-    bf16* single = room_.single.reserve(tile);
+    bf16* single = workspace_.single.reserve(tile);
     std::fill_n(single, tile, bf16{0});
     for (int k = 0; k < key_depth_; k += kTileDepth) {
       const size_t step = static_cast<size_t>(k) * kTileSide;
       std::copy_n(factors + step + static_cast<size_t>(row) * kTileDepth, kTileDepth, single + step);
     }
-    float* own = room_.single_sums.reserve(static_cast<size_t>(kTileSide) * value_width_);
+    float* own = workspace_.single_sums.reserve(static_cast<size_t>(kTileSide) * value_width_);
     float* kept = sums + static_cast<size_t>(row) * value_width_;
     std::fill_n(own, static_cast<size_t>(kTileSide) * value_width_, 0.0f);
     std::copy_n(kept, value_width_, own);
@@ -219,7 +220,7 @@ class AttentionOnTiles {
   const AttentionParams& params_;
   const CacheLayout& layout_;
   const AttendQueries& queries_;
-  AttendWorkspace& room_;
+  AttendWorkspace& workspace_;
   int key_depth_;
   int value_width_;
   int tiles_;
@@ -230,12 +231,12 @@ class AttentionOnTiles {
 template <class T>
 void attend_on_tiles_typed(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
                            const AttendQueries& queries) {
-  static thread_local AttendWorkspace room;
+  static thread_local AttendWorkspace workspace;
   TileShapes shapes;
   for (int tile = 0; tile < kTileCount; ++tile) shapes.set(tile, kTileSide, kTileBytes);
   const TileScope scope(shapes);
   const CacheLayout& layout = params.layout;
-  AttentionOnTiles<T> attention(params, queries, room);
+  AttentionOnTiles<T> attention(params, queries, workspace);
   for (int start = begin / layout.block_len * layout.block_len; start < end; start += layout.block_len) {
     const std::byte* block = params.pool + blocks[start / layout.block_len] * layout.block_bytes();
     attention.visit(block + layout.key_offset(params.layer, kv_head),

@@ -63,36 +63,38 @@ inline IVec load_codes(const uint8_t* codes, int lanes) {
 
 // The keys of a block's first `tokens` tokens, rounded up to whole tiles.
 inline PairMatrix widen_keys(const Code8* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
-                             bf16* room) {
+                             bf16* workspace) {
   for (int pair = 0; 2 * pair < key_dim; ++pair) {
     const uint8_t* even = &keys[static_cast<size_t>(2 * pair) * block_len].bits;
     for (int t = 0; t < tokens; t += kLanes) {
       const Vec zeros = to_floats(widen_bytes(rounding.zeros + t));
-      store_pairs_of(room + (static_cast<size_t>(pair) * block_len + t) * 2, less_zeros(widen_bytes(even + t), zeros),
-                     less_zeros(widen_bytes(even + block_len + t), zeros), kLanes);
+      store_pairs_of(workspace + (static_cast<size_t>(pair) * block_len + t) * 2,
+                     less_zeros(widen_bytes(even + t), zeros), less_zeros(widen_bytes(even + block_len + t), zeros),
+                     kLanes);
     }
   }
-  return {room, key_dim, block_len};
+  return {workspace, key_dim, block_len};
 }
 inline PairMatrix widen_keys(const Code4* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
-                             bf16* room) {
+                             bf16* workspace) {
   for (int pair = 0; 2 * pair < key_dim; ++pair) {
     const uint8_t* both = &keys[static_cast<size_t>(pair) * block_len].bits;
     for (int t = 0; t < tokens; t += kLanes) {
       const Vec zeros = to_floats(widen_bytes(rounding.zeros + t));
       const IVec codes = widen_bytes(both + t);
-      store_pairs_of(room + (static_cast<size_t>(pair) * block_len + t) * 2, less_zeros(low_halves(codes), zeros),
+      store_pairs_of(workspace + (static_cast<size_t>(pair) * block_len + t) * 2, less_zeros(low_halves(codes), zeros),
                      less_zeros(high_halves(codes), zeros), kLanes);
     }
   }
-  return {room, key_dim, block_len};
+  return {workspace, key_dim, block_len};
 }
 inline PairMatrix widen_keys(const bf16* keys, const Rounding&, int key_dim, int block_len, int, bf16*) {
   return {keys, key_dim, block_len};
 }
 
 // The values of a block's first `tokens` tokens.
-inline PairMatrix widen_values(const Code8* values, const Rounding& rounding, int value_dim, int tokens, bf16* room) {
+inline PairMatrix widen_values(const Code8* values, const Rounding& rounding, int value_dim, int tokens,
+                               bf16* workspace) {
   for (int t = 0; t < tokens; t += 2) {
     const uint8_t* even = &values[static_cast<size_t>(t) * value_dim].bits;
     const bool is_last = t + 1 == tokens;
@@ -101,12 +103,13 @@ inline PairMatrix widen_values(const Code8* values, const Rounding& rounding, in
       const Vec first = less_zeros(load_codes(even + d, lanes), broadcast(rounding.zeros[t]));
       const Vec second =
           is_last ? zero() : less_zeros(load_codes(even + value_dim + d, lanes), broadcast(rounding.zeros[t + 1]));
-      store_pairs_of(room + (static_cast<size_t>(t / 2) * value_dim + d) * 2, first, second, lanes);
+      store_pairs_of(workspace + (static_cast<size_t>(t / 2) * value_dim + d) * 2, first, second, lanes);
     }
   }
-  return {room, tokens, value_dim};
+  return {workspace, tokens, value_dim};
 }
-inline PairMatrix widen_values(const Code4* values, const Rounding& rounding, int value_dim, int tokens, bf16* room) {
+inline PairMatrix widen_values(const Code4* values, const Rounding& rounding, int value_dim, int tokens,
+                               bf16* workspace) {
   for (int t = 0; t < tokens; t += 2) {
     const uint8_t* both = &values[static_cast<size_t>(t / 2) * value_dim].bits;
     const bool is_last = t + 1 == tokens;
@@ -115,10 +118,10 @@ inline PairMatrix widen_values(const Code4* values, const Rounding& rounding, in
       const IVec codes = load_codes(both + d, lanes);
       const Vec first = less_zeros(low_halves(codes), broadcast(rounding.zeros[t]));
       const Vec second = is_last ? zero() : less_zeros(high_halves(codes), broadcast(rounding.zeros[t + 1]));
-      store_pairs_of(room + (static_cast<size_t>(t / 2) * value_dim + d) * 2, first, second, lanes);
+      store_pairs_of(workspace + (static_cast<size_t>(t / 2) * value_dim + d) * 2, first, second, lanes);
     }
   }
-  return {room, tokens, value_dim};
+  return {workspace, tokens, value_dim};
 }
 inline PairMatrix widen_values(const bf16* values, const Rounding&, int value_dim, int tokens, bf16*) {
   return {values, tokens, value_dim};

@@ -81,15 +81,15 @@ inline void float8_block_on_tiles(const LinearWeight& weight, const WideRows& x,
   const PackedShape shape = packed_shape(weight);
   const size_t tile_bytes = shape.group_bytes() * shape.groups();
   static thread_local AlignedBuffer<bf16> wide;
-  bf16* const room = wide.reserve(tile_bytes);
+  bf16* const workspace = wide.reserve(tile_bytes);
 
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, kTileBytes).set(2, kTileSide, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
     const uint8_t* codes = static_cast<const uint8_t*>(weight.data) + index * tile_bytes;
-    for (size_t i = 0; i < tile_bytes; i += 4 * kTileOutputs) widen_float8_quads(codes + i, room + i);
+    for (size_t i = 0; i < tile_bytes; i += 4 * kTileOutputs) widen_float8_quads(codes + i, workspace + i);
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
-      float8_rows_on_tiles(weight, shape, index, room, x, row, y, accumulate);
+      float8_rows_on_tiles(weight, shape, index, workspace, x, row, y, accumulate);
     }
   }
 }

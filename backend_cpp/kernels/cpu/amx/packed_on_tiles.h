@@ -93,14 +93,15 @@ inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRow
                                   int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
   static thread_local AlignedBuffer<int8_t> wide;
-  int8_t* const room = kBits == 4 ? wide.reserve(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
+  int8_t* const workspace =
+      kBits == 4 ? wide.reserve(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
   const int unit = x.layout.unit;
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, unit).set(2, unit / 4, kTileBytes));
   for (int index = first_tile; index < last_tile; ++index) {
     const PackedTile tile = packed_tile(weight, shape, index);
-    if (kBits == 4) widen_codes(tile, shape, room);
-    const void* codes = kBits == 4 ? static_cast<const void*>(room) : tile.codes;
+    if (kBits == 4) widen_codes(tile, shape, workspace);
+    const void* codes = kBits == 4 ? static_cast<const void*>(workspace) : tile.codes;
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
       if (first_row + rows - row > kTileSide / 2) {
         packed_rows_on_tiles<kTileSide, kBits>(weight, shape, index, tile, codes, x, row, y, accumulate);

@@ -134,8 +134,8 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
       const float* x = input.x;
       if (input.is_made()) {
         const int size = weight.in_features;
-        for_rows(pool, rows, 4 * size, [&](size_t row) { make_row(input, row, size, input.room + row * size); });
-        x = input.room;
+        for_rows(pool, rows, 4 * size, [&](size_t row) { make_row(input, row, size, input.workspace + row * size); });
+        x = input.workspace;
       }
       for_blocks(pool, rows, plan.block_rows, weight.out_features, row_bytes(weight), 4,
                  [&](int row, int count, int first, int last) {

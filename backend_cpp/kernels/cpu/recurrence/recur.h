@@ -68,12 +68,12 @@ struct Columns {
 
 // A key's channels as factors of the state before its decay.
 template <bool is_decay_wide>
-inline const float* decayed_key(const HeadSpan& head, int i, float* room) {
+inline const float* decayed_key(const HeadSpan& head, int i, float* workspace) {
   const float* key = head.key(i);
   if constexpr (!is_decay_wide) return key;
   const float* decay = head.decay(i);
-  for (int r = 0; r < head.params.key_dim; ++r) room[r] = key[r] * decay[r];
-  return room;
+  for (int r = 0; r < head.params.key_dim; ++r) workspace[r] = key[r] * decay[r];
+  return workspace;
 }
 
 // All tokens of the span over `columns`, whose state is [key_dim] rows of kVectors vectors, `stride` floats apart.

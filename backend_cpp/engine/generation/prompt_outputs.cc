@@ -1,4 +1,4 @@
-#include "engine/generation/prompt_rows.h"
+#include "engine/generation/prompt_outputs.h"
 
 #include <cmath>
 
@@ -6,23 +6,23 @@
 
 namespace turbomind {
 
-void PromptRows::take(const std::vector<int32_t>& tokens, int first, int count, const float* logits,
-                      const float* hidden, Output& output) {
+void PromptOutputs::take(const std::vector<int32_t>& tokens, int first, int count, const float* logits,
+                         const float* hidden, Output& output) {
   if (wants_logprobs() && first == 0 && taken_ == 0) {
     const auto top = static_cast<size_t>(*rules_.params.prompt_logprobs);
     output.prompt_logprobs = {{std::nanf(""), {top, {-1, std::nanf("")}}}};  // nothing predicts the first token
   }
-  for (int row = 0; row < count; ++row) {
-    const int position = first + row;
+  for (int i = 0; i < count; ++i) {
+    const int position = first + i;
     if (position < taken_ || position >= rules_.prompt_len - 1) continue;
     taken_ = position + 1;
-    const auto at = static_cast<size_t>(row);
-    take_row(tokens[static_cast<size_t>(position) + 1], logits + at * static_cast<size_t>(rules_.space.vocab_size),
-             hidden + at * static_cast<size_t>(rules_.space.hidden_size), output);
+    const auto at = static_cast<size_t>(i);
+    take_token(tokens[static_cast<size_t>(position) + 1], logits + at * static_cast<size_t>(rules_.space.vocab_size),
+               hidden + at * static_cast<size_t>(rules_.space.hidden_size), output);
   }
 }
 
-void PromptRows::take_row(int32_t next_token, const float* logits, const float* hidden, Output& output) const {
+void PromptOutputs::take_token(int32_t next_token, const float* logits, const float* hidden, Output& output) const {
   const GenerationParams& params = rules_.params;
   const int vocab = rules_.space.vocab_size;
   if (params.scores_prompt) {

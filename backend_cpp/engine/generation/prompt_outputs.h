@@ -10,19 +10,19 @@
 
 namespace turbomind {
 
-class PromptRows {
+class PromptOutputs {
  public:
   // Log probabilities come with the first response alone.
-  PromptRows(const GenerationRules& rules, int index) : rules_(rules), is_first_response_(index == 0) {}
+  PromptOutputs(const GenerationRules& rules, int index) : rules_(rules), is_first_response_(index == 0) {}
 
-  // Takes the rows of positions [first, first + count) of `tokens` and adds what is wanted to `output`. Rows seen
-  // before a preemption are skipped, and the last one of the prompt: it is the response's first. logits [count, vocab],
-  // hidden [count, hidden].
+  // Takes what was computed of positions [first, first + count) of `tokens` and adds what is wanted to `output`. Those
+  // seen before a preemption are skipped, and that of the last token of the prompt: it is the response's first. logits
+  // [count, vocab], hidden [count, hidden].
   void take(const std::vector<int32_t>& tokens, int first, int count, const float* logits, const float* hidden,
             Output& output);
 
  private:
-  void take_row(int32_t next_token, const float* logits, const float* hidden, Output& output) const;
+  void take_token(int32_t next_token, const float* logits, const float* hidden, Output& output) const;
   bool wants_logprobs() const { return rules_.params.prompt_logprobs && is_first_response_; }
 
   const GenerationRules& rules_;
