@@ -21,6 +21,7 @@ constexpr std::chrono::milliseconds kLongestDelay{30'000};
 EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draft_runner) {
   const StepLimits asked{config.max_batch_size, config.session_len, config.block_len};
   if (config.plan.groups.empty()) config.plan = plan_caches(runner, draft_runner, asked);
+  config.plan.expect_a_sequence(config.page_count, config.max_step_tokens);
   config.session_len = config.plan.most_tokens(config.page_count, config.max_step_tokens, config.session_len);
   const CacheSize size{config.page_count, config.host_page_count};
   runner.allocate_cache({config.plan, size, 0});

@@ -142,14 +142,7 @@ int cache_page_count(const EngineSettings& settings, const EngineConfig& config,
   const size_t blocks_of_one = (static_cast<size_t>(config.session_len) + config.block_len - 1) / config.block_len;
   const size_t useful = static_cast<size_t>(config.max_batch_size) *
                         (static_cast<size_t>(pages_of_block) * blocks_of_one + static_cast<size_t>(pages_of_state));
-  const auto pages = static_cast<int>(std::min(affordable, useful));
-  if (config.plan.most_tokens(pages, config.max_step_tokens, 1) == 0) {
-    const auto least = static_cast<size_t>(config.plan.pages_for(1, config.max_step_tokens));
-    throw invalid_argument("not enough memory for the cache: the shortest sequence takes " +
-                           std::to_string(least * page_bytes >> 20) + " MiB, " + std::to_string(share >> 20) +
-                           " MiB may be used; raise cache_max_entry_count or lower cache_block_seq_len");
-  }
-  return pages;
+  return static_cast<int>(std::min(affordable, useful));
 }
 
 // The settings, without bits of a cache that the model does not have.

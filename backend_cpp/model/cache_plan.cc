@@ -15,6 +15,9 @@ namespace {
 // bounded, so that it matters less there.
 constexpr double kPagedWaste = 1.0 / 24;
 constexpr double kBoundedWaste = 1.0 / 5;
+// Layers whose blocks of tokens take more than this many times their size, in pages for the pieces of others, are
+// refused.
+constexpr double kMaxPadding = 64;
 
 bool is_bounded(const CacheGroup& group) {
   return group.kind == MemoryKind::kWindow || group.kind == MemoryKind::kState;
@@ -30,10 +33,14 @@ double waste_of(const CacheGroup& group, size_t page_bytes) {
   return static_cast<double>(pages_of(group, page_bytes) * page_bytes) / used - 1;
 }
 
-void check(const CacheGroup& group, size_t index) {
+std::string name_of(const CacheGroup& group, size_t index) {
+  const std::string layer = group.layers.empty() ? "" : ", of layer " + std::to_string(group.layers.front());
+  return "cache group " + std::to_string(index) + layer;
+}
+
+void check(const CacheGroup& group, size_t index, int block_len) {
   const auto refuse = [&](const std::string& problem) {
-    const std::string layer = group.layers.empty() ? "" : ", of layer " + std::to_string(group.layers.front());
-    throw invalid_argument("cache group " + std::to_string(index) + layer + ": " + problem);
+    throw invalid_argument(name_of(group, index) + ": " + problem);
   };
   if (group.kind == MemoryKind::kWindow && group.window < 1) {
     refuse("a window must be >= 1, got " + std::to_string(group.window));
@@ -47,6 +54,25 @@ void check(const CacheGroup& group, size_t index) {
   if (group.kind != MemoryKind::kState && group.block_len < 1) {
     refuse("a block must hold at least one token, got " + std::to_string(group.block_len));
   }
+  if (group.follows_tokens() && group.block_len != block_len) {
+    refuse("a block must hold " + std::to_string(block_len) + " tokens, as those of other layers do, got " +
+           std::to_string(group.block_len));
+  }
+}
+
+// Throws where what `plan`'s layers keep of tokens is too small for the pages that another group's pieces need.
+void check_padding(const CachePlan& plan) {
+  size_t used = 0;
+  for (const CacheGroup& group : plan.groups) {
+    if (group.follows_tokens()) used += group.piece_bytes * static_cast<size_t>(group.pieces);
+  }
+  const size_t taken = static_cast<size_t>(plan.pages_of_block()) * plan.page_bytes;
+  if (used == 0 || static_cast<double>(taken) <= kMaxPadding * static_cast<double>(used)) return;
+  const auto largest = std::ranges::max_element(plan.groups, {}, &CacheGroup::piece_bytes);
+  throw invalid_argument(name_of(*largest, static_cast<size_t>(largest - plan.groups.begin())) + ": pages of " +
+                         std::to_string(plan.page_bytes) + " bytes, which it needs, cannot be shared: a block of " +
+                         std::to_string(plan.block_len) + " tokens would take " + std::to_string(taken) +
+                         " bytes for " + std::to_string(used) + "; raise cache_block_seq_len");
 }
 
 // The largest page that wastes little; where none does, the one that wastes least.
@@ -113,19 +139,32 @@ int CachePlan::pages_of_block() const {
   return pages;
 }
 
+int CachePlan::pages_of_group(const CacheGroup& group, int tokens, int step_tokens) {
+  if (group.kind == MemoryKind::kCross) return 0;
+  int blocks = 1;
+  if (group.follows_tokens()) blocks = group.blocks_for(tokens);
+  // A step's rows and what they look back on, which begin anywhere in a block.
+  if (group.kind == MemoryKind::kWindow) {
+    blocks = std::min(blocks, group.blocks_for(group.window + std::min(step_tokens, tokens)) + 1);
+  }
+  return blocks * group.pages;
+}
+
 int CachePlan::pages_for(int tokens, int step_tokens) const {
   int pages = 0;
-  for (const CacheGroup& group : groups) {
-    if (group.kind == MemoryKind::kCross) continue;
-    int blocks = 1;
-    if (group.follows_tokens()) blocks = group.blocks_for(tokens);
-    // A step's rows and what they look back on, which begin anywhere in a block.
-    if (group.kind == MemoryKind::kWindow) {
-      blocks = std::min(blocks, group.blocks_for(group.window + std::min(step_tokens, tokens)) + 1);
-    }
-    pages += blocks * group.pages;
-  }
+  for (const CacheGroup& group : groups) pages += pages_of_group(group, tokens, step_tokens);
   return pages;
+}
+
+void CachePlan::expect_a_sequence(int pages_there, int step_tokens) const {
+  if (most_tokens(pages_there, step_tokens, 1) > 0) return;
+  const auto needs = [&](const CacheGroup& group) { return pages_of_group(group, 1, step_tokens); };
+  const auto most = std::ranges::max_element(groups, {}, needs);
+  throw invalid_argument(
+      "not enough memory for the cache: the shortest sequence takes " + std::to_string(pages_for(1, step_tokens)) +
+      " pages of " + std::to_string(page_bytes) + " bytes, and there are " + std::to_string(pages_there) + "; " +
+      name_of(*most, static_cast<size_t>(most - groups.begin())) + ", takes " + std::to_string(needs(*most)) +
+      " of them; raise cache_max_entry_count or lower cache_block_seq_len");
 }
 
 int CachePlan::most_tokens(int pages, int step_tokens, int limit) const {
@@ -143,7 +182,7 @@ int CachePlan::most_tokens(int pages, int step_tokens, int limit) const {
 }
 
 CachePlan plan_cache(int block_len, std::vector<CacheGroup> groups) {
-  for (size_t i = 0; i < groups.size(); ++i) check(groups[i], i);
+  for (size_t i = 0; i < groups.size(); ++i) check(groups[i], i, block_len);
   CachePlan plan{block_len, choose_page(groups), std::move(groups)};
   int table = 0;
   for (CacheGroup& group : plan.groups) {
@@ -154,6 +193,7 @@ CachePlan plan_cache(int block_len, std::vector<CacheGroup> groups) {
     group.first_table = table;
     table += group.pages;
   }
+  check_padding(plan);
   return plan;
 }
 

@@ -76,10 +76,16 @@ struct CachePlan {
   int pages_for(int tokens, int step_tokens) const;
   // The longest sequence that this many pages hold, at most `limit` tokens.
   int most_tokens(int pages, int step_tokens, int limit) const;
+  // Throws Error (kInvalidArgument), with the group that needs most, where this many pages hold no sequence at all.
+  void expect_a_sequence(int pages_there, int step_tokens) const;
+
+ private:
+  static int pages_of_group(const CacheGroup& group, int tokens, int step_tokens);
 };
 
 // Chooses the size of a page, and of cross-attention's blocks. Throws Error (kInvalidArgument) that names the first
-// group that cannot be: a window of 0, no pieces, pieces of no size.
+// group that cannot be (a window of 0, no pieces, pieces of no size) or cannot be in one arena with the others: its
+// blocks have another length, or the pages that the largest piece needs would be nearly empty.
 CachePlan plan_cache(int block_len, std::vector<CacheGroup> groups);
 
 }  // namespace turbomind

@@ -479,6 +479,21 @@ TEST(what_has_passed_a_window_goes_before_all_else_but_for_what_an_anchor_needs)
   CHECK_EQUAL(run_whole(cache, joined(counted(40), counted(9, 900))), 40);
 }
 
+namespace {
+
+// What something is refused with; empty: it is not.
+template <class Function>
+std::string refusal_of(const Function& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
 // The layout of Gemma 3 270M (18 layers, each sixth sees everything, the others 512 tokens) at 8,192 tokens, and of
 // GPT-OSS 20B (24 layers, each second 128 tokens) at 32,768: how much more fits than where all layers keep everything.
 TEST(windows_make_room_for_more_tokens) {
@@ -502,12 +517,7 @@ TEST(windows_make_room_for_more_tokens) {
 TEST(groups_that_cannot_be_are_refused_with_their_layer_and_numbers) {
   const auto problem = [](CacheGroup group) {
     group.layers = {7};
-    try {
-      plan_cache(4, {small_group(MemoryKind::kPaged, 4), group});
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return refusal_of([&] { plan_cache(4, {small_group(MemoryKind::kPaged, 4), group}); });
   };
   CHECK_EQUAL(problem(small_group(MemoryKind::kWindow, 4, 0)),
               std::string("cache group 1, of layer 7: a window must be >= 1, got 0"));
@@ -517,6 +527,36 @@ TEST(groups_that_cannot_be_are_refused_with_their_layer_and_numbers) {
   chunks.is_chunked = true;
   CHECK_EQUAL(problem(chunks), std::string("cache group 1, of layer 7: chunks of 10 tokens must be whole blocks, got 4 "
                                            "tokens in one (cache_block_seq_len)"));
+}
+
+TEST(layers_that_cannot_share_an_arena_are_refused_with_their_numbers) {
+  const auto problem = [](CacheGroup group) {
+    group.layers = {3};
+    return refusal_of([&] { plan_cache(4, {small_group(MemoryKind::kPaged, 4), group}); });
+  };
+  CHECK_EQUAL(problem(small_group(MemoryKind::kPaged, 8)),
+              std::string("cache group 1, of layer 3: a block must hold 4 tokens, as those of other layers do, got 8"));
+  CacheGroup state = small_group(MemoryKind::kState, 4);
+  state.piece_bytes = 16 * 64;  // a block of the other layer is 16 bytes
+  CHECK_EQUAL(problem(state), std::string());
+  state.piece_bytes += 16;
+  CHECK_EQUAL(problem(state), std::string("cache group 1, of layer 3: pages of 1040 bytes, which it needs, cannot be "
+                                          "shared: a block of 4 tokens would take 1040 bytes for 16; raise "
+                                          "cache_block_seq_len"));
+}
+
+TEST(a_cache_that_cannot_hold_one_sequence_is_refused_with_the_group_that_needs_most) {
+  CacheGroup paged = small_group(MemoryKind::kPaged, 4, 0, 2);
+  CacheGroup state = small_group(MemoryKind::kState, 4, 0, 9);
+  state.layers = {1, 2, 4};
+  const CachePlan plan = plan_cache(4, {paged, state});
+  const int least = plan.pages_for(1, 16);
+  CHECK_EQUAL(refusal_of([&] { plan.expect_a_sequence(least, 16); }), std::string());
+  CHECK_EQUAL(refusal_of([&] { plan.expect_a_sequence(least - 1, 16); }),
+              "not enough memory for the cache: the shortest sequence takes " + std::to_string(least) + " pages of " +
+                  std::to_string(plan.page_bytes) + " bytes, and there are " + std::to_string(least - 1) +
+                  "; cache group 1, of layer 1, takes " + std::to_string(plan.groups[1].pages) +
+                  " of them; raise cache_max_entry_count or lower cache_block_seq_len");
 }
 
 }  // namespace turbomind::testing
