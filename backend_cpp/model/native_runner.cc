@@ -19,9 +19,6 @@ namespace turbomind {
 
 namespace {
 
-// Logits at once on a device with its own memory: a chunk of 256 rows of a large vocabulary is 128 MiB.
-constexpr int kDeviceLogitRows = 256;
-
 // How long the preparation of steps may take, and how often its progress is logged.
 constexpr std::chrono::seconds kLongestPreparation{60};
 constexpr std::chrono::seconds kReportEvery{2};
@@ -37,10 +34,6 @@ Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& check
   Weights weights = Weights::load(shard, checkpoint, options, pool);
   move_weights(ops, weights);
   return weights;
-}
-
-bool has_token_types(const ModelSpec& spec) {
-  return spec.encoder && spec.encoder->token_types > 0;
 }
 
 // Whether every sequence adds one token and looks at its logits.
@@ -72,9 +65,6 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       spec_(checked(shard.spec)),
       weights_(load_weights(*ops_, shard, checkpoint, options, threads)),
       max_rows_(max_rows),
-      logit_rows_at_once_(ops_->shares_host_memory() ? max_rows : std::min(max_rows, kDeviceLogitRows)),
-      rank_(shard.rank),
-      vocab_part_(shard.vocab_part),
       is_divided_(shard.count > 1),
       brings_output_(shard.rank == 0),
       attention_(*ops_, spec_, cache_type, max_rows),
@@ -82,21 +72,13 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       expert_mlp_(*ops_, spec_, max_rows),
       adapters_(*ops_, max_rows),
       adapter_type_(options.dtype),
-      tokens_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      positions_(*ops_, spec_.learned_positions > 0 ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
-      token_types_(*ops_, has_token_types(spec_) ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
-      outputs_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      embeddings_(*ops_, static_cast<size_t>(max_rows) * static_cast<size_t>(traits_.images.width) * sizeof(float)),
-      embedding_rows_(*ops_, spec_.images ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
+      rows_(*ops_, spec_, max_rows),
+      outputs_(*ops_, shard, spec_, weights_, max_rows),
       hidden_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       normed_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      experts_(float_buffer(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_rows : 0, spec_.hidden_size)),
-      output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      logits_(float_buffer(*ops_, spec_.encoder ? 0 : logit_rows_at_once_, logit_count(spec_))),
-      logit_parts_(float_buffer(*ops_, is_divided_ && !spec_.encoder ? logit_rows_at_once_ : 0,
-                                shard.count * shard.vocab_part)) {
+      experts_(float_buffer(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_rows : 0, spec_.hidden_size)) {
   if (spec_.recurrence) recurrence_.emplace(*ops_, shard, max_rows);
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
   if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
@@ -104,15 +86,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
     traits_.head = head_->traits();
-    if (head_->goes_on_with_stream()) streams_ = float_buffer(*ops_, max_rows, spec_.hidden_size);
   }
-  if (ops_->shares_host_memory()) return;
-  if (!spec_.encoder) sampler_ = ops_->make_sampler(logit_count(spec_), max_rows);
-  if (!brings_output_) return;
-  if (!spec_.encoder) {
-    host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * logit_count(spec_) * sizeof(float));
-  }
-  host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
 
 void NativeRunner::prepare(const StepLimits& limits) {
@@ -139,7 +113,7 @@ void NativeRunner::prepare(const StepLimits& limits) {
   }
   is_warming_up_ = true;
   forward(input);
-  if (!spec_.encoder) project(0, logit_rows_at_once_);
+  outputs_.project(0, outputs_.computed_at_once(max_rows_), false);
   is_warming_up_ = false;
   share.size.page_count = 0;
   allocate_cache(share);
@@ -234,65 +208,60 @@ void NativeRunner::begin(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
   if (cross_) cross_->fill(*ops_, input, weights_.cross_layers);
-  if (rows == 0) return begin_without_rows();
-  const int embedded = stage_embeddings(input);
+  if (rows == 0) return outputs_.end_without_rows();
+  const int embedded = rows_.stage_embeddings(input);
   const bool looks = cross_ && cross_->begin_step(*ops_, input);
   const bool decodes = embedded == 0 && !spec_.encoder && is_decoding(input);
-  const Outputs outputs = stage(input);
+  attention_.begin_step(*ops_, input);
+  if (recurrence_) recurrence_->begin_step(*ops_, input);
+  const WantedRows wanted = rows_.stage(input);
+  outputs_.begin(input, rows_);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
-  const int projected = spec_.encoder ? 0 : std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
-  if (!in_flight_.empty()) sampler_->place(in_flight_, tokens_.device<int32_t>());
+  const int gathered = decodes ? computed : wanted.count();
+  const int projected = outputs_.computed_at_once(gathered);
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
   ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
-    run_rows({*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks()}, input, embedded, looks,
-             decodes ? computed : outputs.count(), projected);
+    run_rows({*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks()}, input, embedded, looks, gathered,
+             projected);
   });
-  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return pool_texts(input);
-  give_out(outputs, projected);
+  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_.as<float>());
+  outputs_.end(wanted, projected, meets_ranks());
 }
 
-void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int outputs,
+StepOutput NativeRunner::take() {
+  StepOutput output = outputs_.take();
+  output.token_hidden = kept_.size() > 0 ? kept_.as<float>() : nullptr;
+  return output;
+}
+
+void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int wanted,
                             int projected) {
   auto* hidden = hidden_.as<float>();
-  step.ops.embed(weights_.embedding.view, tokens_.device<int32_t>(), step.rows, spec_.embedding_scale, hidden);
-  if (spec_.learned_positions > 0) {
-    auto* positions = branch_.as<float>();
-    step.ops.embed(weights_.position_embedding.view, positions_.device<int32_t>(), step.rows, 1, positions);
-    step.ops.add_scaled(1, positions, step.rows, spec_.hidden_size, hidden);
-  }
-  if (token_types_.size() > 0) {
-    auto* types = branch_.as<float>();
-    step.ops.embed(weights_.token_types.view, token_types_.device<int32_t>(), step.rows, 1, types);
-    step.ops.add_scaled(1, types, step.rows, spec_.hidden_size, hidden);
-  }
+  step.ops.embed(weights_.embedding.view, rows_.tokens(), step.rows, spec_.embedding_scale, hidden);
+  const auto add_embeddings = [&](const LinearStorage& table, const int32_t* numbers) {
+    if (numbers == nullptr) return;
+    auto* embeddings = branch_.as<float>();
+    step.ops.embed(table.view, numbers, step.rows, 1, embeddings);
+    step.ops.add_scaled(1, embeddings, step.rows, spec_.hidden_size, hidden);
+  };
+  add_embeddings(weights_.position_embedding, rows_.positions());
+  add_embeddings(weights_.token_types, rows_.token_types());
   if (spec_.has_embedding_norm) {
     step.ops.norm(weights_.embedding_norm.view, hidden, step.rows, spec_.hidden_size, hidden);
   }
-  if (embedded > 0) {
-    step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), embedded, spec_.hidden_size,
-                          hidden, false);
-  }
+  if (embedded > 0) rows_.replace_embeddings(step, embedded, hidden);
   if (head_) head_->run(step, input, weights_, hidden);
-  if (layer_inputs_) layer_inputs_->make(step, *weights_.layer_inputs, tokens_.device<int32_t>(), hidden);
+  if (layer_inputs_) layer_inputs_->make(step, *weights_.layer_inputs, rows_.tokens(), hidden);
   if (residual_streams_) residual_streams_->make(step, weights_.stream_makers, hidden);
   attention_.fill_tables(step);
   run_layers(step, embedded, looks);
-  gather_outputs(outputs);
-  project(0, projected);
+  outputs_.compute(step, hidden, rows_.wanted(), wanted, projected);
 }
 
 void NativeRunner::run_empty_rows(const DecodingShape& shape) {
   const int computed = computed_rows(shape);
-  run_rows({*ops_, computed, nullptr, meets_ranks()}, {}, 0, false, computed, std::min(computed, logit_rows_at_once_));
-}
-
-void NativeRunner::begin_without_rows() {
-  if (sampler_) {
-    sampler_->begin({});
-    sampler_->end();
-  }
-  output_ = {};
+  run_rows({*ops_, computed, nullptr, meets_ranks()}, {}, 0, false, computed, outputs_.computed_at_once(computed));
 }
 
 std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& directory) const {
@@ -306,124 +275,6 @@ void NativeRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   adapters_.place(*ops_, slot, std::unique_ptr<AdapterWeights>(weights));
 }
 
-StepOutput NativeRunner::take() {
-  if (sampler_) {
-    output_.chosen = sampler_->take();
-    output_.device_seconds = sampler_->seconds_taken();
-  }
-  return output_;
-}
-
-NativeRunner::Outputs NativeRunner::stage(const StepInput& input) {
-  attention_.begin_step(*ops_, input);
-  if (recurrence_) recurrence_->begin_step(*ops_, input);
-  if (sampler_) {
-    std::vector<const TokenChoice*> choices;
-    for (const StepSpan& span : input.spans) {
-      if (span.choice != nullptr) choices.push_back(span.choice);
-    }
-    sampler_->begin(choices);
-  }
-  stage_tokens(input);
-  return stage_outputs(input);
-}
-
-void NativeRunner::stage_tokens(const StepInput& input) {
-  auto* tokens = tokens_.host<int32_t>();
-  in_flight_.clear();
-  for (size_t row = 0; row < input.tokens.size(); ++row) {
-    const int32_t token = input.tokens[row];
-    tokens[row] = std::max(token, 0);
-    if (token < 0) {
-      in_flight_.push_back({static_cast<int>(row), choice_of_span_.at(static_cast<size_t>(span_of_in_flight(token)))});
-    }
-  }
-  if (spec_.layer_input) {
-    for (const int row : embedded_rows_) tokens[row] = spec_.layer_input->image_token;
-  }
-  tokens_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
-  if (spec_.learned_positions > 0) stage_positions(input);
-  if (token_types_.size() > 0) stage_token_types(input);
-}
-
-void NativeRunner::stage_token_types(const StepInput& input) {
-  auto* types = token_types_.host<int32_t>();
-  for (const StepSpan& span : input.spans) {
-    const int second = span.second_text > 0 && spec_.encoder->token_types > 1 ? span.second_text : span.count;
-    std::fill_n(types + span.first_row, second, 0);
-    std::fill_n(types + span.first_row + second, span.count - second, 1);
-  }
-  token_types_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
-}
-
-// Positions beyond the table, which settings refuse, read its last row.
-void NativeRunner::stage_positions(const StepInput& input) {
-  auto* positions = positions_.host<int32_t>();
-  for (const StepSpan& span : input.spans) {
-    for (int row = 0; row < span.count; ++row) {
-      positions[span.first_row + row] = std::min(span.first_position + row, spec_.learned_positions - 1);
-    }
-  }
-  positions_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
-}
-
-NativeRunner::Outputs NativeRunner::stage_outputs(const StepInput& input) {
-  Outputs outputs;
-  auto* next = outputs_.host<int32_t>();
-  choice_of_span_.clear();
-  for (const StepSpan& span : input.spans) {
-    choice_of_span_.push_back(outputs.choices);
-    if (span.choice == nullptr) continue;
-    *next++ = span.first_row + span.count - 1;
-    ++outputs.choices;
-  }
-  for (const StepSpan& span : input.spans) {
-    const bool takes_first = spec_.encoder && spec_.encoder->pooling == TextPooling::kFirst;
-    const int first = takes_first ? 0 : span.count - span.wanted_rows();
-    for (int row = first; row < first + span.wanted_rows(); ++row) *next++ = span.first_row + row;
-    outputs.rows += span.wanted_rows();
-  }
-  outputs_.upload(*ops_, static_cast<size_t>(outputs.count()) * sizeof(int32_t));
-  return outputs;
-}
-
-int NativeRunner::stage_embeddings(const StepInput& input) {
-  struct Source {
-    const EmbeddingRows* rows;
-    int row;
-  };
-  std::vector<Source> sources;
-  embedded_rows_.clear();
-  for (const StepSpan& span : input.spans) {
-    const int end = span.first_position + span.count;
-    for (const EmbeddingRange& range : span.embeddings) {
-      for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
-        embedded_rows_.push_back(span.first_row + at - span.first_position);
-        embedding_rows_.host<int32_t>()[sources.size()] = embedded_rows_.back();
-        sources.push_back({range.rows.get(), at - range.begin});
-      }
-    }
-  }
-  if (sources.empty()) return 0;
-  auto* to = embeddings_.host<float>();
-  const int parts = 1 + spec_.images->deepstack_layers;
-  for (int part = 0; part < parts; ++part) {
-    for (const Source& source : sources) {
-      source.rows->read(source.row, part * spec_.hidden_size, spec_.hidden_size, to);
-      to += spec_.hidden_size;
-    }
-  }
-  embeddings_.upload(*ops_, static_cast<size_t>(to - embeddings_.host<float>()) * sizeof(float));
-  embedding_rows_.upload(*ops_, sources.size() * sizeof(int32_t));
-  return static_cast<int>(sources.size());
-}
-
-void NativeRunner::add_deepstack(const StepContext& step, int layer, int count) {
-  const size_t part = static_cast<size_t>(count) * static_cast<size_t>(spec_.hidden_size);
-  step.ops.scatter_rows(embeddings_.device<float>() + static_cast<size_t>(1 + layer) * part,
-                        embedding_rows_.device<int32_t>(), count, spec_.hidden_size, hidden_.as<float>(), true);
-}
-
 void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks) {
   int cross = 0;
   for (int layer = 0; layer < spec_.num_layers; ++layer) {
@@ -432,7 +283,9 @@ void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks)
     }
     keep_stream(step, layer);
     run_layer(step, layer);
-    if (embedded > 0 && layer < spec_.images->deepstack_layers) add_deepstack(step, layer, embedded);
+    if (embedded > 0 && layer < spec_.images->deepstack_layers) {
+      rows_.add_deepstack(step, layer, embedded, hidden_.as<float>());
+    }
   }
   if (residual_streams_) residual_streams_->merge(step, weights_.stream_readers, hidden_.as<float>());
   keep_stream(step, spec_.num_layers);
@@ -559,112 +412,8 @@ void NativeRunner::add_branch(const StepContext& step, const BlockSpec& block, c
   step.ops.add_scaled(block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
 }
 
-void NativeRunner::gather_outputs(int count) {
-  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return;  // all rows of a text go into its vector
-  auto* rows = output_rows_.as<float>();
-  ops_->gather_rows(hidden_.as<float>(), outputs_.device<int32_t>(), count, spec_.hidden_size, rows);
-  if (spec_.head && !has_outer_norms(*spec_.head)) return;
-  if (streams_.size() > 0) {
-    ops_->gather_rows(hidden_.as<float>(), outputs_.device<int32_t>(), count, spec_.hidden_size, streams_.as<float>());
-  }
-  ops_->norm(weights_.final_norm.view, rows, count, spec_.hidden_size, rows);
-}
-
-void NativeRunner::project(int first, int count) {
-  if (count == 0) return;
-  const float* rows = output_rows_.as<float>() + static_cast<size_t>(first) * spec_.hidden_size;
-  auto* logits = logits_.as<float>();
-  if (is_divided_) {
-    project_together(rows, count);
-  } else {
-    ops_->linear(weights_.output_layer(), rows, count, logits, false);
-  }
-  if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
-    ops_->scale_and_cap(spec_.output.scale, spec_.output.softcap, count, logit_count(spec_), logits);
-  }
-}
-
-void NativeRunner::project_together(const float* rows, int count) {
-  const LinearWeight layer = weights_.output_layer();
-  const auto width = static_cast<size_t>(vocab_part_);
-  const auto vocab = static_cast<size_t>(logit_count(spec_));
-  const size_t part = static_cast<size_t>(count) * width;
-  auto* parts = logit_parts_.as<float>();
-  if (layer.out_features > 0) ops_->linear(layer, rows, count, parts + static_cast<size_t>(rank_) * part, false);
-  if (!is_warming_up_) ops_->all_gather(parts, part);
-  // Rows side by side again: those of whole parts, and those of the last one.
-  const auto whole = static_cast<int>(vocab / width);
-  const auto rest = static_cast<int>(vocab % width);
-  auto* logits = logits_.as<float>();
-  if (whole > 0) {
-    ops_->copy_heads({parts, count, width, whole, part, vocab_part_},
-                     {logits, count, vocab, whole, width, vocab_part_});
-  }
-  if (rest > 0) {
-    const auto before = static_cast<size_t>(whole);
-    ops_->copy_heads({parts + before * part, count, static_cast<size_t>(rest), 1, 0, rest},
-                     {logits + before * width, count, vocab, 1, 0, rest});
-  }
-}
-
 void NativeRunner::sum_over_ranks(float* x, size_t count) {
   if (meets_ranks()) ops_->all_reduce(x, count);
-}
-
-void NativeRunner::pool_texts(const StepInput& input) {
-  const auto rows = static_cast<int>(input.tokens.size());
-  const auto width = static_cast<size_t>(spec_.hidden_size);
-  auto* normed = normed_.as<float>();
-  ops_->norm(weights_.final_norm.view, hidden_.as<float>(), rows, spec_.hidden_size, normed);
-  const bool is_host = ops_->shares_host_memory();
-  if (!is_host) bring(normed, rows, spec_.hidden_size, host_rows_.as<float>());
-  const float* from = is_host ? normed : host_rows_.as<float>();
-  output_ = {};
-  if (!brings_output_) return;
-  vectors_.resize(input.spans.size() * width);
-  float* to = vectors_.data();
-  for (const StepSpan& span : input.spans) {
-    pool_text(spec_.encoder->pooling, from + static_cast<size_t>(span.first_row) * width, span.count, spec_.hidden_size,
-              to);
-    to += width;
-  }
-  output_.hidden = vectors_.data();
-}
-
-void NativeRunner::give_out(const Outputs& outputs, int projected) {
-  if (ops_->shares_host_memory()) {
-    output_ = {};
-    output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
-    output_.hidden = streams_.size() > 0 ? streams_.as<float>() : output_rows_.as<float>();
-    output_.token_hidden = kept_.size() > 0 ? kept_.as<float>() : nullptr;
-    return;
-  }
-  for (int first = 0; first < outputs.count() && !spec_.encoder; first += logit_rows_at_once_) {
-    const int count = std::min(logit_rows_at_once_, outputs.count() - first);
-    if (first >= projected) project(first, count);
-    const int choices = std::clamp(outputs.choices - first, 0, count);
-    if (choices > 0) sampler_->choose(first, choices, logits_.as<float>());
-    bring_logits(choices, count - choices, first + choices - outputs.choices);
-  }
-  if (sampler_) sampler_->end();
-  const auto skipped = static_cast<size_t>(outputs.choices) * static_cast<size_t>(spec_.hidden_size);
-  bring(output_rows_.as<float>() + skipped, outputs.rows, spec_.hidden_size, host_rows_.as<float>());
-  output_ = {};
-  output_.logits = host_logits_.size() > 0 ? host_logits_.as<float>() : nullptr;
-  output_.hidden = host_rows_.as<float>();
-}
-
-// `count` rows of logits from row `from` on, which are the wanted rows from `wanted` on.
-void NativeRunner::bring_logits(int from, int count, int wanted) {
-  if (count == 0) return;
-  const auto vocab = static_cast<size_t>(logit_count(spec_));
-  bring(logits_.as<float>() + static_cast<size_t>(from) * vocab, count, logit_count(spec_),
-        host_logits_.as<float>() + static_cast<size_t>(wanted) * vocab);
-}
-
-void NativeRunner::bring(const float* from, int rows, int width, float* to) {
-  if (rows == 0 || !brings_output_) return;
-  ops_->download(from, static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float), to);
 }
 
 }  // namespace turbomind

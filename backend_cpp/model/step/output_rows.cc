@@ -1,0 +1,172 @@
+#include "model/step/output_rows.h"
+
+#include <algorithm>
+
+#include "model/encoder/text_pooling.h"
+
+namespace turbomind {
+
+namespace {
+
+// Logits at once on a device with its own memory: a chunk of 256 rows of a large vocabulary is 128 MiB.
+constexpr int kDeviceLogitRows = 256;
+
+size_t float_bytes(int rows, int width) {
+  return static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float);
+}
+
+}  // namespace
+
+OutputRows::OutputRows(Operators& ops, const Shard& shard, const ModelSpec& spec, const Weights& weights, int max_rows)
+    : ops_(ops),
+      spec_(spec),
+      weights_(weights),
+      rank_(shard.rank),
+      vocab_part_(shard.vocab_part),
+      is_divided_(shard.count > 1),
+      logit_rows_at_once_(ops.shares_host_memory() ? max_rows : std::min(max_rows, kDeviceLogitRows)),
+      rows_(float_buffer(ops, max_rows, spec.hidden_size)),
+      logits_(float_buffer(ops, spec.encoder ? 0 : logit_rows_at_once_, logit_count(spec))),
+      logit_parts_(
+          float_buffer(ops, is_divided_ && !spec.encoder ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
+  if (spec.head && spec.head->kind == HeadKind::kEagle3) streams_ = float_buffer(ops, max_rows, spec.hidden_size);
+  if (ops.shares_host_memory()) return;
+  if (!spec.encoder) sampler_ = ops.make_sampler(logit_count(spec), max_rows);
+  if (rank_ != 0) return;
+  if (!spec.encoder) host_logits_ = AlignedBuffer(float_bytes(max_rows, logit_count(spec)));
+  host_rows_ = AlignedBuffer(float_bytes(max_rows, spec.hidden_size));
+}
+
+int OutputRows::computed_at_once(int count) const {
+  return spec_.encoder ? 0 : std::min(count, logit_rows_at_once_);
+}
+
+void OutputRows::begin(const StepInput& input, StepRows& rows) {
+  if (!sampler_) return;
+  std::vector<const TokenChoice*> choices;
+  for (const StepSpan& span : input.spans) {
+    if (span.choice != nullptr) choices.push_back(span.choice);
+  }
+  sampler_->begin(choices);
+  if (!rows.in_flight().empty()) sampler_->place(rows.in_flight(), rows.tokens());
+}
+
+void OutputRows::compute(const StepContext& step, const float* hidden, const int32_t* wanted, int count,
+                         int projected) {
+  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return;  // all rows of a text go into its vector
+  auto* rows = rows_.as<float>();
+  ops_.gather_rows(hidden, wanted, count, spec_.hidden_size, rows);
+  if (!spec_.head || has_outer_norms(*spec_.head)) {
+    if (streams_.size() > 0) ops_.gather_rows(hidden, wanted, count, spec_.hidden_size, streams_.as<float>());
+    ops_.norm(weights_.final_norm.view, rows, count, spec_.hidden_size, rows);
+  }
+  project(0, projected, step.meets_ranks);
+}
+
+void OutputRows::project(int first, int count, bool meets_ranks) {
+  if (count == 0) return;
+  const float* rows = rows_.as<float>() + static_cast<size_t>(first) * spec_.hidden_size;
+  auto* logits = logits_.as<float>();
+  if (is_divided_) {
+    project_together(rows, count, meets_ranks);
+  } else {
+    ops_.linear(weights_.output_layer(), rows, count, logits, false);
+  }
+  if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
+    ops_.scale_and_cap(spec_.output.scale, spec_.output.softcap, count, logit_count(spec_), logits);
+  }
+}
+
+void OutputRows::project_together(const float* rows, int count, bool meets_ranks) {
+  const LinearWeight layer = weights_.output_layer();
+  const auto width = static_cast<size_t>(vocab_part_);
+  const auto vocab = static_cast<size_t>(logit_count(spec_));
+  const size_t part = static_cast<size_t>(count) * width;
+  auto* parts = logit_parts_.as<float>();
+  if (layer.out_features > 0) ops_.linear(layer, rows, count, parts + static_cast<size_t>(rank_) * part, false);
+  if (meets_ranks) ops_.all_gather(parts, part);
+  // Rows side by side again: those of whole parts, and those of the last one.
+  const auto whole = static_cast<int>(vocab / width);
+  const auto rest = static_cast<int>(vocab % width);
+  auto* logits = logits_.as<float>();
+  if (whole > 0) {
+    ops_.copy_heads({parts, count, width, whole, part, vocab_part_}, {logits, count, vocab, whole, width, vocab_part_});
+  }
+  if (rest > 0) {
+    const auto before = static_cast<size_t>(whole);
+    ops_.copy_heads({parts + before * part, count, static_cast<size_t>(rest), 1, 0, rest},
+                    {logits + before * width, count, vocab, 1, 0, rest});
+  }
+}
+
+void OutputRows::end(const WantedRows& wanted, int projected, bool meets_ranks) {
+  output_ = {};
+  if (ops_.shares_host_memory()) {
+    output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
+    output_.hidden = streams_.size() > 0 ? streams_.as<float>() : rows_.as<float>();
+    return;
+  }
+  for (int first = 0; first < wanted.count() && !spec_.encoder; first += logit_rows_at_once_) {
+    const int count = std::min(logit_rows_at_once_, wanted.count() - first);
+    if (first >= projected) project(first, count, meets_ranks);
+    const int choices = std::clamp(wanted.choices - first, 0, count);
+    if (choices > 0) sampler_->choose(first, choices, logits_.as<float>());
+    bring_logits(choices, count - choices, first + choices - wanted.choices);
+  }
+  if (sampler_) sampler_->end();
+  const auto skipped = static_cast<size_t>(wanted.choices) * static_cast<size_t>(spec_.hidden_size);
+  bring(rows_.as<float>() + skipped, wanted.asked, spec_.hidden_size, host_rows_.as<float>());
+  output_.logits = host_logits_.size() > 0 ? host_logits_.as<float>() : nullptr;
+  output_.hidden = host_rows_.as<float>();
+}
+
+void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
+  const auto count = static_cast<int>(input.tokens.size());
+  const auto width = static_cast<size_t>(spec_.hidden_size);
+  auto* normed = rows_.as<float>();
+  ops_.norm(weights_.final_norm.view, hidden, count, spec_.hidden_size, normed);
+  const bool is_host = ops_.shares_host_memory();
+  if (!is_host) bring(normed, count, spec_.hidden_size, host_rows_.as<float>());
+  const float* from = is_host ? normed : host_rows_.as<float>();
+  output_ = {};
+  if (rank_ != 0) return;
+  vectors_.resize(input.spans.size() * width);
+  float* to = vectors_.data();
+  for (const StepSpan& span : input.spans) {
+    pool_text(spec_.encoder->pooling, from + static_cast<size_t>(span.first_row) * width, span.count, spec_.hidden_size,
+              to);
+    to += width;
+  }
+  output_.hidden = vectors_.data();
+}
+
+void OutputRows::end_without_rows() {
+  if (sampler_) {
+    sampler_->begin({});
+    sampler_->end();
+  }
+  output_ = {};
+}
+
+StepOutput OutputRows::take() {
+  if (sampler_) {
+    output_.chosen = sampler_->take();
+    output_.device_seconds = sampler_->seconds_taken();
+  }
+  return output_;
+}
+
+// `count` rows of logits from row `from` on, which are the rows asked for from `wanted` on.
+void OutputRows::bring_logits(int from, int count, int wanted) {
+  if (count == 0) return;
+  const auto vocab = static_cast<size_t>(logit_count(spec_));
+  bring(logits_.as<float>() + static_cast<size_t>(from) * vocab, count, logit_count(spec_),
+        host_logits_.as<float>() + static_cast<size_t>(wanted) * vocab);
+}
+
+void OutputRows::bring(const float* from, int rows, int width, float* to) {
+  if (rows == 0 || rank_ != 0) return;
+  ops_.download(from, float_bytes(rows, width), to);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,137 @@
+#include "model/step/step_rows.h"
+
+#include <algorithm>
+
+namespace turbomind {
+
+namespace {
+
+size_t row_bytes(bool is_there, int max_rows) {
+  return is_there ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0;
+}
+
+size_t embedding_bytes(const ModelSpec& spec, int max_rows) {
+  if (!spec.images) return 0;
+  const auto parts = static_cast<size_t>(1 + spec.images->deepstack_layers);
+  return parts * static_cast<size_t>(max_rows) * static_cast<size_t>(spec.hidden_size) * sizeof(float);
+}
+
+}  // namespace
+
+StepRows::StepRows(Operators& ops, const ModelSpec& spec, int max_rows)
+    : ops_(ops),
+      spec_(spec),
+      tokens_(ops, row_bytes(true, max_rows)),
+      positions_(ops, row_bytes(spec.learned_positions > 0, max_rows)),
+      token_types_(ops, row_bytes(spec.encoder && spec.encoder->token_types > 0, max_rows)),
+      wanted_(ops, row_bytes(true, max_rows)),
+      embeddings_(ops, embedding_bytes(spec, max_rows)),
+      embedding_rows_(ops, row_bytes(spec.images.has_value(), max_rows)) {}
+
+WantedRows StepRows::stage(const StepInput& input) {
+  stage_tokens(input);
+  if (positions_.size() > 0) stage_positions(input);
+  if (token_types_.size() > 0) stage_token_types(input);
+  return stage_wanted(input);
+}
+
+void StepRows::stage_tokens(const StepInput& input) {
+  auto* tokens = tokens_.host<int32_t>();
+  in_flight_.clear();
+  for (size_t row = 0; row < input.tokens.size(); ++row) {
+    const int32_t token = input.tokens[row];
+    tokens[row] = std::max(token, 0);
+    if (token < 0) {
+      in_flight_.push_back({static_cast<int>(row), choice_of_span_.at(static_cast<size_t>(span_of_in_flight(token)))});
+    }
+  }
+  if (spec_.layer_input) {
+    for (const int row : embedded_rows_) tokens[row] = spec_.layer_input->image_token;
+  }
+  tokens_.upload(ops_, input.tokens.size() * sizeof(int32_t));
+}
+
+// Positions beyond the table, which settings refuse, read its last row.
+void StepRows::stage_positions(const StepInput& input) {
+  auto* positions = positions_.host<int32_t>();
+  for (const StepSpan& span : input.spans) {
+    for (int row = 0; row < span.count; ++row) {
+      positions[span.first_row + row] = std::min(span.first_position + row, spec_.learned_positions - 1);
+    }
+  }
+  positions_.upload(ops_, input.tokens.size() * sizeof(int32_t));
+}
+
+void StepRows::stage_token_types(const StepInput& input) {
+  auto* types = token_types_.host<int32_t>();
+  for (const StepSpan& span : input.spans) {
+    const int second = span.second_text > 0 && spec_.encoder->token_types > 1 ? span.second_text : span.count;
+    std::fill_n(types + span.first_row, second, 0);
+    std::fill_n(types + span.first_row + second, span.count - second, 1);
+  }
+  token_types_.upload(ops_, input.tokens.size() * sizeof(int32_t));
+}
+
+WantedRows StepRows::stage_wanted(const StepInput& input) {
+  WantedRows wanted;
+  auto* next = wanted_.host<int32_t>();
+  choice_of_span_.clear();
+  for (const StepSpan& span : input.spans) {
+    choice_of_span_.push_back(wanted.choices);
+    if (span.choice == nullptr) continue;
+    *next++ = span.first_row + span.count - 1;
+    ++wanted.choices;
+  }
+  for (const StepSpan& span : input.spans) {
+    const bool takes_first = spec_.encoder && spec_.encoder->pooling == TextPooling::kFirst;
+    const int first = takes_first ? 0 : span.count - span.wanted_rows();
+    for (int row = first; row < first + span.wanted_rows(); ++row) *next++ = span.first_row + row;
+    wanted.asked += span.wanted_rows();
+  }
+  wanted_.upload(ops_, static_cast<size_t>(wanted.count()) * sizeof(int32_t));
+  return wanted;
+}
+
+int StepRows::stage_embeddings(const StepInput& input) {
+  struct Source {
+    const EmbeddingRows* rows;
+    int row;
+  };
+  std::vector<Source> sources;
+  embedded_rows_.clear();
+  for (const StepSpan& span : input.spans) {
+    const int end = span.first_position + span.count;
+    for (const EmbeddingRange& range : span.embeddings) {
+      for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
+        embedded_rows_.push_back(span.first_row + at - span.first_position);
+        embedding_rows_.host<int32_t>()[sources.size()] = embedded_rows_.back();
+        sources.push_back({range.rows.get(), at - range.begin});
+      }
+    }
+  }
+  if (sources.empty()) return 0;
+  auto* to = embeddings_.host<float>();
+  const int parts = 1 + spec_.images->deepstack_layers;
+  for (int part = 0; part < parts; ++part) {
+    for (const Source& source : sources) {
+      source.rows->read(source.row, part * spec_.hidden_size, spec_.hidden_size, to);
+      to += spec_.hidden_size;
+    }
+  }
+  embeddings_.upload(ops_, static_cast<size_t>(to - embeddings_.host<float>()) * sizeof(float));
+  embedding_rows_.upload(ops_, sources.size() * sizeof(int32_t));
+  return static_cast<int>(sources.size());
+}
+
+void StepRows::replace_embeddings(const StepContext& step, int count, float* hidden) const {
+  step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), count, spec_.hidden_size,
+                        hidden, false);
+}
+
+void StepRows::add_deepstack(const StepContext& step, int layer, int count, float* hidden) const {
+  const size_t part = static_cast<size_t>(count) * static_cast<size_t>(spec_.hidden_size);
+  step.ops.scatter_rows(embeddings_.device<float>() + static_cast<size_t>(1 + layer) * part,
+                        embedding_rows_.device<int32_t>(), count, spec_.hidden_size, hidden, true);
+}
+
+}  // namespace turbomind
