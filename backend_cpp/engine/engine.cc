@@ -24,10 +24,9 @@ EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draf
   config.plan.expect_a_sequence(config.page_count, config.max_step_tokens);
   config.session_len = config.plan.most_tokens(config.page_count, config.max_step_tokens, config.session_len);
   const CacheSize size{config.page_count, config.host_page_count};
-  runner.allocate_cache({config.plan, size, 0});
+  std::byte* pages = runner.allocate_cache({config.plan, size, 0});
   if (draft_runner != nullptr) {
     const int first = config.plan.group_of(MemoryKind::kDraft);
-    std::byte* pages = runner.traits().shares_cache ? runner.cache_pages() : nullptr;
     draft_runner->allocate_cache({config.plan, size, first, pages});
   }
   runner.prepare_decoding({config.max_batch_size, config.session_len, config.block_len});
@@ -41,6 +40,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
                std::unique_ptr<ModelRunner> draft_runner)
     : config_(prepare(config, *runner, draft_runner.get())),
       runner_(std::move(runner)),
+      processes_(runner_->traits().processes),
       draft_runner_(std::move(draft_runner)),
       tokens_(std::move(tokens)),
       limits_{runner_->traits().vocab_size, config_.session_len,
@@ -65,14 +65,14 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
       }
     });
   }
-  runner_->on_loss([this] { inbox_.wake(); });
+  if (processes_) processes_->on_loss([this] { inbox_.wake(); });
   if (events_) events_->notify([this] { inbox_.wake(); });
   thread_ = std::thread([this] { run(); });
 }
 
 Error Engine::stopped() const {
-  return {ErrorCode::kUnavailable, runner_->traits().can_restart ? "the engine is being started again; try again later"
-                                                                 : "the engine has stopped after a device fault"};
+  return {ErrorCode::kUnavailable, processes_ ? "the engine is being started again; try again later"
+                                              : "the engine has stopped after a device fault"};
 }
 
 void Engine::cancel(RequestId id) {
@@ -89,7 +89,7 @@ Engine::~Engine() {
   inbox_.close();
   thread_.join();
   adapters_.stop();
-  runner_->on_loss({});
+  if (processes_) processes_->on_loss({});
 }
 
 void Engine::submit(Request request) {
@@ -167,7 +167,7 @@ void Engine::settle_adapters() {
 
 void Engine::step() {
   try {
-    if (is_healthy_ && runner_->is_lost()) throw Error(ErrorCode::kUnavailable, "a worker has ended");
+    if (is_healthy_ && processes_ && processes_->is_lost()) throw Error(ErrorCode::kUnavailable, "a worker has ended");
     core_.step();
   } catch (const std::exception& error) {
     fail(Error(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what()));
@@ -175,7 +175,7 @@ void Engine::step() {
 }
 
 void Engine::fail(const Error& fault) {
-  if (is_healthy_ && runner_->traits().can_restart) next_restart_ = Clock::now() + restart_delay_;
+  if (is_healthy_ && processes_) next_restart_ = Clock::now() + restart_delay_;
   is_healthy_ = false;
   core_.end_all(&fault);
 }
@@ -183,7 +183,7 @@ void Engine::fail(const Error& fault) {
 // Open requests have been answered; those that come meanwhile are refused.
 void Engine::restart_runner() {
   try {
-    runner_->restart();
+    processes_->restart();
     core_.forget_cache();
     next_restart_ = Clock::time_point::max();
     restart_delay_ = {};

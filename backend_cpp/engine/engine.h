@@ -64,7 +64,7 @@ class Engine {
   // Whether a step takes longer than it may.
   bool is_hung() const;
   // Whether none will be again.
-  bool has_failed() const { return !is_healthy() && !runner_->traits().can_restart; }
+  bool has_failed() const { return !is_healthy() && processes_ == nullptr; }
   EngineStats stats() const;
   const EngineConfig& config() const { return config_; }
   int vocab_size() const { return runner_->traits().vocab_size; }
@@ -87,6 +87,7 @@ class Engine {
 
   const EngineConfig config_;
   const std::unique_ptr<ModelRunner> runner_;
+  RunnerProcesses* const processes_;  // null: the model runs in this process
   const std::unique_ptr<ModelRunner> draft_runner_;
   const TokenTable tokens_;
   const RequestLimits limits_;

@@ -115,7 +115,7 @@ struct LoadedAdapter {
   std::string name;
   uint64_t id = 0;  // of this loading of it: what is loaded under the name later has another
   // What follows is for the step thread, once the request has been delivered.
-  int slot = 0;                  // of ModelRunner::place_adapter
+  int slot = 0;                  // of AdapterSlots::place_adapter
   std::optional<Error> failure;  // the device had no memory for it
 };
 

@@ -34,7 +34,7 @@ struct StepSpan {
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
   int position_shift = 0;  // of the ranges that end at or before first_position
-  int adapter = 0;         // slot of the low-rank adapter of its rows (ModelRunner::place_adapter); 0: none
+  int adapter = 0;         // slot of the low-rank adapter of its rows (AdapterSlots::place_adapter); 0: none
   int drafts = 0;          // last rows that are only drafted; where the last row is wanted, they and the one before are
   int second_text = 0;     // of an encoder: first position of the second text of a pair; 0: there is one text
 
@@ -128,6 +128,32 @@ class AdapterFile {
   virtual std::unique_ptr<Adapter> read() const = 0;
 };
 
+// Where a runner keeps low-rank adapters alongside the weights.
+class AdapterSlots {
+ public:
+  virtual ~AdapterSlots() = default;
+  // Opens an adapter's directory; the file must not outlive the runner. Any thread, also during steps. Throws Error
+  // that says what does not fit.
+  virtual std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const = 0;
+  // Makes an adapter usable by the steps that begin later, under a number from 1 on that is free. Throws
+  // Error(kUnavailable), and has changed nothing, where the device lacks memory.
+  virtual void place_adapter(int slot, std::unique_ptr<Adapter> adapter) = 0;
+  // No step that begins later names it.
+  virtual void drop_adapter(int slot) = 0;
+};
+
+// What runs a model outside of this process: it may end, and be started again.
+class RunnerProcesses {
+ public:
+  virtual ~RunnerProcesses() = default;
+  // Whether they are known to be gone; `reported` is called, by any thread, when that is first known.
+  virtual bool is_lost() const = 0;
+  virtual void on_loss(std::function<void()> reported) = 0;
+  // Brings everything back but the cache's content, which is lost. Throws Error when that does not succeed; it may be
+  // tried again.
+  virtual void restart() = 0;
+};
+
 // What a step may hold at most.
 struct StepLimits {
   int spans = 0;
@@ -151,16 +177,16 @@ struct RunnerTraits {
   std::optional<HeadTraits> head = std::nullopt;  // where it is one
   // It is an encoder: a text runs in one step, and its only wanted row is its vector. There are no logits.
   bool reads_whole = false;
-  // Other runners of this process can use the cache's memory too (ModelRunner::cache_pages).
+  // Other runners of this process can use the cache's memory too (ModelRunner::allocate_cache).
   bool shares_cache = false;
   // It can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens that
   // nobody has seen yet, if no rows were wanted of this one.
   bool chooses_tokens = false;
-  // A fault can be mended: restart() then brings everything back but the cache's content, which is lost.
-  bool can_restart = false;
+  AdapterSlots* adapters = nullptr;      // null: it takes none
+  RunnerProcesses* processes = nullptr;  // null: it runs in this one, and a fault of the device cannot be mended
 };
 
-// Called by the step thread only, but for open_adapter.
+// Called by the step thread only.
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
@@ -185,12 +211,10 @@ class ModelRunner {
     (void)layers;
     throw invalid_argument("what runs the model does not hand out the hidden states of all tokens");
   }
-  // Called once, before the first step.
-  virtual void allocate_cache(const CacheShare& share) = 0;
+  // Called once, before the first step. Returns the cache's first page where RunnerTraits::shares_cache, else null.
+  virtual std::byte* allocate_cache(const CacheShare& share) = 0;
   // Moves pages of the cache, one after the other, after all steps that were begun.
   virtual void move_pages(const std::vector<PageMove>& moves) = 0;
-  // The cache's first page, when it is there, where RunnerTraits::shares_cache.
-  virtual std::byte* cache_pages() const { return nullptr; }
   // Called once, when the cache is there: does now what steps that only decode would do when they come first, for as
   // many shapes of steps as it returns. Whatever it does, every step is right without it.
   virtual size_t prepare_decoding(const StepLimits& limits) {
@@ -204,25 +228,6 @@ class ModelRunner {
     (void)choice;
     return traits_.chooses_tokens;
   }
-
-  // Opens an adapter's directory; the file must not outlive the runner. Any thread, also during steps. Throws Error
-  // that says what does not fit.
-  virtual std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const {
-    throw invalid_argument("this engine takes no adapters: " + directory);
-  }
-  // Makes an adapter usable by the steps that begin later, under a number from 1 on that is free. Throws
-  // Error(kUnavailable), and has changed nothing, where the device lacks memory.
-  virtual void place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
-    (void)slot;
-    (void)adapter;
-  }
-  // No step that begins later names it.
-  virtual void drop_adapter(int slot) { (void)slot; }
-  // Whether what runs the model is known to be gone; `reported` is called, by any thread, when that is first known.
-  virtual bool is_lost() const { return false; }
-  virtual void on_loss(std::function<void()> reported) { (void)reported; }
-  // Throws Error when that does not succeed; it may be tried again.
-  virtual void restart() {}
 
   // Begins a step; writes the keys and values of every row. A throw means the device failed, not a request.
   virtual void begin(const StepInput& input) = 0;

@@ -79,6 +79,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       experts_(float_buffer(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_rows : 0, spec_.hidden_size)) {
+  traits_.adapters = this;
   if (spec_.recurrence) recurrence_.emplace(*ops_, shard, max_rows);
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
   if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
@@ -136,7 +137,7 @@ std::vector<CacheGroup> NativeRunner::cache_groups(const StepLimits& limits) con
   return groups;
 }
 
-void NativeRunner::allocate_cache(const CacheShare& share) {
+std::byte* NativeRunner::allocate_cache(const CacheShare& share) {
   std::byte* pages = share.pages;
   if (pages == nullptr) {
     cache_.allocate(*ops_, share.plan.page_bytes, share.size);
@@ -147,9 +148,11 @@ void NativeRunner::allocate_cache(const CacheShare& share) {
     const int group = share.plan.group_of(MemoryKind::kState);
     recurrence_->use_cache(*ops_, share.plan, share.plan.groups.at(static_cast<size_t>(group)), pages);
   }
-  if (!cross_) return;
-  const int group = share.plan.group_of(MemoryKind::kCross);
-  cross_->use_cache(share.plan, share.plan.groups.at(static_cast<size_t>(group)), pages);
+  if (cross_) {
+    const int group = share.plan.group_of(MemoryKind::kCross);
+    cross_->use_cache(share.plan, share.plan.groups.at(static_cast<size_t>(group)), pages);
+  }
+  return traits_.shares_cache ? pages : nullptr;
 }
 
 size_t NativeRunner::prepare_decoding(const StepLimits& limits) {

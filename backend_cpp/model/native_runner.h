@@ -24,7 +24,7 @@
 
 namespace turbomind {
 
-class NativeRunner final : public ModelRunner {
+class NativeRunner final : public ModelRunner, public AdapterSlots {
  public:
   // Runs a shard: the whole model, or a rank of it alongside others (model/parallel_runner.h), of which the first one
   // alone brings an output. `max_rows` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
@@ -37,9 +37,8 @@ class NativeRunner final : public ModelRunner {
   size_t free_cache_memory() override { return ops_->free_memory(); }
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
   void keep_hidden(const std::vector<int>& layers) override;
-  void allocate_cache(const CacheShare& share) override;
+  std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override { cache_.move(*ops_, moves); }
-  std::byte* cache_pages() const override { return cache_.pages(); }
   size_t prepare_decoding(const StepLimits& limits) override;
   void keep_prepared(size_t count) override;
   bool reserve(const TokenChoice& choice) override { return outputs_.reserve(choice); }

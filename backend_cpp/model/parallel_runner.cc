@@ -39,6 +39,7 @@ ParallelRunner::ParallelRunner(std::shared_ptr<RankGroup> group, const MakeRunne
   try {
     threads_.run([&](int rank) { ranks_[static_cast<size_t>(rank)] = make(rank); });
     traits_ = ranks_.front()->traits();
+    if (traits_.adapters != nullptr) traits_.adapters = this;
   } catch (...) {
     threads_.run([this](int rank) { ranks_[static_cast<size_t>(rank)].reset(); });
     throw;
@@ -68,8 +69,13 @@ void ParallelRunner::keep_hidden(const std::vector<int>& layers) {
   run([&](ModelRunner& runner, int) { runner.keep_hidden(layers); });
 }
 
-void ParallelRunner::allocate_cache(const CacheShare& share) {
-  run([&](ModelRunner& runner, int) { runner.allocate_cache(share); });
+std::byte* ParallelRunner::allocate_cache(const CacheShare& share) {
+  std::byte* pages = nullptr;
+  run([&](ModelRunner& runner, int rank) {
+    std::byte* own = runner.allocate_cache(share);
+    if (rank == 0) pages = own;
+  });
+  return pages;
 }
 
 void ParallelRunner::move_pages(const std::vector<PageMove>& moves) {
@@ -92,7 +98,7 @@ bool ParallelRunner::reserve(const TokenChoice& choice) {
 
 std::unique_ptr<AdapterFile> ParallelRunner::open_adapter(const std::string& directory) const {
   auto files = std::make_unique<RankAdapterFiles>();
-  for (const auto& runner : ranks_) files->ranks.push_back(runner->open_adapter(directory));
+  for (const auto& runner : ranks_) files->ranks.push_back(runner->traits().adapters->open_adapter(directory));
   return files;
 }
 
@@ -102,7 +108,7 @@ void ParallelRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   run([&](ModelRunner& runner, int rank) {
     const auto index = static_cast<size_t>(rank);
     try {
-      runner.place_adapter(slot, std::move(parts[index]));
+      runner.traits().adapters->place_adapter(slot, std::move(parts[index]));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;
       failures[index] = error;  // the rank continues
@@ -115,7 +121,7 @@ void ParallelRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
 }
 
 void ParallelRunner::drop_adapter(int slot) {
-  run([&](ModelRunner& runner, int) { runner.drop_adapter(slot); });
+  run([&](ModelRunner& runner, int) { runner.traits().adapters->drop_adapter(slot); });
 }
 
 void ParallelRunner::begin(const StepInput& input) {

@@ -14,7 +14,7 @@ namespace turbomind {
 // Every rank has a thread, in which its runner is made, runs and is destroyed. All get every step, and choose the
 // same tokens where they choose any; what the first one returns is the step's output. Once a rank has thrown, every
 // later step throws: the others may have stopped anywhere.
-class ParallelRunner final : public ModelRunner {
+class ParallelRunner final : public ModelRunner, public AdapterSlots {
  public:
   using MakeRunner = std::function<std::unique_ptr<ModelRunner>(int rank)>;
 
@@ -29,10 +29,9 @@ class ParallelRunner final : public ModelRunner {
   size_t free_cache_memory() override;
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
   void keep_hidden(const std::vector<int>& layers) override;
-  void allocate_cache(const CacheShare& share) override;
+  // The pages of the first rank.
+  std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override;
-  // Of the first rank.
-  std::byte* cache_pages() const override { return ranks_.front()->cache_pages(); }
   // Ranks must do alike: what not all could prepare, none keeps.
   size_t prepare_decoding(const StepLimits& limits) override;
   bool reserve(const TokenChoice& choice) override;

@@ -40,7 +40,7 @@ inline bool stubs_choose_tokens = false;
 inline bool stubs_have_groups = false;
 inline constexpr int kStubWindow = 6;
 
-class StubRunner final : public ModelRunner {
+class StubRunner final : public ModelRunner, public RunnerProcesses {
  public:
   // Called at the start of every forward, with the number of steps so far; may throw.
   std::function<void(int)> on_step = [](int) {};
@@ -68,11 +68,12 @@ class StubRunner final : public ModelRunner {
     return groups;
   }
   size_t free_cache_memory() override { return size_t{1} << 20; }
-  void allocate_cache(const CacheShare& share) override {
+  std::byte* allocate_cache(const CacheShare& share) override {
     plan_ = share.plan;
     block_len_ = share.plan.block_len;
     states_.assign(static_cast<size_t>(share.size.page_count + share.size.host_page_count), {});
     cache_.assign(static_cast<size_t>(share.size.page_count + share.size.host_page_count) * block_len_, -1);
+    return nullptr;
   }
   void move_pages(const std::vector<PageMove>& moves) override {
     for (const auto [from, to] : moves) {
@@ -82,6 +83,7 @@ class StubRunner final : public ModelRunner {
   }
 
   bool is_lost() const override { return lost; }
+  void on_loss(std::function<void()>) override {}
   void restart() override {
     on_restart();
     lost = false;

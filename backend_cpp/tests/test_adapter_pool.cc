@@ -30,13 +30,13 @@ class NamedFile final : public AdapterFile {
 };
 
 // A runner that only keeps adapters.
-class KeepingRunner final : public ModelRunner {
+class KeepingRunner final : public ModelRunner, public AdapterSlots {
  public:
-  KeepingRunner() : ModelRunner({.vocab_size = kStubVocab, .hidden_size = 1}) {}
+  KeepingRunner() : ModelRunner({.vocab_size = kStubVocab, .hidden_size = 1, .adapters = this}) {}
 
   std::vector<CacheGroup> cache_groups(const StepLimits&) const override { return {}; }
   size_t free_cache_memory() override { return 1; }
-  void allocate_cache(const CacheShare&) override {}
+  std::byte* allocate_cache(const CacheShare&) override { return nullptr; }
   void move_pages(const std::vector<PageMove>&) override {}
   void begin(const StepInput&) override {}
   StepOutput take() override { return {}; }

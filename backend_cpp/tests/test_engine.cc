@@ -209,7 +209,7 @@ ENGINE_TEST(a_runner_that_can_be_started_again_is_and_has_forgotten_what_it_cach
   EngineConfig config = small_config();
   config.enable_prefix_caching = true;
   auto runner = std::make_unique<StubRunner>();
-  runner->traits_.can_restart = true;
+  runner->traits_.processes = runner.get();
   std::atomic<bool> fails{false};
   std::atomic<int> restarts{0};
   runner->on_step = [&](int) {

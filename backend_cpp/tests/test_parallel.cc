@@ -63,7 +63,7 @@ class SummingRunner final : public ModelRunner {
 
   std::vector<CacheGroup> cache_groups(const StepLimits&) const override { return {}; }
   size_t free_cache_memory() override { return static_cast<size_t>(1000 + rank_); }
-  void allocate_cache(const CacheShare&) override {}
+  std::byte* allocate_cache(const CacheShare&) override { return nullptr; }
   void move_pages(const std::vector<PageMove>&) override {}
   void begin(const StepInput&) override {
     for (int half = 0; half < 4; ++half) {

@@ -29,7 +29,7 @@ std::string mebibytes(size_t bytes) {
 
 AdapterPool::AdapterPool(ModelRunner& runner, size_t limit, std::function<void(Submission&&)> deliver,
                          std::function<void()> wake)
-    : runner_(runner), limit_(limit), deliver_(std::move(deliver)), wake_(std::move(wake)) {
+    : slots_(runner.traits().adapters), limit_(limit), deliver_(std::move(deliver)), wake_(std::move(wake)) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -61,7 +61,8 @@ void AdapterPool::add(const std::string& name, const std::string& directory, con
   }
   auto entry = std::make_shared<Entry>();
   try {
-    entry->file = runner_.open_adapter(directory);
+    if (slots_ == nullptr) throw invalid_argument("this engine takes no adapters: " + directory);
+    entry->file = slots_->open_adapter(directory);
   } catch (const Error& error) {
     throw Error(error.code(), "adapter " + name + ": " + error.what());
   }
@@ -153,14 +154,14 @@ void AdapterPool::settle() {
   }
   for (Change& change : changes) {
     if (change.read == nullptr) {
-      runner_.drop_adapter(change.slot);
+      slots_->drop_adapter(change.slot);
       const std::lock_guard lock(mu_);
       --dropping_;
       changed_.notify_all();
       continue;
     }
     try {
-      runner_.place_adapter(change.slot, std::move(change.read));
+      slots_->place_adapter(change.slot, std::move(change.read));
       change.entry->failure.reset();
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnavailable) throw;

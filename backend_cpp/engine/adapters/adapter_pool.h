@@ -91,7 +91,7 @@ class AdapterPool {
   bool make_room(std::unique_lock<std::mutex>& lock, size_t bytes);
   void evict(const std::shared_ptr<Entry>& entry);
 
-  ModelRunner& runner_;
+  AdapterSlots* slots_;  // null: the runner takes none
   const size_t limit_;
   const std::function<void(Submission&&)> deliver_;
   const std::function<void()> wake_;

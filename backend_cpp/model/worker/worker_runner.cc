@@ -43,9 +43,11 @@ std::string meeting_file() {
 }  // namespace
 
 WorkerRunner::WorkerRunner(WorkerOptions options, const StepLimits& limits)
-    : ModelRunner({.vocab_size = options.vocab_size, .hidden_size = options.hidden_size, .can_restart = true}),
+    : ModelRunner({.vocab_size = options.vocab_size, .hidden_size = options.hidden_size}),
       options_(std::move(options)),
       shape_(shape_of(options_, limits)) {
+  traits_.adapters = this;
+  traits_.processes = this;
   if (options_.ranks > kMaxRanks) {
     throw invalid_argument("tp must be at most " + std::to_string(kMaxRanks) + " with workers, got " +
                            std::to_string(options_.ranks));
@@ -180,9 +182,10 @@ size_t WorkerRunner::free_cache_memory() {
   return facts_.free_memory != 0 ? facts_.free_memory : available_memory() / static_cast<size_t>(options_.ranks);
 }
 
-void WorkerRunner::allocate_cache(const CacheShare& share) {
+std::byte* WorkerRunner::allocate_cache(const CacheShare& share) {
   cache_ = share;
   order_cache();
+  return nullptr;
 }
 
 void WorkerRunner::order_cache() {

@@ -33,7 +33,7 @@ struct WorkerOptions {
   std::chrono::duration<double> step_timeout{600};
 };
 
-class WorkerRunner final : public ModelRunner {
+class WorkerRunner final : public ModelRunner, public AdapterSlots, public RunnerProcesses {
  public:
   // Starts the workers and waits until they have loaded the model. Throws Error with what they say.
   WorkerRunner(WorkerOptions options, const StepLimits& limits);
@@ -41,7 +41,7 @@ class WorkerRunner final : public ModelRunner {
 
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   size_t free_cache_memory() override;
-  void allocate_cache(const CacheShare& share) override;
+  std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override;
   void begin(const StepInput& input) override;
   StepOutput take() override;
