@@ -7,6 +7,7 @@
 #include "engine/schedule/scheduler.h"
 #include "tests/cache_plans.h"
 #include "tests/engine_helpers.h"
+#include "tests/schedule/images.h"
 
 namespace turbomind::testing {
 
@@ -16,21 +17,6 @@ constexpr int kBlockLen = 4;
 constexpr int kRowsOfBlock = 8;
 constexpr int kBlocks = 17;
 constexpr int kStepTokens = 10;
-
-// An image of `rows` rows, whose numbers are `content` + 0, 1, ...; equal contents are equal images.
-EmbeddingRange image(int token, int content, int rows) {
-  EmbeddingRange range;
-  range.begin = token;
-  range.count = 1;
-  range.digest[0] = static_cast<uint8_t>(content);
-  range.digest[1] = static_cast<uint8_t>(content >> 8);
-  std::vector<float> numbers{-1};
-  for (int row = 0; row < rows; ++row) numbers.push_back(static_cast<float>(content + row));
-  const auto* bytes = reinterpret_cast<const std::byte*>(numbers.data());
-  range.rows = std::make_shared<const EmbeddingRows>(
-      EmbeddingRows{DType::kFloat32, 1, {bytes, bytes + numbers.size() * sizeof(float)}});
-  return range;
-}
 
 std::shared_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> prompt, std::vector<EmbeddingRange> images) {
   static const TokenTable table = letters();
@@ -163,7 +149,7 @@ TEST(every_token_sees_the_rows_of_its_images_whatever_happens_to_blocks) {
         for (int token = below(6); token < static_cast<int>(prompt.size()) && images.size() < 3;
              token += 1 + below(3) * 3) {
           const int content = 100 * (1 + below(3));
-          images.push_back(image(token, content, 1 + content / 10 % 30));
+          images.push_back(image_at(token, content, 1 + content / 10 % 30));
         }
         scheduler.add(make_sequence(next++, std::move(prompt), std::move(images)));
       } else if (random() % 9 == 0) {
@@ -193,7 +179,7 @@ TEST(an_image_is_written_some_rows_a_step_alongside_running_responses_and_found_
   Step step;
   scheduler.add(make_sequence(1, {1, 1}, {}));
   run(scheduler, memory, step);
-  scheduler.add(make_sequence(2, {1, 1, 1, 1, 1}, {image(2, 300, 25)}));
+  scheduler.add(make_sequence(2, {1, 1, 1, 1, 1}, {image_at(2, 300, 25)}));
   // 10 rows a step; the two tokens in front of the image do not wait for it.
   const std::vector<std::pair<size_t, int>> expected{{1 + 2, 10}, {1, 20}, {1 + 3, 25}, {2, 25}};
   for (const auto& [tokens, filled] : expected) {
@@ -202,7 +188,7 @@ TEST(an_image_is_written_some_rows_a_step_alongside_running_responses_and_found_
     CHECK_EQUAL(memory.filled(), filled);
   }
   scheduler.remove_if([](const Sequence&) { return true; });
-  scheduler.add(make_sequence(3, {7, 1, 1}, {image(1, 300, 25)}));
+  scheduler.add(make_sequence(3, {7, 1, 1}, {image_at(1, 300, 25)}));
   run(scheduler, memory, step);
   CHECK_EQUAL(step.input.tokens.size(), 3u);
   CHECK_EQUAL(memory.filled(), 25);
@@ -213,7 +199,7 @@ TEST(images_that_no_token_to_come_looks_at_give_their_blocks_back) {
   Scheduler scheduler(config(), blocks);
   Memory memory;
   Step step;
-  scheduler.add(make_sequence(1, {1, 1, 1, 1}, {image(0, 100, 10), image(2, 200, 10)}));
+  scheduler.add(make_sequence(1, {1, 1, 1, 1}, {image_at(0, 100, 10), image_at(2, 200, 10)}));
   run(scheduler, memory, step);
   CHECK_EQUAL(step.input.tokens.size(), 2u);  // up to the second image
   for (int round = 0; round < 2; ++round) run(scheduler, memory, step);
