@@ -3,7 +3,7 @@
 // Every pointer in an argument is the device's, except where it says "host". Work is done in the order of the calls; on
 // a device that computes alongside the host, only `download` waits for it. Shapes, layouts and rounding are those of
 // the operator's header. Activations are float32, but between operators that say that they know another type:
-// TypedRows and LinearInput carry theirs, `types_of` and `attended_type` say which they may be.
+// TypedRows and LinearInput carry theirs, `types_of` and `attended_type` say which they may be; others are refused.
 //
 // One thread uses an object at a time. A call throws Error when the device fails.
 #pragma once
@@ -153,11 +153,11 @@ class Operators {
   }
   // The same of an input of float32.
   const float* make_rows(const LinearInput& input, int rows, int size) {
-    if (!input.is_made()) return input.x;
+    if (!input.is_made()) return input.x.floats();
     if (input.norm != nullptr) {
-      norm(*input.norm, input.x, rows, size, input.workspace);
+      norm(*input.norm, input.x.floats(), rows, size, input.workspace);
     } else {
-      activate_gated(*input.gate, input.x, rows, size, input.workspace);
+      activate_gated(*input.gate, input.x.floats(), rows, size, input.workspace);
     }
     return input.workspace;
   }
@@ -171,7 +171,7 @@ class Operators {
     if (type == DType::kFloat32) {
       gate_up.bias = mlp.gate_up.bias;
     } else {
-      between.type = type;
+      between.x.type = type;
       between.bias = mlp.gate_up.bias;
     }
     linear(gate_up, input, rows, {mlp.projected, type}, false);
@@ -235,7 +235,7 @@ class Operators {
                          const LinearWeight& weight, float* y, bool accumulate) {
     const TypedRows attended(workspace, attended_type(params, types_of(weight, q.rows).rows));
     paged_attention(params, q, attended);
-    linear(weight, LinearInput(attended.data, attended.type), q.rows, y, accumulate);
+    linear(weight, ConstTypedRows(attended.data, attended.type), q.rows, y, accumulate);
   }
 
   virtual void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) = 0;

@@ -17,7 +17,7 @@ struct LinearInput {
   // [rows, in_features]
   LinearInput(const float* rows) : x(rows) {}
   // Of one of the types that the layer reads (LinearTypes).
-  LinearInput(const void* rows, DType rows_type) : x(static_cast<const float*>(rows)), type(rows_type) {}
+  LinearInput(const ConstTypedRows& rows) : x(rows) {}
 
   // Of x [rows, in_features]. `workspace` of that size may be filled with them.
   static LinearInput normed(const NormWeight& norm, const float* x, float* workspace) {
@@ -35,17 +35,15 @@ struct LinearInput {
   }
 
   bool is_made() const { return norm != nullptr || gate.has_value(); }
-  bool is_float32() const { return !is_made() && type == DType::kFloat32; }
+  bool is_float32() const { return !is_made() && x.type == DType::kFloat32; }
   // Those from row `first` on; they are of `inputs` inputs.
   LinearInput from_row(int first, int inputs) const {
     LinearInput rest = *this;
-    const size_t elements = static_cast<size_t>(first) * inputs * (gate.has_value() ? 2 : 1);
-    rest.x = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(x) + elements * byte_size(type));
+    rest.x = x.from(static_cast<size_t>(first) * inputs * (gate.has_value() ? 2 : 1));
     return rest;
   }
 
-  const float* x;
-  DType type = DType::kFloat32;  // of x; float32 where it is a norm's
+  ConstTypedRows x;  // float32 where they are a norm's
   const NormWeight* norm = nullptr;
   std::optional<Activation> gate;
   const float* bias = nullptr;  // [columns of x], to be added to x where it is gated; null: 0

@@ -342,7 +342,7 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   }
   if (residual_streams_) {
     input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
-    residual_streams_->branch(step, *layer.streams, input.x);
+    residual_streams_->branch(step, *layer.streams, input.x.floats());
   }
   if (layer.recurrence && attends) input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
   if (layer.recurrence || attends) norm_stream(layer.attention_norm);

@@ -341,7 +341,7 @@ DType CudaOperators::attended_type(const AttentionParams& params, DType wanted) 
 }
 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) {
-  if (latents_->attend(params, spans_of(params.set).blocks(), q, out.floats())) return;
+  if (out.type == DType::kFloat32 && latents_->attend(params, spans_of(params.set).blocks(), q, out.floats())) return;
   const CudaSpans& spans = spans_of(params.set);
   const bool are_prompts_done = prefill_->attend(params, spans.blocks(), q, out);
   for (const cuda::DeviceSpans& group : spans.groups()) {

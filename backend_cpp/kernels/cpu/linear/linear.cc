@@ -37,9 +37,9 @@ void for_blocks(ThreadPool& pool, int rows, int block_rows, int units, size_t un
 void make_row(const LinearInput& input, size_t index, int size, float* row) {
   const KernelTable& table = kernels();
   if (input.norm != nullptr) {
-    table.norm_row(*input.norm, input.x + index * size, size, row);
+    table.norm_row(*input.norm, input.x.floats() + index * size, size, row);
   } else {
-    const float* gate = input.x + index * 2 * size;
+    const float* gate = input.x.floats() + index * 2 * size;
     table.activate_row(*input.gate, gate, gate + size, size, row);
   }
 }
@@ -51,7 +51,7 @@ class RowReader {
 
   const float* read(size_t index) {
     const auto size = static_cast<size_t>(weight_.in_features);
-    const float* row = input_.x + index * size;
+    const float* row = input_.x.floats() + index * size;
     if (input_.is_made()) {
       made_.resize(size);
       make_row(input_, index, weight_.in_features, made_.data());
@@ -126,12 +126,12 @@ WideRows LinearScratch::reserve_wide(const RowsLayout& layout, int rows) {
 
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input, int rows,
             float* y, bool accumulate) {
+  const float* x = input.x.floats();
   const KernelTable& table = kernels();
   const RowsPlan plan = table.rows_plan(weight, rows);
   const int tiles = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
   switch (plan.kind) {
     case RowsPlan::Kind::kAsTheyAre: {
-      const float* x = input.x;
       if (input.is_made()) {
         const int size = weight.in_features;
         for_rows(pool, rows, 4 * size, [&](size_t row) { make_row(input, row, size, input.workspace + row * size); });

@@ -66,7 +66,7 @@ void library_product(cudaStream_t stream, const LinearScratch& scratch, const Li
   }
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);
-    call.y = result.from_column(first);
+    call.y = result.from(first).data;
     call.w_scales = weight.output_scales + first;
     unpack_weight(stream, weight, first, call.outputs, inputs, piece);
     if (scales == GemmScales::kBlocks) {

@@ -75,7 +75,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
     accumulate = true;
   }
   GemmCall call;
-  call.x = input.x;
+  call.x = input.x.data;
   call.w = weight.data;
   call.y = result.data;
   call.result = result.type;
@@ -106,7 +106,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   call.w = wide;
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);
-    call.y = result.from_column(first);
+    call.y = result.from(first).data;
     widen_weight(stream, weight, first, call.outputs, wide);
     scratch.gemm->multiply(stream, memory, call);
   }
@@ -156,35 +156,39 @@ LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales
 void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
             int rows, const TypedRows& result, bool accumulate) {
   if (rows == 0) return;
-  float* y = result.floats();
   const int padded = padded_inputs(weight);
-  const float* x = input.x;
   Scratch memory = scratch.memory;
   switch (variant_of(weight, rows, scratch.scales)) {
     case Variant::kPlain:
-      return plain_linear(stream, task_of(scratch, weight, x, weight.in_features, rows, y, accumulate));
+      return plain_linear(
+          stream, task_of(scratch, weight, input.x.floats(), weight.in_features, rows, result.floats(), accumulate));
     case Variant::kStream: {
+      const float* x = nullptr;
       size_t stride = weight.in_features;
       if (weight.input_order != nullptr || weight.in_features % 4 != 0 || !input.is_float32()) {
         stride = padded;
         auto* gathered = memory.take<float>(rows * stride);
         gather_input(stream, input, rows, weight, padded, gathered);
         x = gathered;
+      } else {
+        x = input.x.floats();
       }
-      return stream_linear(stream, memory, task_of(scratch, weight, x, stride, rows, y, accumulate), rows);
+      return stream_linear(stream, memory, task_of(scratch, weight, x, stride, rows, result.floats(), accumulate),
+                           rows);
     }
     case Variant::kTile: {
       auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * padded);
       const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
       round_input(stream, input, rows, weight, order, padded, rounded);
-      return tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, y, accumulate), rows);
+      return tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, result.floats(), accumulate),
+                         rows);
     }
     case Variant::kLibrary: {
       const int last = result.type == DType::kFloat32 ? rows % kLibraryRows : 0;
       const int first = rows - last;
       library_product(stream, scratch, weight, scratch.scales, input, first, result, accumulate);
       return linear(stream, scratch, weight, input.from_row(first, weight.in_features), last,
-                    y + static_cast<size_t>(first) * weight.out_features, accumulate);
+                    result.from(static_cast<size_t>(first) * weight.out_features), accumulate);
     }
     case Variant::kScaled:
       return scaled_product(stream, scratch, weight, input, rows, result, accumulate);

@@ -135,15 +135,15 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTab
 
   if (weight.input_order != nullptr) {
     auto* ordered = memory.take<float>(static_cast<size_t>(pairs) * padded);
-    launch(order_inputs_kernel, rows_and(pairs, divide_up(padded, kThreads)), dim3(kThreads), 0, stream, product.x.x,
-           task.sources, sorted.experts, product.on_device, weight.in_features, padded, ordered);
+    launch(order_inputs_kernel, rows_and(pairs, divide_up(padded, kThreads)), dim3(kThreads), 0, stream,
+           product.x.x.floats(), task.sources, sorted.experts, product.on_device, weight.in_features, padded, ordered);
     product.x = ordered;
     product.x_rows = pairs;
     task.sources = nullptr;
     weight.input_order = nullptr;
     weight.in_features = padded;
   }
-  task.x = product.x.x;
+  task.x = product.x.x.data;
   task.x_stride = weight.in_features;
   if (kernel == Kernel::kPlain) return plain_linear(stream, task, sorted.part_limit);
   const auto elements = static_cast<size_t>(product.x_rows) * padded;
@@ -231,7 +231,7 @@ void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation a
   };
   void* halves = room_for(gate_up.out_features);
   void* outputs = room_for(hidden);
-  LinearInput activated(halves, type);
+  LinearInput activated(ConstTypedRows(halves, type));
   activated.gate = activation;
   const auto* table = reinterpret_cast<const std::byte*>(experts.on_device);
 

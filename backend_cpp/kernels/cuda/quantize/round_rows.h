@@ -22,7 +22,7 @@ struct RowsToRound {
 // What `input` holds for rows of in_features, in the order of the weight's codes; of what is gated, the first half.
 inline RowsToRound rows_of(const LinearWeight& weight, const LinearInput& input, int rows) {
   const auto stride = static_cast<size_t>(weight.in_features) * (input.gate.has_value() ? 2 : 1);
-  return {input.x, rows, stride, 1, 0, weight.in_features, weight.input_order, input.type};
+  return {input.x.data, rows, stride, 1, 0, weight.in_features, weight.input_order, input.x.type};
 }
 
 // In which order a chunk of eight 16-bit inputs is written: as they are, or as tile_linear takes them with a weight of
