@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
+#include "model/inputs/step_embeddings.h"
 #include "model/worker/worker_runner.h"
 
 namespace turbomind {
@@ -40,6 +41,7 @@ std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, co
   refuse(settings.use_logn_attn, "use_logn_attn", "only models of the TurboMind engine were trained with it");
   const Json worker = Json::parse_file(directory + kFile);
   check_model_format(settings, worker.at("weight_format").as_string());
+  const std::filesystem::path checkpoint = worker.at("checkpoint").as_string();
   const int threads = settings.threads > 0 ? settings.threads : available_cpu_count();
   WorkerOptions options;
   options.ranks = settings.tp;
@@ -47,11 +49,12 @@ std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, co
   options.hidden_size = spec.hidden_size;
   options.layers = spec.num_layers;
   options.max_rows = max_rows;
+  options.images = image_traits(spec);
   options.step_timeout = std::chrono::duration<double>(settings.worker_step_seconds);
   options.command = {worker.at("python").as_string(),
                      "-m",
                      "lmdeploy.pytorch.worker",
-                     worker.at("checkpoint").as_string(),
+                     (std::filesystem::path(directory) / checkpoint).string(),
                      "--dtype=" + settings.dtype,
                      "--device=" + settings.device,
                      "--ranks=" + std::to_string(settings.tp),

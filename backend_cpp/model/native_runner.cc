@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "model/encoder/text_pooling.h"
+#include "model/inputs/step_embeddings.h"
 #include "model/move_weights.h"
 #include "model/spec/decoder_limits.h"
 
@@ -41,14 +42,6 @@ bool is_decoding(const StepInput& input) {
   return std::all_of(input.spans.begin(), input.spans.end(), [](const StepSpan& span) {
     return span.count == 1 && (span.choice != nullptr || span.wanted_rows() == 1);
   });
-}
-
-ImageTraits image_traits(const ModelSpec& spec) {
-  if (!spec.images) return {};
-  const bool has_grid =
-      std::any_of(spec.ropes.begin(), spec.ropes.end(), [](const RopeSpec& rope) { return !rope.axes.empty(); });
-  return {spec.hidden_size * (1 + spec.images->deepstack_layers), has_grid, spec.images->whole_rows > 0,
-          !spec.images->cross_layers.empty()};
 }
 
 }  // namespace

@@ -59,8 +59,23 @@ class WorkerChannel {
     const StepChannel& channel = of(owner);
     return py::array_t<float>({channel.shape().rows, channel.shape().hidden_size}, channel.hidden(), owner);
   }
+  static py::array embedded_rows(const py::object& owner) {
+    const StepChannel& channel = of(owner);
+    return py::array_t<int32_t>(seeing_rows(channel), channel.embedded_rows(), owner);
+  }
+  static py::array embeddings(const py::object& owner) {
+    const StepChannel& channel = of(owner);
+    return py::array_t<float>({seeing_rows(channel), channel.shape().embedding_width}, channel.embeddings(), owner);
+  }
+  static py::array grid_positions(const py::object& owner) {
+    const StepChannel& channel = of(owner);
+    return py::array_t<int32_t>({seeing_rows(channel), 3}, channel.grid_positions(), owner);
+  }
 
  private:
+  static int seeing_rows(const StepChannel& channel) {
+    return channel.shape().embedding_width > 0 ? channel.shape().rows : 0;
+  }
   static const StepChannel& of(const py::object& owner) { return owner.cast<const WorkerChannel&>().channel_; }
 
   StepChannel channel_;
@@ -103,6 +118,8 @@ void bind_worker(py::module_& m) {
       .def_readonly("rows", &Order::rows)
       .def_readonly("spans", &Order::spans)
       .def_readonly("wanted", &Order::wanted)
+      .def_readonly("embedded", &Order::embedded)
+      .def_readonly("has_grid", &Order::has_grid)
       .def_readonly("slot", &Order::slot)
       .def_property_readonly("directory", [](const Order& order) {
         return std::string(order.directory, static_cast<size_t>(order.directory_bytes));
@@ -116,7 +133,10 @@ void bind_worker(py::module_& m) {
       .def_property_readonly("spans", &WorkerChannel::spans)
       .def_property_readonly("blocks", &WorkerChannel::blocks)
       .def_property_readonly("logits", &WorkerChannel::logits)
-      .def_property_readonly("hidden", &WorkerChannel::hidden);
+      .def_property_readonly("hidden", &WorkerChannel::hidden)
+      .def_property_readonly("embedded_rows", &WorkerChannel::embedded_rows)
+      .def_property_readonly("embeddings", &WorkerChannel::embeddings)
+      .def_property_readonly("grid_positions", &WorkerChannel::grid_positions);
 }
 
 }  // namespace turbomind

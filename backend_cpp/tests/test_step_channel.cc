@@ -25,6 +25,7 @@ ChannelShape small_shape(int ranks) {
   shape.rows = 16;
   shape.spans = 4;
   shape.blocks = 9;
+  shape.embedding_width = 3;
   return shape;
 }
 
@@ -35,7 +36,10 @@ void work(int fd, int rank) {
     while (!channel.wait_order(rank, kLong)) continue;
     const int rows = channel.order().rows;
     if (rank == 0) {
-      for (int row = 0; row < rows; ++row) channel.logits()[row * 7] = static_cast<float>(channel.tokens()[row]);
+      for (int row = 0; row < rows; ++row) {
+        channel.logits()[row * 7] = static_cast<float>(channel.tokens()[row]);
+        channel.hidden()[row * 3 + 2] = channel.embeddings()[row * 3 + 2] + channel.grid_positions()[row * 3 + 1];
+      }
     }
     channel.finish(rank, rows == 13, rows == 13 ? "thirteen rows" : "");
     if (rows == 0) return;
@@ -63,8 +67,13 @@ TEST(steps_travel_to_every_rank_and_back) {
   for (int step = 0; step < 500; ++step) {
     const int rows = 1 + step % 12;
     std::iota(channel.tokens(), channel.tokens() + rows, step);
+    std::iota(channel.embeddings(), channel.embeddings() + 3 * rows, 0.25F);
+    std::iota(channel.grid_positions(), channel.grid_positions() + 3 * rows, step);
     run(rows);
-    for (int row = 0; row < rows; ++row) CHECK_EQUAL(channel.logits()[row * 7], static_cast<float>(step + row));
+    for (int row = 0; row < rows; ++row) {
+      CHECK_EQUAL(channel.logits()[row * 7], static_cast<float>(step + row));
+      CHECK_EQUAL(channel.hidden()[row * 3 + 2], static_cast<float>(step + 6 * row + 3) + 0.25F);
+    }
     CHECK(!channel.has_failed(0) && !channel.has_failed(1));
   }
   run(13);

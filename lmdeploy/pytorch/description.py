@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,19 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
         raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
 
 
-def write_worker_file(model_dir: Path, target: Path) -> None:
-    """Write what says that an engine directory's model runs in workers, and how they are started."""
-    content = {
-        "checkpoint": str(model_dir),
-        "python": sys.executable,
-        "weight_format": weight_format(read_config(model_dir)),
-    }
+def write_worker_file(checkpoint: Path, raw: Mapping[str, Any], target: Path) -> None:
+    """Write what says that an engine directory's model runs in workers, and how they are started.
+
+    Parameters
+    ----------
+    checkpoint
+        What they run; a relative path is in ``target``.
+    raw
+        The model's config.json.
+    target
+        The engine directory.
+    """
+    content = {"checkpoint": str(checkpoint), "python": sys.executable, "weight_format": weight_format(raw)}
     (target / WORKER_FILE).write_text(json.dumps(content), encoding="utf-8")
 
 

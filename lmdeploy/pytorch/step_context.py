@@ -37,6 +37,8 @@ class StepContext:
         ``[spans]`` int64: how many tokens each sequence's prompt has; None: ``kv_seqlens``.
     input_embeddings, input_embedding_indexing
         ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
+    grid_positions
+        ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None.
     """
 
     input_ids: torch.Tensor
@@ -51,6 +53,7 @@ class StepContext:
     prompt_lens: torch.Tensor | None = None
     input_embeddings: torch.Tensor | None = None
     input_embedding_indexing: torch.Tensor | None = None
+    grid_positions: torch.Tensor | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -142,9 +142,11 @@ class StepRunner:
         """Run a step, and leave what it brings in the channel."""
         spans = self._channel.spans[: order.spans]
         self._model.adapters.begin_step(np.repeat(spans[:, ADAPTER], spans[:, COUNT]))
-        # Which rows adapters add to differs from step to step.
-        forward = self._model.forward if self._model.adapters.is_used else self._forward
-        logits, hidden = forward(self._context(order, spans))
+        context = self._context(order, spans)
+        # Which rows adapters add to, and what images bring, differs from step to step.
+        is_fixed = context.input_embeddings is None and context.grid_positions is None
+        forward = self._forward if is_fixed and not self._model.adapters.is_used else self._model.forward
+        logits, hidden = forward(context)
         if self._is_first and order.wanted:
             torch.from_numpy(self._channel.logits[: order.wanted]).copy_(logits)
             torch.from_numpy(self._channel.hidden[: order.wanted]).copy_(hidden)
@@ -155,7 +157,7 @@ class StepRunner:
         position_ids = rows + np.repeat(positions - first_rows, counts)
         within = rows - np.repeat(first_rows, counts)
         wanted = np.flatnonzero(within >= np.repeat(spans[:, WANTED_FROM], counts))
-        return StepContext(
+        context = StepContext(
             input_ids=self._tensor(self._channel.tokens[None, : order.rows]),
             position_ids=self._tensor(position_ids[None]),
             q_start_loc=self._tensor(first_rows),
@@ -167,6 +169,16 @@ class StepRunner:
             wanted=self._tensor(wanted),
             prompt_lens=self._tensor(spans[:, PROMPT_LEN]),
         )
+        if order.embedded:
+            context.input_embeddings = torch.from_numpy(self._channel.embeddings[: order.embedded]).to(
+                self._device.device, copy=True
+            )
+            is_embedded = np.zeros((1, order.rows), bool)
+            is_embedded[0, self._channel.embedded_rows[: order.embedded]] = True
+            context.input_embedding_indexing = torch.from_numpy(is_embedded).to(self._device.device)
+        if order.has_grid:
+            context.grid_positions = self._tensor(self._channel.grid_positions[: order.rows].T)
+        return context
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         """Return a copy as int64, where the model runs."""

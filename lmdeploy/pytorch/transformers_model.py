@@ -19,6 +19,7 @@ from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.coded_gpu_layers import gpu_linear_of
 from lmdeploy.pytorch.coded_weights import CodedWeights, coded_weights
 from lmdeploy.pytorch.cpu_kernels import Kernels
+from lmdeploy.pytorch.models.utils.inputs import embeddings_of
 from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, rms_norm_of
 from lmdeploy.pytorch.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.ranks import Ranks
@@ -26,6 +27,8 @@ from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.recurrent_layers import keeps_state, recurrent_layer_of
 from lmdeploy.pytorch.served_by_transformers import KEEPS_NOTHING, model_class_of, refuse_unsupported
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
+from lmdeploy.pytorch.text_part.grid_rotary import swap_grid_rotaries
+from lmdeploy.pytorch.text_part.tensors import text_tensors
 from lmdeploy.pytorch.weight_loader.model_weight_loader import tensors_of
 from lmdeploy.quiet_transformers import without_bars
 
@@ -69,6 +72,7 @@ class TransformersModel:
         self.adapters = AdapterTable(self._device)
         self._kernels = kernels
         self._stretches = swap_rotaries(model)
+        swap_grid_rotaries(model, checkpoint)
         _swap_recurrent_layers(checkpoint, model, kernels, ranks)
         if kernels is None and ranks.count == 1 and coded is None:
             self.layers = _let_adapt(model, self.adapters)
@@ -86,7 +90,7 @@ class TransformersModel:
         """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""
         with get_step_ctx_manager().context(step):
             output = self._model(
-                input_ids=step.input_ids,
+                **self._tokens(step),
                 position_ids=step.position_ids,
                 use_cache=False,
                 logits_to_keep=step.wanted,
@@ -96,6 +100,11 @@ class TransformersModel:
         if len(logits) != len(step.wanted):  # some models' code keeps all rows
             logits, hidden = logits[step.wanted], hidden[step.wanted]
         return logits.float(), hidden.float()
+
+    def _tokens(self, step: StepContext) -> dict[str, torch.Tensor]:
+        if step.input_embeddings is None:
+            return {"input_ids": step.input_ids}
+        return {"inputs_embeds": embeddings_of(step, self._model.get_input_embeddings())}
 
     def can_capture(self, _: StepContext) -> bool:
         """Return whether nothing is looked up on the host; whether it succeeds is seen when it is tried."""
@@ -147,13 +156,14 @@ def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None)
     found: Any = model_class_of(config)
     wanted: Any = dtype if dtype == "auto" else getattr(torch, dtype)
     given: dict[str, Any] = {"config": config, "attn_implementation": attention_interface.NAME}
-    if coded is None:
+    if coded is None and text_tensors(checkpoint) is None:
         with without_bars():
             return found.from_pretrained(checkpoint, dtype=wanted, **given)
-    del config.quantization_config
+    if coded is not None:
+        del config.quantization_config
     if dtype == "auto":
         wanted = getattr(config, "dtype", None) or torch.float16
-    numbers = {name: tensor for name, tensor in tensors_of(checkpoint) if name not in coded.hidden}
+    numbers = {name: tensor for name, tensor in tensors_of(checkpoint) if coded is None or name not in coded.hidden}
     with without_bars():
         model, found_keys = found.from_pretrained(
             None, state_dict=numbers, dtype=wanted, output_loading_info=True, **given
@@ -162,10 +172,11 @@ def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None)
     return model
 
 
-def _require_all(checkpoint: Path, keys: dict[str, Any], coded: CodedWeights) -> None:
+def _require_all(checkpoint: Path, keys: dict[str, Any], coded: CodedWeights | None) -> None:
     """Raise ``CheckpointError`` unless every weight is there, as a number or as codes."""
-    missing = {name for name in keys["missing_keys"] if name.removesuffix(".weight") not in coded.shapes}
-    strange = sorted(layer for layer in coded.shapes if f"{layer}.weight" not in keys["missing_keys"])
+    layers = {} if coded is None else coded.shapes
+    missing = {name for name in keys["missing_keys"] if name.removesuffix(".weight") not in layers}
+    strange = sorted(layer for layer in layers if f"{layer}.weight" not in keys["missing_keys"])
     problems = [f"tensor {name} is missing" for name in sorted(missing)]
     problems += [f"the codes of {layer} are of no linear layer that transformers has" for layer in strange]
     if problems:

@@ -21,6 +21,7 @@ from lmdeploy.model_metadata.pooling import write_pooling
 from lmdeploy.model_metadata.score_head import write_score_head
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
+from lmdeploy.pytorch.text_part.described import TEXT_PART, describe_text_part
 from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 # The code that decides what an engine directory holds, in this package.
 _WRITERS = (
-    "turbomind/**/*.py", "pytorch/description.py", "pytorch/served_by_transformers.py", "pytorch/configurations/*.py",
+    "turbomind/**/*.py", "pytorch/description.py", "pytorch/text_part/*.py", "pytorch/served_by_transformers.py",
+    "pytorch/configurations/*.py",
     "pytorch/models/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
     "templates/chosen.py", "templates/older_clients.py", "model_metadata/*.py",
     "stored_rows.py",
@@ -120,14 +122,15 @@ def write_engine_dir(
     """
     from lmdeploy.model import choose_templates
     from lmdeploy.tokenizer import Tokenizer
-    from lmdeploy.turbomind.checkpoint import describe
+    from lmdeploy.turbomind.checkpoint import describe, read_config
 
     model_dir = readable_checkpoint(model_dir)
     manifest, image_tokens = None, 0
     if backend == "pytorch":
         if linked_gguf_files(model_dir):
             raise UnsupportedModelError("GGUF files run on the engine turbomind alone")
-        spec = describe_for_worker(model_dir, model_name, custom_module_map)
+        seeing = describe_text_part(model_dir, model_name, target / TEXT_PART, custom_module_map)
+        spec = seeing or describe_for_worker(model_dir, model_name, custom_module_map)
     else:
         description = describe(model_dir, model_name)
         spec, manifest, image_tokens = description.spec, description.manifest, description.image_tokens
@@ -144,7 +147,7 @@ def write_engine_dir(
     choose_templates(model_dir, tokenizer).write(copies)
     tokenizer.token_bytes(spec.vocab_size).write(target / "token_bytes.bin")
     if manifest is None:
-        write_worker_file(model_dir, target)
+        write_worker_file(Path(TEXT_PART) if spec.images else model_dir, read_config(model_dir), target)
     else:
         (target / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     write_pooling(model_dir, target, tokenizer, spec.encoder is not None)

@@ -263,6 +263,13 @@ def _axes(sections: Sequence[int] | None, *, is_interleaved: bool) -> tuple[int,
     return tuple(pair % 3 if pair // 3 < sections[pair % 3] else 0 for pair in range(sum(sections)))
 
 
+def text_names(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> dict[str, str]:
+    """Return what tensors of a whole checkpoint are called where its text part, which has this spec, stands alone."""
+    alone = family_of(text.raw["architectures"])[1].tensors(spec)
+    within = tensors_in(alone, index)
+    return {name: own for key in alone for name, own in zip(_loads(within[key]), _loads(alone[key]), strict=True)}
+
+
 def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
     """Return the expressions of a text model with the names its tensors have in a whole checkpoint."""
     embedding, head = (_loaded(tensors.get(name)) for name in ("token_embedding", "lm_head.weight"))
@@ -275,9 +282,14 @@ def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> di
     return {name: renamed(expression, name_in) for name, expression in tensors.items()}
 
 
+def _loads(expression: Expression) -> list[str]:
+    """Return the tensors that an expression reads."""
+    return [part.name for part in walk(expression) if isinstance(part, Load)]
+
+
 def _loaded(expression: Expression | None) -> str:
     """Return the first tensor that an expression reads."""
-    return next((part.name for part in walk(expression) if isinstance(part, Load)), "") if expression else ""
+    return next(iter(_loads(expression)), "") if expression else ""
 
 
 def is_of_text(name: str) -> bool:

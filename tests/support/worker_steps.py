@@ -20,6 +20,8 @@ class Order:
     rows: int
     spans: int
     wanted: int
+    embedded: int = 0
+    has_grid: int = 0
 
 
 @dataclass

@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "model/inputs/step_embeddings.h"
+
 namespace turbomind {
 
 namespace {
@@ -47,25 +49,6 @@ std::vector<float> stretched_frequencies(const RopeSpec& rope, int variant) {
       return stretch.inv_freq;
   }
   return rope.inv_freq;
-}
-
-// Positions of a span's rows [count, 3]: of text three times the same number, of images their places on the grid.
-void fill_grid_positions(const StepSpan& span, int32_t* positions) {
-  int shift = span.position_shift;
-  auto range = span.embeddings.begin();
-  for (int token = span.first_position; token < span.first_position + span.count; ++token, positions += 3) {
-    while (range != span.embeddings.end() && range->end() <= token) shift += (range++)->shift();
-    const bool is_on_grid = range != span.embeddings.end() && token >= range->begin && range->grid.is_given();
-    if (!is_on_grid) {
-      std::fill_n(positions, 3, token + shift);
-      continue;
-    }
-    const ImageGrid& grid = range->grid;
-    const int place = token - range->begin;
-    positions[0] = range->begin + shift + grid.position_of_frame(place / (grid.rows * grid.columns));
-    positions[1] = range->begin + shift + place / grid.columns % grid.rows;
-    positions[2] = range->begin + shift + place % grid.columns;
-  }
 }
 
 int axes_of(const std::vector<RopeSpec>& ropes) {

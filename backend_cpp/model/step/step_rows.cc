@@ -1,6 +1,9 @@
 #include "model/step/step_rows.h"
 
 #include <algorithm>
+#include <vector>
+
+#include "model/inputs/step_embeddings.h"
 
 namespace turbomind {
 
@@ -93,28 +96,16 @@ WantedRows StepRows::stage_wanted(const StepInput& input) {
 }
 
 int StepRows::stage_embeddings(const StepInput& input) {
-  struct Source {
-    const EmbeddingRows* rows;
-    int row;
-  };
-  std::vector<Source> sources;
+  const std::vector<EmbeddedRow> sources = embedded_rows(input);
   embedded_rows_.clear();
-  for (const StepSpan& span : input.spans) {
-    const int end = span.first_position + span.count;
-    for (const EmbeddingRange& range : span.embeddings) {
-      for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
-        embedded_rows_.push_back(span.first_row + at - span.first_position);
-        embedding_rows_.host<int32_t>()[sources.size()] = embedded_rows_.back();
-        sources.push_back({range.rows.get(), at - range.begin});
-      }
-    }
-  }
+  for (const EmbeddedRow& source : sources) embedded_rows_.push_back(source.row);
   if (sources.empty()) return 0;
+  std::copy(embedded_rows_.begin(), embedded_rows_.end(), embedding_rows_.host<int32_t>());
   auto* to = embeddings_.host<float>();
   const int parts = 1 + spec_.images->deepstack_layers;
   for (int part = 0; part < parts; ++part) {
-    for (const Source& source : sources) {
-      source.rows->read(source.row, part * spec_.hidden_size, spec_.hidden_size, to);
+    for (const EmbeddedRow& source : sources) {
+      source.rows->read(source.source, part * spec_.hidden_size, spec_.hidden_size, to);
       to += spec_.hidden_size;
     }
   }

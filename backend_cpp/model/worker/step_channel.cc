@@ -16,7 +16,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kPage = 4096;
 
 Error unavailable(const std::string& what) {
@@ -78,6 +78,10 @@ void StepChannel::lay_out(const ChannelShape& shape) {
   blocks_ = reserve(static_cast<size_t>(shape.blocks), sizeof(int32_t));
   logits_ = reserve(rows * static_cast<size_t>(shape.vocab_size), sizeof(float));
   hidden_ = reserve(rows * static_cast<size_t>(shape.hidden_size), sizeof(float));
+  const size_t seeing_rows = shape.embedding_width > 0 ? rows : 0;
+  embedded_rows_ = reserve(seeing_rows, sizeof(int32_t));
+  embeddings_ = reserve(seeing_rows * static_cast<size_t>(shape.embedding_width), sizeof(float));
+  grid_positions_ = reserve(seeing_rows * 3, sizeof(int32_t));
   bytes_ = end;
 }
 

@@ -32,7 +32,8 @@ struct ChannelShape {
   int32_t hidden_size = 0;
   int32_t rows = 0;
   int32_t spans = 0;
-  int32_t blocks = 0;  // entries of all block tables of a step
+  int32_t blocks = 0;           // entries of all block tables of a step
+  int32_t embedding_width = 0;  // numbers of a row of an image; 0: the model reads text alone
 };
 
 enum class OrderKind : int32_t { kLoad, kAllocate, kStep, kPlaceAdapter, kDropAdapter, kMoveBlocks };
@@ -62,6 +63,8 @@ struct Order {
   int32_t rows = 0;
   int32_t spans = 0;
   int32_t wanted = 0;
+  int32_t embedded = 0;  // rows that have embeddings of images in place of their tokens'
+  int32_t has_grid = 0;  // whether grid_positions() holds the rows' positions
   // Of kPlaceAdapter and kDropAdapter.
   int32_t slot = 0;
   int32_t directory_bytes = 0;
@@ -79,11 +82,14 @@ class StepChannel {
   const ChannelShape& shape() const;
 
   Order& order() const;
-  int32_t* tokens() const { return at<int32_t>(tokens_); }        // [rows]
-  ChannelSpan* spans() const { return at<ChannelSpan>(spans_); }  // [spans]
-  int32_t* blocks() const { return at<int32_t>(blocks_); }        // [blocks]
-  float* logits() const { return at<float>(logits_); }            // [rows, vocab_size]
-  float* hidden() const { return at<float>(hidden_); }            // [rows, hidden_size]
+  int32_t* tokens() const { return at<int32_t>(tokens_); }                  // [rows]
+  ChannelSpan* spans() const { return at<ChannelSpan>(spans_); }            // [spans]
+  int32_t* blocks() const { return at<int32_t>(blocks_); }                  // [blocks]
+  float* logits() const { return at<float>(logits_); }                      // [rows, vocab_size]
+  float* hidden() const { return at<float>(hidden_); }                      // [rows, hidden_size]
+  int32_t* embedded_rows() const { return at<int32_t>(embedded_rows_); }    // [rows], of which order().embedded
+  float* embeddings() const { return at<float>(embeddings_); }              // [rows, embedding_width]
+  int32_t* grid_positions() const { return at<int32_t>(grid_positions_); }  // [rows, 3]
 
   // ---- the engine ----
 
@@ -122,7 +128,9 @@ class StepChannel {
   FileDescriptor fd_;
   std::unique_ptr<std::byte, Unmap> memory_;
   size_t bytes_ = 0;
-  size_t tokens_ = 0, spans_ = 0, blocks_ = 0, logits_ = 0, hidden_ = 0;  // offsets
+  // Offsets.
+  size_t tokens_ = 0, spans_ = 0, blocks_ = 0, logits_ = 0, hidden_ = 0;
+  size_t embedded_rows_ = 0, embeddings_ = 0, grid_positions_ = 0;
 };
 
 }  // namespace turbomind

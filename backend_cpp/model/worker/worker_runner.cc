@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "device/cpu_operators.h"
+#include "model/inputs/step_embeddings.h"
 
 namespace turbomind {
 
@@ -26,6 +27,7 @@ ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
   shape.hidden_size = options.hidden_size;
   shape.rows = options.max_rows;
   shape.spans = options.max_rows;
+  shape.embedding_width = options.images.width;
   const int state_pages = options.layers;  // at most: a page holds the state of a layer
   shape.blocks = limits.spans * ((limits.context + limits.block_len - 1) / limits.block_len + 1 + state_pages);
   return shape;
@@ -43,7 +45,7 @@ std::string meeting_file() {
 }  // namespace
 
 WorkerRunner::WorkerRunner(WorkerOptions options, const StepLimits& limits)
-    : ModelRunner({.vocab_size = options.vocab_size, .hidden_size = options.hidden_size}),
+    : ModelRunner({.vocab_size = options.vocab_size, .hidden_size = options.hidden_size, .images = options.images}),
       options_(std::move(options)),
       shape_(shape_of(options_, limits)) {
   traits_.adapters = this;
@@ -270,7 +272,25 @@ void WorkerRunner::begin(const StepInput& input) {
       if (!is_state) sent.block_count = needed;
     }
   }
+  send_images(input);
   channel_->give();
+}
+
+void WorkerRunner::send_images(const StepInput& input) {
+  if (options_.images.width == 0) return;
+  const std::vector<EmbeddedRow> sources = embedded_rows(input);
+  Order& order = channel_->order();
+  order.embedded = static_cast<int32_t>(sources.size());
+  int32_t* row = channel_->embedded_rows();
+  float* to = channel_->embeddings();
+  for (const EmbeddedRow& source : sources) {
+    *row++ = source.row;
+    source.rows->read(source.source, 0, options_.images.width, to);
+    to += options_.images.width;
+  }
+  if (!options_.images.has_grid) return;
+  order.has_grid = 1;
+  for (const StepSpan& span : input.spans) fill_grid_positions(span, channel_->grid_positions() + 3 * span.first_row);
 }
 
 StepOutput WorkerRunner::take() {

@@ -30,6 +30,7 @@ struct WorkerOptions {
   int hidden_size = 0;
   int layers = 0;
   int max_rows = 0;
+  ImageTraits images = {};
   std::chrono::duration<double> step_timeout{600};
 };
 
@@ -67,6 +68,7 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
 
   void start();
   void order_cache();
+  void send_images(const StepInput& input);
   void stop();
   void watch();
   // Until all ranks have done the order. Throws Error with what one of them says, or how it ended.

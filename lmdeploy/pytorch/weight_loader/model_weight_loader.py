@@ -14,6 +14,7 @@ from torch import nn
 from lmdeploy.errors import CheckpointError
 from lmdeploy.pytorch.adapted_layers import current_trace
 from lmdeploy.pytorch.coded_weights import coded_weights, require_numbers
+from lmdeploy.pytorch.text_part.tensors import text_tensors
 
 _INDEX = "model.safetensors.index.json"
 
@@ -52,7 +53,7 @@ def default_weight_loader(param: nn.Parameter, loaded_weight: torch.Tensor) -> N
 
 
 def tensors_of(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the checkpoint's tensors, one at a time, file by file.
+    """Yield the checkpoint's tensors, one at a time, file by file; of a text part's folder its own alone.
 
     Raises
     ------
@@ -61,11 +62,13 @@ def tensors_of(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    for file in _files_of(checkpoint):
+    text = text_tensors(checkpoint)
+    for file in _files_of(checkpoint if text is None else text.checkpoint):
         try:
             with safe_open(file, "pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                    yield name, tensors.get_tensor(name)
+                    if text is None or name in text.names:
+                        yield name if text is None else text.names[name], tensors.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(file, [f"it cannot be read ({error})"]) from error
 

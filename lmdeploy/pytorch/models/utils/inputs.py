@@ -27,9 +27,7 @@ def inputs_of(
         Of tokens.
     """
     if step.input_embeddings is not None and len(step.input_embeddings):
-        if inputs_embeds is None:
-            inputs_embeds = embedding(step.input_ids)
-        inputs_embeds[step.input_embedding_indexing] = step.input_embeddings.to(inputs_embeds.dtype)
+        inputs_embeds = embeddings_of(step, embedding, inputs_embeds)
     return {
         "input_ids": step.input_ids,
         "position_ids": step.position_ids,
@@ -37,3 +35,11 @@ def inputs_of(
         "attn_metadata": step.attn_metadata,
         "inputs_embeds": inputs_embeds,
     }
+
+
+def embeddings_of(step: StepContext, embedding: nn.Module, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the embeddings ``[1, tokens, hidden]`` of a step that brings some itself; as `inputs_of`."""
+    made: torch.Tensor = embedding(step.input_ids) if inputs_embeds is None else inputs_embeds
+    assert step.input_embeddings is not None
+    made[step.input_embedding_indexing] = step.input_embeddings.to(made.dtype)
+    return made

@@ -1,0 +1,28 @@
+// The rows of images in a step: which of its rows they take the place of, and where these stand.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/model_runner.h"
+#include "model/spec/model_spec.h"
+
+namespace turbomind {
+
+// Row `row` of a step has row `source` of `rows` in place of its token's embedding.
+struct EmbeddedRow {
+  int row = 0;
+  const EmbeddingRows* rows = nullptr;
+  int source = 0;
+};
+
+// Of all spans, in the order of their rows.
+std::vector<EmbeddedRow> embedded_rows(const StepInput& input);
+
+// Positions of a span's rows [count, 3]: of text three times the same number, of images their places on the grid.
+void fill_grid_positions(const StepSpan& span, int32_t* positions);
+
+// What a runner of such a model takes.
+ImageTraits image_traits(const ModelSpec& spec);
+
+}  // namespace turbomind

@@ -1,0 +1,120 @@
+"""The text part of a model that sees, as a checkpoint of its own: what workers run, given the rows of images.
+
+It is a folder of the engine directory with a config.json, and a file that says which tensors of the whole checkpoint
+are its own and what they are called there. No weight is copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.pytorch.description import describe_for_worker
+from lmdeploy.pytorch.text_part.tensors import TEXT_TENSORS
+from lmdeploy.turbomind.checkpoint import describe, read_config
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.text_part import sees, text_names, text_part_of
+
+logger = logging.getLogger(__name__)
+
+TEXT_PART = "text_part"
+_OF_THE_WHOLE = ("auto_map", "quantization_config", "vision_config", "visual")
+
+
+def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_module_map: str = "") -> ModelSpec | None:
+    """Write the folder of a model that sees into ``target``, and return its spec; None if workers run it as it is.
+
+    Raises
+    ------
+    UnsupportedModelError, CheckpointError
+        As `describe_for_worker`.
+    """
+    raw = read_config(model_dir)
+    if not sees(raw) or _is_of_the_user(raw, custom_module_map):
+        return None
+    whole = describe(model_dir, model_name).spec
+    reason = _reason_against(whole, raw)
+    if reason:
+        return _without_images(model_dir, model_name, custom_module_map, reason)
+    text = text_part_of(model_dir, raw)
+    assert text is not None
+    target.mkdir(parents=True, exist_ok=True)
+    config = _config_of_text(text.raw, whole)
+    (target / "config.json").write_text(json.dumps(config, default=str), encoding="utf-8")
+    axes = whole.ropes[0].axes if whole.ropes else ()
+    content = {"checkpoint": str(model_dir), "names": text_names(whole, text, read_checkpoint(model_dir)), "axes": axes}
+    (target / TEXT_TENSORS).write_text(json.dumps(content), encoding="utf-8")
+    try:
+        spec = describe_for_worker(target, model_name, custom_module_map)
+    except UnsupportedModelError as error:
+        said = str(error).removeprefix(f"{target}: ")
+        raise UnsupportedModelError(f"{model_dir}: its text part has no class in the PyTorch engine: {said}") from error
+    return dataclasses.replace(
+        spec,
+        images=whole.images,
+        ropes=whole.ropes,
+        bos_token_id=whole.bos_token_id,
+        eos_token_ids=whole.eos_token_ids,
+        tied_embeddings=whole.tied_embeddings,
+    )
+
+
+def _config_of_text(raw: Mapping[str, Any], whole: ModelSpec) -> dict[str, Any]:
+    """Return the text part's config.json, with what its architecture alone has other defaults for."""
+    config = {key: value for key, value in raw.items() if key not in _OF_THE_WHOLE}
+    config |= {"model_type": _model_type_of(config), "head_dim": whole.head_dim}
+    config |= {"tie_word_embeddings": whole.tied_embeddings, "dtype": whole.dtype, "torch_dtype": whole.dtype}
+    rope, scaling = config.get("rope_parameters"), config.get("rope_scaling")
+    if isinstance(rope, dict):
+        config["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope")}
+    if isinstance(scaling, dict) and scaling.get("type") == "su":  # what the first releases call longrope
+        config["rope_scaling"] = scaling | {"type": "longrope"}
+    return config
+
+
+def _is_of_the_user(raw: Mapping[str, Any], custom_module_map: str) -> bool:
+    if not custom_module_map:
+        return False
+    from lmdeploy.pytorch.models.patch import read_module_map
+
+    return not set(read_module_map(custom_module_map)).isdisjoint(raw["architectures"])
+
+
+def _reason_against(whole: ModelSpec, raw: Mapping[str, Any]) -> str:
+    """Return why images cannot be seen under the PyTorch engine; empty: they can."""
+    assert whole.images is not None
+    if whole.images.cross_layers:
+        return "its text looks at images by cross-attention"
+    if whole.images.deepstack_layers:
+        return "it adds features of images after its first layers"
+    if whole.images.whole_rows:
+        return "the tokens of its images see each other"
+    if raw.get("quantization_config"):
+        return "its weights are quantized"
+    return ""
+
+
+def _without_images(model_dir: Path, model_name: str, custom_module_map: str, reason: str) -> ModelSpec | None:
+    """Check that workers run it for texts alone, where its class in ``transformers`` writes text."""
+    advice = f"{reason}, which only the TurboMind engine computes"
+    try:
+        describe_for_worker(model_dir, model_name, custom_module_map)
+    except (UnsupportedModelError, CheckpointError):
+        raise UnsupportedModelError(f"{model_dir}: {advice}") from None
+    logger.warning("%s reads texts alone under the PyTorch engine: %s", model_dir, advice)
+    return None
+
+
+def _model_type_of(config: Mapping[str, Any]) -> str:
+    """Return what ``transformers`` calls the configuration of the text part's architecture."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name = config["architectures"][0]
+    kinds = (kind for kind, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if architecture == name)
+    return next(kinds, str(config.get("model_type")))

@@ -1,0 +1,38 @@
+"""Where a text part's tensors are: in the checkpoint of the whole model, under other names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TEXT_TENSORS = "text_part.json"
+
+
+@dataclass(frozen=True)
+class TextTensors:
+    """Where a text part's tensors are.
+
+    Attributes
+    ----------
+    checkpoint
+        The whole model's.
+    names
+        From the names there to those of the text part.
+    axes
+        Which number of a position turns each pair of the rotation (`RopeSpec.axes`); empty: it has one.
+    """
+
+    checkpoint: Path
+    names: Mapping[str, str]
+    axes: tuple[int, ...]
+
+
+def text_tensors(directory: Path) -> TextTensors | None:
+    """Return where the tensors of a text part's folder are; None for any other checkpoint."""
+    file = directory / TEXT_TENSORS
+    if not file.is_file():
+        return None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return TextTensors(Path(content["checkpoint"]), content["names"], tuple(content["axes"]))

@@ -1,0 +1,93 @@
+"""Models that see say the same under both engines; TurboMind is held against their authors' code in tests/engine."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy import GenerationConfig, pipeline
+from lmdeploy.errors import UnsupportedModelError
+from tests.support import tiny_own_layouts as own
+from tests.support import tiny_vision_models as tiny
+from tests.support.both_engines import config_for
+from tests.support.glm_4v_reference import make_tiny_glm_4v
+from tests.support.images import make_image
+from tests.support.minicpmv_reference import make_tiny_minicpmv
+from tests.support.mllama_reference import make_tiny_mllama
+from tests.support.phi3_vision_reference import make_tiny_phi3_vision
+from tests.support.token_engine import relative_error
+
+TOLERANCE = 1e-4
+SETTINGS = {
+    "session_len": 512,
+    "cache_max_entry_count": 128,
+    "cache_block_seq_len": 16,
+    "max_batch_size": 4,
+    "num_tokens_per_iter": 20,  # so that images are divided
+    "enable_prefix_caching": True,
+}
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "LLaVA 1.5": tiny.make_tiny_llava,
+    "LLaVA 1.6 as its authors publish it": functools.partial(own.make_tiny_llava_original, tiles=True),
+    "InternVL": tiny.make_tiny_internvl,
+    "InternVL with InternLM2": functools.partial(own.make_tiny_internvl_chat, text="internlm2", normed=True),
+    "Phi-3-vision": make_tiny_phi3_vision,
+    "MiniCPM-V 2.6": make_tiny_minicpmv,
+    "DeepSeek-VL as its authors publish it": own.make_tiny_deepseek_vl_original,
+    "GLM-4V": make_tiny_glm_4v,
+    "Mistral 3": tiny.make_tiny_mistral3,
+    "Qwen2-VL": tiny.make_tiny_qwen_vl,
+    "Qwen2.5-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
+    "GLM-4.1V": tiny.make_tiny_glm4v,
+}
+ALL = GenerationConfig(max_new_tokens=8, output_logits="all", do_sample=False, ignore_eos=True)
+
+
+@pytest.mark.alike(most=7)
+@pytest.mark.parametrize("name", MODELS)
+def test_responses_about_images_are_those_of_turbomind(name: str, tmp_path: Path) -> None:
+    directory = MODELS[name](tmp_path / "model")
+    prompts: list[Any] = [
+        ("what is in this image?", make_image(40, 60)),
+        "only a text",
+        ("which is larger?", [make_image(90, 31, 1), make_image(40, 60)]),
+    ]
+    with pipeline(str(directory), config_for("turbomind", **SETTINGS)) as pipe:
+        expected = pipe(prompts, ALL)
+        other = pipe((prompts[0][0], make_image(40, 60, 2)), ALL)
+        assert relative_error(other.logits, expected[0].logits) > TOLERANCE, "the image makes no difference"
+    with pipeline(str(directory), config_for("pytorch", **SETTINGS)) as pipe:
+        alone = [pipe(prompt, ALL) for prompt in prompts]
+        together = pipe(prompts, ALL)  # after cached prefixes
+    for one, other, theirs in zip(alone, together, expected, strict=True):
+        assert one.token_ids == other.token_ids == theirs.token_ids
+        assert relative_error(one.logits, theirs.logits) < TOLERANCE
+        assert relative_error(other.logits[-8:], one.logits[-8:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (make_tiny_mllama, "its text looks at images by cross-attention"),
+        (functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VL"), "features of images after its first layers"),
+    ],
+)
+def test_models_that_do_more_with_images_are_refused(make: Any, reason: str, tmp_path: Path) -> None:
+    directory = make(tmp_path / "model")
+    with pytest.raises(UnsupportedModelError, match=f"{reason}, which only the TurboMind engine computes"):
+        pipeline(str(directory), config_for("pytorch", **SETTINGS))
+
+
+def test_texts_alone_run_where_images_whose_tokens_see_each_other_cannot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tiny.make_tiny_gemma3(tmp_path / "model")
+    with pipeline(str(directory), config_for("pytorch", **SETTINGS)) as pipe:
+        assert "reads texts alone under the PyTorch engine: the tokens of its images see each other" in caplog.text
+        said = pipe("only a text", ALL)
+        with pytest.raises(ValueError, match="reads text only"):
+            pipe(("what is it?", make_image(40, 60)), ALL)
+    with pipeline(str(directory), config_for("turbomind", **SETTINGS)) as pipe:
+        assert pipe("only a text", ALL).token_ids == said.token_ids
