@@ -22,6 +22,8 @@ MODULE_MAP.update(
         "ChatGLMModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.chatglm.ChatGLMForConditionalGeneration",
         "ChatGLMForConditionalGeneration": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.chatglm.ChatGLMForConditionalGeneration",
         "StableLmForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.stablelm.StableLmForCausalLM",
+        "QWenLMHeadModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen.QWenLMHeadModel",
+        "DeepseekForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.deepseek.DeepseekForCausalLM",
         "Gemma2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.gemma2.Gemma2ForCausalLM",
     }
 )

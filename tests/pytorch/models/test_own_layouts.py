@@ -1,10 +1,12 @@
 """Families that their authors publish with code of their own, on classes of `lmdeploy.pytorch.models`."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lmdeploy.errors import UnsupportedModelError
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off, reference, tokens_of
@@ -13,20 +15,64 @@ from tests.support.worker_steps import Part, StepDriver
 
 FOUR_HEADS = {"num_key_value_heads": 4, "tie_word_embeddings": False}
 INTERNLM = FOUR_HEADS | {"attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}
-CASES: dict[str, tuple[dict[str, Any], Callable[[Path], None]]] = {
-    "InternLM": (INTERNLM, published.internlm),
-    "Baichuan 7B": (FOUR_HEADS, published.baichuan),
+CASES: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
+    "InternLM": ("LlamaForCausalLM", INTERNLM, published.internlm),
+    "Baichuan 7B": ("LlamaForCausalLM", FOUR_HEADS, published.baichuan),
+    "Qwen": ("Qwen2ForCausalLM", FOUR_HEADS, published.qwen),
+}
+DEEPSEEK_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 48,
+    "mlp_only_layers": [0],
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
+    "qkv_bias": False,
 }
 
 
 @pytest.mark.parametrize("family", CASES)
 def test_logits_are_those_of_the_architecture_they_were_made_from(tmp_path: Path, family: str) -> None:
-    more, publish = CASES[family]
-    wanted = reference(make(tmp_path, "LlamaForCausalLM", **more), tokens := tokens_of(40))
+    architecture, more, publish = CASES[family]
+    wanted = reference(make(tmp_path, architecture, **more), tokens := tokens_of(40))
     publish(tmp_path)
     driver = StepDriver(tmp_path, VOCAB, HIDDEN)
     first, _ = driver.step(Part(0, 0, tokens[:25]), Part(1, 0, tokens[:3]))
     [second] = driver.step(Part(0, 25, tokens[25:]))
+    assert off(first, wanted[:25]) < 1e-4
+    assert off(second, wanted[25:]) < 1e-4
+
+
+def test_deepseek_moe_s_logits_are_those_of_experts_whose_shared_one_has_no_gate(tmp_path: Path) -> None:
+    model = make(tmp_path, "Qwen2MoeForCausalLM", **FOUR_HEADS | DEEPSEEK_MOE)
+    published.deepseek_moe(tmp_path)
+    with torch.no_grad():
+        wanted = published.ungated_forward(model, tokens := tokens_of(40)).numpy()
+    driver = StepDriver(tmp_path, VOCAB, HIDDEN)
+    first, _ = driver.step(Part(0, 0, tokens[:25]), Part(1, 0, tokens[:3]))
+    [second] = driver.step(Part(0, 25, tokens[25:]))
+    assert off(first, wanted[:25]) < 1e-4
+    assert off(second, wanted[25:]) < 1e-4
+
+
+def test_qwen_stretches_positions_and_queries_by_each_sequence_s_own_prompt(tmp_path: Path) -> None:
+    trained, tokens = 16, tokens_of(40)
+    model = make(tmp_path, "Qwen2ForCausalLM", **FOUR_HEADS)
+    within = reference(model, tokens[:9])
+    published.qwen(tmp_path, trained_length=trained)
+    driver = StepDriver(tmp_path, VOCAB, HIDDEN)
+    first, short = driver.step(Part(0, 0, tokens[:25], prompt=40), Part(1, 0, tokens[:9]))
+    [second] = driver.step(Part(0, 25, tokens[25:], prompt=40))
+    # 40 tokens are more than two and at most four times 16: the base grows by 2^3 - 1.
+    rotary, dim = model.model.rotary_emb, 2 * len(model.model.rotary_emb.inv_freq)
+    base = 10000.0 * 7 ** (dim / (dim - 2))
+    rotary.inv_freq.copy_(base ** -(torch.arange(0, dim, 2).double() / dim))
+    growth = (torch.arange(1, 41).double().log() / math.log(trained)).clamp(min=1).float()
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.register_forward_hook(lambda _, given, queries: queries * growth[:, None])
+    wanted = reference(model, tokens)
+    assert off(short, within) < 1e-4
     assert off(first, wanted[:25]) < 1e-4
     assert off(second, wanted[25:]) < 1e-4
 
