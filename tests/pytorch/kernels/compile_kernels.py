@@ -23,7 +23,6 @@ from lmdeploy.pytorch.kernels.fill_cache import fill_cache
 from lmdeploy.pytorch.kernels.fp8_linear import fp8_linear, quantize_rows_fp8
 from lmdeploy.pytorch.kernels.fused_moe import fused_moe
 from lmdeploy.pytorch.kernels.gated_activation import gelu_and_mul
-from lmdeploy.pytorch.kernels.grouped_lora import add_lora
 from lmdeploy.pytorch.kernels.int8_linear import int8_linear, quantize_rows_int8
 from lmdeploy.pytorch.kernels.prompt_attention import prompt_attention
 from lmdeploy.pytorch.kernels.rms_norm import rms_norm
@@ -118,9 +117,6 @@ def main() -> None:
     ids = torch.zeros(64, 8, dtype=torch.int64)
     experts = torch.zeros(16, 1536, 2048, dtype=TYPE), torch.zeros(16, 2048, 768, dtype=TYPE)
     fused_moe(x, *experts, torch.zeros(64, 8), ids)
-    lora_a, lora_b = torch.zeros(2, 16, 2048, dtype=TYPE), torch.zeros(2, 2048, 16, dtype=TYPE)
-    segments = torch.zeros(3, dtype=torch.int64)
-    add_lora(x, x, lora_a, lora_b, torch.ones(2), segments, segments, segments, max_length=32)
 
 
 triton.runtime.driver.set_active(CompilingDriver())
