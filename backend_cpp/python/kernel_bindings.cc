@@ -137,7 +137,7 @@ class CpuKernels {
 
   // Writes keys and values, and attends. out [rows, heads, value_dim]; queries are multiplied by the scale already.
   void attend(LayerCache& cache, const Heads& q, const Heads& k, const Heads& v, Address out, float softcap, int window,
-              Address sinks) {
+              Address sinks, Address alibi_slopes) {
     const py::gil_scoped_release unlocked;
     AttentionParams params;
     params.layout = cache.layout;
@@ -147,6 +147,7 @@ class CpuKernels {
     params.softcap = softcap;
     params.window = window;
     params.sinks = pointer<const float>(sinks);
+    params.alibi_slopes = pointer<const float>(alibi_slopes);
     ops_.write_cache(params, view(k), view(v));
     ops_.paged_attention(params, view(q), pointer<float>(out));
   }
@@ -293,7 +294,7 @@ void bind_kernels(py::module_& m) {
       .def(py::init<int>(), py::arg("threads"))
       .def("set_spans", &CpuKernels::set_spans, py::arg("spans"), py::arg("blocks"), py::arg("block_len"))
       .def("attend", &CpuKernels::attend, py::arg("cache"), py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
-           py::arg("softcap"), py::arg("window"), py::arg("sinks"))
+           py::arg("softcap"), py::arg("window"), py::arg("sinks"), py::arg("alibi_slopes"))
       .def("linear", &CpuKernels::linear, py::arg("weight"), py::arg("x"), py::arg("rows"), py::arg("y"))
       .def("rms_norm", &CpuKernels::rms_norm, py::arg("weight"), py::arg("eps"), py::arg("x"), py::arg("rows"),
            py::arg("size"), py::arg("y"))

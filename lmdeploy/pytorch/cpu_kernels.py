@@ -80,6 +80,7 @@ class Kernels:
         softcap: float = 0.0,
         window: int = 0,
         sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write keys and values to the cache and attend; all float32.
 
@@ -87,7 +88,7 @@ class Kernels:
         ----------
         query, key, value
             ``[rows, heads, size]``; queries are multiplied by the scale of q.k already. The last axis is dense.
-        softcap, window, sinks
+        softcap, window, sinks, alibi_slopes
             As in backend_cpp/kernels/paged_attention.h; 0 and None: none.
 
         Returns
@@ -98,7 +99,7 @@ class Kernels:
         out = torch.empty((query.shape[0], query.shape[1], value.shape[2]), dtype=torch.float32)
         self.native.attend(
             cache, _heads(query), _heads(key), _heads(value), out.data_ptr(), softcap, window,
-            0 if sinks is None else sinks.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(), 0 if alibi_slopes is None else alibi_slopes.data_ptr(),
         )  # fmt: skip
         return out
 

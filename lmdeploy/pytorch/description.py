@@ -16,7 +16,14 @@ from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec
 
 WORKER_FILE = "worker.json"
 # What configurations call the most tokens of a sequence.
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+    "model_max_length",
+)
 _DEFAULT_LENGTH = 2048
 
 

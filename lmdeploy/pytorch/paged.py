@@ -79,12 +79,15 @@ class AttentionCall:
         Scores become ``softcap tanh(score / softcap)``; 0: they stay.
     sinks
         ``[heads]``: logits that take part in the softmax and have no value; None: none.
+    alibi_slopes
+        ``[heads]`` float32: scores lose this for each position that a key is further back; None: nothing.
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
 
 
 class PagedCache:
@@ -174,6 +177,7 @@ class PagedCache:
             softcap=call.softcap,
             window=call.window,
             sinks=call.sinks,
+            alibi_slopes=call.alibi_slopes,
         )
 
 

@@ -72,6 +72,8 @@ def attend_within(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, v
         scores = call.softcap * torch.tanh(scores / call.softcap)
     position = torch.arange(rows, device=query.device)
     distance = position[:, None] - position[None, :]
+    if call.alibi_slopes is not None:
+        scores = scores - call.alibi_slopes.to(scores.device)[:, None, None] * distance
     hidden = distance < 0
     if call.window:
         hidden |= distance >= call.window

@@ -1,4 +1,4 @@
-"""Baichuan and Baichuan2 of 7B: Llama with one tensor for queries, keys and values; Baichuan2 normalises its head."""
+"""Baichuan and Baichuan2: Llama with one tensor for queries, keys and values; those of 13B attend by ALiBi."""
 
 from __future__ import annotations
 
@@ -8,16 +8,42 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.pytorch.models.llama import LlamaForCausalLM
+from lmdeploy.pytorch.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
+from lmdeploy.pytorch.nn import Attention
 from lmdeploy.pytorch.step_context import StepContextManager
 
 # The vocabulary of Baichuan2, whose output layer is normalised; the config has no other mark of it.
 _BAICHUAN2_VOCAB = 125696
 
 
+class _NoRotation(nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return query, key
+
+
+class BaichuanAttention(LlamaAttention):
+    """The attention of a layer."""
+
+    def __init__(
+        self, config: Any, layer_idx: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__(config, layer_idx, dtype=dtype, device=device)
+        if config.attends_by_alibi:
+            self.apply_rotary_pos_emb = _NoRotation()
+            heads = config.num_attention_heads
+            self.attn_fwd = Attention(heads, config.hidden_size // heads, alibi=True)
+
+
+class BaichuanDecoderLayer(LlamaDecoderLayer):
+    """A layer."""
+
+    attention_class = BaichuanAttention
+
+
 class BaichuanForCausalLM(LlamaForCausalLM):
     """Baichuan, with its head."""
+
+    layer_class = BaichuanDecoderLayer
 
     def __init__(
         self,
@@ -26,10 +52,9 @@ class BaichuanForCausalLM(LlamaForCausalLM):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        if getattr(config, "max_position_embeddings", None) is None:
-            raise UnsupportedModelError(
-                "Baichuan of 13B attends by ALiBi, which the PyTorch engine does not have; the TurboMind engine does"
-            )
+        config.attends_by_alibi = getattr(config, "max_position_embeddings", None) is None
+        if config.attends_by_alibi:
+            config.max_position_embeddings = config.model_max_length
         config.num_key_value_heads = config.num_attention_heads
         super().__init__(config, ctx_mgr, dtype, device)
 

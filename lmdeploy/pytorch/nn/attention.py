@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.pytorch.nn.build_context import build_context
 from lmdeploy.pytorch.paged import AttentionCall
+from lmdeploy.pytorch.ranks import Ranks
+from lmdeploy.turbomind.families.alibi import alibi_slopes
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Attention(nn.Module):
     sinks
         ``[heads]``: a score more in each softmax, without a value.
     alibi
-        Refused: there is no model with it here.
+        Scores fall with the distance, in each head by another slope (Press et al., 2022); on CPUs alone.
     """
 
     def __init__(
@@ -65,8 +68,9 @@ class Attention(nn.Module):
         sinks: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        if alibi:
-            raise UnsupportedModelError("Attention(alibi=True) is not supported by the PyTorch engine")
+        context = build_context()
+        if alibi and context.kernels is None:
+            raise UnsupportedModelError("ALiBi (Attention(alibi=True)) runs on CPUs alone in the PyTorch engine")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         self.head_size, self.v_head_size = head_size, v_head_size or head_size
         self._call = AttentionCall(
@@ -74,6 +78,7 @@ class Attention(nn.Module):
             window=max(0, sliding_window or 0),
             softcap=float(logit_softcapping or 0.0),
             sinks=sinks,
+            alibi_slopes=_slopes(num_heads, context.ranks) if alibi else None,
         )
 
     def forward(
@@ -107,3 +112,8 @@ class Attention(nn.Module):
             ``[rows, heads, value head size]`` of the query's type.
         """
         return k_cache.attend(self._call, query, key, value).to(query.dtype)
+
+
+def _slopes(num_heads: int, ranks: Ranks) -> torch.Tensor:
+    """Return the slopes ``[heads]`` of this rank's heads."""
+    return torch.tensor(alibi_slopes(num_heads)[ranks.slice_of(num_heads, "the number of heads")], dtype=torch.float32)

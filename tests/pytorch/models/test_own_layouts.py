@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from lmdeploy.errors import UnsupportedModelError
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off, reference, tokens_of
 from tests.support import published
 from tests.support.worker_steps import Part, StepDriver
@@ -100,8 +99,13 @@ def test_stablelm_s_logits_are_those_of_transformers(tmp_path: Path, more: dict[
     assert off(second, wanted[25:]) < 1e-4
 
 
-def test_attention_by_alibi_is_refused_by_name(tmp_path: Path) -> None:
-    make(tmp_path, "LlamaForCausalLM", **FOUR_HEADS)
+def test_baichuan_13b_attends_by_alibi(tmp_path: Path) -> None:
+    model = make(tmp_path, "LlamaForCausalLM", **FOUR_HEADS)
+    with torch.no_grad():
+        wanted = published.alibi_forward(model, tokens := tokens_of(40)).numpy()
     published.baichuan_alibi(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="ALiBi, which the PyTorch engine does not have; the TurboMind"):
-        StepDriver(tmp_path, VOCAB, HIDDEN)
+    driver = StepDriver(tmp_path, VOCAB, HIDDEN)
+    first, _ = driver.step(Part(0, 0, tokens[:25]), Part(1, 0, tokens[:3]))
+    [second] = driver.step(Part(0, 25, tokens[25:]))
+    assert off(first, wanted[:25]) < 1e-4
+    assert off(second, wanted[25:]) < 1e-4
