@@ -11,6 +11,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/embedding.h"
 #include "kernels/head_linear.h"
+#include "kernels/sparse_attention.h"
 
 namespace turbomind {
 
@@ -210,6 +211,16 @@ void CpuOperators::paged_attention(const AttentionParams& params, const HeadsVie
   const size_t bytes = attention_workspace_floats(whole) * sizeof(float);
   if (attention_workspace_.size() < bytes) attention_workspace_ = AlignedBuffer(bytes);
   turbomind::paged_attention(pool_, whole, q, attention_workspace_.as<float>(), out.floats());
+}
+
+void CpuOperators::choose_keys(const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
+                               int32_t* chosen) {
+  turbomind::choose_keys(pool_, with_spans(index), top_k, q, weights, chosen);
+}
+
+void CpuOperators::sparse_attention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q,
+                                    float* out) {
+  turbomind::sparse_attention(pool_, with_spans(params), top_k, chosen, q, sparse_workspace_, out);
 }
 
 void CpuOperators::causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {

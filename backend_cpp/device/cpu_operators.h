@@ -73,6 +73,10 @@ class CpuOperators final : public Operators {
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) override;
+  void choose_keys(const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
+                   int32_t* chosen) override;
+  void sparse_attention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q,
+                        float* out) override;
   void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) override;
   void recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows, float* decay,
                         float* beta) override;
@@ -93,6 +97,7 @@ class CpuOperators final : public Operators {
   ExpertScratch expert_scratch_;
   std::array<std::vector<std::vector<AttentionSpan>>, kSpanUses> spans_;  // by SpanSet
   AlignedBuffer attention_workspace_;                                     // grows
+  std::vector<float> sparse_workspace_;                                   // grows
 };
 
 // Memory this process may still use, in bytes: what the system has available, within the cgroup's limit.

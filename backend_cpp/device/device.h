@@ -25,6 +25,8 @@ struct DeviceTraits {
   bool takes_mins = false;
   // Whether draft models and heads run on it.
   bool runs_drafters = false;
+  // Whether it has choose_keys and sparse_attention.
+  bool has_sparse_attention = false;
 };
 
 struct Device {

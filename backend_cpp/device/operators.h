@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/error.h"
 #include "device/token_sampler.h"
 #include "kernels/activation.h"
 #include "kernels/heads_view.h"
@@ -229,6 +230,17 @@ class Operators {
   }
   // out [rows, heads, value_dim], float32 or of an attended_type
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) = 0;
+  // Sparse attention (kernels/sparse_attention.h), on devices that have it. chosen [rows, top_k]
+  virtual void choose_keys(const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
+                           int32_t* chosen) {
+    (void)index, (void)top_k, (void)q, (void)weights, (void)chosen;
+    throw internal_error("this device does not have sparse attention");
+  }
+  virtual void sparse_attention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q,
+                                float* out) {
+    (void)params, (void)top_k, (void)chosen, (void)q, (void)out;
+    throw internal_error("this device does not have sparse attention");
+  }
   // y = the linear layer of what paged_attention gives, or y +=. `workspace` [rows, heads, value_dim] may be filled
   // with anything.
   void project_attention(const AttentionParams& params, const HeadsView& q, float* workspace,

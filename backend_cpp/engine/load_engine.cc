@@ -261,11 +261,14 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
     throw invalid_argument("session_len must be at most the " + std::to_string(spec.learned_positions) +
                            " positions that the model has learned, got " + std::to_string(config.session_len));
   }
-  const int dense = spec.attention.mla ? spec.attention.mla->dense_length : 0;
-  if (dense > 0 && config.session_len > dense) {
-    throw invalid_argument(
-        "session_len must be at most " + std::to_string(dense) + ", got " + std::to_string(config.session_len) +
-        ": in longer sequences this model's attention is sparse, which the engine does not have yet");
+  if (!defaults.has_sparse_attention && spec.attention.mla && spec.attention.mla->indexer) {
+    const int dense = spec.attention.mla->indexer->top_k;
+    if (settings.session_len == 0) config.session_len = std::min(config.session_len, dense);
+    if (config.session_len > dense) {
+      throw invalid_argument("session_len must be at most " + std::to_string(dense) + ", got " +
+                             std::to_string(config.session_len) +
+                             ": in longer sequences this model's attention is sparse, which this device does not have");
+    }
   }
   config.max_batch_size = settings.max_batch_size != 0 ? settings.max_batch_size : defaults.batch_size;
   config.block_len = settings.cache_block_seq_len;

@@ -22,7 +22,7 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
   const AttentionHeads& heads = shard.attention[static_cast<size_t>(kind)];
   AttentionWeights weights;
   if (const auto& mla = own.mla) {
-    weights.latent = LatentWeights::load(shard, read, prefix);
+    weights.latent = LatentWeights::load(shard, read, prefix, layer);
     weights.o = read.linear(prefix + "o", spec.hidden_size, heads.queries.times(mla->value_dim), own.o_bias);
     return weights;
   }

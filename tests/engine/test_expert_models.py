@@ -23,6 +23,7 @@ CONFIG = GenerationConfig(max_new_tokens=12, ignore_eos=True, output_logits="all
 class Checkpoint:
     directory: Path
     exact: torch.Tensor  # logits of IDS, nothing rounded
+    is_sparse: bool  # tokens attend to chosen ones
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -30,7 +31,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     architecture, overrides = MODELS[request.param]
     directory = make_tiny(tmp_path_factory.mktemp("tiny") / "model", architecture, **overrides)
     with TokenEngine(directory) as engine:
-        yield Checkpoint(directory, engine.generate(IDS, 1)[1])
+        yield Checkpoint(directory, engine.generate(IDS, 1)[1], "index_topk" in overrides)
 
 
 @pytest.mark.alike(most=10)
@@ -63,4 +64,5 @@ def test_rounding_keeps_the_logits_near(checkpoint: Checkpoint, settings: dict[s
         _, logits = engine.generate(IDS, 1)
     # The median row: where two experts have nearly the same score, rounding may choose the other one.
     distance = (logits - checkpoint.exact).norm(dim=-1) / checkpoint.exact.norm(dim=-1)
-    assert float(distance.median()) < limit
+    # In as many rows again where tokens attend to others by their scores.
+    assert float(distance.median()) < limit * (2 if checkpoint.is_sparse else 1)

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from tests.support import published
+from tests.support.emulated_cuda import emulated_cuda
 from tests.support.expert_models import DEEPSEEK, DEEPSEEK_MOE, GPT_OSS, GRANITE, HALF_ROPE, SHARED, TWO_GROUPS
 from tests.support.expert_models import MODELS as EXPERT_MODELS
 from tests.support.hybrid_models import MODELS as HYBRID_MODELS
@@ -340,8 +341,8 @@ def test_a_session_longer_than_the_learned_positions_is_refused(tmp_path: Path) 
         TokenEngine(directory, session_len=65)
 
 
-def test_sequences_in_which_attention_would_be_sparse_are_refused(tmp_path: Path) -> None:
+def test_a_device_without_sparse_attention_refuses_sequences_in_which_it_is_sparse(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     make_case(directory, CASES["DeepSeek-V3.2"])
-    with pytest.raises(ValueError, match=r"session_len must be at most 512, got 513: .* attention is sparse"):
-        TokenEngine(directory, session_len=513)
+    with emulated_cuda(), pytest.raises(ValueError, match=r"session_len must be at most 12, got 13: .* is sparse"):
+        TokenEngine(directory, device="cuda", session_len=13)

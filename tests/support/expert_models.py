@@ -41,7 +41,8 @@ SHARED = {
     "routed_scaling_factor": 1.7,
 }
 DEEPSEEK = LATENT | SHARED
-INDEXED = DEEPSEEK | {"index_topk": 512, "index_n_heads": 2, "index_head_dim": 16}
+# Enough index heads that no two tokens have the score 0.
+INDEXED = DEEPSEEK | {"index_topk": 12, "index_n_heads": 16, "index_head_dim": 16}
 TWO_GROUPS = {"n_group": 4, "topk_group": 2}
 DEEPSEEK_MOE = QWEN_EXPERTS | {
     "qkv_bias": False,

@@ -63,6 +63,10 @@ struct KernelTable {
   // Queries over tokens [begin, end) of their sequence's blocks, unnormalised.
   void (*attend)(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
                  const AttendQueries& queries);
+  // scores[t] = sum_h weights[h] relu(q_h . k_t) for `tokens` tokens, a multiple of 16.
+  //   keys [dim, tokens]; q: heads of `dim`, `stride` apart
+  void (*index_scores)(const float* keys, int tokens, int dim, const float* q, size_t stride, int heads,
+                       const float* weights, float* scores);
   // The convolution of channels [first, last), at most kConvBlock.
   void (*conv_block)(const ConvParams& params, int first, int last, const StridedRows& x, const StridedRows& y);
   void (*recurrence_gate_row)(const GateParams& params, const float* a, const float* b, float* decay, float* beta);

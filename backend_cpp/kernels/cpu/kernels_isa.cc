@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/activation_rows.h"
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/index_scores.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear/in_vectors.h"
 #include "kernels/cpu/linear/linear_block.h"
@@ -104,6 +105,7 @@ constinit const KernelTable kTable = [] {
                        .xielu_row = xielu_row,
                        .scale_and_cap_row = scale_and_cap_row,
                        .attend = attend,
+                       .index_scores = index_scores,
                        .conv_block = conv_block,
                        .recurrence_gate_row = recurrence_gate_row,
                        .recurrence_columns = recurrence_columns,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/running_softmax.h"
 
 namespace turbomind {
 
@@ -104,38 +105,6 @@ std::vector<Task> plan(const AttentionParams& params) {
   return tasks;
 }
 
-// Softmax of queries whose partitions come one by one.
-struct Running {
-  float* out;  // [count, value_dim], zeros at first
-  std::vector<float> maximum;
-  std::vector<float> sum;
-
-  Running(float* target, int count)
-      : out(target), maximum(count, -std::numeric_limits<float>::infinity()), sum(count, 0.0f) {}
-
-  void merge(int query, int value_dim, const float* partial, float partial_maximum, float partial_sum) {
-    if (partial_sum == 0) return;  // the partition is outside this query's sight
-    float* o = out + static_cast<size_t>(query) * value_dim;
-    const float top = std::max(maximum[query], partial_maximum);
-    const float keep = std::exp(maximum[query] - top);
-    const float gain = std::exp(partial_maximum - top);
-    for (int d = 0; d < value_dim; ++d) o[d] = o[d] * keep + partial[d] * gain;
-    sum[query] = sum[query] * keep + partial_sum * gain;
-    maximum[query] = top;
-  }
-
-  void normalise(int query, int value_dim, const float* sink) {
-    float* o = out + static_cast<size_t>(query) * value_dim;
-    float factor = 1.0f / sum[query];
-    if (sink != nullptr) {
-      const float top = std::max(maximum[query], *sink);
-      const float keep = std::exp(maximum[query] - top);
-      factor = keep / (sum[query] * keep + std::exp(*sink - top));
-    }
-    for (int d = 0; d < value_dim; ++d) o[d] *= factor;
-  }
-};
-
 class Attention {
  public:
   Attention(const AttentionParams& params, const HeadsView& q, float* workspace, float* out)
@@ -161,7 +130,7 @@ class Attention {
   void merge(const Task& first) const {
     const int position = first.run.position(0);
     const float* partial = workspace_ + first.workspace;
-    Running running(out_row(first.run, 0, first.kv_head), group_);
+    RunningSoftmax running(out_row(first.run, 0, first.kv_head), group_);
     std::fill_n(running.out, static_cast<size_t>(group_) * value_dim_, 0.0f);
     for (int p = first_partition(params_, position); p <= last_partition(first.run.sight(params_, 0)); ++p) {
       const float* maximum = partial + static_cast<size_t>(group_) * value_dim_;
@@ -226,7 +195,7 @@ class Attention {
     const int count = run.row_count * group_;
     Queries queries(*this, run, kv_head);
     std::vector<float> merged(static_cast<size_t>(count) * value_dim_);
-    Running running(merged.data(), count);
+    RunningSoftmax running(merged.data(), count);
     const int first = first_partition(params_, run.position(0));
     const int last = last_partition(run.sight(params_, run.row_count - 1));
     queries.attend(first, running.out, running.maximum.data(), running.sum.data());

@@ -31,7 +31,7 @@ void split_up(const LinearStorage& kv_up, int heads, const MlaSpec& mla, T* k_up
 
 }  // namespace
 
-LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer) {
   const ModelSpec& spec = shard.spec;
   const MlaSpec& mla = *spec.attention.mla;
   const Slice queries = shard.attention.front().queries.times(mla.nope_dim + mla.rope_dim);
@@ -47,6 +47,9 @@ LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, 
   }
   weights.kv_down = read.linear(prefix + "kv_down", mla.kv_rank + mla.rope_dim, spec.hidden_size, false);
   weights.kv_down_norm = NormStorage::load(read, prefix + "kv_down_norm", mla.kv_rank, norm, false);
+  if (mla.indexer && mla.indexer->layers[static_cast<size_t>(layer)]) {
+    weights.indexer = IndexerWeights::load(spec, read, prefix + "indexer.");
+  }
 
   const DType dtype = read.options().dtype;
   const Slice ups = shard.attention.front().queries.times(mla.nope_dim + mla.value_dim);

@@ -7,8 +7,10 @@
 // and only these are cached. The rotated part is first, where RoPE finds it in any other model too.
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "model/attention/indexer.h"
 #include "model/norm_storage.h"
 #include "model/spec/model_spec.h"
 #include "model/spec/shard.h"
@@ -23,11 +25,12 @@ struct LatentWeights {
   LinearStorage q;        // [heads (nope_dim + rope_dim), q_rank or hidden]
   LinearStorage kv_down;  // [kv_rank + rope_dim, hidden]
   NormStorage kv_down_norm;
-  LinearStorage k_up;  // W_UK,h^T of each head: [heads kv_rank, nope_dim]; never rounded
-  LinearStorage v_up;  // W_UV,h of each head: [heads value_dim, kv_rank]; never rounded
+  LinearStorage k_up;                     // W_UK,h^T of each head: [heads kv_rank, nope_dim]; never rounded
+  LinearStorage v_up;                     // W_UV,h of each head: [heads value_dim, kv_rank]; never rounded
+  std::optional<IndexerWeights> indexer;  // of a layer that chooses what it attends to
 
   // `prefix` is all of the tensors' names before "q_down", "kv_down", ...
-  static LatentWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
+  static LatentWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer);
 };
 
 class LatentAttention {
@@ -37,6 +40,8 @@ class LatentAttention {
   // Fills qk [rows, (heads + 1) (rope_dim + kv_rank)], queries and the key, of x [rows, hidden]; not rotated yet. The
   // value is the key's latent.
   void project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk);
+  // [rows, q_rank]: what queries come out of, of the last call of project.
+  const float* query_latents() const { return q_down_.as<float>(); }
 
   // values [rows, heads value_dim] of attention's sums of latents [rows, heads kv_rank].
   void expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values);

@@ -64,6 +64,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
   if (const auto& mla = spec.attention.mla) {
     latent_.emplace(ops, spec, max_rows);
     expanded_ = float_buffer(ops, max_rows, spec.num_heads * mla->value_dim);
+    if (mla->indexer) indexer_.emplace(ops, spec, cache_type, max_rows);
   }
   if (unit_dim > 0) {
     const std::vector<float> ones(static_cast<size_t>(unit_dim), 1.0f);
@@ -117,6 +118,7 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
     group.piece_bytes = of_one.layer_bytes();
     group.layers = std::move(own);
   }
+  if (indexer_) groups.push_back(indexer_->cache_group(limits));
   return groups;
 }
 
@@ -130,7 +132,8 @@ void SelfAttention::use_cache(const CachePlan& plan, int first_group, std::byte*
     own += has_attention(spec_, layer) && has_keys(layer) ? 1 : 0;
   }
   size_t placed = 0;
-  for (auto index = static_cast<size_t>(first_group); placed < own; ++index) {
+  auto index = static_cast<size_t>(first_group);
+  for (; placed < own; ++index) {
     const CacheGroup& group = plan.groups.at(index);
     for (int piece = 0; piece < group.pieces; ++piece) {
       LayerMemory& memory = memory_[static_cast<size_t>(group.layers[static_cast<size_t>(piece)])];
@@ -144,6 +147,11 @@ void SelfAttention::use_cache(const CachePlan& plan, int first_group, std::byte*
       tables_.push_back({group.first_table + page, group.is_chunked ? group.window : 0, layout});
     }
     placed += group.layers.size();
+  }
+  if (indexer_) {
+    const CacheGroup& group = plan.groups.at(index);
+    indexer_->use_cache(group, plan.page_bytes, static_cast<int>(tables_.size()), pages);
+    for (int page = 0; page < group.pages; ++page) tables_.push_back({group.first_table + page, 0, indexer_->layout()});
   }
   for (int layer = 0; layer < spec_.num_layers; ++layer) {
     if (!has_keys(layer)) memory_[static_cast<size_t>(layer)] = memory_[static_cast<size_t>(keys_of(spec_, layer))];
@@ -268,13 +276,17 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
                         float* y, bool accumulate) {
   const Kind& kind = kind_of(layer);
   const Heads own = heads(kind, has_keys(layer), step.rows);
+  RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
   if (latent_) {
-    latent_->project(step, *weights.latent, step.ops.make_rows(x, step.rows, spec_.hidden_size), qkv_.as<float>());
+    const float* rows = step.ops.make_rows(x, step.rows, spec_.hidden_size);
+    latent_->project(step, *weights.latent, rows, qkv_.as<float>());
+    if (const auto& indexer = weights.latent->indexer) {
+      indexer_->choose(step, layer, *indexer, rows, latent_->query_latents(), table);
+    }
   } else {
     project(step, layer, weights, x, own);
     if (has_keys(layer)) kind.value_factor.apply(step.ops, own.values);
   }
-  RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
   if (kind.spec.norms_rotated) {
     step.ops.rope(table, own.queries, nullptr);
     if (has_keys(layer)) step.ops.rope(table, own.keys, nullptr);
@@ -298,7 +310,11 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   if (!latent_ && !kind.spec.has_output_gate && step.adapters == nullptr) {
     return step.ops.project_attention(params_, own.queries, attended, weights.o.view, y, accumulate);
   }
-  step.ops.paged_attention(params_, own.queries, attended);
+  if (indexer_) {
+    step.ops.sparse_attention(params_, indexer_->top_k(), indexer_->chosen(), own.queries, attended);
+  } else {
+    step.ops.paged_attention(params_, own.queries, attended);
+  }
   if (latent_) {
     latent_->expand(step, *weights.latent, attended, expanded_.as<float>());
     attended = expanded_.as<float>();

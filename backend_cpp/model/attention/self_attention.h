@@ -8,6 +8,7 @@
 #include "device/row_factor.h"
 #include "kernels/heads_view.h"
 #include "kernels/paged_attention.h"
+#include "model/attention/indexer.h"
 #include "model/attention/latent_attention.h"
 #include "model/attention/rope_tables.h"
 #include "model/encoder/text_memory.h"
@@ -86,6 +87,7 @@ class SelfAttention {
   ModelSpec spec_;
   std::vector<Kind> kinds_;
   std::optional<LatentAttention> latent_;
+  std::optional<Indexer> indexer_;  // where tokens attend to chosen ones
   std::byte* pages_ = nullptr;
   std::vector<Table> tables_;
   std::vector<LayerMemory> memory_;  // [layers]

@@ -104,6 +104,15 @@ void check_attention(const ModelSpec& spec, int layer) {
   }
   if (own.has_output_gate && own.mla) refuse("attention.has_output_gate with attention.mla");
   if (own.mla && !spec.attentions.empty()) refuse("attention.mla with attentions");
+  if (own.mla && own.mla->indexer) {
+    const IndexerSpec& indexer = *own.mla->indexer;
+    if (own.mla->q_rank == 0) refuse("attention.mla.indexer needs attention.mla.q_rank");
+    if (indexer.head_dim % 2 != 0 || indexer.head_dim < own.mla->rope_dim) {
+      refuse("attention.mla.indexer.head_dim must be even and at least rope_dim " + std::to_string(own.mla->rope_dim) +
+             ", got " + std::to_string(indexer.head_dim));
+    }
+    if (!indexer.layers.front()) refuse("attention.mla.indexer.layers[0] must be true");
+  }
   if (spec.images && spec.images->whole_rows > 0 && !own.alibi_slopes.empty()) {
     refuse("images.whole_rows cannot be had with attention.alibi_slopes");
   }

@@ -91,6 +91,31 @@ void visit_fields(NormSpec& part, Visit&& visit) {
   visit.optional("bias", part.bias, Anything{});
 }
 
+// Sparse attention (DeepSeek-V3.2): a scorer of small heads chooses the tokens that a token attends to.
+struct IndexerSpec {
+  // How many are chosen; a token that sees no more attends to all of them.
+  int top_k = 0;
+  // Index queries of a token, and the size of these and of its one index key.
+  int num_heads = 0;
+  int head_dim = 0;
+  // Whether their rotation takes neighbours as pairs, as RopeSpec.is_interleaved.
+  bool is_interleaved = false;
+  // Of the LayerNorm of the keys.
+  float norm_eps = 0;
+  // Which layers choose; the others attend to what the last one before chose.
+  std::vector<bool> layers;
+};
+
+template <class Visit>
+void visit_fields(IndexerSpec& part, Visit&& visit) {
+  visit.required("top_k", part.top_k, Whole{1, 134217728});
+  visit.required("num_heads", part.num_heads, Whole{1, 134217728});
+  visit.required("head_dim", part.head_dim, Whole{1, 134217728});
+  visit.required("is_interleaved", part.is_interleaved, Anything{});
+  visit.required("norm_eps", part.norm_eps, Real{0, true});
+  visit.optional("layers", part.layers, Anything{}, PerLayer{bool{true}});
+}
+
 // Multi-head latent attention (DeepSeek-V2): keys and values come out of one small vector a token.
 struct MlaSpec {
   // Size of that vector.
@@ -104,9 +129,8 @@ struct MlaSpec {
   int value_dim = 0;
   // Of the norms of the two vectors.
   float norm_eps = 0;
-  // The longest sequence in which a token attends to all before it, and the longest that is served; 0: any
-  // (DeepSeek-V3.2 attends to chosen tokens beyond it).
-  int dense_length = 0;
+  // What chooses the tokens that a token attends to; None: it attends to all before it.
+  std::optional<IndexerSpec> indexer;
 };
 
 template <class Visit>
@@ -117,7 +141,7 @@ void visit_fields(MlaSpec& part, Visit&& visit) {
   visit.required("rope_dim", part.rope_dim, Whole{1, 134217728});
   visit.required("value_dim", part.value_dim, Whole{1, 134217728});
   visit.required("norm_eps", part.norm_eps, Real{0, true});
-  visit.optional("dense_length", part.dense_length, Whole{0, 134217728});
+  visit.optional("indexer", part.indexer, Anything{});
 }
 
 // What attention does alongside `softmax(scale q k) v`.

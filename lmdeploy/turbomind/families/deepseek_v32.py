@@ -1,7 +1,7 @@
 """DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with sparse attention.
 
-Each token attends to the ``index_topk`` earlier ones that a small scorer chooses. As long as there are no more, these
-are all of them, and the model is DeepSeek-V3: so far it is served, and the scorer's weights are not read.
+Each token attends to the ``index_topk`` earlier ones that a small scorer, the indexer, chooses. In GLM-5 some layers
+take the choice of the one before.
 """
 
 import dataclasses
@@ -9,20 +9,52 @@ from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family
 from lmdeploy.turbomind.families.deepseek import corrected_router, latent_spec
+from lmdeploy.turbomind.families.latent import latent_tensors
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.manifest import Expression, Load
+from lmdeploy.turbomind.spec import IndexerSpec, ModelSpec
+
+_NORM_EPS = 1e-6  # of the indexer's keys, whatever the config says of other norms
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec, of no longer sequences than attention is dense in."""
+    """Return the spec."""
     whole = latent_spec(config, checkpoint, corrected_router(config), is_interleaved=True)
     assert whole.attention.mla is not None
-    mla = dataclasses.replace(whole.attention.mla, dense_length=config.index_topk)
-    return dataclasses.replace(
-        whole,
-        attention=dataclasses.replace(whole.attention, mla=mla),
-        max_position_embeddings=min(config.index_topk, whole.max_position_embeddings),
+    kinds = getattr(config, "indexer_types", None) or ()
+    indexer = IndexerSpec(
+        top_k=config.index_topk,
+        num_heads=config.index_n_heads,
+        head_dim=config.index_head_dim,
+        is_interleaved=whole.architecture == "GlmMoeDsaForCausalLM",
+        norm_eps=_NORM_EPS,
+        layers=tuple(kind == "full" for kind in kinds),
     )
+    mla = dataclasses.replace(whole.attention.mla, indexer=indexer)
+    return dataclasses.replace(whole, attention=dataclasses.replace(whole.attention, mla=mla))
 
 
-FAMILY = Family(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), spec, Layout().tensors)
+def _tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the latent attention of a layer whose tensors begin with ``prefix``, with what its indexer has."""
+    mla = spec.attention.mla
+    assert mla is not None
+    indexer = mla.indexer
+    assert indexer is not None
+    tensors = latent_tensors(spec, prefix)
+    layer = int(prefix.rstrip(".").rsplit(".", 1)[1])
+    if indexer.layers and not indexer.layers[layer]:
+        return tensors
+    shapes = {
+        "queries.weight": ("wq_b.weight", (indexer.num_heads * indexer.head_dim, mla.q_rank)),
+        "keys.weight": ("wk.weight", (indexer.head_dim, spec.hidden_size)),
+        "key_norm.weight": ("k_norm.weight", (indexer.head_dim,)),
+        "key_norm.bias": ("k_norm.bias", (indexer.head_dim,)),
+        "heads.weight": ("weights_proj.weight", (indexer.num_heads, spec.hidden_size)),
+    }
+    own = f"{prefix}self_attn.indexer."
+    return tensors | {
+        f"attention.indexer.{name}": Load(own + source, shape) for name, (source, shape) in shapes.items()
+    }
+
+
+FAMILY = Family(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), spec, Layout(latent=_tensors).tensors)

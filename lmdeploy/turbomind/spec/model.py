@@ -26,7 +26,9 @@ from lmdeploy.turbomind.spec.parts import (
     EncoderSpec,
     HeadSpec,
     ImagesSpec,
+    IndexerSpec,
     LayerInputSpec,
+    MlaSpec,
     MlpSpec,
     MoeSpec,
     NormSpec,
@@ -314,6 +316,18 @@ def _attention_problems(own: AttentionSpec, where: str) -> Iterator[str]:
         yield f"{where}attention.alibi_slopes must have a finite number for each of {own.num_heads} heads"
     if own.has_output_gate and own.mla:
         yield f"{where}attention.has_output_gate cannot be had with attention.mla"
+    if own.mla and own.mla.indexer:
+        yield from _indexer_problems(own.mla, own.mla.indexer, where)
+
+
+def _indexer_problems(mla: MlaSpec, indexer: IndexerSpec, where: str) -> Iterator[str]:
+    name = f"{where}attention.mla.indexer"
+    if not mla.q_rank:
+        yield f"{name} needs attention.mla.q_rank, which its queries come out of"
+    if indexer.head_dim % 2 or indexer.head_dim < mla.rope_dim:
+        yield f"{name}.head_dim must be even and at least rope_dim {mla.rope_dim}, got {indexer.head_dim}"
+    if indexer.layers and not indexer.layers[0]:
+        yield f"{name}.layers[0] must be true: there is no choice before it"
 
 
 def _rotation_problems(spec: ModelSpec, layer: int) -> Iterator[str]:

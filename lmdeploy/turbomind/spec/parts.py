@@ -250,6 +250,32 @@ class StreamsSpec:
 
 
 @dataclass(frozen=True)
+class IndexerSpec:
+    """Sparse attention (DeepSeek-V3.2): a scorer of small heads chooses the tokens that a token attends to.
+
+    Parameters
+    ----------
+    top_k
+        How many are chosen; a token that sees no more attends to all of them.
+    num_heads, head_dim
+        Index queries of a token, and the size of these and of its one index key.
+    is_interleaved
+        Whether their rotation takes neighbours as pairs, as RopeSpec.is_interleaved.
+    norm_eps
+        Of the LayerNorm of the keys.
+    layers
+        Which layers choose; the others attend to what the last one before chose.
+    """
+
+    top_k: Size
+    num_heads: Size
+    head_dim: Size
+    is_interleaved: bool
+    norm_eps: Positive
+    layers: Annotated[tuple[bool, ...], PerLayer(True)] = ()
+
+
+@dataclass(frozen=True)
 class MlaSpec:
     """Multi-head latent attention (DeepSeek-V2): keys and values come out of one small vector a token.
 
@@ -265,9 +291,8 @@ class MlaSpec:
         Size of a value head.
     norm_eps
         Of the norms of the two vectors.
-    dense_length
-        The longest sequence in which a token attends to all before it, and the longest that is served; 0: any
-        (DeepSeek-V3.2 attends to chosen tokens beyond it).
+    indexer
+        What chooses the tokens that a token attends to; None: it attends to all before it.
     """
 
     kv_rank: Size
@@ -276,7 +301,7 @@ class MlaSpec:
     rope_dim: Size
     value_dim: Size
     norm_eps: Positive
-    dense_length: OptionalSize = 0
+    indexer: IndexerSpec | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,325 @@
+#include "kernels/sparse_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "base/error.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/running_softmax.h"
+
+namespace turbomind {
+
+namespace {
+
+// Scores that are held at a time.
+constexpr size_t kMaxScores = size_t{1} << 22;
+// Keys that one task scores.
+constexpr int kTaskKeys = 512;
+// Up to this many rows, the partitions of a row are spread over threads; more rows are tasks enough.
+constexpr size_t kSplitRows = 4;
+
+// A row that sees more tokens than it attends to.
+struct SparseRow {
+  const AttentionSpan* span;
+  size_t row;  // of the step
+  int kv_len;  // tokens that it sees
+};
+
+std::vector<SparseRow> sparse_rows(const AttentionParams& params, int top_k) {
+  std::vector<SparseRow> rows;
+  for (int s = 0; s < params.span_count; ++s) {
+    const AttentionSpan& span = params.spans[s];
+    for (int r = std::max(0, top_k - span.first_position); r < span.count; ++r) {
+      rows.push_back({&span, static_cast<size_t>(span.first_row + r), span.first_position + r + 1});
+    }
+  }
+  return rows;
+}
+
+// The spans' leading rows, which attend to all that they see.
+std::vector<AttentionSpan> dense_spans(const AttentionParams& params, int top_k) {
+  std::vector<AttentionSpan> spans;
+  for (int s = 0; s < params.span_count; ++s) {
+    AttentionSpan span = params.spans[s];
+    span.count = std::min(span.count, top_k - span.first_position);
+    if (span.count > 0) spans.push_back(span);
+  }
+  return spans;
+}
+
+const std::byte* block_of(const AttentionParams& params, const AttentionSpan& span, int position) {
+  return params.pool + span.blocks[position / params.layout.block_len] * params.layout.block_bytes();
+}
+
+// ---- the choice ----
+
+// The index keys of a block [key_dim, block_len] as float32.
+const float* read_keys(const AttentionParams& index, const std::byte* block, std::vector<float>& widened) {
+  const CacheLayout& layout = index.layout;
+  const std::byte* keys = block + layout.key_offset(index.layer, 0);
+  if (layout.type == CacheType::kFloat32) return reinterpret_cast<const float*>(keys);
+  const auto* pairs = reinterpret_cast<const bf16*>(keys);
+  const auto tokens = static_cast<size_t>(layout.block_len);
+  widened.resize(static_cast<size_t>(layout.key_dim) * tokens);
+  for (size_t d = 0; d < static_cast<size_t>(layout.key_dim); ++d) {
+    for (size_t t = 0; t < tokens; ++t) widened[d * tokens + t] = to_float(pairs[(d / 2 * tokens + t) * 2 + d % 2]);
+  }
+  return widened.data();
+}
+
+void score_keys(const AttentionParams& index, const SparseRow& row, int begin, const HeadsView& q, const float* weights,
+                float* scores) {
+  static thread_local std::vector<float> widened;
+  const int block_len = index.layout.block_len;
+  const int end = std::min(begin + kTaskKeys, row.kv_len);
+  for (int position = begin; position < end; position += block_len) {
+    const float* keys = read_keys(index, block_of(index, *row.span, position), widened);
+    kernels().index_scores(keys, block_len, q.head_dim, q.head(row.row, 0), q.head_stride, q.heads,
+                           weights + row.row * static_cast<size_t>(q.heads), scores + position);
+  }
+}
+
+// The positions of the `top_k` highest of `count` scores, ascending.
+void select_highest(const float* scores, int count, int top_k, int32_t* chosen) {
+  static thread_local std::vector<float> sorted;
+  sorted.assign(scores, scores + count);
+  for (float& score : sorted) {
+    if (std::isnan(score)) score = -std::numeric_limits<float>::infinity();
+  }
+  std::nth_element(sorted.begin(), sorted.begin() + (top_k - 1), sorted.end(), std::greater<>());
+  const float least = sorted[static_cast<size_t>(top_k) - 1];
+  auto equal = std::count(sorted.begin(), sorted.begin() + top_k, least);  // that are taken of this score
+  for (int position = 0, taken = 0; taken < top_k; ++position) {
+    const float score = std::isnan(scores[position]) ? -std::numeric_limits<float>::infinity() : scores[position];
+    if (score > least || (score == least && equal-- > 0)) chosen[taken++] = position;
+  }
+}
+
+// ---- the chosen keys and values, next to each other ----
+
+// Where the elements of a token are in a block of one layer and head.
+struct TokenPlace {
+  std::byte* keys;
+  std::byte* values;
+  size_t slot;
+  size_t block_len;
+};
+
+TokenPlace place_of(const CacheLayout& layout, int layer, std::byte* block, int slot) {
+  return {block + layout.key_offset(layer, 0), block + layout.value_offset(layer, 0), static_cast<size_t>(slot),
+          static_cast<size_t>(layout.block_len)};
+}
+
+// Key elements, of which `depth` neighbours of T are adjacent: [dim / depth, block_len, depth].
+template <class T, size_t depth>
+void copy_key(const TokenPlace& from, const TokenPlace& to, size_t dim) {
+  struct Neighbours {
+    T elements[depth];
+  };
+  const auto* source = reinterpret_cast<const Neighbours*>(from.keys);
+  auto* target = reinterpret_cast<Neighbours*>(to.keys);
+  for (size_t d = 0; d < dim / depth; ++d) target[d * to.block_len + to.slot] = source[d * from.block_len + from.slot];
+}
+
+// Value elements [block_len / depth, dim, depth].
+template <class T, size_t depth>
+void copy_value(const TokenPlace& from, const TokenPlace& to, size_t dim) {
+  const auto* source = reinterpret_cast<const T*>(from.values) + from.slot / depth * dim * depth + from.slot % depth;
+  auto* target = reinterpret_cast<T*>(to.values) + to.slot / depth * dim * depth + to.slot % depth;
+  for (size_t d = 0; d < dim; ++d) target[d * depth] = source[d * depth];
+}
+
+// Codes of 4 bits, two tokens in a byte.
+void copy_value_codes(const TokenPlace& from, const TokenPlace& to, size_t dim) {
+  const auto* source = reinterpret_cast<const uint8_t*>(from.values) + from.slot / 2 * dim;
+  auto* target = reinterpret_cast<uint8_t*>(to.values) + to.slot / 2 * dim;
+  for (size_t d = 0; d < dim; ++d) {
+    const auto code = static_cast<uint8_t>(source[d] >> 4 * (from.slot % 2) & 0x0F);
+    target[d] = to.slot % 2 == 0 ? code : static_cast<uint8_t>((target[d] & 0x0F) | code << 4);
+  }
+}
+
+// The scale and the zero point that follow a head's codes.
+void copy_rounding(const std::byte* from, size_t from_len, size_t from_slot, std::byte* to, size_t to_len,
+                   size_t to_slot) {
+  std::copy_n(from + from_slot * sizeof(half), sizeof(half), to + to_slot * sizeof(half));
+  to[to_len * sizeof(half) + to_slot] = from[from_len * sizeof(half) + from_slot];
+}
+
+void copy_token(const CacheLayout& from_layout, const TokenPlace& from, const CacheLayout& to_layout,
+                const TokenPlace& to) {
+  const auto key_dim = static_cast<size_t>(from_layout.key_dim);
+  const auto value_dim = static_cast<size_t>(from_layout.value_dim);
+  switch (from_layout.type) {
+    case CacheType::kFloat32:
+      copy_key<float, 1>(from, to, key_dim);
+      return copy_value<float, 1>(from, to, value_dim);
+    case CacheType::kBFloat16:
+      copy_key<uint16_t, 2>(from, to, key_dim);
+      return copy_value<uint16_t, 2>(from, to, value_dim);
+    case CacheType::kInt8:
+      copy_key<uint8_t, 1>(from, to, key_dim);
+      copy_value<uint8_t, 1>(from, to, value_dim);
+      break;
+    case CacheType::kInt4:
+      copy_key<uint8_t, 1>(from, to, key_dim / 2);
+      copy_value_codes(from, to, value_dim);
+  }
+  for (const auto& [source, target, dim] : {std::tuple(from.keys, to.keys, from_layout.key_dim),
+                                            std::tuple(from.values, to.values, from_layout.value_dim)}) {
+    copy_rounding(source + from_layout.code_bytes(dim), from.block_len, from.slot, target + to_layout.code_bytes(dim),
+                  to.block_len, to.slot);
+  }
+}
+
+// ---- attention to them ----
+
+class SparseAttention {
+ public:
+  SparseAttention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q, float* out)
+      : params_(params), top_k_(top_k), chosen_(chosen), q_(q), out_(out) {
+    gathered_ = params.layout;
+    gathered_.num_layers = 1;
+    gathered_.block_len = kPartitionTokens;
+    gathered_.page_bytes = 0;
+  }
+
+  int partitions() const { return (top_k_ + kPartitionTokens - 1) / kPartitionTokens; }
+  // Of a partition: sums of values [heads, value_dim], maxima [heads], sums of weights [heads].
+  size_t partial_floats() const { return static_cast<size_t>(q_.heads) * (params_.layout.value_dim + 2); }
+
+  void attend(const SparseRow& row, int partition, float* partial) const {
+    static thread_local std::vector<std::byte> block;
+    block.resize(gathered_.block_bytes());
+    const int first = partition * kPartitionTokens;
+    const int count = std::min(kPartitionTokens, top_k_ - first);
+    gather(row, chosen_ + row.row * static_cast<size_t>(top_k_) + first, count, block.data());
+
+    static thread_local std::vector<float> factors;
+    const int heads = q_.heads;
+    factors.resize(static_cast<size_t>(heads) * (q_.head_dim + 2));
+    for (int h = 0; h < heads; ++h) {
+      std::copy_n(q_.head(row.row, h), q_.head_dim, factors.data() + static_cast<size_t>(h) * q_.head_dim);
+    }
+    const std::vector<int32_t> begins(static_cast<size_t>(heads), 0);
+    const std::vector<int32_t> ends(static_cast<size_t>(heads), count);
+    float* sums_of_factors = factors.data() + static_cast<size_t>(heads) * q_.head_dim;
+    float* maximum = partial + static_cast<size_t>(heads) * params_.layout.value_dim;
+    AttentionParams own = params_;
+    own.layout = gathered_;
+    own.pool = block.data();
+    own.layer = 0;
+    const int32_t only_block = 0;
+    kernels().attend(own, 0, &only_block, 0, count,
+                     {heads, begins.data(), ends.data(), nullptr, factors.data(), sums_of_factors,
+                      sums_of_factors + heads, partial, maximum, maximum + heads});
+  }
+
+  void merge(const SparseRow& row, const float* partials) const {
+    const int heads = q_.heads;
+    const int value_dim = params_.layout.value_dim;
+    RunningSoftmax running(out_row(row), heads);
+    std::fill_n(running.out, static_cast<size_t>(heads) * value_dim, 0.0f);
+    for (int p = 0; p < partitions(); ++p, partials += partial_floats()) {
+      const float* maximum = partials + static_cast<size_t>(heads) * value_dim;
+      for (int h = 0; h < heads; ++h) {
+        running.merge(h, value_dim, partials + static_cast<size_t>(h) * value_dim, maximum[h], maximum[heads + h]);
+      }
+    }
+    for (int h = 0; h < heads; ++h) running.normalise(h, value_dim, params_.sinks ? params_.sinks + h : nullptr);
+  }
+
+ private:
+  float* out_row(const SparseRow& row) const {
+    return out_ + row.row * static_cast<size_t>(q_.heads) * params_.layout.value_dim;
+  }
+
+  void gather(const SparseRow& row, const int32_t* positions, int count, std::byte* block) const {
+    const CacheLayout& layout = params_.layout;
+    for (int i = 0; i < count; ++i) {
+      auto* from = const_cast<std::byte*>(block_of(params_, *row.span, positions[i]));
+      copy_token(layout, place_of(layout, params_.layer, from, positions[i] % layout.block_len), gathered_,
+                 place_of(gathered_, 0, block, i));
+    }
+  }
+
+  const AttentionParams& params_;
+  int top_k_;
+  const int32_t* chosen_;
+  const HeadsView& q_;
+  float* out_;
+  CacheLayout gathered_;  // of a partition's tokens, in one block
+};
+
+}  // namespace
+
+void choose_keys(ThreadPool& pool, const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
+                 int32_t* chosen) {
+  static thread_local std::vector<float> scores;
+  const std::vector<SparseRow> rows = sparse_rows(index, top_k);
+  const auto block_len = static_cast<size_t>(index.layout.block_len);
+  for (size_t first = 0; first < rows.size();) {
+    // As many rows as the scores have space for; a row's begin at a multiple of a block.
+    std::vector<size_t> begins;
+    size_t size = 0;
+    std::vector<std::pair<size_t, int>> tasks;  // row, first key
+    size_t last = first;
+    for (; last < rows.size(); ++last) {
+      const size_t own = (static_cast<size_t>(rows[last].kv_len) + block_len - 1) / block_len * block_len;
+      if (last > first && size + own > kMaxScores) break;
+      begins.push_back(size);
+      for (int key = 0; key < rows[last].kv_len; key += kTaskKeys) tasks.emplace_back(last, key);
+      size += own;
+    }
+    if (scores.size() < size) scores.resize(size);
+    float* const of_all = scores.data();
+    pool.parallel_for(static_cast<int>(tasks.size()), [&](int i) {
+      const auto [row, key] = tasks[static_cast<size_t>(i)];
+      score_keys(index, rows[row], key, q, weights, of_all + begins[row - first]);
+    });
+    pool.parallel_for(static_cast<int>(last - first), [&](int i) {
+      const SparseRow& row = rows[first + static_cast<size_t>(i)];
+      select_highest(of_all + begins[static_cast<size_t>(i)], row.kv_len, top_k,
+                     chosen + row.row * static_cast<size_t>(top_k));
+    });
+    first = last;
+  }
+}
+
+void sparse_attention(ThreadPool& pool, const AttentionParams& params, int top_k, const int32_t* chosen,
+                      const HeadsView& q, std::vector<float>& workspace, float* out) {
+  AttentionParams dense = params;
+  const std::vector<AttentionSpan> spans = dense_spans(params, top_k);
+  dense.spans = spans.data();
+  dense.span_count = static_cast<int>(spans.size());
+  const auto grow = [&](size_t size) {
+    if (workspace.size() < size) workspace.resize(size);
+    return workspace.data();
+  };
+  if (!spans.empty()) paged_attention(pool, dense, q, grow(attention_workspace_floats(dense)), out);
+
+  const SparseAttention attention(params, top_k, chosen, q, out);
+  const std::vector<SparseRow> rows = sparse_rows(params, top_k);
+  const int partitions = attention.partitions();
+  const size_t partial = attention.partial_floats();
+  const size_t of_row = partial * static_cast<size_t>(partitions);
+  if (rows.size() <= kSplitRows) {
+    float* const partials = grow(rows.size() * of_row);
+    pool.parallel_for(static_cast<int>(rows.size()) * partitions, [&](int i) {
+      attention.attend(rows[static_cast<size_t>(i / partitions)], i % partitions, partials + i * partial);
+    });
+    for (size_t i = 0; i < rows.size(); ++i) attention.merge(rows[i], partials + i * of_row);
+    return;
+  }
+  pool.parallel_for(static_cast<int>(rows.size()), [&](int i) {
+    static thread_local std::vector<float> partials;
+    partials.resize(of_row);
+    const SparseRow& row = rows[static_cast<size_t>(i)];
+    for (int p = 0; p < partitions; ++p) attention.attend(row, p, partials.data() + p * partial);
+    attention.merge(row, partials.data());
+  });
+}
+
+}  // namespace turbomind

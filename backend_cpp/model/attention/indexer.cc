@@ -1,0 +1,77 @@
+#include "model/attention/indexer.h"
+
+namespace turbomind {
+
+IndexerWeights IndexerWeights::load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix) {
+  const MlaSpec& mla = *spec.attention.mla;
+  const IndexerSpec& indexer = *mla.indexer;
+  const NormSpec norm{.eps = indexer.norm_eps, .kind = NormKind::kLayer};
+  return {read.linear(prefix + "queries", indexer.num_heads * indexer.head_dim, mla.q_rank, false),
+          read.linear(prefix + "keys", indexer.head_dim, spec.hidden_size, false),
+          NormStorage::load(read, prefix + "key_norm", indexer.head_dim, norm, true),
+          read.linear(prefix + "heads", indexer.num_heads, spec.hidden_size, false)};
+}
+
+Indexer::Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
+    : spec_(*spec.attention.mla->indexer),
+      pieces_(static_cast<size_t>(spec.num_layers), -1),
+      queries_(float_buffer(ops, max_rows, spec_.num_heads * spec_.head_dim)),
+      keys_(float_buffer(ops, max_rows, spec_.head_dim)),
+      heads_(float_buffer(ops, max_rows, spec_.num_heads)),
+      chosen_(ops.allocate(static_cast<size_t>(max_rows) * static_cast<size_t>(spec_.top_k) * sizeof(int32_t))) {
+  for (int layer = 0; layer < spec.num_layers; ++layer) {
+    if (!has_attention(spec, layer) || !spec_.layers[static_cast<size_t>(layer)]) continue;
+    pieces_[static_cast<size_t>(layer)] = static_cast<int>(layers_.size());
+    layers_.push_back(layer);
+  }
+  const CacheType type = cache_type == CacheType::kFloat32 ? cache_type : CacheType::kBFloat16;
+  shape_ = {type, static_cast<int>(layers_.size()), 1, spec_.head_dim, 0, 0};
+}
+
+CacheGroup Indexer::cache_group(const StepLimits& limits) const {
+  CacheLayout of_one = shape_;
+  of_one.block_len = limits.block_len;
+  CacheGroup group;
+  group.kind = MemoryKind::kPaged;
+  group.block_len = limits.block_len;
+  group.pieces = static_cast<int>(layers_.size());
+  group.piece_bytes = of_one.layer_bytes();
+  group.layers = layers_;
+  return group;
+}
+
+void Indexer::use_cache(const CacheGroup& group, size_t page_bytes, int first_table, std::byte* pages) {
+  pages_ = pages;
+  first_table_ = first_table;
+  page_pieces_ = group.page_pieces;
+  shape_.num_layers = group.page_pieces;
+  shape_.block_len = group.block_len;
+  shape_.page_bytes = page_bytes;
+}
+
+void Indexer::choose(const StepContext& step, int layer, const IndexerWeights& weights, const float* x,
+                     const float* latents, RopeTable table) {
+  Operators& ops = step.ops;
+  const auto dim = static_cast<size_t>(spec_.head_dim);
+  const int piece = pieces_[static_cast<size_t>(layer)];
+  auto* queries = queries_.as<float>();
+  auto* keys = keys_.as<float>();
+  ops.linear(weights.queries.view, latents, step.rows, queries, false);
+  ops.linear(weights.keys.view, x, step.rows, keys, false);
+  ops.norm(weights.key_norm.view, keys, step.rows, spec_.head_dim, keys);
+  ops.linear(weights.heads.view, x, step.rows, heads_.as<float>(), false);
+
+  AttentionParams index;
+  index.layout = shape_;
+  index.pool = pages_;
+  index.layer = piece % page_pieces_;
+  index.num_heads = spec_.num_heads;
+  index.set.table = first_table_ + piece / page_pieces_;
+  const HeadsView index_queries{queries, step.rows, spec_.num_heads * dim, spec_.num_heads, dim, spec_.head_dim};
+  const HeadsView index_keys{keys, step.rows, dim, 1, dim, spec_.head_dim};
+  table.is_interleaved = spec_.is_interleaved;
+  ops.rope_and_write(table, index, index_queries, nullptr, index_keys, {keys, step.rows, dim, 1, dim, 0});
+  ops.choose_keys(index, spec_.top_k, index_queries, heads_.as<float>(), chosen_.as<int32_t>());
+}
+
+}  // namespace turbomind

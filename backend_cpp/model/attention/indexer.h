@@ -1,0 +1,61 @@
+// The indexer of sparse attention (kernels/sparse_attention.h): which earlier tokens a token attends to.
+//
+// Its keys are one small vector a token, a cache group of its own. A layer without an indexer takes the choice of the
+// last one before that has one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/paged_attention.h"
+#include "model/cache_plan.h"
+#include "model/model_runner.h"
+#include "model/norm_storage.h"
+#include "model/spec/model_spec.h"
+#include "model/step_context.h"
+#include "weights/weight_reader.h"
+
+namespace turbomind {
+
+struct IndexerWeights {
+  LinearStorage queries;  // [heads head_dim, q_rank]
+  LinearStorage keys;     // [head_dim, hidden]
+  NormStorage key_norm;   // LayerNorm
+  LinearStorage heads;    // [heads, hidden]; the weights of a token's heads
+
+  static IndexerWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
+};
+
+class Indexer {
+ public:
+  // Keys of a quantized cache are bfloat16: of what they choose nothing is lost.
+  Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
+
+  CacheGroup cache_group(const StepLimits& limits) const;
+  // Its keys are in these pages, the first of which has the spans that were set for table number `first_table`.
+  void use_cache(const CacheGroup& group, size_t page_bytes, int first_table, std::byte* pages);
+
+  // Writes the step's index keys and chooses for its rows.
+  //   x [rows, hidden]; latents [rows, q_rank], which queries come out of; `table`: the layer's rotation
+  void choose(const StepContext& step, int layer, const IndexerWeights& weights, const float* x, const float* latents,
+              RopeTable table);
+
+  const CacheLayout& layout() const { return shape_; }  // of a page
+  int top_k() const { return spec_.top_k; }
+  const int32_t* chosen() const { return chosen_.as<int32_t>(); }  // [rows, top_k]
+
+ private:
+  IndexerSpec spec_;
+  CacheLayout shape_;        // of a page
+  std::vector<int> layers_;  // that choose
+  std::vector<int> pieces_;  // [layers of the model]: number among these
+  int page_pieces_ = 1;
+  int first_table_ = 0;
+  std::byte* pages_ = nullptr;
+  AlignedBuffer queries_;  // [max_rows, heads head_dim]
+  AlignedBuffer keys_;     // [max_rows, head_dim]
+  AlignedBuffer heads_;    // [max_rows, heads]
+  AlignedBuffer chosen_;   // int32 [max_rows, top_k]
+};
+
+}  // namespace turbomind

@@ -1,0 +1,260 @@
+// Sparse attention against sums in float64, with NaN in all that a row must not read.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/sparse_attention.h"
+#include "tests/check.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+constexpr int kHeads = 6;
+constexpr int kKeyDim = 24;
+constexpr int kValueDim = 16;
+constexpr int kIndexHeads = 11;
+constexpr int kIndexDim = 10;
+constexpr int kBlockLen = 16;
+
+struct Sizes {
+  CacheType type;
+  int context;  // tokens of the sequence, of which the last `rows` run
+  int rows;
+  int top_k;
+};
+
+std::vector<float> random_floats(std::mt19937& random, size_t count) {
+  std::normal_distribution<float> normal;
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = normal(random);
+  return numbers;
+}
+
+// Keys and values of one sequence, in blocks that are in no order.
+struct Cache {
+  AttentionParams params;
+  std::vector<int32_t> blocks;
+  std::vector<std::byte> memory;
+  AttentionSpan span;
+
+  Cache(CacheLayout layout, const Sizes& sizes, std::mt19937& random) {
+    layout.num_layers = 2;
+    layout.num_kv_heads = 1;
+    layout.block_len = kBlockLen;
+    blocks.resize(static_cast<size_t>(sizes.context + kBlockLen - 1) / kBlockLen);
+    std::iota(blocks.begin(), blocks.end(), 0);
+    std::ranges::shuffle(blocks, random);
+    memory.resize(blocks.size() * layout.block_bytes());
+    params.layout = layout;
+    params.layer = 1;
+    params.pool = memory.data();
+  }
+
+  void use(AttentionSpan of) {
+    span = of;
+    span.blocks = blocks.data();
+    params.spans = &span;
+    params.span_count = 1;
+  }
+
+  // Of the tokens from `first` on.
+  void write(ThreadPool& pool, int first, std::vector<float>& keys, std::vector<float>& values) {
+    const auto rows = static_cast<int>(keys.size()) / params.layout.key_dim;
+    use({0, rows, first, nullptr});
+    const auto heads = [&](std::vector<float>& numbers, int dim) {
+      return HeadsView{numbers.data(), rows, static_cast<size_t>(dim), 1, static_cast<size_t>(dim), dim};
+    };
+    write_cache(pool, params, heads(keys, params.layout.key_dim), heads(values, params.layout.value_dim));
+  }
+};
+
+// What a cache of a type makes of a number is in the cache; the expected result is of what was written, to `tolerance`.
+double tolerance_of(CacheType type) {
+  switch (type) {
+    case CacheType::kFloat32:
+      return 1e-5;
+    case CacheType::kBFloat16:
+      return 0.03;
+    case CacheType::kInt8:
+      return 0.08;
+    case CacheType::kInt4:
+      return 0.9;
+  }
+  return 0;
+}
+
+std::vector<int32_t> highest(const std::vector<double>& scores, int count) {
+  std::vector<int32_t> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater<>(), [&](int32_t t) { return scores[static_cast<size_t>(t)]; });
+  order.resize(static_cast<size_t>(count));
+  std::ranges::sort(order);
+  return order;
+}
+
+void check_sparse(const Sizes& sizes, int threads) {
+  std::mt19937 random(7);
+  ThreadPool pool(threads);
+  const auto context = static_cast<size_t>(sizes.context);
+  const int first = sizes.context - sizes.rows;
+
+  // The choice.
+  std::vector<float> index_keys = random_floats(random, context * kIndexDim);
+  std::vector<float> nothing(context);
+  const CacheType index_type = sizes.type == CacheType::kFloat32 ? sizes.type : CacheType::kBFloat16;
+  if (index_type == CacheType::kBFloat16) {
+    for (float& key : index_keys) key = to_float(to_bf16(key));
+  }
+  Cache index({.type = index_type, .key_dim = kIndexDim, .value_dim = 0}, sizes, random);
+  index.write(pool, 0, index_keys, nothing);
+  index.use({0, sizes.rows, first, nullptr});
+  std::vector<float> index_queries = random_floats(random, static_cast<size_t>(sizes.rows) * kIndexHeads * kIndexDim);
+  const std::vector<float> weights = random_floats(random, static_cast<size_t>(sizes.rows) * kIndexHeads);
+  const HeadsView index_view{index_queries.data(), sizes.rows, kIndexHeads * kIndexDim,
+                             kIndexHeads,          kIndexDim,  kIndexDim};
+  std::vector<int32_t> chosen(static_cast<size_t>(sizes.rows) * static_cast<size_t>(sizes.top_k), -1);
+  choose_keys(pool, index.params, sizes.top_k, index_view, weights.data(), chosen.data());
+
+  std::vector<std::vector<int32_t>> seen;  // of each row
+  std::vector<bool> is_seen(context, false);
+  for (int row = 0; row < sizes.rows; ++row) {
+    const int kv_len = first + row + 1;
+    std::vector<double> scores(static_cast<size_t>(kv_len));
+    for (int t = 0; t < kv_len; ++t) {
+      for (int h = 0; h < kIndexHeads; ++h) {
+        double product = 0;
+        for (int d = 0; d < kIndexDim; ++d) {
+          product += double{index_view.head(static_cast<size_t>(row), h)[d]} *
+                     double{index_keys[static_cast<size_t>(t) * kIndexDim + static_cast<size_t>(d)]};
+        }
+        scores[static_cast<size_t>(t)] +=
+            weights[static_cast<size_t>(row) * kIndexHeads + static_cast<size_t>(h)] * std::max(product, 0.0);
+      }
+    }
+    seen.push_back(highest(scores, std::min(kv_len, sizes.top_k)));
+    if (kv_len > sizes.top_k) {
+      const auto begin = chosen.begin() + static_cast<ptrdiff_t>(row) * sizes.top_k;
+      CHECK(std::vector(begin, begin + sizes.top_k) == seen.back());
+    }
+    for (const int32_t t : seen.back()) is_seen[static_cast<size_t>(t)] = true;
+  }
+
+  // Attention. A token that no row sees is NaN.
+  std::vector<float> keys = random_floats(random, context * kKeyDim);
+  std::vector<float> values = random_floats(random, context * kValueDim);
+  std::vector<float> poisoned_keys = keys;
+  std::vector<float> poisoned_values = values;
+  for (size_t t = 0; t < context; ++t) {
+    if (is_seen[t]) continue;
+    std::fill_n(poisoned_keys.begin() + static_cast<ptrdiff_t>(t) * kKeyDim, kKeyDim, NAN);
+    std::fill_n(poisoned_values.begin() + static_cast<ptrdiff_t>(t) * kValueDim, kValueDim, NAN);
+  }
+  Cache cache({.type = sizes.type, .key_dim = kKeyDim, .value_dim = kValueDim}, sizes, random);
+  cache.write(pool, 0, poisoned_keys, poisoned_values);
+  cache.use({0, sizes.rows, first, nullptr});
+  cache.params.num_heads = kHeads;
+  std::vector<float> queries = random_floats(random, static_cast<size_t>(sizes.rows) * kHeads * kKeyDim);
+  for (float& query : queries) query *= 0.2f;
+  const HeadsView view{queries.data(), sizes.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
+  std::vector<float> workspace;
+  std::vector<float> out(static_cast<size_t>(sizes.rows) * kHeads * kValueDim);
+  sparse_attention(pool, cache.params, sizes.top_k, chosen.data(), view, workspace, out.data());
+
+  double furthest = 0;
+  for (int row = 0; row < sizes.rows; ++row) {
+    for (int h = 0; h < kHeads; ++h) {
+      std::vector<double> expected(kValueDim, 0);
+      double sum = 0;
+      for (const int32_t t : seen[static_cast<size_t>(row)]) {
+        double product = 0;
+        for (int d = 0; d < kKeyDim; ++d) {
+          product +=
+              double{view.head(static_cast<size_t>(row), h)[d]} * double{keys[static_cast<size_t>(t * kKeyDim + d)]};
+        }
+        const double weight = std::exp(product);
+        sum += weight;
+        for (int d = 0; d < kValueDim; ++d) {
+          expected[static_cast<size_t>(d)] += weight * double{values[static_cast<size_t>(t * kValueDim + d)]};
+        }
+      }
+      for (int d = 0; d < kValueDim; ++d) {
+        const double found = out[static_cast<size_t>((row * kHeads + h) * kValueDim + d)];
+        CHECK(!std::isnan(found));
+        furthest = std::max(furthest, std::abs(found - expected[static_cast<size_t>(d)] / sum));
+      }
+    }
+  }
+  CHECK(furthest < tolerance_of(sizes.type));
+}
+
+}  // namespace
+
+TEST(rows_attend_to_the_tokens_of_the_highest_scores_and_read_no_other) {
+  for (const auto type : {CacheType::kFloat32, CacheType::kBFloat16, CacheType::kInt8, CacheType::kInt4}) {
+    check_sparse({type, 700, 1, 33}, 1);
+    check_sparse({type, 700, 3, 33}, 2);
+    check_sparse({type, 90, 80, 32}, 2);  // some rows see fewer tokens than they may choose
+    check_sparse({type, 40, 40, 40}, 2);  // all do
+  }
+}
+
+TEST(a_row_of_a_long_context_reads_as_many_tokens_as_it_chooses) {
+  check_sparse({CacheType::kFloat32, 32000, 1, 2048}, 2);
+  check_sparse({CacheType::kBFloat16, 32000, 2, 2048}, 2);
+}
+
+TEST(a_choice_among_equal_scores_takes_the_earlier_tokens) {
+  ThreadPool pool(2);
+  std::mt19937 random(1);
+  const Sizes sizes{CacheType::kFloat32, 100, 1, 20};
+  Cache index({.type = sizes.type, .key_dim = kIndexDim, .value_dim = 0}, sizes, random);
+  std::vector<float> keys(100 * kIndexDim, 1.0f);
+  for (int t : {60, 61}) std::fill_n(keys.begin() + t * kIndexDim, kIndexDim, 2.0f);
+  std::vector<float> nothing(100);
+  index.write(pool, 0, keys, nothing);
+  index.use({0, 1, 99, nullptr});
+  std::vector<float> query(kIndexDim, 1.0f);
+  const float weight = 1;
+  std::vector<int32_t> chosen(20);
+  choose_keys(pool, index.params, 20, {query.data(), 1, kIndexDim, 1, kIndexDim, kIndexDim}, &weight, chosen.data());
+  std::vector<int32_t> expected(20);
+  std::iota(expected.begin(), expected.end(), 0);
+  expected[18] = 60;
+  expected[19] = 61;
+  CHECK(chosen == expected);
+}
+
+TEST(a_row_attends_alone_as_it_does_among_others) {
+  ThreadPool pool(2);
+  std::mt19937 random(3);
+  const Sizes sizes{CacheType::kBFloat16, 600, 9, 530};
+  Cache cache({.type = sizes.type, .key_dim = kKeyDim, .value_dim = kValueDim}, sizes, random);
+  std::vector<float> keys = random_floats(random, 600 * kKeyDim);
+  std::vector<float> values = random_floats(random, 600 * kValueDim);
+  cache.write(pool, 0, keys, values);
+  cache.params.num_heads = kHeads;
+  std::vector<int32_t> chosen(9 * 530);
+  for (size_t row = 0; row < 9; ++row)
+    std::iota(chosen.begin() + static_cast<ptrdiff_t>(row * 530),
+              chosen.begin() + static_cast<ptrdiff_t>((row + 1) * 530), 7 * static_cast<int>(row));
+  std::vector<float> queries = random_floats(random, 9 * kHeads * kKeyDim);
+  std::vector<float> workspace;
+  const auto run = [&](int row, int rows) {
+    cache.use({0, rows, 591 + row, nullptr});
+    std::vector<float> out(static_cast<size_t>(rows) * kHeads * kValueDim);
+    const HeadsView view{queries.data() + row * kHeads * kKeyDim, rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
+    sparse_attention(pool, cache.params, 530, chosen.data() + row * 530, view, workspace, out.data());
+    return out;
+  };
+  const std::vector<float> together = run(0, 9);
+  for (int row = 0; row < 9; ++row) {
+    const auto begin = together.begin() + row * kHeads * kValueDim;
+    CHECK(run(row, 1) == std::vector(begin, begin + kHeads * kValueDim));
+  }
+}
+
+}  // namespace turbomind::testing
