@@ -84,12 +84,10 @@ UNSUPPORTED = (
     ),
     UnsupportedModel(
         ("InternVLChatModel",),
-        "InternVL 1.1, 1.2",
-        "images in one tile (dynamic_image_size, use_thumbnail), its rows in an older order (ps_version)",
+        "InternVL with tiles alone",
+        "tiles (dynamic_image_size) without the whole image after them (use_thumbnail)",
         _INTERNVL,
-        when=lambda raw: (
-            raw.get("ps_version") != "v2" or not raw.get("dynamic_image_size") or not raw.get("use_thumbnail")
-        ),
+        when=lambda raw: bool(raw.get("dynamic_image_size")) and not raw.get("use_thumbnail"),
     ),
     UnsupportedModel(
         ("InternLMXComposer2ForCausalLM",),

@@ -29,7 +29,9 @@ def native_of(directory: Path) -> Path:
     return directory.with_name("native")
 
 
-def make_tiny_internvl_chat(directory: Path, *, text: str = "qwen2", normed: bool = False) -> Path:
+def make_tiny_internvl_chat(
+    directory: Path, *, text: str = "qwen2", normed: bool = False, patch: int = tiny.PATCH
+) -> Path:
     """Make an InternVL in OpenGVLab's layout, with queries and keys normed in the tower if asked for."""
     native = tiny.make_tiny_internvl(
         native_of(directory),
@@ -37,7 +39,8 @@ def make_tiny_internvl_chat(directory: Path, *, text: str = "qwen2", normed: boo
         rope_theta=1e6 if text == "internlm2" else 1e4,
         image_mean=[0.485, 0.456, 0.406],
         image_std=[0.229, 0.224, 0.225],
-        vision={"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": False} if normed else {},
+        vision={"patch_size": [patch, patch]}
+        | ({"use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": False} if normed else {}),
     )
     tensors = load_file(native / "model.safetensors")
     config = json.loads((native / "config.json").read_text())

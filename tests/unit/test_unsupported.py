@@ -19,7 +19,7 @@ _LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit
 # What config.json of such a model has besides, where others share the architecture.
 EXAMPLES: dict[str, dict[str, Any]] = {
     "Mono-InternVL": _INTERNVL | {"llm_config": {"architectures": ["InternLM2VEForCausalLM"]}},
-    "InternVL 1.1, 1.2": _INTERNVL | {"dynamic_image_size": False},
+    "InternVL with tiles alone": _INTERNVL | {"use_thumbnail": False},
     "MiniCPM-V before 2.5": {"version": 2.0},
     "Molmo 7B-O, MolmoE": {"norm_after": True},
     "Janus": {"gen_vision_config": {"cls": "VQ-16"}},

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import load_file
 from transformers.models.auto import image_processing_auto
 
@@ -17,6 +19,7 @@ from lmdeploy.prompts import PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.checkpoint import describe
 from lmdeploy.turbomind.rewritten import readable_checkpoint
+from lmdeploy.turbomind.unsupported import refuse_unsupported
 from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import ANYTHING
 from lmdeploy.vl.tower import counting_part, family_in, seeing_part
@@ -24,8 +27,9 @@ from tests.support.images import make_image
 from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.molmo_reference import make_tiny_molmo
 from tests.support.qwen_vl_reference import make_tiny_qwen_vl_chat
-from tests.support.tiny_own_layouts import make_tiny_internvl_chat, make_tiny_llava_original
+from tests.support.tiny_own_layouts import make_tiny_internvl_chat, make_tiny_llava_original, native_of
 from tests.support.tiny_vision_models import make_tiny_llava, token_id
+from tests.support.token_engine import relative_error
 
 CLIP_LARGE = "openai/clip-vit-large-patch14-336"
 
@@ -78,6 +82,29 @@ def test_a_checkpoint_in_pickled_files_sees_the_same(
     readable = readable_checkpoint(directory)
     assert readable != directory
     assert torch.equal(rows(readable), expected)
+
+
+def test_internvl_1_2_sees_one_tile_column_by_column(tmp_path: Path) -> None:
+    directory = make_tiny_internvl_chat(tmp_path / "model", patch=7)
+    native = transformers.InternVLForConditionalGeneration.from_pretrained(native_of(directory), dtype=torch.float64)
+    change(directory, ps_version="v1", dynamic_image_size=False, use_thumbnail=False)
+    refuse_unsupported(json.loads((directory / "config.json").read_text()))
+    image = make_image(90, 31)
+    found = family_in(directory)
+    assert found is not None
+    part, family = seeing_part(directory), found[1]
+    assert family.expansion(counting_part(directory), image.size, {}) == "<img>" + "<IMG_CONTEXT>" * 4 + "</img>"
+    # As published: the image in one size, and four neighbours to a token without the last permutation.
+    pixels = torch.tensor(np.array(image.convert("RGB").resize((28, 28), Image.Resampling.BICUBIC))) / 255
+    pixels = (pixels - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    with torch.inference_mode():
+        seen = native.model.vision_tower(pixels.permute(2, 0, 1)[None].double()).last_hidden_state[:, 1:]
+        size = seen.shape[-1]
+        halves = seen.view(1, 4, 2, 2 * size).permute(0, 2, 1, 3).reshape(1, 2, 2, 4 * size)
+        expected = native.model.multi_modal_projector(halves.reshape(4, 4 * size))
+        rows = family.features(part, image, {})
+    assert relative_error(rows, expected) < 1e-4
+    assert relative_error(rows.flip(0), expected) > 1e-2
 
 
 @pytest.mark.parametrize("lacking", ["vision_config", "downsample_ratio", "max_dynamic_patch"])

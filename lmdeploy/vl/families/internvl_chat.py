@@ -1,16 +1,18 @@
-"""InternVL 1.5 to 3.5 in its authors' own layout: other names for what ``transformers`` calls InternVL."""
+"""InternVL 1.1 to 3.5 in its authors' own layout: other names for what ``transformers`` calls InternVL."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.vl.families import internvl
-from lmdeploy.vl.families.common import Checkpoint, NativeForm
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionPart
 from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
     import torch
+    from PIL.Image import Image
 
 _NAMES = (
     (r"^vision_model\.encoder\.layers\.", "vision_tower.encoder.layer."),
@@ -48,6 +50,7 @@ def config(checkpoint: Checkpoint) -> Any:
         downsample_ratio=ratio,
         vision_feature_layer=raw.get("select_layer", -1),
         image_seq_length=int((_side(checkpoint) // given["patch_size"] * ratio) ** 2),
+        ps_version=raw.get("ps_version", "v1"),
     )
 
 
@@ -61,8 +64,8 @@ def processor(checkpoint: Checkpoint) -> Any:
         size={"height": _side(checkpoint), "width": _side(checkpoint)},
         image_mean=IMAGENET_DEFAULT_MEAN,
         image_std=IMAGENET_DEFAULT_STD,
-        min_patches=raw["min_dynamic_patch"],
-        max_patches=raw["max_dynamic_patch"],
+        min_patches=raw["min_dynamic_patch"] if raw.get("dynamic_image_size") else 1,
+        max_patches=raw["max_dynamic_patch"] if raw.get("dynamic_image_size") else 1,
     )
 
 
@@ -84,6 +87,29 @@ def _side(checkpoint: Checkpoint) -> int:
     return int(raw.get("force_image_size") or raw["vision_config"]["image_size"])
 
 
+def features(part: VisionPart, image: "Image", options: Options) -> "torch.Tensor":
+    """Return the rows of all tiles."""
+    return _as_trained(part, internvl.features(part, image, options))
+
+
+def video_features(part: VisionPart, stacked: "Image", options: Options) -> "torch.Tensor":
+    """Return the rows of all frames, each of which is a tile."""
+    return _as_trained(part, internvl.video_features(part, stacked, options))
+
+
+def _as_trained(part: VisionPart, rows: "torch.Tensor") -> "torch.Tensor":
+    """Return rows ``[tiles * tokens, size]`` in the order of the release: 1.1 and 1.2 go through a tile by columns."""
+    if part.config.ps_version != "v1":
+        return rows
+    side = math.isqrt(part.config.image_seq_length)
+    return rows.unflatten(0, (-1, side, side)).transpose(1, 2).flatten(0, 2)
+
+
+assert internvl.FAMILY.video is not None
 FAMILY = dataclasses.replace(
-    internvl.FAMILY, architectures=("InternVLChatModel",), native=NativeForm(config, processor, tensors)
+    internvl.FAMILY,
+    architectures=("InternVLChatModel",),
+    features=features,
+    native=NativeForm(config, processor, tensors),
+    video=dataclasses.replace(internvl.FAMILY.video, features=video_features),
 )
