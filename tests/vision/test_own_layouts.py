@@ -23,6 +23,7 @@ from lmdeploy.turbomind.unsupported import refuse_unsupported
 from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import ANYTHING
 from lmdeploy.vl.tower import counting_part, family_in, seeing_part
+from tests.support.fake_hub import ask, running_hub
 from tests.support.images import make_image
 from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.molmo_reference import make_tiny_molmo
@@ -40,9 +41,25 @@ def change(directory: Path, **values: Any) -> Path:
     return directory
 
 
-def test_a_tower_that_is_elsewhere_is_asked_for_by_name(tmp_path: Path) -> None:
-    directory = change(make_tiny_llava_original(tmp_path / "model"), mm_vision_tower=CLIP_LARGE)
-    with pytest.raises(UnsupportedModelError, match=rf"another repository, {CLIP_LARGE}; name a folder .*llava-hf"):
+def test_a_tower_that_is_elsewhere_is_fetched_or_asked_for_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    directory = make_tiny_llava_original(tmp_path / "model")
+    found = family_in(directory)
+    assert found is not None
+    expected = found[1].features(seeing_part(directory), make_image(40, 60), {})
+    change(directory, mm_vision_tower=CLIP_LARGE)
+    with running_hub({}) as hub:
+        ask(hub, monkeypatch)
+        with pytest.raises(UnsupportedModelError, match=rf"another repository, {CLIP_LARGE}; name a folder .*llava-hf"):
+            counting_part(directory)
+        hub.files[CLIP_LARGE] = {file.name: file.read_bytes() for file in (tmp_path / "clip").iterdir()}
+        rows = found[1].features(seeing_part(directory), make_image(40, 60), {})
+    assert torch.equal(rows, expected)
+    change(directory, mm_vision_tower="somebody/tower")
+    with pytest.raises(UnsupportedModelError, match="another repository, somebody/tower; name a folder"):
         counting_part(directory)
 
 

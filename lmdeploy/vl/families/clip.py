@@ -3,22 +3,37 @@
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.paths import locate_model
 
 _PUBLISHED = {"openai/clip-vit-large-patch14-336": 336, "openai/clip-vit-large-patch14": 224}  # CLIP-L, by side
 
 
-def tower_folder(checkpoint: Path, named: object) -> Path | None:
-    """Return the folder that a config names as the tower's, if it is one of this machine's.
+def tower_folder(checkpoint: Path, named: object, *, is_here: bool) -> Path | None:
+    """Return the folder of the tower that a config names; of OpenAI's CLIP, which is fetched, also by its name.
+
+    Parameters
+    ----------
+    checkpoint, named, is_here
+        As for `tower_config`.
 
     Raises
     ------
     ValueError
         If it names none.
+    UnsupportedModelError
+        If the tower cannot be fetched.
     """
     if not isinstance(named, str) or not named:
         raise ValueError(f"config.json must name the tower, got {named!r}")
-    return next((place for place in (checkpoint / named, Path(named).expanduser()) if place.is_dir()), None)
+    folder = next((place for place in (checkpoint / named, Path(named).expanduser()) if place.is_dir()), None)
+    if folder is not None or is_here or named not in _PUBLISHED:
+        return folder
+    try:
+        return locate_model(named)
+    except CheckpointError as error:
+        reason = " ".join(str(error).split())
+        raise UnsupportedModelError(f"{_elsewhere(checkpoint, named)} ({reason})") from error
 
 
 def tower_config(checkpoint: Path, named: str, *, is_here: bool) -> Any:
@@ -38,7 +53,7 @@ def tower_config(checkpoint: Path, named: str, *, is_here: bool) -> Any:
     """
     from transformers import AutoConfig, CLIPVisionConfig, LlavaConfig
 
-    folder = tower_folder(checkpoint, named)
+    folder = tower_folder(checkpoint, named, is_here=is_here)
     if folder is not None:
         whole = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         vision = getattr(whole, "vision_config", whole)
@@ -46,10 +61,14 @@ def tower_config(checkpoint: Path, named: str, *, is_here: bool) -> Any:
         vision = LlavaConfig().vision_config  # CLIP-L
         vision.image_size = _PUBLISHED[named]
     else:
-        raise UnsupportedModelError(
-            f"{checkpoint}: the tower is in another repository, {named}; name a folder with a copy of that in "
-            "config.json, or use the model as converted for transformers (llava-hf/...)"
-        )
+        raise UnsupportedModelError(_elsewhere(checkpoint, named))
     if not isinstance(vision, CLIPVisionConfig):
         raise UnsupportedModelError(f"{folder}: the tower must be CLIP's, got {vision.model_type}")
     return vision
+
+
+def _elsewhere(checkpoint: Path, named: str) -> str:
+    return (
+        f"{checkpoint}: the tower is in another repository, {named}; name a folder with a copy of that in config.json, "
+        "or use the model as converted for transformers (llava-hf/...)"
+    )

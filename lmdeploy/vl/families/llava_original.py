@@ -77,8 +77,9 @@ def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
         for own, native in (*_NAMES, *_PROJECTORS[checkpoint[1]["mm_projector_type"]]):
             name = name.replace(own, native)
         yield name, values
-    folder = tower_folder(checkpoint[0], checkpoint[1]["mm_vision_tower"])
-    if folder is not None and not _brings_tower(checkpoint):
+    is_here = _brings_tower(checkpoint)
+    folder = tower_folder(checkpoint[0], checkpoint[1]["mm_vision_tower"], is_here=is_here)
+    if folder is not None and not is_here:
         for name, values in seeing_tensors(readable_checkpoint(folder)):
             if name.startswith("vision_model."):
                 yield f"vision_tower.{name}", values
