@@ -176,6 +176,7 @@ class StepRunner:
             is_embedded = np.zeros((1, order.rows), bool)
             is_embedded[0, self._channel.embedded_rows[: order.embedded]] = True
             context.input_embedding_indexing = torch.from_numpy(is_embedded).to(self._device.device)
+            context.input_ids[context.input_embedding_indexing] = 0  # tokens of images may be after the vocabulary
         if order.has_grid:
             context.grid_positions = self._tensor(self._channel.grid_positions[: order.rows].T)
         return context

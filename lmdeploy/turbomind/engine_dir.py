@@ -130,7 +130,7 @@ def write_engine_dir(
         if linked_gguf_files(model_dir):
             raise UnsupportedModelError("GGUF files run on the engine turbomind alone")
         seeing = describe_text_part(model_dir, model_name, target / TEXT_PART, custom_module_map)
-        spec = seeing or describe_for_worker(model_dir, model_name, custom_module_map)
+        spec, image_tokens = seeing or (describe_for_worker(model_dir, model_name, custom_module_map), 0)
     else:
         description = describe(model_dir, model_name)
         spec, manifest, image_tokens = description.spec, description.manifest, description.image_tokens

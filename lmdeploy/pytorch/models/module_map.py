@@ -24,6 +24,7 @@ MODULE_MAP.update(
         "StableLmForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.stablelm.StableLmForCausalLM",
         "QWenLMHeadModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen.QWenLMHeadModel",
         "DeepseekForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.deepseek.DeepseekForCausalLM",
+        "MolmoForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.molmo.MolmoForCausalLM",
         "Gemma2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.gemma2.Gemma2ForCausalLM",
     }
 )

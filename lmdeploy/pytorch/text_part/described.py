@@ -27,8 +27,15 @@ TEXT_PART = "text_part"
 _OF_THE_WHOLE = ("auto_map", "quantization_config", "vision_config", "visual")
 
 
-def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_module_map: str = "") -> ModelSpec | None:
-    """Write the folder of a model that sees into ``target``, and return its spec; None if workers run it as it is.
+def describe_text_part(
+    model_dir: Path, model_name: str, target: Path, custom_module_map: str = ""
+) -> tuple[ModelSpec, int] | None:
+    """Write the folder of a model that sees into ``target``.
+
+    Returns
+    -------
+    tuple[ModelSpec, int] | None
+        Its spec, and how many tokens of images are after the vocabulary; None if workers run it as it is.
 
     Raises
     ------
@@ -41,7 +48,8 @@ def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_mo
     whole = describe(model_dir, model_name).spec
     reason = _reason_against(whole, raw)
     if reason:
-        return _without_images(model_dir, model_name, custom_module_map, reason)
+        _without_images(model_dir, model_name, custom_module_map, reason)
+        return None
     text = text_part_of(model_dir, raw)
     assert text is not None
     target.mkdir(parents=True, exist_ok=True)
@@ -55,7 +63,7 @@ def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_mo
     except UnsupportedModelError as error:
         said = str(error).removeprefix(f"{target}: ")
         raise UnsupportedModelError(f"{model_dir}: its text part has no class in the PyTorch engine: {said}") from error
-    return dataclasses.replace(
+    spec = dataclasses.replace(
         spec,
         images=whole.images,
         ropes=whole.ropes,
@@ -63,12 +71,13 @@ def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_mo
         eos_token_ids=whole.eos_token_ids,
         tied_embeddings=whole.tied_embeddings,
     )
+    return spec, text.image_tokens
 
 
 def _config_of_text(raw: Mapping[str, Any], whole: ModelSpec) -> dict[str, Any]:
     """Return the text part's config.json, with what its architecture alone has other defaults for."""
     config = {key: value for key, value in raw.items() if key not in _OF_THE_WHOLE}
-    config |= {"model_type": _model_type_of(config), "head_dim": whole.head_dim}
+    config |= {"model_type": _model_type_of(config), "vocab_size": whole.vocab_size, "head_dim": whole.head_dim}
     config |= {"tie_word_embeddings": whole.tied_embeddings, "dtype": whole.dtype, "torch_dtype": whole.dtype}
     rope, scaling = config.get("rope_parameters"), config.get("rope_scaling")
     if isinstance(rope, dict):
@@ -100,7 +109,7 @@ def _reason_against(whole: ModelSpec, raw: Mapping[str, Any]) -> str:
     return ""
 
 
-def _without_images(model_dir: Path, model_name: str, custom_module_map: str, reason: str) -> ModelSpec | None:
+def _without_images(model_dir: Path, model_name: str, custom_module_map: str, reason: str) -> None:
     """Check that workers run it for texts alone, where its class in ``transformers`` writes text."""
     advice = f"{reason}, which only the TurboMind engine computes"
     try:
@@ -108,7 +117,6 @@ def _without_images(model_dir: Path, model_name: str, custom_module_map: str, re
     except (UnsupportedModelError, CheckpointError):
         raise UnsupportedModelError(f"{model_dir}: {advice}") from None
     logger.warning("%s reads texts alone under the PyTorch engine: %s", model_dir, advice)
-    return None
 
 
 def _model_type_of(config: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from tests.support.glm_4v_reference import make_tiny_glm_4v
 from tests.support.images import make_image
 from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.mllama_reference import make_tiny_mllama
+from tests.support.molmo_reference import make_tiny_molmo
 from tests.support.phi3_vision_reference import make_tiny_phi3_vision
 from tests.support.qwen_vl_reference import make_tiny_qwen_vl_chat
 from tests.support.token_engine import relative_error
@@ -39,6 +40,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "DeepSeek-VL as its authors publish it": own.make_tiny_deepseek_vl_original,
     "GLM-4V": make_tiny_glm_4v,
     "Mistral 3": tiny.make_tiny_mistral3,
+    "Molmo": make_tiny_molmo,
     "Qwen-VL": make_tiny_qwen_vl_chat,
     "Qwen2-VL": tiny.make_tiny_qwen_vl,
     "Qwen2.5-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
