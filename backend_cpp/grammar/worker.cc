@@ -180,7 +180,7 @@ class Worker {
 
   void take(wire::Type type) {
     wire::Reader reader(payload_);
-    if (type == wire::kFormat) return compile(reader);
+    if (type == wire::kFormat) return read(reader);
     const auto id = reader.get<uint32_t>();
     if (type == wire::kOpen) stops_[id] = reader.rest<int32_t>();
     if (type == wire::kAdvance) advance(id, reader);
@@ -190,33 +190,45 @@ class Worker {
     }
   }
 
-  void compile(wire::Reader& reader) {
-    const auto limit = static_cast<long>(reader.get<uint32_t>());
+  // Compiles a format that has no program. One that has is compiled when its first question comes, if one does.
+  void read(wire::Reader& reader) {
+    compile_ms_ = static_cast<long>(reader.get<uint32_t>());
     const std::string format = reader.text();
-    char seconds[32];
-    std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(limit) / 1000);
     Automaton::Program program;
     {
-      const TimeLimit clock(kQuickCompileMs, limit, true,
-                            std::string("response_format: compiling it takes more than grammar_compile_seconds, ") +
-                                seconds +
-                                " s of processor time; make it smaller, with shorter patterns and fewer repetitions");
+      const TimeLimit clock = compile_limit(true);
       run_on_compiling_thread([&] {
-        compiled_ = compiler_.compile(format);
-        const std::string source = compiled_->source();
-        if (source.empty()) return;
-        program = grammar_program(source, [&](const std::string& regex) { return compiler_.source_of_regex(regex); });
+        format_ = compiler_.read(format);
+        const std::string source = format_->source();
+        if (!source.empty()) {
+          program = grammar_program(source, [&](const std::string& regex) { return compiler_.source_of_regex(regex); });
+        }
+        if (program.nodes.empty()) compile();
       });
     }
     write_all(socket_, wire::Writer(wire::kReady)
-                           .put(static_cast<uint8_t>(compiled_->is_printable()))
-                           .put(static_cast<uint64_t>(compiled_->bytes()))
+                           .put(static_cast<uint8_t>(format_->is_printable()))
+                           .put(static_cast<uint64_t>(is_compiled_ ? format_->bytes() : 0))
                            .put(static_cast<uint32_t>(program.nodes.size()))
                            .put(static_cast<uint32_t>(program.lists.size()))
                            .put(program.nodes)
                            .put(program.lists)
                            .put(program.starts)
                            .take());
+  }
+
+  void compile() {
+    format_->compile();
+    is_compiled_ = true;
+  }
+
+  // `says_so`: that it takes long.
+  TimeLimit compile_limit(bool says_so) const {
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(compile_ms_) / 1000);
+    return {kQuickCompileMs, compile_ms_, says_so,
+            std::string("response_format: compiling it takes more than grammar_compile_seconds, ") + seconds +
+                " s of processor time; make it smaller, with shorter patterns and fewer repetitions"};
   }
 
   // On a thread of its own, whose priority may fall without that of what comes later.
@@ -240,6 +252,10 @@ class Worker {
     const auto question = reader.get<uint32_t>();
     const std::vector<int32_t> tokens = reader.rest<int32_t>();
     bool is_finished = false;
+    if (!is_compiled_) {
+      const TimeLimit clock = compile_limit(false);
+      run_on_compiling_thread([this] { compile(); });
+    }
     const double start = processor_seconds();
     {
       const TimeLimit clock(kQuickMaskMs, kMaskMs, false,
@@ -249,7 +265,6 @@ class Worker {
       for (const int32_t token : tokens) {
         if (!matcher.accept(token)) throw internal_error("a token outside the response format was chosen");
       }
-      if (question == 0) return;
       is_finished = matcher.is_finished();
       if (!is_finished) matcher.fill_mask(mask_);
     }
@@ -268,7 +283,7 @@ class Worker {
 
   TokenMatcher& matcher_of(uint32_t id) {
     std::unique_ptr<TokenMatcher>& matcher = matchers_[id];
-    if (!matcher) matcher = compiled_->new_matcher(stops_[id]);
+    if (!matcher) matcher = format_->new_matcher(stops_[id]);
     return *matcher;
   }
 
@@ -276,7 +291,9 @@ class Worker {
   const int socket_;
   std::vector<int32_t> mask_;
   std::string received_, payload_;
-  std::unique_ptr<CompiledFormat> compiled_;
+  std::unique_ptr<Format> format_;
+  long compile_ms_ = 0;  // of processor time that compiling it may take
+  bool is_compiled_ = false;
   std::map<uint32_t, std::unique_ptr<TokenMatcher>> matchers_;
   std::map<uint32_t, std::vector<int32_t>> stops_;
   double slow_seconds_ = 0;

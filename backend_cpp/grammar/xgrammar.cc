@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <utility>
 
 #include "base/error.h"
@@ -91,10 +92,29 @@ class XgrammarMatcher final : public TokenMatcher {
   ffi::Any matcher_;
 };
 
-class XgrammarFormat final : public CompiledFormat {
+// Calls xgrammar for a response format. Throws Error(kInvalidArgument) where it throws.
+template <class Work>
+auto as_format_error(const Work& work) {
+  try {
+    return work();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw invalid_argument("response_format cannot be compiled: " + without_source_place(error.what()));
+  }
+}
+
+class XgrammarFormat final : public Format {
  public:
-  XgrammarFormat(const Methods& methods, ffi::Any compiled, ffi::Any source, bool is_printable)
-      : methods_(methods), compiled_(std::move(compiled)), source_(std::move(source)), is_printable_(is_printable) {}
+  struct Parts {
+    std::function<ffi::Any()> compile;
+    ffi::Any source;  // null: what may come next depends on more than the grammar shows
+  };
+
+  XgrammarFormat(const Methods& methods, Parts parts, bool is_printable)
+      : methods_(methods), parts_(std::move(parts)), is_printable_(is_printable) {}
+
+  void compile() override { compiled_ = as_format_error(parts_.compile); }
 
   std::unique_ptr<TokenMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override {
     ffi::Array<int64_t> stops;
@@ -111,14 +131,14 @@ class XgrammarFormat final : public CompiledFormat {
   bool is_printable() const override { return is_printable_; }
 
   std::string source() const override {
-    return source_ == nullptr ? std::string() : std::string(methods_.write(source_).cast<ffi::String>());
+    return parts_.source == nullptr ? std::string() : std::string(methods_.write(parts_.source).cast<ffi::String>());
   }
 
  private:
   const Methods& methods_;
+  const Parts parts_;
+  const bool is_printable_;
   ffi::Any compiled_;
-  ffi::Any source_;
-  bool is_printable_;
 };
 
 class XgrammarCompiler final : public FormatCompiler {
@@ -138,18 +158,14 @@ class XgrammarCompiler final : public FormatCompiler {
     schema_compiler_ = new_compiler(printable, stop_token_ids);
   }
 
-  std::unique_ptr<CompiledFormat> compile(const std::string& response_format) override {
-    try {
+  std::unique_ptr<Format> read(const std::string& response_format) override {
+    return as_format_error([&] {
       const Json format = Json::parse(response_format);
-      auto [compiled, source] = compile_parsed(format);
+      XgrammarFormat::Parts parts = read_parsed(format);
       const std::string& type = format.at("type").as_string();
       const bool is_printable = type == "json_schema" || type == "json_object";  // schema_compiler_'s
-      return std::make_unique<XgrammarFormat>(methods_, std::move(compiled), std::move(source), is_printable);
-    } catch (const Error&) {
-      throw;
-    } catch (const std::exception& error) {
-      throw invalid_argument("response_format cannot be compiled: " + without_source_place(error.what()));
-    }
+      return std::make_unique<XgrammarFormat>(methods_, std::move(parts), is_printable);
+    });
   }
 
   std::string source_of_regex(const std::string& regex) override {
@@ -168,51 +184,53 @@ class XgrammarCompiler final : public FormatCompiler {
     return methods_.new_compiler(tokenizer, kCompileThreads, kCaches, int64_t{-1});
   }
 
-  // What was compiled, and what of; null: what may come next depends on more than the grammar shows.
-  std::pair<ffi::Any, ffi::Any> compile_parsed(const Json& format) {
+  XgrammarFormat::Parts read_parsed(const Json& format) {
     const std::string& type = format.at("type").as_string();
-    if (type == "json_object") return compile_schema(R"({"type":"object"})");
+    if (type == "json_object") return read_schema(R"({"type":"object"})");
     if (type == "json_schema") {
       const Json& member = format.at("json_schema");
       const Json* schema = member.find("schema");
-      return compile_schema((schema != nullptr ? *schema : member).dump());
+      return read_schema((schema != nullptr ? *schema : member).dump());
     }
     if (type == "regex_schema") {
       const std::string& regex = format.at("regex_schema").as_string();
       check_regex_limits(regex);
-      return {methods_.compile_regex(compiler_, ffi::String(regex)), methods_.parse_regex(ffi::String(regex), false)};
+      const ffi::String given(regex);
+      return {[=, this] { return methods_.compile_regex(compiler_, given); }, methods_.parse_regex(given, false)};
     }
     if (type == "grammar") {
       const std::string& grammar = format.at("grammar").as_string();
       check_grammar_limits(grammar);
-      const ffi::String root("root");
-      return {methods_.compile_ebnf(compiler_, ffi::String(grammar), root),
-              methods_.parse_ebnf(ffi::String(grammar), root)};
+      const ffi::String given(grammar), root("root");
+      return {[=, this] { return methods_.compile_ebnf(compiler_, given, root); }, methods_.parse_ebnf(given, root)};
     }
     if (type == "lark") {
       const std::string& grammar = format.at("lark").as_string();
       check_grammar_limits(grammar);
+      const ffi::String given(grammar);
       const ffi::Array<ffi::String> no_names, no_grammars;
-      return {methods_.compile_lark(compiler_, ffi::String(grammar), no_names, no_grammars),
-              methods_.parse_lark(ffi::String(grammar), nullptr, no_names, no_grammars)};
+      return {[=, this] { return methods_.compile_lark(compiler_, given, no_names, no_grammars); },
+              methods_.parse_lark(given, nullptr, no_names, no_grammars)};
     }
     if (type == "structural_tag") {
       const std::string text = R"({"type":"structural_tag","format":)" + format.at("structural_tag").dump() + "}";
       check_schema_limits(text);
       const ffi::String given(text);
-      return {methods_.compile_tags(compiler_of_tags(text), given), nullptr};  // it may count tokens
+      return {[=, this] { return methods_.compile_tags(compiler_of_tags(text), given); }, nullptr};  // may count tokens
     }
     throw invalid_argument(
         "response_format.type must be json_object, json_schema, regex_schema, grammar, lark or structural_tag, got " +
         type);
   }
 
-  std::pair<ffi::Any, ffi::Any> compile_schema(const std::string& text) {
+  XgrammarFormat::Parts read_schema(const std::string& text) {
     check_schema_limits(text);
     const ffi::String given(text);
-    return {
-        methods_.compile_json_schema(schema_compiler_, given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false),
-        methods_.parse_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false)};
+    return {[=, this] {
+              return methods_.compile_json_schema(schema_compiler_, given, kAnyWhitespace, nullptr, nullptr, true,
+                                                  nullptr, false);
+            },
+            methods_.parse_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false)};
   }
 
   // One whose vocabulary has the texts of those special tokens that a structural tag names. No others may come: a text

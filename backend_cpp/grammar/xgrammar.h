@@ -21,24 +21,27 @@ class TokenMatcher {
   virtual void fill_mask(std::vector<int32_t>& mask) = 0;
 };
 
-class CompiledFormat {
+// A format that was read.
+class Format {
  public:
-  virtual ~CompiledFormat() = default;
-  virtual std::unique_ptr<TokenMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const = 0;
-  virtual size_t bytes() const = 0;
+  virtual ~Format() = default;
   // Whether no token with a control character may come, also where source() has them.
   virtual bool is_printable() const = 0;
-  // The grammar before it was compiled, as xgrammar writes it (grammar/grammar_program.h); empty: it does not show all
-  // that decides what may come next.
+  // The grammar as xgrammar writes it (grammar/grammar_program.h); empty: it does not show all that decides what may
+  // come next.
   virtual std::string source() const = 0;
+  // To be called once, before what is below. May take long. Throws Error(kInvalidArgument).
+  virtual void compile() = 0;
+  virtual size_t bytes() const = 0;
+  virtual std::unique_ptr<TokenMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const = 0;
 };
 
 class FormatCompiler {
  public:
   virtual ~FormatCompiler() = default;
   // `response_format`: the JSON text of turbomind/config.pbtxt. Throws Error(kInvalidArgument).
-  virtual std::unique_ptr<CompiledFormat> compile(const std::string& response_format) = 0;
-  // The grammar of a regular expression, as CompiledFormat::source() has it.
+  virtual std::unique_ptr<Format> read(const std::string& response_format) = 0;
+  // The grammar of a regular expression, as Format::source() has it.
   virtual std::string source_of_regex(const std::string& regex) = 0;
 };
 

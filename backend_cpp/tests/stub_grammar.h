@@ -43,6 +43,7 @@ class PatternGrammar final : public Grammar {
       state_.only_token = only_token(mask);
       return &state_;
     }
+    bool knows_at_once() override { return true; }
     std::optional<Error> failure() override { return std::nullopt; }
     void accept(int32_t token) override {
       if (place_++ % 2 == 1 ? token != 11 : token >= 10) throw internal_error("a token outside the response format");

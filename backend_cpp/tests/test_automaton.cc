@@ -1,8 +1,10 @@
 // Names of places in a grammar.
+#include <algorithm>
 #include <random>
 #include <set>
 
 #include "engine/grammar/automaton.h"
+#include "engine/grammar/token_trie.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {
@@ -73,55 +75,6 @@ TEST(what_a_grammar_does_not_allow_leads_nowhere) {
   }
 }
 
-TEST(what_is_tried_says_what_following_it_says) {
-  std::mt19937 random(5);
-  for (int run = 0; run < 200; ++run) {
-    Automaton followed(list_program());
-    Automaton tried(list_program());
-    Automaton::Place place = tried.start();
-    std::string so_far;
-    for (int step = 0; step < 6; ++step) {
-      std::string allowed;
-      tried.begin_trial();
-      for (const char* text : {"a", "bc", ",", ";", "a,b", "\xE4\xB8\xAD", "zzzz", ";a"}) {
-        const bool may_come = tried.after(place, text) != Automaton::kNowhere;
-        CHECK_EQUAL(may_come, followed.after(followed.start(), so_far + text) != Automaton::kNowhere);
-        if (may_come && (allowed.empty() || random() % 2 == 0)) allowed = text;
-      }
-      tried.end_trial();
-      if (allowed.empty()) break;
-      so_far += allowed;
-      place = tried.after(place, allowed);
-      CHECK_EQUAL(tried.may_end(place), so_far.back() == ';');
-    }
-  }
-}
-
-TEST(what_is_tried_leaves_nothing_behind_where_memory_is_short) {
-  // root ::= [a-z]{0,...}: a place a length.
-  Automaton::Program program;
-  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kRepeat, 1, 0, 1 << 20, 0}, {Kind::kClass, 0, 1, 0, 0}};
-  program.lists = {'a', 'z'};
-  program.starts = {1, 2};
-  Automaton automaton(program);
-  const auto tried_bytes = [&](Automaton::Place place) {
-    const size_t before = automaton.bytes();
-    automaton.begin_trial();
-    CHECK(automaton.after(place, "qwertzuiopasdfghjklyxcvbnm") != Automaton::kNowhere);
-    CHECK_EQUAL(automaton.after(place, "A"), Automaton::kNowhere);
-    automaton.end_trial();
-    return automaton.bytes() - before;
-  };
-  CHECK(tried_bytes(automaton.start()) > 0);
-  Automaton::Place place = automaton.start();
-  while (automaton.bytes() < size_t{5} << 20) place = automaton.after(place, "abcdefgh");
-  CHECK_EQUAL(tried_bytes(place), size_t{0});
-  CHECK_EQUAL(tried_bytes(place), size_t{0});
-  const Automaton::Place next = automaton.after(place, "ab");
-  CHECK(next != place && next != Automaton::kNowhere);
-  CHECK_EQUAL(automaton.after(automaton.after(place, "x"), "y"), next);
-}
-
 TEST(places_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_texts_may_come) {
   // root ::= (letter{1,3} ","){6,20} ";"
   Automaton::Program program;
@@ -176,14 +129,6 @@ TEST(a_repetition_of_what_may_be_nothing_keeps_its_counts) {
   CHECK_EQUAL(automaton.nearby(place), place);
 }
 
-TEST(a_place_knows_about_how_many_characters_may_come) {
-  Automaton automaton(list_program());
-  CHECK_EQUAL(automaton.characters(automaton.start()), int64_t{0x4E2D - 'a' + 1});
-  CHECK_EQUAL(automaton.characters(automaton.after(automaton.start(), "abc")), int64_t{2});
-  CHECK(automaton.is_inside_character(automaton.after(automaton.start(), "\xE4")));
-  CHECK(!automaton.is_inside_character(automaton.start()));
-}
-
 TEST(a_place_knows_the_only_byte_that_may_come) {
   Automaton automaton(list_program());
   const Automaton::Place start = automaton.start();
@@ -219,6 +164,149 @@ TEST(the_places_of_a_long_random_text_are_few) {
   }
   CHECK_EQUAL(places.size(), 4u);
   CHECK(automaton.bytes() < 64 << 10);
+}
+
+TEST(characters_are_whole_utf_8_and_of_their_class) {
+  // root ::= class*
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kSplit, 0, 2, 0, 0}, {Kind::kClass, 2, 2, 0, 1}};
+  program.starts = {1};
+  const auto encode = [](uint32_t c) {
+    std::string text;
+    const auto put = [&](uint32_t byte) { text.push_back(static_cast<char>(byte)); };
+    if (c < 0x80) return std::string(1, static_cast<char>(c));
+    if (c >= 0x10000) put(0xF0 | c >> 18);
+    if (c >= 0x800) put(c >= 0x10000 ? 0x80 | (c >> 12 & 0x3F) : 0xE0 | c >> 12);
+    put(c >= 0x800 ? 0x80 | (c >> 6 & 0x3F) : 0xC0 | c >> 6);
+    put(0x80 | (c & 0x3F));
+    return text;
+  };
+  const std::vector<int32_t> bounds = {0x20,   0x7F,   0x80,   0xE9,    0x7FF,   0x800,   0x4E2D,
+                                       0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x1F642, 0x10FFFF};
+  std::mt19937 random(2);
+  for (int run = 0; run < 40; ++run) {
+    int32_t pairs[4];
+    for (int32_t& bound : pairs) bound = bounds[random() % bounds.size()];
+    std::sort(pairs, pairs + 2);
+    std::sort(pairs + 2, pairs + 4);
+    const bool is_negated = run % 2 == 1;
+    program.nodes[2].c = is_negated ? 1 : 0;
+    program.lists = {2, 0, pairs[0], pairs[1], pairs[2], pairs[3]};
+    Automaton automaton(program);
+    for (const int32_t bound : bounds) {
+      for (int32_t c = std::max(0, bound - 2); c <= bound + 2; ++c) {
+        const bool is_listed = (pairs[0] <= c && c <= pairs[1]) || (pairs[2] <= c && c <= pairs[3]);
+        const bool is_character = c < 0x110000 && (c < 0xD800 || c > 0xDFFF);
+        const Automaton::Place place = automaton.after(automaton.start(), encode(static_cast<uint32_t>(c)));
+        CHECK_EQUAL(place == automaton.start(), is_character && is_listed != is_negated);
+      }
+    }
+    for (const char* broken :
+         {"\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF", "\x80", "\xF5", "\xFF", "\xC3q"}) {
+      CHECK_EQUAL(automaton.after(automaton.start(), broken), Automaton::kNowhere);
+    }
+  }
+}
+
+TEST(a_byte_that_begins_no_character_of_a_class_does_not_come) {
+  // root ::= [0-9é]
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 2, 0, 0}};
+  program.lists = {'0', '9', 0xE9, 0xE9};
+  program.starts = {1};
+  Automaton automaton(program);
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool may_come = automaton.after(automaton.start(), static_cast<uint8_t>(byte)) != Automaton::kNowhere;
+    CHECK_EQUAL(may_come, (byte >= '0' && byte <= '9') || byte == 0xC3);
+  }
+}
+
+TEST(the_rest_of_a_character_has_one_place_where_all_such_may_come) {
+  // root ::= [^"]
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 1, 1, 0}};
+  program.lists = {'"', '"'};
+  program.starts = {1};
+  Automaton automaton(program);
+  const Automaton::Place one = automaton.after(automaton.start(), "\xC3");
+  CHECK(one != Automaton::kNowhere);
+  for (const char* begun : {"\xD7", "\xE4\xB8", "\xE0\xA4", "\xED\x9F", "\xF0\x9F\x99", "\xF4\x8F\xBF"}) {
+    CHECK_EQUAL(automaton.after(automaton.start(), begun), one);
+  }
+}
+
+TEST(the_tokens_that_may_come_are_those_whose_bytes_may) {
+  const Automaton::Program program = list_program();
+  Vocabulary vocabulary = {"",    "a", "a",  "b",  "ab",   "abc",           "abcd",     ",", ",a",
+                           "a,b", ";", "a;", ";a", "\xE4", "\xE4\xB8\xAD,", "\xB8\xAD", "\t"};
+  for (int i = 0; i < 100; ++i) {
+    std::string text;
+    for (int k = i % 7; k >= 0; --k) text.push_back("ab,;z"[(i * 31 + k * k * 7) % 5]);
+    vocabulary.push_back(text);
+  }
+  const TokenTrie tokens(vocabulary);
+  CHECK_EQUAL(tokens.longest(), 7u);
+  for (const char* text : {"", "a", "abc", "q,", "abc,\xE4", "x;"}) {
+    Automaton automaton(program), apart(program);
+    automaton.set_budget(100'000);
+    apart.set_budget(100'000);
+    std::vector<int32_t> mask((vocabulary.size() + 31) / 32, 0);
+    tokens.find_allowed(automaton, automaton.after(automaton.start(), text), false, mask);
+    for (size_t token = 0; token < vocabulary.size(); ++token) {
+      const bool may_come = !vocabulary[token].empty() &&
+                            apart.after(apart.after(apart.start(), text), vocabulary[token]) != Automaton::kNowhere;
+      CHECK_EQUAL((mask[token / 32] >> (token % 32) & 1) != 0, may_come);
+    }
+  }
+}
+
+TEST(tokens_with_control_characters_come_only_where_they_are_wanted) {
+  // root ::= [^"]
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 1, 1, 0}};
+  program.lists = {'"', '"'};
+  program.starts = {1};
+  Automaton automaton(program);
+  automaton.set_budget(1000);
+  const TokenTrie tokens({"\n", "x", "\""});
+  std::vector<int32_t> mask(1, 0);
+  tokens.find_allowed(automaton, automaton.start(), true, mask);
+  CHECK_EQUAL(mask[0], 0b10);
+  tokens.find_allowed(automaton, automaton.start(), false, mask);
+  CHECK_EQUAL(mask[0], 0b11);
+}
+
+TEST(a_grammar_that_takes_more_than_its_budget_is_given_up) {
+  Automaton automaton(list_program());
+  automaton.set_budget(50);
+  const Automaton::Place place = automaton.after(automaton.start(), "a,b");
+  CHECK(automaton.is_known(place));
+  automaton.set_budget(3);
+  CHECK_EQUAL(automaton.after(place, "c"), Automaton::kNowhere);
+  CHECK(automaton.is_given_up());
+  CHECK(!automaton.is_known(place));
+}
+
+TEST(places_are_forgotten_where_memory_is_short_and_found_again_by_their_text) {
+  // root ::= [a-z]{0,...}: a place a length.
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kRepeat, 1, 0, 1 << 20, 0}, {Kind::kClass, 0, 1, 0, 0}};
+  program.lists = {'a', 'z'};
+  program.starts = {1, 2};
+  Automaton automaton(program);
+  Automaton::Place place = automaton.start();
+  std::string text;
+  for (; automaton.is_known(place) && text.size() < 1 << 20; automaton.trim()) {
+    automaton.set_budget(1000);
+    place = automaton.after(place, "abcdefgh");
+    text += "abcdefgh";
+  }
+  CHECK(!automaton.is_given_up());
+  CHECK(!automaton.is_known(place));
+  CHECK(automaton.bytes() < 1000);
+  automaton.set_budget(1 << 24);
+  CHECK(automaton.is_known(automaton.after(automaton.start(), text)));
+  CHECK_EQUAL(automaton.after(automaton.start(), text + "A"), Automaton::kNowhere);
 }
 
 TEST(a_grammar_whose_sets_do_not_end_is_given_up) {

@@ -131,102 +131,17 @@ TEST(a_grammar_chooses_what_may_come_and_tokens_without_an_alternative_need_no_l
   CHECK_EQUAL(asked.generation.take_output(FinishReason::kStop)->stop_token, 60);
 }
 
-namespace {
-
-// Allows the tokens of a list and 60, always; whether it can say so at once and whether it is known beforehand is up to
-// the test.
-class ListGrammar final : public Grammar {
- public:
-  struct Control {
-    std::vector<int32_t> allowed;
-    bool is_known = false;
-    bool can_check = true;
-    int asked = 0;
-  };
-  explicit ListGrammar(std::shared_ptr<Control> control) : control_(std::move(control)) {}
-  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
-    return std::make_unique<Matcher>(control_);
-  }
-
- private:
-  class Matcher final : public GrammarMatcher {
-   public:
-    explicit Matcher(std::shared_ptr<Control> control) : control_(std::move(control)) {
-      state_.mask.assign((kStubVocab + 31) / 32, 0);
-      for (int32_t token = 0; token < kStubVocab; ++token) {
-        if (may_come(token)) state_.mask[static_cast<size_t>(token) / 32] |= 1 << (token % 32);
-      }
-    }
-    const GrammarState* state() override {
-      ++control_->asked;
-      return peek();
-    }
-    const GrammarState* peek() override { return control_->is_known ? &state_ : nullptr; }
-    bool check(const std::vector<int32_t>& tokens, std::vector<bool>& verdicts) override {
-      verdicts.clear();
-      for (const int32_t token : tokens) verdicts.push_back(may_come(token));
-      return control_->can_check;
-    }
-    std::optional<Error> failure() override { return std::nullopt; }
-    void accept(int32_t token) override { CHECK(may_come(token)); }
-
-   private:
-    bool may_come(int32_t token) const {
-      return token == 60 || std::ranges::find(control_->allowed, token) != control_->allowed.end();
-    }
-    std::shared_ptr<Control> control_;
-    GrammarState state_;
-  };
-
-  std::shared_ptr<Control> control_;
-};
-
-}  // namespace
-
-TEST(the_most_likely_tokens_are_chosen_from_without_knowing_all_that_may_come_and_are_the_same) {
-  std::mt19937 random(4);
-  std::normal_distribution<float> normal(0, 3);
-  for (const int top_k : {1, 3, 8}) {
-    for (int run = 0; run < 200; ++run) {
-      const auto control = std::make_shared<ListGrammar::Control>();
-      for (int32_t token = 0; token < 60; ++token) {
-        if (random() % 3 != 0) control->allowed.push_back(token);
-      }
-      const auto change = [&](GenerationParams& params) {
-        params.stop_token_ids = {60};
-        params.do_sample = true;
-        params.top_k = top_k;
-        params.top_p = 0.9f;
-        params.repetition_penalty = 1.3f;
-      };
-      Asked checked(change, std::make_shared<ListGrammar>(control));
-      Asked masked(change, std::make_shared<ListGrammar>(control));
-      std::vector<float> logits(kStubVocab);
-      for (float& logit : logits) logit = normal(random);
-      std::vector<float> again = logits;
-      const float hidden = 0.5f;
-      checked.generation.advance(checked.sampler, logits.data(), &hidden);
-      CHECK(!checked.generation.waits_for_grammar());
-      CHECK_EQUAL(control->asked, 0);
-      control->is_known = true;
-      masked.generation.advance(masked.sampler, again.data(), &hidden);
-      CHECK(checked.generated() == masked.generated());
-      CHECK_EQUAL(checked.generation.stop_token(), masked.generation.stop_token());
-    }
-  }
-}
-
-TEST(where_the_most_likely_tokens_cannot_be_judged_a_response_waits_and_chooses_as_if_it_had_known) {
-  const auto control = std::make_shared<ListGrammar::Control>();
-  control->allowed = {3, 4};
-  control->can_check = false;
-  Asked asked([](GenerationParams& params) { params.stop_token_ids = {60}; }, std::make_shared<ListGrammar>(control));
-  CHECK(asked.advance({50, 4, 3}) == FinishReason::kNone);
+TEST(a_response_whose_grammar_is_not_known_waits_and_chooses_as_if_it_had_been) {
+  const auto control = std::make_shared<LateGrammar::Control>();
+  Asked asked([](GenerationParams& params) { params.stop_token_ids = {60}; },
+              std::make_shared<LateGrammar>(5, control));
+  CHECK(asked.advance({50, 7, 3}) == FinishReason::kNone);
   CHECK(asked.generation.waits_for_grammar());
-  CHECK(control->asked > 0);
-  control->is_known = true;
+  CHECK(!asked.generation.can_resume());
+  control->places_known = 1;
+  CHECK(asked.generation.can_resume());
   CHECK(asked.generation.resume(asked.sampler) == FinishReason::kNone);
-  CHECK(asked.generated() == std::vector<int32_t>{4});
+  CHECK(asked.generated() == std::vector<int32_t>{7});
 }
 
 TEST(a_jump_forward_ends_with_the_response) {

@@ -17,7 +17,7 @@ from tests.support.tiny_models import make_tiny_llama
 
 PLAIN = GenerationConfig(max_new_tokens=24, min_new_tokens=24, random_seed=1)
 # What may come next takes a grammar of nested repetitions longest to find.
-HOSTILE = {"type": "regex_schema", "regex_schema": r"(\w+\s?){1,200}"}
+HOSTILE = r"(\w+\s?){1,200}"
 DEADLINE_S = 60
 
 
@@ -25,17 +25,26 @@ def as_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "test", "schema": schema}}
 
 
+def as_tag(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a format that its process compiles, and says what may come in."""
+    return {"type": "structural_tag", "structural_tag": content}
+
+
 # Each pattern alone is quick to compile.
-MANY_PATTERNS = as_format(
+MANY_PATTERNS = as_tag(
     {
-        "type": "object",
-        "properties": {
-            f"member {i}": {"type": "string", "pattern": f"^([a-z]{{1,40}}[{i % 10}-9]{{1,40}}){{1,3}}$"}
-            for i in range(60)
+        "type": "json_schema",
+        "json_schema": {
+            "type": "object",
+            "properties": {
+                f"member {i}": {"type": "string", "pattern": f"^([a-z]{{1,40}}[{i % 10}-9]{{1,40}}){{1,3}}$"}
+                for i in range(60)
+            },
+            "required": [f"member {i}" for i in range(60)],
         },
-        "required": [f"member {i}" for i in range(60)],
     }
 )
+ENDLESS = as_tag({"type": "regex", "pattern": "([a-z]+ ){100,}"})
 HONEST = as_format({"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 2, "maxItems": 2})
 
 
@@ -136,7 +145,10 @@ def test_honest_responses_end_alongside_hostile_ones_and_are_what_they_are_alone
 
     def ask(number: int) -> None:
         name = f"([ab]{{{number + 1}}})?"  # its own grammar
-        config = structured({"type": "regex_schema", "regex_schema": name + HOSTILE["regex_schema"]}, max_new_tokens=40)
+        regex = name + HOSTILE
+        tag = as_tag({"type": "regex", "pattern": regex})
+        whole = {"type": "regex_schema", "regex_schema": regex}
+        config = structured(tag if number % 2 else whole, max_new_tokens=40)
         try:
             outcomes.append(model("Hello", config, do_preprocess=False).finish_reason or "")
         except ValueError as error:
@@ -166,7 +178,7 @@ def test_a_killed_host_ends_structured_responses_with_a_reason_and_is_started_ag
 ) -> None:
     want = model("Hello", structured(HONEST), do_preprocess=False).token_ids
     want_plain = model("Hello", PLAIN, do_preprocess=False).token_ids
-    endless = structured({"type": "regex_schema", "regex_schema": "([a-z]+ ){100,}"}, max_new_tokens=1500)
+    endless = structured(ENDLESS, max_new_tokens=1500)
     stream = model.stream_infer("Hello", endless, do_preprocess=False)
     next(iter(stream))
     host = min(processes(others))  # the first that was started
@@ -184,7 +196,7 @@ def test_closing_in_the_midst_of_structured_responses_leaves_no_process_and_no_d
     load(model_dir).close()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     model = load(model_dir)
-    endless = structured({"type": "regex_schema", "regex_schema": "([a-z]+ ){100,}"}, max_new_tokens=1500)
+    endless = structured(ENDLESS, max_new_tokens=1500)
     stream = model.stream_infer("Hello", endless, do_preprocess=False)
     next(iter(stream))
     slow = threading.Thread(target=swallow, args=(model, structured(MANY_PATTERNS)))

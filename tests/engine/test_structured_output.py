@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import xgrammar
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
@@ -118,61 +119,44 @@ def test_the_manuals_schema_works(model: AsyncEngine) -> None:
         assert list(value) == ["name", "skills", "work history"]  # in the schema's order
 
 
-# What may come is found for all tokens, or, where few decide, for these alone.
-_SAME_EITHER_WAY: dict[str, dict[str, Any]] = {
-    "schema": as_format(GUIDE),
-    "patterns": as_format(
-        {"type": "array", "minItems": 9, "items": {"type": "string", "pattern": "^[a-z]{3,12}-[0-9]+$"}}
-    ),
-    "patterns with what JSON escapes": as_format(
-        {
-            "type": "array",
-            "minItems": 9,
-            "items": {"enum": ["x"]},
-            "prefixItems": [
-                {"type": "string", "pattern": pattern}
-                for pattern in (r"^(a|bc)+[0-9]{2}$", r"^[^x]{3}$", r'^[!-~]{2,4}"?a$')
-            ],
-        }
-    ),
-    "any JSON": {"type": "json_object"},
-    "repetitions": {"type": "regex_schema", "regex_schema": r"([A-Z][a-z]{1,12} ){60}"},
-    "any text": {"type": "regex_schema", "regex_schema": r"(.|\n){5,30}(né|日本|🙂)*"},
-    "all but": {"type": "regex_schema", "regex_schema": r"[^a-z\u00e9]{1,60}!?"},
-    "grammar": {"type": "grammar", "grammar": 'root ::= (word " "?)+ "."\nword ::= [a-zA-Zé]+ | "<" root ">"'},
-    "Lark": {"type": "lark", "lark": 'start: (WORD " "?)+ "."\nWORD: /[a-z]+/'},
-    "tag": {
-        "type": "structural_tag",
-        "structural_tag": {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"},
+# The engine finds what may come in these; in a structural tag with the same content, xgrammar does.
+_SAME_EITHER_WAY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{
+        name: ({"type": "regex_schema", "regex_schema": pattern}, {"type": "regex", "pattern": pattern})
+        for name, pattern in {
+            "repetitions": r"([A-Z][a-z]{1,12} ){60}",
+            "any text": r"(.|\n){5,30}(né|日本|🙂)*",
+            "all but": r"[^a-z\u00e9]{1,60}!?",
+            "alternatives": r"(\d{4}-(0[1-9]|1[0-2])|[^\d;]{3,9};){2,20}",
+            "ranges": "[é-日🙂-🤿a]{4,30}",
+        }.items()
+    },
+    **{
+        name: ({"type": "grammar", "grammar": grammar}, {"type": "grammar", "grammar": grammar})
+        for name, grammar in {
+            "nested": 'root ::= (word " ")+ "."\nword ::= [a-zA-Zé]+ | "<" root ">"',
+            "left recursion": 'root ::= root "," item | item\nitem ::= [a-z]{1,8}',
+            "JSON": str(xgrammar.Grammar.builtin_json_grammar()),
+        }.items()
     },
 }
 
 
-@pytest.mark.parametrize("top_k", [1, 40])
-def test_a_response_is_the_same_whichever_way_is_found_what_may_come(
-    babbler: AsyncEngine, model: AsyncEngine, top_k: int, *, all_cases: bool
-) -> None:
-    def config(response_format: dict[str, Any], seed: int, sigma: float) -> GenerationConfig:
-        return GenerationConfig(
-            max_new_tokens=60,
-            do_sample=True,
-            top_k=top_k,
-            temperature=1.2,
-            top_n_sigma=sigma,  # so large that it drops nothing; but all tokens have to be known for it
-            random_seed=seed,
-            response_format=response_format,
-        )
+@pytest.mark.parametrize("name", _SAME_EITHER_WAY)
+def test_the_engine_allows_what_xgrammar_allows(babbler: AsyncEngine, name: str, *, all_cases: bool) -> None:
+    ours, theirs = _SAME_EITHER_WAY[name]
+    seeds = range(8 if all_cases else 3)
 
-    seeds = range(2 if all_cases else 1)
-    cases = [(response_format, seed) for response_format in _SAME_EITHER_WAY.values() for seed in seeds]
-    for engine in (babbler, model) if top_k > 1 else (babbler,):
-        prompts = [f"Number {seed}: tell me about names." for _, seed in cases]
-        few, every = (
-            [response.token_ids for response in engine(prompts, [config(*case, sigma) for case in cases])]
-            for sigma in (0.0, 100.0)
-        )
-        for case, one, other in zip(cases, few, every, strict=True):
-            assert one == other, case
+    def responses(response_format: dict[str, Any]) -> list[list[int]]:
+        configs = [
+            GenerationConfig(
+                max_new_tokens=40, do_sample=True, top_k=0, random_seed=seed, response_format=response_format
+            )
+            for seed in seeds
+        ]
+        return [response.token_ids for response in babbler(["Some names:"] * len(seeds), configs)]
+
+    assert responses(ours) == responses({"type": "structural_tag", "structural_tag": theirs})
 
 
 def test_a_response_has_allowed_tokens_alone(babbler: AsyncEngine) -> None:

@@ -14,7 +14,6 @@ namespace {
 
 // Random streams of a request's responses begin a multiple of the golden ratio apart.
 constexpr uint64_t kSeedStride = 0x9E3779B97F4A7C15u;
-constexpr int kMaxVerdicts = 256;  // on the most likely tokens, before all that may come are asked for
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
@@ -39,12 +38,7 @@ Generation::Generation(std::shared_ptr<const GenerationRules> rules, int index, 
   choice_.prompt_len = rules_->prompt_len;
   choice_.biases = &rules_->params.logit_bias;
   choice_.logprobs = rules_->params.logprobs.value_or(-1);
-  if (!rules_->grammar) return;
-  matcher_ = rules_->grammar->new_matcher(rules_->params.stop_token_ids);
-  // Without stop tokens, what may come also says where the response ends; a hook is to be called once a token.
-  const int deciding = Sampler::deciding(rules_->sampling);
-  needs_few_verdicts_ = !rules_->params.stop_token_ids.empty() && !rules_->params.logits_hook && deciding > 0 &&
-                        deciding <= kMaxVerdicts / 2;
+  if (rules_->grammar) matcher_ = rules_->grammar->new_matcher(rules_->params.stop_token_ids);
 }
 
 bool Generation::needs_logits() const {
@@ -64,7 +58,7 @@ const TokenChoice& Generation::choice(int in_flight) {
   choice_.draw = static_cast<uint64_t>(position);
   choice_.in_flight = in_flight;
   choice_.forbidden = forbidden_tokens(position);
-  const GrammarState* state = matcher_ ? matcher_->peek() : nullptr;
+  const GrammarState* state = matcher_ ? matcher_->state() : nullptr;
   choice_.mask = state != nullptr ? state->mask.data() : nullptr;
   if (const int32_t token = thinking_.forced(); token >= 0) {
     choice_.forbidden.clear();
@@ -81,22 +75,17 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
     return params.scores_prompt || params.output_embedding ? FinishReason::kStop : FinishReason::kLength;
   }
   if (matcher_) {
-    const GrammarState* state = known_state();
-    if (state == nullptr && !needs_few_verdicts_) return wait_for_grammar(logits, hidden);
-    if (state != nullptr && is_complete(*state))
-      return state->is_finished ? FinishReason::kStop : FinishReason::kLength;
+    const GrammarState* state = matcher_->state();
+    if (state == nullptr) return wait_for_grammar(logits, hidden);
+    if (is_complete(*state)) return state->is_finished ? FinishReason::kStop : FinishReason::kLength;
   }
   std::vector<float> unchanged;  // for what is reported of the model's own distribution
   if (params.logprobs || params.logits != RowsWanted::kNone) unchanged.assign(logits, logits + vocab);
   if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
   const TokenChoice& how = choice(0);
-  const bool is_unmasked = matcher_ && how.mask == nullptr;
-  std::vector<float>& unadjusted = sampler.workspace();
-  if (is_unmasked) unadjusted.assign(logits, logits + vocab);
   penalties_.apply(logits);
   for (const int32_t token : how.forbidden) logits[token] = -std::numeric_limits<float>::infinity();
   if (how.mask != nullptr) apply_mask(how.mask, vocab, logits);
-  if (is_unmasked && !forbid_most_likely(sampler, logits)) return wait_for_grammar(unadjusted.data(), hidden);
   const int32_t token = sampler.sample(logits, how);
   if (is_ended_by(token)) return FinishReason::kStop;
   if (params.logprobs) unsent_.logprobs.push_back(log_probabilities(unchanged.data(), vocab, token, *params.logprobs));
@@ -109,43 +98,13 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   return append_and_jump(token);
 }
 
-// What may come next, if it is known. Where the most likely tokens may do, it may never be asked for.
-const GrammarState* Generation::known_state() {
-  return needs_few_verdicts_ ? matcher_->peek() : matcher_->state();
-}
-
 FinishReason Generation::wait_for_grammar(const float* logits, const float* hidden) {
-  matcher_->state();  // asks
   if (const std::optional<Error> failure = matcher_->failure()) throw Error(*failure);
   kept_logits_.assign(logits, logits + rules_->space.vocab_size);
   if (rules_->params.hidden_states != RowsWanted::kNone) {
     kept_hidden_.assign(hidden, hidden + rules_->space.hidden_size);
   }
   return FinishReason::kNone;
-}
-
-// Forbids what the grammar does, as far as it could be chosen. False: that takes to know all that may come. What is
-// chosen of the logits then is what would be chosen of logits in which nothing is that the grammar forbids, since
-// the most likely tokens alone decide and all of these are allowed.
-bool Generation::forbid_most_likely(Sampler& sampler, float* logits) {
-  const std::vector<int32_t> most_likely = sampler.most_likely(logits, kMaxVerdicts);
-  int missing = Sampler::deciding(choice_);
-  std::vector<int32_t> asked;
-  std::vector<bool> may_come;
-  for (auto next = most_likely.begin(); missing > 0 && next != most_likely.end();) {
-    const auto end = next + std::min<ptrdiff_t>(missing, most_likely.end() - next);
-    asked.assign(next, end);
-    next = end;
-    if (!matcher_->check(asked, may_come)) return false;
-    for (size_t i = 0; i < asked.size(); ++i) {
-      if (may_come[i]) {
-        --missing;
-      } else {
-        logits[asked[i]] = -std::numeric_limits<float>::infinity();
-      }
-    }
-  }
-  return missing == 0;
 }
 
 bool Generation::can_resume() {
@@ -245,7 +204,7 @@ FinishReason Generation::append_and_jump(int32_t token) {
 FinishReason Generation::jump_forward() {
   FinishReason finish = FinishReason::kNone;
   while (finish == FinishReason::kNone) {
-    const GrammarState* state = known_state();
+    const GrammarState* state = matcher_->state();
     if (state == nullptr || state->is_finished || state->only_token < 0) break;
     const int32_t token = state->only_token;
     if (contains(rules_->params.stop_token_ids, token) || contains(forbidden_tokens(generated()), token)) break;

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -45,10 +44,8 @@ class Generation {
     return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
   }
   // Whether it continues from token to token at once, so that logits after drafted tokens can be of use.
-  bool can_take_drafts() const { return generated() > 0 && !waits_for_grammar(); }
-  // How many of such tokens, drafts at what comes next, it can go over without waiting for its grammar.
-  size_t can_take_of(std::span<const int32_t> drafts) {
-    return matcher_ == nullptr || needs_few_verdicts_ ? drafts.size() : matcher_->known_ahead(drafts);
+  bool can_take_drafts() const {
+    return generated() > 0 && !waits_for_grammar() && (!matcher_ || matcher_->knows_at_once());
   }
   // Text that its grammar lets come alone, as far as that is known.
   std::string forced_text() { return matcher_ ? matcher_->forced_text(kMaxForcedBytes) : std::string(); }
@@ -86,9 +83,7 @@ class Generation {
 
   std::vector<int32_t> forbidden_tokens(int position) const;
   const int32_t* mask_of_only(int32_t token);
-  const GrammarState* known_state();
   FinishReason wait_for_grammar(const float* logits, const float* hidden);
-  bool forbid_most_likely(Sampler& sampler, float* logits);
   bool is_complete(const GrammarState& state) const;
   bool is_ended_by(int32_t token);
   FinishReason append(int32_t token);
@@ -104,7 +99,6 @@ class Generation {
   ThinkingBudget thinking_;
   std::vector<int32_t> only_;  // the mask that leaves the token that has to come
   std::unique_ptr<GrammarMatcher> matcher_;
-  bool needs_few_verdicts_ = false;  // the grammar's, on the most likely tokens; else all of them
   // The logits that wait for what matcher_ allows; empty: none does.
   std::vector<float> kept_logits_;
   std::vector<float> kept_hidden_;

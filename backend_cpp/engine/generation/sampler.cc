@@ -19,21 +19,6 @@ int32_t Sampler::sample(float* logits, const SamplingParams& rule) {
   return draw_from(logits, rule, best);
 }
 
-int Sampler::deciding(const SamplingParams& rule) {
-  if (rule.top_n_sigma > 0) return 0;
-  return rule.is_greedy ? 1 : rule.top_k;
-}
-
-std::vector<int32_t> Sampler::most_likely(const float* logits, int count) {
-  std::vector<int32_t> tokens;
-  if (argmax(logits, vocab_size_) < 0) return tokens;  // NaN
-  select_top_k(logits, std::min(count, vocab_size_));
-  for (const Candidate& candidate : candidates_) {
-    if (std::isfinite(candidate.logit)) tokens.push_back(candidate.token);
-  }
-  return tokens;
-}
-
 // Top-n sigma (Tang et al., 2024): logits more than n standard deviations below the largest. Tokens that are forbidden
 // already do not count.
 void Sampler::apply_top_n_sigma(float* logits, const SamplingParams& rule, float largest) const {

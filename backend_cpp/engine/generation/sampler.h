@@ -18,14 +18,6 @@ class Sampler {
   // temperature, top-k, top-p, min-p, that of `transformers` where it has the step.
   int32_t sample(float* logits, const SamplingParams& rule);
 
-  // How many tokens, the most likely of those that may come, alone decide what sample() returns; 0: all may.
-  static int deciding(const SamplingParams& rule);
-  // This many of the tokens that are not forbidden, the most likely first, as sample() orders them. None: the logits
-  // hold NaN or allow no token.
-  std::vector<int32_t> most_likely(const float* logits, int count);
-  // Holds logits [vocab] as they were until the next response.
-  std::vector<float>& workspace() { return workspace_; }
-
  private:
   struct Candidate {
     float logit;
@@ -47,7 +39,6 @@ class Sampler {
   std::vector<float> weights_;     // [vocab]
   std::vector<float> chunk_sums_;  // of weights_
   std::vector<float> maxima_;      // of chunks of logits
-  std::vector<float> workspace_;
 };
 
 }  // namespace turbomind

@@ -1,7 +1,6 @@
 #include "engine/grammar/automaton.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -9,10 +8,11 @@ namespace turbomind {
 
 namespace {
 
-constexpr size_t kMaxItems = 256;                 // of a place, and nodes looked at on the way to it
-constexpr size_t kMaxBytes = size_t{8} << 20;     // of an automaton
-constexpr size_t kMaxTriedBytes = kMaxBytes / 2;  // from here on nothing is kept of a trial
-constexpr size_t kFewItems = 32;                  // are looked through faster than a set
+constexpr size_t kMaxItems = 1024;             // of a place, and nodes looked at on the way to it
+constexpr size_t kMaxBytes = size_t{8} << 20;  // of an automaton, when it is trimmed
+constexpr size_t kFewItems = 32;               // are looked through faster than a set
+constexpr int32_t kLastCharacter = 0x10FFFF;
+constexpr int32_t kAnyRest = kLastCharacter + 1;  // whatever continues the character may come
 
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x9E3779B97F4A7C15u ^ (hash >> 29);
@@ -36,7 +36,9 @@ size_t Automaton::ItemsHash::operator()(const Items& items) const {
 
 Automaton::Automaton(Program program, size_t horizon) : program_(std::move(program)), horizon_(horizon) {
   if (is_sound(program_)) {
+    find_byte_classes();
     if (horizon_ > 0) find_least_lengths();
+    budget_ = kMaxItems;
     start_ = close({{program_.starts[0], -1, 0}});
   } else {
     give_up();
@@ -59,8 +61,41 @@ bool Automaton::is_sound(const Program& program) {
     if (!is_node(node.next)) return false;
     if (node.kind == kClass) return is_list(node.a, int64_t{2} * node.b);
     if (node.kind == kCall || node.kind == kRepeat) return is_rule(node.a);
-    return node.kind == kByte;
+    return node.kind == kByte && node.a >= 0 && node.a < 256;
   });
+}
+
+// Cuts the bytes where a node distinguishes those on both sides, and where UTF-8 does.
+void Automaton::find_byte_classes() {
+  std::array<bool, 257> cuts{};
+  for (const size_t byte : {0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5})
+    cuts[byte] = true;
+  const auto cut_at = [&](int64_t character) {
+    if (character >= 0 && character <= 0x80) {
+      cuts[static_cast<size_t>(character)] = true;
+    } else if (character > 0 && character <= kLastCharacter) {
+      std::fill(cuts.begin() + 0x80, cuts.end(), true);
+    }
+  };
+  for (const Node& node : program_.nodes) {
+    if (node.kind == kByte) cuts[static_cast<size_t>(node.a)] = cuts[static_cast<size_t>(node.a) + 1] = true;
+    if (node.kind != kClass) continue;
+    for (auto pair = program_.lists.begin() + node.a; pair != program_.lists.begin() + node.a + 2 * node.b; pair += 2) {
+      cut_at(pair[0]);
+      cut_at(int64_t{pair[1]} + 1);
+    }
+  }
+  for (size_t byte = 0; byte < class_of_.size(); ++byte) {
+    if (byte > 0 && cuts[byte]) ++classes_;
+    class_of_[byte] = static_cast<uint8_t>(classes_);
+  }
+  ++classes_;
+}
+
+void Automaton::trim() {
+  if (is_given_up_ || bytes_ <= kMaxBytes) return;
+  forget();
+  start_ = close({{program_.starts[0], -1, 0}});
 }
 
 void Automaton::forget() {
@@ -83,50 +118,21 @@ void Automaton::give_up() {
 
 Automaton::Place Automaton::after(Place place, std::string_view bytes) {
   for (size_t i = 0; i < bytes.size() && place != kNowhere; ++i) place = after(place, static_cast<uint8_t>(bytes[i]));
-  if (bytes_ > kMaxBytes && !trial_) {
-    forget();
-    start_ = close({{program_.starts[0], -1, 0}});
-    return kNowhere;
-  }
   return place;
 }
 
-Automaton::Place Automaton::after(Place place, uint8_t byte) {
-  if (place < first_ || is_given_up_) return kNowhere;
-  const uint64_t key = static_cast<uint64_t>(place) << 8 | byte;
-  if (const auto known = transitions_.find(key); known != transitions_.end()) return known->second;
+Automaton::Place Automaton::read(Place place, uint8_t byte) {
   Items reached;
-  for (const Item& item : *places_[static_cast<size_t>(place - first_)]) read(item, byte, reached);
+  for (const Item& item : items(place)) read(item, byte, reached);
   const Place next = reached.empty() ? kNowhere : close(std::move(reached));
-  if (is_given_up_) return kNowhere;
-  transitions_.emplace(key, next);
-  if (trial_) trial_->transitions.push_back(key);
-  bytes_ += 48;
+  if (!is_given_up_) transitions_[slot(place, byte)] = next;
   return next;
-}
-
-void Automaton::begin_trial() {
-  trial_ = Trial{frames_.size(), places_.size(), bytes_, {}};
-}
-
-void Automaton::end_trial() {
-  const Trial trial = std::move(*trial_);
-  trial_.reset();
-  if (bytes_ <= kMaxTriedBytes || is_given_up_) return;
-  for (const uint64_t key : trial.transitions) transitions_.erase(key);
-  for (; places_.size() > trial.places; places_.pop_back()) place_of_.erase(place_of_.find(*places_.back()));
-  for (; frames_.size() > trial.frames; frames_.pop_back()) frame_of_.erase(frames_.back());
-  bytes_ = trial.bytes;
 }
 
 bool Automaton::may_end(Place place) const {
   return std::ranges::any_of(items(place), [this](const Item& item) {
     return program_.nodes[static_cast<size_t>(item.node)].kind == kReturn && item.frame < 0;
   });
-}
-
-bool Automaton::is_inside_character(Place place) const {
-  return std::ranges::any_of(items(place), [](const Item& item) { return item.partial != 0; });
 }
 
 std::optional<uint8_t> Automaton::only_byte(Place place) const {
@@ -144,60 +150,65 @@ std::optional<uint8_t> Automaton::only_byte(Place place) const {
   return only;
 }
 
-int64_t Automaton::characters(Place place) const {
-  int64_t count = 0;
-  for (const Item& item : items(place)) {
-    const Node& node = program_.nodes[static_cast<size_t>(item.node)];
-    if (node.kind == kByte) ++count;
-    if (node.kind != kClass) continue;
-    if (node.c != 0) return std::numeric_limits<int32_t>::max();
-    for (int32_t i = 0; i < node.b; ++i) {
-      const auto pair = static_cast<size_t>(node.a) + 2 * static_cast<size_t>(i);
-      count += int64_t{program_.lists[pair + 1]} - program_.lists[pair] + 1;
-    }
-  }
-  return count;
-}
-
-// Adds where an item gets by reading a byte. UTF-8 is trusted: what is not valid is not allowed to come.
+// Adds where an item gets by reading a byte.
 void Automaton::read(const Item& item, uint8_t byte, Items& reached) const {
   const Node& node = program_.nodes[static_cast<size_t>(item.node)];
-  if (node.kind == kByte) {
-    if (node.a == byte) reached.push_back({node.next, item.frame, 0});
-    return;
-  }
-  if (node.kind != kClass) return;
+  if (node.kind == kByte && node.a == byte) reached.push_back({node.next, item.frame, 0});
+  if (node.kind == kClass) read_character(item, byte, reached);
+}
+
+// The same for a character, which has to be UTF-8 (RFC 3629).
+void Automaton::read_character(const Item& item, uint8_t byte, Items& reached) const {
+  const Node& node = program_.nodes[static_cast<size_t>(item.node)];
   int32_t code_point = byte;
   int32_t to_come = 0;
   if (item.partial != 0) {
     if ((byte & 0xC0) != 0x80) return;
-    code_point = (item.partial >> 2) << 6 | (byte & 0x3F);
+    const int32_t so_far = item.partial >> 2;
     to_come = (item.partial & 3) - 1;
-  } else if (byte >= 0xF0) {
-    code_point = byte & 0x07;
-    to_come = 3;
-  } else if (byte >= 0xE0) {
-    code_point = byte & 0x0F;
-    to_come = 2;
+    code_point = so_far == kAnyRest ? kAnyRest : so_far << 6 | (byte & 0x3F);
+    // No overlong forms, no surrogates, nothing beyond the last character.
+    if (to_come == 2 && (code_point < 0x10 || code_point > 0x10F) && code_point != kAnyRest) return;
+    if (to_come == 1 && (code_point < 0x20 || (code_point >= 0x360 && code_point < 0x380))) return;
   } else if (byte >= 0x80) {
-    if (byte < 0xC0) return;
-    code_point = byte & 0x1F;
-    to_come = 1;
+    to_come = byte >= 0xF0 ? 3 : byte >= 0xE0 ? 2 : 1;
+    if (byte < 0xC2 || byte > 0xF4) return;
+    code_point = byte & (0x3F >> to_come);
   }
-  if (to_come > 0) {
-    reached.push_back({item.node, item.frame, code_point << 2 | to_come});
-  } else if (is_in_class(node, code_point)) {
+  Share share = Share::kAll;
+  if (code_point != kAnyRest) {
+    int32_t first = code_point << 6 * to_come;
+    int32_t last = first + (1 << 6 * to_come) - 1;
+    // Some continuations of these are no characters.
+    const bool is_partly_valid = (to_come == 2 && (first < 0x1000 || first == 0xD000)) ||
+                                 (to_come == 3 && (first < 0x40000 || first >= 0x100000));
+    if (is_partly_valid) {
+      first = std::max(first, to_come == 2 ? 0x800 : 0x10000);
+      last = std::min(last, first == 0xD000 ? 0xD7FF : kLastCharacter);
+    }
+    share = in_class(node, first, last);
+    if (share == Share::kNone) return;
+    if (is_partly_valid) share = Share::kSome;
+  }
+  if (to_come == 0) {
     reached.push_back({node.next, item.frame, 0});
+  } else {
+    reached.push_back({item.node, item.frame, (share == Share::kAll ? kAnyRest : code_point) << 2 | to_come});
   }
 }
 
-bool Automaton::is_in_class(const Node& node, int32_t code_point) const {
-  bool is_listed = false;
-  for (int32_t i = 0; i < node.b && !is_listed; ++i) {
-    const auto pair = static_cast<size_t>(node.a) + 2 * static_cast<size_t>(i);
-    is_listed = code_point >= program_.lists[pair] && code_point <= program_.lists[pair + 1];
+// How many of some characters are in a class. kSome where that takes more than one of its pairs to say.
+Automaton::Share Automaton::in_class(const Node& node, int32_t first, int32_t last) const {
+  Share listed = Share::kNone;
+  for (auto pair = program_.lists.begin() + node.a; pair != program_.lists.begin() + node.a + 2 * node.b; pair += 2) {
+    if (pair[0] <= first && last <= pair[1]) {
+      listed = Share::kAll;
+      break;
+    }
+    if (pair[0] <= last && first <= pair[1]) listed = Share::kSome;
   }
-  return is_listed != (node.c != 0);
+  if (node.c == 0 || listed == Share::kSome) return listed;
+  return listed == Share::kAll ? Share::kNone : Share::kAll;
 }
 
 // Follows everything that reads nothing, and names the set of what is left.
@@ -223,6 +234,11 @@ Automaton::Place Automaton::close(Items&& reached) {
       return kNowhere;
     }
   }
+  if (todo.size() > budget_) {
+    give_up();
+    return kNowhere;
+  }
+  budget_ -= todo.size();
   return name(std::move(items));
 }
 
@@ -232,7 +248,8 @@ Automaton::Place Automaton::name(Items&& items) {
   const auto [known, is_unnamed] = place_of_.try_emplace(std::move(items), first_ + static_cast<Place>(places_.size()));
   if (is_unnamed) {
     places_.push_back(&known->first);
-    bytes_ += 96 + known->first.size() * sizeof(Item);
+    transitions_.resize(transitions_.size() + classes_, kUnread);
+    bytes_ += 96 + known->first.size() * sizeof(Item) + classes_ * sizeof(Place);
   }
   return known->second;
 }

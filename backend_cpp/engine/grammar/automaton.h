@@ -6,14 +6,15 @@
 // the same items has the same future; the reverse does not hold, and need not.
 //
 //   a call in last place leaves no frame; counts of an unbounded repetition stop at its least
+//   the rest of a character is nothing but its length where all characters that begin so may come
 //
-// A grammar whose sets get large (deep ambiguity, left recursion) is given up: its places have no names then. When what
-// is kept gets large, it is forgotten: places named before have no successors then. What texts lead to that are only
-// tried is not kept where there is not much room left.
+// A grammar whose sets get large (deep ambiguity, left recursion), or that takes too much work, is given up: its places
+// have no names then. When what is kept gets large, it can be forgotten: places named before are not known then.
 //
 // Used by the step thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -45,19 +46,26 @@ class Automaton {
   explicit Automaton(Program program, size_t horizon = 0);
 
   Place start() const { return start_; }
-  // Where `bytes` lead. kNowhere when the grammar is given up, or does not allow them.
+  // Where bytes lead. kNowhere when the grammar is given up, or does not allow them.
   Place after(Place place, std::string_view bytes);
+  Place after(Place place, uint8_t byte) {
+    if (!is_known(place)) return kNowhere;
+    const Place known = transitions_[slot(place, byte)];
+    return known != kUnread ? known : read(place, byte);
+  }
 
-  // The same for texts that are tried, between these two; what they lead to has no name afterwards.
-  void begin_trial();
-  void end_trial();
+  // Items that may be looked at from now on; then the grammar is given up.
+  void set_budget(size_t items) { budget_ = items; }
+  size_t budget() const { return budget_; }
+  void give_up();
+  // Forgets all places when what is kept has become large.
+  void trim();
 
   // Of a place that has a name and was not forgotten:
   bool is_known(Place place) const { return place >= first_ && !is_given_up_; }
+  bool is_given_up() const { return is_given_up_; }
   bool may_end(Place place) const;                      // the grammar
-  bool is_inside_character(Place place) const;          // one of several bytes
   std::optional<uint8_t> only_byte(Place place) const;  // the one that has to come, as far as it is seen
-  int64_t characters(Place place) const;                // how many may come, those of several kinds more than once
 
   // A place where the same texts of at most `horizon` bytes may come. Places share it that differ only in how often
   // something was repeated, and are so far from the least and the largest number that no such text reaches them. With a
@@ -76,7 +84,7 @@ class Automaton {
   struct Item {
     int32_t node;
     int32_t frame;
-    int32_t partial;  // of a kClass: code point so far << 2 | bytes to come
+    int32_t partial;  // of a kClass: code point so far, or kAnyRest, << 2 | bytes to come
     bool operator==(const Item&) const = default;
     auto operator<=>(const Item&) const = default;
   };
@@ -88,10 +96,18 @@ class Automaton {
     size_t operator()(const Items& items) const;
   };
 
+  static constexpr Place kUnread = -2;
+  enum class Share { kNone, kSome, kAll };
+
   static bool is_sound(const Program& program);
-  Place after(Place place, uint8_t byte);
+  void find_byte_classes();
+  size_t slot(Place place, uint8_t byte) const {
+    return static_cast<size_t>(place - first_) * classes_ + class_of_[byte];
+  }
+  Place read(Place place, uint8_t byte);
   void read(const Item& item, uint8_t byte, Items& reached) const;
-  bool is_in_class(const Node& node, int32_t code_point) const;
+  void read_character(const Item& item, uint8_t byte, Items& reached) const;
+  Share in_class(const Node& node, int32_t first, int32_t last) const;
   Place close(Items&& reached);
   Place name(Items&& items);
   void find_least_lengths();
@@ -101,7 +117,6 @@ class Automaton {
   int32_t frame(const Frame& frame);
   const Items& items(Place place) const { return *places_[static_cast<size_t>(place - first_)]; }
   void forget();
-  void give_up();
 
   Program program_;
   const size_t horizon_;
@@ -110,18 +125,15 @@ class Automaton {
   std::vector<Frame> frames_;
   std::unordered_map<Frame, int32_t, FrameHash> frame_of_;
   std::unordered_map<Items, Place, ItemsHash> place_of_;
-  std::vector<const Items*> places_;                 // keys of place_of_
-  std::unordered_map<uint64_t, Place> transitions_;  // place << 8 | byte
+  std::vector<const Items*> places_;     // keys of place_of_
+  std::array<uint8_t, 256> class_of_{};  // of a byte: all of a class lead to the same
+  size_t classes_ = 0;
+  std::vector<Place> transitions_;  // of each place, by class
   Place start_ = kNowhere;
   Place first_ = 0;  // the first that is not forgotten
   size_t bytes_ = 0;
+  size_t budget_ = 0;
   bool is_given_up_ = false;
-  // Of a trial: what there was before, and the keys of transitions_ that have come since.
-  struct Trial {
-    size_t frames, places, bytes;
-    std::vector<uint64_t> transitions;
-  };
-  std::optional<Trial> trial_;
 };
 
 }  // namespace turbomind

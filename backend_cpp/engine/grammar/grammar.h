@@ -1,14 +1,14 @@
 // Constrains responses to a grammar: JSON schema, regular expression or EBNF.
 //
-// What may come next is found elsewhere, in a process of the grammar's own (engine/grammar/grammar_process.h),
-// alongside the model's steps. A response asks, continues when it is known, and sits out steps until then.
+// Of most grammars, what may come next is found when it is asked for. Of others a process of their own finds it
+// (engine/grammar/process_grammar.h), alongside the model's steps: a response asks, continues when it is known, and
+// sits out steps until then.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -36,25 +36,13 @@ class GrammarMatcher {
   // What may come next, and asks for it when nobody has. Null: it is not known yet, or never will be. Valid until
   // accept().
   virtual const GrammarState* state() = 0;
-  // The same, but does not ask where it may not be worth it: where responses come for the first time, and much may
-  // come.
-  virtual const GrammarState* peek() { return state(); }
-  // Finds here and now which of `tokens` may come next, in their order: exactly those that state() allows. False: that
-  // can only be found by asking.
-  virtual bool check(const std::vector<int32_t>& tokens, std::vector<bool>& may_come) {
-    static_cast<void>(tokens), static_cast<void>(may_come);
-    return false;
-  }
   // Text that has to come next, as far as that can be said here and now: at most `most` bytes.
   virtual std::string forced_text(size_t most) {
     static_cast<void>(most);
     return {};
   }
-  // Of tokens that may come, one after the other: how many can be chosen with what is known here and now.
-  virtual size_t known_ahead(std::span<const int32_t> tokens) {
-    static_cast<void>(tokens);
-    return 0;
-  }
+  // Whether state() is known here and now, and after whatever comes next.
+  virtual bool knows_at_once() { return false; }
   // Why state() will not be known. None while it may be.
   virtual std::optional<Error> failure() = 0;
   // Takes the chosen token, one that state() allows.

@@ -21,9 +21,9 @@ constexpr int kLookMilliseconds = 50;  // how often a compilation asks whether i
 
 ProcessCompiler::ProcessCompiler(const std::string& program, Vocabulary vocabulary, const SpecialTokens& special,
                                  const std::vector<int32_t>& stop_token_ids, double seconds)
-    : vocabulary_(std::make_shared<const Vocabulary>(std::move(vocabulary))),
+    : tokens_(std::make_shared<const TokenTrie>(std::move(vocabulary))),
       seconds_(seconds),
-      host_(program, *vocabulary_, special, stop_token_ids),
+      host_(program, tokens_->vocabulary(), special, stop_token_ids),
       poll_(epoll_create1(EPOLL_CLOEXEC)),
       end_(eventfd(0, EFD_CLOEXEC)) {
   if (!poll_ || !end_) throw Error(ErrorCode::kUnavailable, "response_format: no file descriptors are left");
@@ -54,7 +54,7 @@ std::shared_ptr<const Grammar> ProcessCompiler::compile(const std::string& respo
     number = ++last_process_;
   }
   const auto connection =
-      std::make_shared<GrammarConnection>(number, host_.start(number), (vocabulary_->size() + 31) / 32);
+      std::make_shared<GrammarConnection>(number, host_.start(number), (tokens_->vocabulary().size() + 31) / 32);
   connection->send(wire::Writer(wire::kFormat).put(static_cast<uint32_t>(seconds_ * 1000)).put(response_format).take());
   std::shared_ptr<const ProcessGrammar> grammar;
   try {
@@ -101,7 +101,7 @@ std::shared_ptr<const ProcessGrammar> ProcessCompiler::wait(const std::shared_pt
       if ((wanted.revents & POLLOUT) != 0) connection->send("");
       continue;
     }
-    if (type == wire::kReady) return read_compiled(connection, payload);
+    if (type == wire::kReady) return read_grammar(connection, payload);
     if (type == wire::kSlow && !waiting.may_take_long()) return nullptr;
     if (type == wire::kFailed) {
       wire::Reader reader(payload);
@@ -111,7 +111,7 @@ std::shared_ptr<const ProcessGrammar> ProcessCompiler::wait(const std::shared_pt
   }
 }
 
-std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_compiled(
+std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_grammar(
     const std::shared_ptr<GrammarConnection>& connection, const std::string& payload) const {
   wire::Reader reader(payload);
   const bool is_printable = reader.get<uint8_t>() != 0;
@@ -122,7 +122,7 @@ std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_compiled(
   program.nodes = reader.get<Automaton::Node>(nodes);
   program.lists = reader.get<int32_t>(lists);
   program.starts = reader.rest<int32_t>();
-  return std::make_shared<const ProcessGrammar>(connection, vocabulary_, std::move(program), is_printable, bytes);
+  return std::make_shared<const ProcessGrammar>(connection, tokens_, std::move(program), is_printable, bytes);
 }
 
 void ProcessCompiler::keep(const std::string& response_format, const std::shared_ptr<const ProcessGrammar>& grammar) {

@@ -40,14 +40,14 @@ class ProcessCompiler final : public GrammarCompiler {
   std::shared_ptr<const ProcessGrammar> find(const std::string& response_format);
   std::shared_ptr<const ProcessGrammar> wait(const std::shared_ptr<GrammarConnection>& connection,
                                              const Waiting& waiting);
-  std::shared_ptr<const ProcessGrammar> read_compiled(const std::shared_ptr<GrammarConnection>& connection,
-                                                      const std::string& payload) const;
+  std::shared_ptr<const ProcessGrammar> read_grammar(const std::shared_ptr<GrammarConnection>& connection,
+                                                     const std::string& payload) const;
   void keep(const std::string& response_format, const std::shared_ptr<const ProcessGrammar>& grammar);
   void listen(const std::shared_ptr<GrammarConnection>& connection);
   void run();
   void serve(uint64_t number);
 
-  const std::shared_ptr<const Vocabulary> vocabulary_;
+  const std::shared_ptr<const TokenTrie> tokens_;
   const double seconds_;
   GrammarHost host_;
   std::function<void()> on_state_;

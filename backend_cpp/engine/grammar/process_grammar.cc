@@ -1,8 +1,6 @@
 #include "engine/grammar/process_grammar.h"
 
-#include <algorithm>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 namespace turbomind {
@@ -10,38 +8,12 @@ namespace turbomind {
 namespace {
 
 constexpr size_t kStateBytes = size_t{16} << 20;  // of a grammar
-constexpr size_t kMaxUnsent = 64;                 // tokens that the process gets later than they came
-constexpr int kFewCharacters = 64;                // may come: the most likely tokens will hardly be among them
-
-// Whether bytes are UTF-8 (RFC 3629), whole characters alone.
-bool is_whole_text(std::string_view bytes) {
-  for (size_t i = 0; i < bytes.size();) {
-    const auto lead = static_cast<uint8_t>(bytes[i++]);
-    if (lead < 0x80) continue;
-    const int more = lead >= 0xF5 ? 0 : lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC2 ? 1 : 0;
-    if (more == 0 || bytes.size() - i < static_cast<size_t>(more)) return false;
-    // The first byte after it has bounds of its own: no overlong forms, no surrogates, nothing beyond U+10FFFF.
-    const auto second = static_cast<uint8_t>(bytes[i]);
-    const uint8_t least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-    const uint8_t most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    if (second < least || second > most) return false;
-    for (int k = 1; k < more; ++k) {
-      if ((static_cast<uint8_t>(bytes[i + static_cast<size_t>(k)]) & 0xC0) != 0x80) return false;
-    }
-    i += static_cast<size_t>(more);
-  }
-  return true;
-}
-
-size_t longest(const Vocabulary& vocabulary) {
-  size_t bytes = 0;
-  for (const std::string& token : vocabulary) bytes = std::max(bytes, token.size());
-  return bytes;
-}
-
-bool has_control_character(std::string_view bytes) {
-  return std::ranges::any_of(bytes, [](unsigned char c) { return c < 0x20; });
-}
+// Items that the automaton may look at: to follow a response, and to find what may come, at a place and, of what many
+// places cost beyond a little, in sum. A million takes about 50 ms.
+constexpr size_t kFollowItems = 1'000'000;
+constexpr size_t kPlaceItems = 100'000;
+constexpr size_t kCheapItems = 8'000;
+constexpr size_t kCostlyItems = 1'000'000;
 
 }  // namespace
 
@@ -62,47 +34,19 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
     return state_->is_known.load(std::memory_order_acquire) ? &state_->state : nullptr;
   }
 
-  const GrammarState* peek() override {
-    if (!state_ && !has_looked_) look();
-    return state_ && state_->is_known.load(std::memory_order_acquire) ? &state_->state : nullptr;
-  }
-
-  bool check(const std::vector<int32_t>& tokens, std::vector<bool>& may_come) override {
-    Automaton& automaton = grammar_->automaton_;
-    if (!automaton.is_known(place_) || automaton.is_inside_character(place_)) return false;
-    may_come.clear();
-    automaton.begin_trial();
-    for (const int32_t token : tokens) {
-      const std::optional<bool> verdict = verdict_on(token);
-      if (!verdict) break;
-      may_come.push_back(*verdict);
-    }
-    automaton.end_trial();
-    grammar_->count_bytes();
-    return may_come.size() == tokens.size();
-  }
+  bool knows_at_once() override { return place() != Automaton::kNowhere; }
 
   std::string forced_text(size_t most) override {
     std::string text;
     Automaton& automaton = grammar_->automaton_;
-    automaton.begin_trial();
-    for (Automaton::Place place = place_; text.size() < most && automaton.is_known(place);) {
-      const std::optional<uint8_t> byte = automaton.only_byte(place);
+    automaton.set_budget(kFollowItems);
+    for (Automaton::Place at = place(); text.size() < most && automaton.is_known(at);) {
+      const std::optional<uint8_t> byte = automaton.only_byte(at);
       if (!byte) break;
       text.push_back(static_cast<char>(*byte));
-      place = automaton.after(place, std::string_view(text).substr(text.size() - 1));
+      at = automaton.after(at, *byte);
     }
-    automaton.end_trial();
     return text;
-  }
-
-  size_t known_ahead(std::span<const int32_t> tokens) override {
-    Automaton::Place place = place_;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      if (!is_known_at(place)) return i;
-      place = grammar_->automaton_.after(place, (*grammar_->vocabulary_)[static_cast<size_t>(tokens[i])]);
-    }
-    return tokens.size();
   }
 
   std::optional<Error> failure() override {
@@ -111,79 +55,56 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
   }
 
   void accept(int32_t token) override {
-    unsent_.push_back(token);
-    place_ = grammar_->automaton_.after(place_, (*grammar_->vocabulary_)[static_cast<size_t>(token)]);
+    Automaton& automaton = grammar_->automaton_;
+    automaton.set_budget(kFollowItems);
+    place_ = automaton.after(place(), grammar_->tokens_->bytes_of(token));
+    tokens_.push_back(token);
     state_ = nullptr;
-    has_looked_ = false;
-    if (unsent_.size() >= kMaxUnsent) advance(0);
+    automaton.trim();
   }
 
  private:
-  void look() {
-    has_looked_ = true;
+  // Where the response has come to. kNowhere: the automaton is given up.
+  Automaton::Place place() {
     Automaton& automaton = grammar_->automaton_;
-    if (automaton.is_known(place_) && automaton.characters(place_) > kFewCharacters) {
-      const auto [known, is_first] = grammar_->states_[stop_token_ids_].try_emplace(automaton.nearby(place_));
-      if (is_first) {
-        grammar_->state_bytes_ += 64;
-        return;
-      }
+    if (!automaton.is_known(place_) && !automaton.is_given_up()) {  // it was forgotten
+      automaton.set_budget(kFollowItems);
+      place_ = automaton.start();
+      for (const int32_t token : tokens_) place_ = automaton.after(place_, grammar_->tokens_->bytes_of(token));
     }
-    state_ = find_state();
-  }
-
-  // Whether what may come at a place has been asked and answered.
-  bool is_known_at(Automaton::Place place) const {
-    const auto states = grammar_->states_.find(stop_token_ids_);
-    const Automaton::Place near = grammar_->automaton_.nearby(place);
-    if (states == grammar_->states_.end() || near == Automaton::kNowhere) return false;
-    const auto found = states->second.find(near);
-    return found != states->second.end() && found->second && found->second->is_known.load(std::memory_order_acquire);
-  }
-
-  // Whether a token may come. None: the automaton cannot say.
-  std::optional<bool> verdict_on(int32_t token) {
-    Automaton& automaton = grammar_->automaton_;
-    const std::string& bytes = (*grammar_->vocabulary_)[static_cast<size_t>(token)];
-    if (std::ranges::find(stop_token_ids_, token) != stop_token_ids_.end()) {
-      return bytes.empty() ? std::optional(automaton.may_end(place_)) : std::nullopt;
-    }
-    if (bytes.empty()) return false;  // it stands for no text
-    if (grammar_->is_printable_ && has_control_character(bytes)) return false;
-    if (!is_whole_text(bytes)) return std::nullopt;
-    const bool is_allowed = automaton.after(place_, bytes) != Automaton::kNowhere;
-    return automaton.is_known(place_) ? std::optional(is_allowed) : std::nullopt;  // it may be given up just now
+    return automaton.is_known(place_) ? place_ : Automaton::kNowhere;
   }
 
   std::shared_ptr<AskedState> find_state() {
     // The same may come at all places nearby: a token is no longer than the horizon.
-    const Automaton::Place place = grammar_->automaton_.nearby(place_);
-    if (place == Automaton::kNowhere) return ask();
-    States& states = grammar_->states_[stop_token_ids_];
-    if (const auto known = states.find(place); known != states.end() && known->second) return known->second;
+    const Automaton::Place near = grammar_->automaton_.nearby(place());
+    if (near == Automaton::kNowhere) return ask();
     if (grammar_->state_bytes_ > kStateBytes) {
       grammar_->states_.clear();
       grammar_->state_bytes_ = 0;
     }
-    std::shared_ptr<AskedState> asked = ask();
-    grammar_->states_[stop_token_ids_][place] = asked;
-    grammar_->state_bytes_ += 128 + grammar_->vocabulary_->size() / 8;
+    std::shared_ptr<AskedState>& state = grammar_->states_[stop_token_ids_][near];
+    if (state) return state;
+    auto found = std::make_shared<AskedState>();
+    if (!grammar_->find_allowed(near, stop_token_ids_, found->state)) return state = ask();
+    found->is_known = true;
+    grammar_->state_bytes_ += 128 + found->state.mask.size() * sizeof(int32_t);
     grammar_->count_bytes();
-    return asked;
+    return state = found;
   }
 
   std::shared_ptr<AskedState> ask() {
     auto asked = std::make_shared<AskedState>();
-    advance(grammar_->connection_->expect(asked));
-    return asked;
-  }
-
-  void advance(uint32_t question) {
     GrammarConnection& connection = *grammar_->connection_;
     if (!is_open_) connection.send(wire::Writer(wire::kOpen).put(id_).put(stop_token_ids_).take());
     is_open_ = true;
-    connection.send(wire::Writer(wire::kAdvance).put(id_).put(question).put(unsent_).take());
-    unsent_.clear();
+    connection.send(wire::Writer(wire::kAdvance)
+                        .put(id_)
+                        .put(connection.expect(asked))
+                        .put(tokens_.data() + sent_, tokens_.size() - sent_)
+                        .take());
+    sent_ = tokens_.size();
+    return asked;
   }
 
   const std::shared_ptr<const ProcessGrammar> grammar_;
@@ -191,20 +112,41 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
   const uint32_t id_;
   bool is_open_ = false;  // the process knows of it
   Automaton::Place place_;
-  std::shared_ptr<AskedState> state_;  // null: not asked yet
-  bool has_looked_ = false;            // whether this place is known, since it was come to
-  std::vector<int32_t> unsent_;        // tokens that the process has not got
+  std::shared_ptr<AskedState> state_;  // null: not found yet
+  std::vector<int32_t> tokens_;        // of the response
+  size_t sent_ = 0;                    // of those, that the process has got
 };
 
-ProcessGrammar::ProcessGrammar(std::shared_ptr<GrammarConnection> connection,
-                               std::shared_ptr<const Vocabulary> vocabulary, Automaton::Program program,
-                               bool is_printable, size_t compiled_bytes)
+ProcessGrammar::ProcessGrammar(std::shared_ptr<GrammarConnection> connection, std::shared_ptr<const TokenTrie> tokens,
+                               Automaton::Program program, bool is_printable, size_t compiled_bytes)
     : connection_(std::move(connection)),
-      vocabulary_(std::move(vocabulary)),
+      tokens_(std::move(tokens)),
       is_printable_(is_printable),
       compiled_bytes_(compiled_bytes),
-      automaton_(std::move(program), longest(*vocabulary_)),
+      automaton_(std::move(program), tokens_->longest()),
       bytes_(compiled_bytes) {}
+
+// False: it takes too much, and the automaton is given up.
+bool ProcessGrammar::find_allowed(Automaton::Place place, const std::vector<int32_t>& stop_token_ids,
+                                  GrammarState& state) const {
+  const bool may_end = automaton_.may_end(place);
+  state.is_finished = may_end && stop_token_ids.empty();
+  if (state.is_finished) return true;
+  state.mask.assign((tokens_->vocabulary().size() + 31) / 32, 0);
+  automaton_.set_budget(kPlaceItems);
+  tokens_->find_allowed(automaton_, place, is_printable_, state.mask);
+  const size_t items = kPlaceItems - automaton_.budget();
+  if (items > kCheapItems) costly_items_ += items;
+  if (costly_items_ > kCostlyItems) automaton_.give_up();
+  if (automaton_.is_given_up()) return false;
+  for (const int32_t token : stop_token_ids) {
+    const uint32_t bit = uint32_t{1} << token % 32;
+    int32_t& word = state.mask[static_cast<size_t>(token) / 32];
+    word = static_cast<int32_t>(may_end ? static_cast<uint32_t>(word) | bit : static_cast<uint32_t>(word) & ~bit);
+  }
+  state.only_token = only_token(state.mask);
+  return true;
+}
 
 void ProcessGrammar::count_bytes() const {
   bytes_ = compiled_bytes_ + state_bytes_ + automaton_.bytes();

@@ -1,14 +1,11 @@
-// A grammar that a process of its own follows.
+// A grammar that a process of its own has read.
 //
-// The automaton says which responses are at the same place; what may come there is asked for once and kept, within a
-// bound. So the process is only asked about places that are new, and a response at a known place waits for nothing.
+// The automaton says which responses are at the same place, and what may come there: found once and kept, within a
+// bound. Where it is given up, or the grammar has none, the process is asked, which then compiles the grammar.
 //
 //   accept(token) -> place -> known here?  yes: its state
-//                                          no:  the process gets the tokens that it has not seen, and the question
-//
-// At a place where nobody was before and much may come, the process is only asked when somebody cannot do without: a
-// response that looks at its most likely tokens alone can ask the automaton about these, and most such places are never
-// come to again.
+//                                          no:  what the automaton allows, or the process gets the tokens that it has
+//                                               not seen, and the question
 #pragma once
 
 #include <map>
@@ -19,16 +16,15 @@
 #include "engine/grammar/automaton.h"
 #include "engine/grammar/grammar.h"
 #include "engine/grammar/grammar_connection.h"
+#include "engine/grammar/token_trie.h"
 
 namespace turbomind {
-
-using Vocabulary = std::vector<std::string>;  // the bytes of each token
 
 class ProcessGrammar final : public Grammar, public std::enable_shared_from_this<ProcessGrammar> {
  public:
   // `is_printable`: no token with a control character comes. `compiled_bytes`: what the process keeps. The
-  // connection's process has compiled it.
-  ProcessGrammar(std::shared_ptr<GrammarConnection> connection, std::shared_ptr<const Vocabulary> vocabulary,
+  // connection's process has read it.
+  ProcessGrammar(std::shared_ptr<GrammarConnection> connection, std::shared_ptr<const TokenTrie> tokens,
                  Automaton::Program program, bool is_printable, size_t compiled_bytes);
 
   std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override;
@@ -40,20 +36,21 @@ class ProcessGrammar final : public Grammar, public std::enable_shared_from_this
  private:
   class Matcher;
 
-  // States by place; null: somebody was there, and nobody has asked. What may come also depends on what ends a
-  // response.
+  // By place. What may come also depends on what ends a response.
   using States = std::unordered_map<Automaton::Place, std::shared_ptr<AskedState>>;
 
+  bool find_allowed(Automaton::Place place, const std::vector<int32_t>& stop_token_ids, GrammarState& state) const;
   void count_bytes() const;
 
   const std::shared_ptr<GrammarConnection> connection_;
-  const std::shared_ptr<const Vocabulary> vocabulary_;
+  const std::shared_ptr<const TokenTrie> tokens_;
   const bool is_printable_;
   const size_t compiled_bytes_;
   // Matchers of the step thread change what is learned, and nobody else looks at it.
   mutable Automaton automaton_;
   mutable std::map<std::vector<int32_t>, States> states_;  // by stop tokens
   mutable size_t state_bytes_ = 0;
+  mutable size_t costly_items_ = 0;  // that the automaton has looked at
   mutable uint32_t last_id_ = 0;
   mutable std::atomic<size_t> bytes_;
 };

@@ -3,9 +3,9 @@
 //   frame     uint32 bytes after it, uint8 type, payload
 //
 //   engine -> process                               process -> engine
-//   kFormat   what to compile, once and first       kReady    compiled: bytes, program (engine/grammar/automaton.h)
-//   kOpen     a response begins                      kSlow     compiling takes long
-//   kAdvance  its tokens; what may come, if asked   kFailed   why there is nothing more; the last frame
+//   kFormat   what to read, once and first          kReady    read: its program (engine/grammar/automaton.h)
+//   kOpen     a response begins                      kSlow     that takes long
+//   kAdvance  its tokens, and what may come?         kFailed   why there is nothing more; the last frame
 //   kClose    it ends                               kState    what may come
 #pragma once
 
@@ -24,10 +24,10 @@ namespace turbomind::wire {
 enum Type : uint8_t {
   kFormat,   // uint32 milliseconds of processor time, text
   kOpen,     // uint32 matcher, int32 stop tokens
-  kAdvance,  // uint32 matcher, uint32 question (0: none), int32 tokens
+  kAdvance,  // uint32 matcher, uint32 question, int32 tokens
   kClose,    // uint32 matcher
-  kReady,    // uint8 whether no control characters come, uint64 bytes, uint32 nodes, uint32 numbers of lists, their
-             // int32s; int32 starts
+  kReady,  // uint8 whether no control characters come, uint64 bytes if compiled, uint32 nodes, uint32 numbers of lists,
+           // their int32s; int32 starts
   kSlow,
   kFailed,  // uint8 whether the format is to blame, text
   kState,   // uint32 question, uint8 whether the response is complete, int32 mask

@@ -217,7 +217,6 @@ void Scheduler::add_drafts(int free_tokens) {
 // Of a sequence's drafts, those that its answer can take become tokens of the step.
 void Scheduler::take_own_drafts(Sequence& sequence) {
   std::vector<int32_t>& drafts = sequence.drafts.tokens;
-  drafts.resize(sequence.generation.can_take_of(drafts));
   const int state = blocks_.plan().group_of(MemoryKind::kState);
   if (state >= 0 && !drafts.empty()) {
     const int spare = running_count() * blocks_.plan().pages_of_block() + blocks_.group(state).pages;

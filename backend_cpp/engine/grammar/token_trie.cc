@@ -1,0 +1,57 @@
+#include "engine/grammar/token_trie.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+namespace turbomind {
+
+TokenTrie::TokenTrie(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {
+  std::vector<int32_t> order(vocabulary_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::erase_if(order, [&](int32_t token) { return bytes_of(token).empty(); });
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return bytes_of(a) < bytes_of(b); });
+  std::vector<uint32_t> open;  // nodes on the way to the last one
+  const auto close_to = [&](size_t depth) {
+    for (; open.size() > depth; open.pop_back()) nodes_[open.back()].end = static_cast<uint32_t>(nodes_.size());
+  };
+  std::string_view last;
+  for (const int32_t token : order) {
+    const std::string_view bytes = bytes_of(token);
+    const auto common = std::mismatch(last.begin(), last.end(), bytes.begin(), bytes.end()).first - last.begin();
+    close_to(static_cast<size_t>(common));
+    while (open.size() < bytes.size()) {
+      const auto depth = static_cast<uint32_t>(open.size());
+      open.push_back(static_cast<uint32_t>(nodes_.size()));
+      nodes_.push_back({static_cast<uint8_t>(bytes[depth]), depth, 0, static_cast<uint32_t>(tokens_.size())});
+    }
+    tokens_.push_back(token);
+    last = bytes;
+    longest_ = std::max(longest_, bytes.size());
+  }
+  close_to(0);
+  nodes_.push_back({0, 0, static_cast<uint32_t>(nodes_.size()), static_cast<uint32_t>(tokens_.size())});
+}
+
+void TokenTrie::find_allowed(Automaton& automaton, Automaton::Place place, bool is_printable,
+                             std::vector<int32_t>& mask) const {
+  std::vector<Automaton::Place> places(longest_ + 1, place);  // after each number of bytes
+  for (uint32_t i = 0; i + 1 < nodes_.size();) {
+    const Node& node = nodes_[i];
+    const bool is_control = is_printable && node.byte < 0x20;
+    const Automaton::Place next = is_control ? Automaton::kNowhere : automaton.after(places[node.depth], node.byte);
+    if (next == Automaton::kNowhere) {
+      i = node.end;
+      continue;
+    }
+    places[node.depth + 1] = next;
+    for (uint32_t k = node.tokens; k < nodes_[i + 1].tokens; ++k) {
+      const auto token = static_cast<uint32_t>(tokens_[k]);
+      mask[token / 32] |= static_cast<int32_t>(uint32_t{1} << token % 32);
+    }
+    ++i;
+  }
+}
+
+}  // namespace turbomind

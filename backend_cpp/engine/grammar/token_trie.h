@@ -1,0 +1,40 @@
+// The vocabulary as a tree of bytes, so that tokens which begin alike are looked at together.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/grammar/automaton.h"
+
+namespace turbomind {
+
+using Vocabulary = std::vector<std::string>;  // the bytes of each token; none: it stands for no text
+
+class TokenTrie {
+ public:
+  explicit TokenTrie(Vocabulary vocabulary);
+
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+  const std::string& bytes_of(int32_t token) const { return vocabulary_[static_cast<size_t>(token)]; }
+  // Bytes of the longest token.
+  size_t longest() const { return longest_; }
+  // Sets the bits of the tokens that may come at a place; `is_printable`: of none with a control character. Without
+  // meaning when the automaton is given up meanwhile.
+  void find_allowed(Automaton& automaton, Automaton::Place place, bool is_printable, std::vector<int32_t>& mask) const;
+
+ private:
+  struct Node {
+    uint8_t byte;
+    uint32_t depth;   // bytes before it
+    uint32_t end;     // the node after all that begin with it
+    uint32_t tokens;  // the first of the tokens that end here; they end where the next node's begin
+  };
+
+  const Vocabulary vocabulary_;
+  std::vector<Node> nodes_;  // in the order of their texts; the last is none
+  std::vector<int32_t> tokens_;
+  size_t longest_ = 0;
+};
+
+}  // namespace turbomind
