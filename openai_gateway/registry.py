@@ -77,7 +77,7 @@ ENDPOINTS = (
     Endpoint(PULL_MODEL, loads="Models"),
     Endpoint(DELETE_MODEL, loads="Models", method="DELETE"),
     # vLLM's; the short paths are aliases
-    *(Endpoint(f"/v1/{name}", is_proxied=True) for name in ("rerank", "score", "classify", "pooling")),
+    *(Endpoint(f"/v1/{name}", is_proxied=True, is_batched=True) for name in ("rerank", "score", "classify", "pooling")),
     *map(Endpoint, ("/rerank", "/v2/rerank", "/score", "/classify", "/pooling")),
     # TEI's
     *(Endpoint(path, prompt="inputs", is_proxied=False) for path in ("/embed", "/predict")),

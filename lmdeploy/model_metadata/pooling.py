@@ -123,11 +123,14 @@ class Pooling:
     dense: tuple[DenseLayer, ...] = ()
     frame: Frame = NO_FRAME
 
-    def finished(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the vectors that callers get of those that the engine made, ``[texts, hidden size]``."""
+    def finished(self, vectors: NDArray[np.float32], normalizes: bool | None = None) -> NDArray[np.float32]:
+        """Return the vectors that callers get of those that the engine made, ``[texts, hidden size]``.
+
+        With `normalizes` the caller decides whether they are brought to length 1.
+        """
         for layer in self.dense:
             vectors = layer(vectors)
-        return unit(vectors) if self.normalizes else vectors
+        return unit(vectors) if (self.normalizes if normalizes is None else normalizes) else vectors
 
 
 def linear(weight: NDArray[np.float32], bias: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from lmdeploy.turbomind.engine import EngineOutput, EngineUnavailable
 
 _OURS = frozenset(field.name for field in fields_of(GenerationConfig))
 _SAMPLING = frozenset(field.name for field in fields_of(GenerationConfig) if field.makes_sampling)
-_NEED_A_SERVER = {"prompt_logprobs": "echo with logprobs", "output_embedding": "an embedding"}
+_NEED_A_SERVER = {"prompt_logprobs": "echo with logprobs"}
 
 
 class LocalClient:
@@ -46,17 +46,9 @@ class LocalClient:
         """
         outputs = AsyncOutputs()
         try:
-            config = _config(request)
+            config = None if request.fields.get("output_embedding") else _config(request)
             prompt = await asyncio.to_thread(self._prepared, request)
-            number = self._pipe.engine.submit(
-                prompt.ids,
-                config,
-                outputs.put,
-                stop_words=prompt.stop_words,
-                stream=request.stream,
-                images=prompt.rows,
-                adapter_name=request.fields.get("lora_name"),
-            )
+            number = self._submitted(request, prompt, config, outputs)
         except EngineUnavailable as error:
             raise TritonUnavailable(str(error)) from None
         except (ValueError, OverflowError) as error:
@@ -68,10 +60,14 @@ class LocalClient:
                 is_over = output.is_final
                 if output.finish_reason == "error":
                     raise request_error("INVALID_ARGUMENT" if output.is_bad_request else "INTERNAL", output.error)
-                yield _chunk(output, config.logprobs)
+                yield _chunk(output, config.logprobs if config else None)
         finally:
             if not is_over:
                 self._pipe.engine.cancel(number)
+
+    async def tokenize(self, *, text: str) -> list[int]:
+        """Return the token ids of a text, with what the tokenizer puts around it."""
+        return await asyncio.to_thread(self._pipe.tokenizer.encode, text)
 
     async def adapters(self) -> dict[str, str]:
         """Return the LoRA adapters that requests may name, each with an empty note: anybody may."""
@@ -84,6 +80,24 @@ class LocalClient:
     async def bos_token_id(self) -> int | None:
         """Return the token that begins a sequence; None when the tokenizer has none."""
         return self._pipe.tokenizer.bos_token_id
+
+    def _submitted(
+        self, request: GenerateRequest, prompt: PreparedPrompt, config: GenerationConfig | None, outputs: AsyncOutputs
+    ) -> int:
+        engine, fields = self._pipe.engine, request.fields
+        name = fields.get("lora_name")
+        if config is None:
+            begin = fields.get("second_text_begin")
+            return engine.embed(prompt.ids, outputs.put, begin, images=prompt.rows, adapter_name=name)
+        return engine.submit(
+            prompt.ids,
+            config,
+            outputs.put,
+            stop_words=prompt.stop_words,
+            stream=request.stream,
+            images=prompt.rows,
+            adapter_name=name,
+        )
 
     def _prepared(self, request: GenerateRequest) -> PreparedPrompt:
         if request.input_ids is not None:
@@ -135,6 +149,8 @@ def _chunk(output: EngineOutput, most_likely: int | None) -> GenerateChunk:
         index=output.index,
         history_token_len=output.history_token_len,
     )
+    if output.embedding is not None:
+        chunk.embedding = output.embedding[0].astype("<f4").tobytes()
     if output.logprobs is not None and most_likely is not None:
         chunk.token_logprobs = tuple(
             entry[token] for token, entry in zip(output.token_ids, output.logprobs, strict=True)

@@ -214,20 +214,22 @@ class Engine:
             params["logits_hook"] = _logits_hook(gen_config.logits_processors)
         if session is not None:
             params["session"] = (session.session_id, session.start, session.end, False, session.step)
-        if images:
-            params["embeddings"] = [
-                (p.begin, p.tokens, p.rows, p.dtype, p.digest, p.grid, p.frame_step) for p in images
-            ]
-        if adapter_name is not None:
-            params["lora_name"] = adapter_name
         params["stream"] = stream
-        return self._submit(list(input_ids), params, on_output)
+        return self._submit(list(input_ids), params | _added(images, adapter_name), on_output)
 
     def score(self, input_ids: Sequence[int], on_output: OutputCallback) -> int:
         """Start the scoring of a text: one output, whose ``ppl`` is set. At most ``session_len`` tokens."""
         return self._submit(list(input_ids), {"max_new_tokens": 0, "scores_prompt": True}, on_output)
 
-    def embed(self, input_ids: Sequence[int], on_output: OutputCallback, second_text_begin: int | None = None) -> int:
+    def embed(
+        self,
+        input_ids: Sequence[int],
+        on_output: OutputCallback,
+        second_text_begin: int | None = None,
+        *,
+        images: Sequence[ImageRows] = (),
+        adapter_name: str | None = None,
+    ) -> int:
         """Start what the model makes of a text: one output, whose ``embedding`` is set.
 
         Parameters
@@ -236,11 +238,13 @@ class Engine:
             At most ``session_len`` tokens.
         second_text_begin
             Of the two texts of a pair, the first token of the second; None: there is one text.
+        images, adapter_name
+            As for `submit`.
         """
         params: dict[str, Any] = {"max_new_tokens": 0, "output_embedding": True, "stream": False}
         if second_text_begin is not None:
             params["second_text_begin"] = second_text_begin
-        return self._submit(list(input_ids), params, on_output)
+        return self._submit(list(input_ids), params | _added(images, adapter_name), on_output)
 
     def stop_session(self, session_id: int, on_output: OutputCallback = _ignore) -> int:
         """Cancel a session's running request; it keeps the tokens made so far."""
@@ -342,6 +346,15 @@ def _read_output(members: dict[str, Any]) -> EngineOutput:
         {token: chosen, **dict(top)} for token, (chosen, top) in zip(members["token_ids"], entries, strict=False)
     ]
     return EngineOutput(**members, logprobs=logprobs or None, ppl=(total, count) if count else None)
+
+
+def _added(images: Sequence[ImageRows], adapter_name: str | None) -> dict[str, Any]:
+    """Return the parameters that are there only where a request has images or an adapter."""
+    added: dict[str, Any] = {} if adapter_name is None else {"lora_name": adapter_name}
+    if images:
+        rows = [(p.begin, p.tokens, p.rows, p.dtype, p.digest, p.grid, p.frame_step) for p in images]
+        added["embeddings"] = rows
+    return added
 
 
 def _logits_hook(processors: Sequence[LogitsProcessor]) -> Callable[[Any, Any], None]:

@@ -71,6 +71,13 @@ def test_texts_become_vectors_of_length_one(openai_client: openai.OpenAI, encodi
     assert response.model == MODEL
 
 
+def test_tei_clients_say_whether_vectors_have_length_one(embedder: str) -> None:
+    for normalizes, wanted in ((True, expected("one")), (False, struct.unpack("<4f", embedding_of(token_ids("one"))))):
+        body = {"inputs": "one", "normalize": normalizes}
+        (vector,) = httpx.post(f"{embedder}/embed", json=body, timeout=60).raise_for_status().json()
+        np.testing.assert_allclose(vector, wanted, rtol=1e-6)
+
+
 def test_tokens_are_texts_too_and_vectors_can_be_cut(openai_client: openai.OpenAI) -> None:
     ids = [token_ids("one"), token_ids("another text")]
     response = openai_client.embeddings.create(model=MODEL, input=ids, encoding_format="float", dimensions=2)

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lmdeploy import GenerationConfig, pipeline
 from lmdeploy.cli.main import main
+from tests.support.tiny_encoders import make_encoder, texts_of
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
@@ -124,6 +126,29 @@ def test_rows_have_choices_log_probabilities_and_formats(model: Path, tmp_path: 
     assert failed["range"]["response"]["status_code"] == 400
     message = failed["echo"]["response"]["body"]["error"]["message"]
     assert message == "echo with logprobs needs a server (lmdeploy serve api_server)"
+
+
+def test_rows_have_vectors_and_scores(tmp_path: Path) -> None:
+    embedder = tmp_path / "embedder"
+    make_encoder(embedder, "Bert")
+    query, *texts = texts_of((5, 9, 30))
+    asked = {"model": "embedder", "query": query, "documents": texts}
+    requests = [
+        request("vectors", "") | {"url": "/v1/embeddings", "body": {"model": "embedder", "input": texts}},
+        request("ranks", "") | {"url": "/v1/rerank", "body": asked},
+        request("scores", "") | {"url": "/v1/score", "body": {"model": "embedder", "text_1": query, "text_2": texts}},
+        request("classes", "") | {"url": "/v1/classify", "body": {"model": "embedder", "input": texts}},
+    ]
+    given, output = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
+    assert main(["batch", str(given), str(embedder), "-o", str(output)]) == 0
+    bodies = {name: line["response"]["body"] for name, line in read(output).items()}
+    assert bodies.keys() == {"vectors", "ranks", "scores"}
+    with pipeline(str(embedder)) as pipe:
+        vectors, scores = pipe.embed(texts), pipe.score([(query, text) for text in texts])
+    assert (np.array([each["embedding"] for each in bodies["vectors"]["data"]], np.float32) == vectors).all()
+    found = {each["index"]: each["relevance_score"] for each in bodies["ranks"]["results"]}
+    assert [found[place] for place in range(len(texts))] == pytest.approx(scores, rel=1e-6)
+    assert [each["score"] for each in bodies["scores"]["data"]] == pytest.approx(scores, rel=1e-6)
 
 
 @pytest.mark.parametrize(

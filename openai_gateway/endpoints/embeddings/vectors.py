@@ -46,12 +46,15 @@ class Wanted:
         Which of the model's prompts is in front of each text. None: that of `input_type`, else the default one.
     truncate
         The end of a text that is longer than the model reads is left out.
+    normalizes
+        Whether vectors have length 1. None: as the model says.
     """
 
     dimensions: int | None = None
     input_type: str | None = None
     prompt_name: str | None = None
     truncate: bool = False
+    normalizes: bool | None = None
 
 
 async def vectors_of(
@@ -90,11 +93,14 @@ async def vectors_of(
     if wanted.truncate:
         texts = [await truncated(chosen, pooling.frame, each) for each in texts]
     vectors, usage = await states_of(gateway, request, chosen, [state_request(each) for each in texts], user)
-    vectors = pooling.finished(vectors)
+    vectors = pooling.finished(vectors, wanted.normalizes)
     if dimensions is not None and dimensions > vectors.shape[1]:
         message = f"dimensions must be at most {vectors.shape[1]} with the model `{model.name}`, got {dimensions}"
         raise ApiError(400, message, param="dimensions")
-    return vectors if dimensions is None else unit(vectors[:, :dimensions]), usage
+    if dimensions is None:
+        return vectors, usage
+    kept = vectors[:, :dimensions]
+    return kept if wanted.normalizes is False else unit(kept), usage
 
 
 def _prompt(chosen: Chosen, pooling: Pooling, wanted: Wanted) -> str:

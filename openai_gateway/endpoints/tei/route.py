@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 from fastapi import APIRouter, Request
 
-from lmdeploy.model_metadata.pooling import unit
 from openai_gateway.endpoints.embeddings.vectors import Wanted, vectors_of
 from openai_gateway.endpoints.scoring.heads import numbers_of_rows
 from openai_gateway.endpoints.tei.protocol import EmbedRequest, Prediction, PredictRequest
@@ -24,9 +23,9 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     """Return the vector of each text."""
     _refuse_left(body.truncate, body.truncation_direction)
     chosen = await _first(gateway, request, lambda model: model.pooling is not None and model.score_head is None)
-    wanted = Wanted(body.dimensions, None, body.prompt_name, body.truncate)
+    wanted = Wanted(body.dimensions, None, body.prompt_name, body.truncate, body.normalize)
     vectors, _ = await vectors_of(gateway, request, chosen, body.texts, None, wanted)
-    made: list[list[float]] = (unit(vectors) if body.normalize else vectors).tolist()
+    made: list[list[float]] = vectors.tolist()
     return made
 
 
