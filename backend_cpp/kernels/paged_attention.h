@@ -103,10 +103,14 @@ struct AttentionParams {
   const AttentionSpan* spans = nullptr;  // of the set
   int span_count = 0;
 
-  // Score of query i and key j <= i: q.k, then softcap tanh(score / softcap), then minus slope (i - j).
+  // Score of query i and key j: q.k, then softcap tanh(score / softcap), then minus slope |i - j|, plus a bias of j -
+  // i.
   float softcap = 0;                    // 0: none
   const float* alibi_slopes = nullptr;  // [num_heads] or null (Press et al., 2022)
-  int window = 0;                       // only keys with i - j < window are seen; 0: all
+  // [num_heads, 2 bias_reach + 1] or null: of j - i from -bias_reach to bias_reach, the first and last beyond.
+  const float* distance_biases = nullptr;
+  int bias_reach = 0;
+  int window = 0;  // only keys with i - j < window are seen; 0: all
   // [rows] or null: keys before this position are seen, ascending in a span and after i, where not only those up to i
   // are. All of them are in the cache.
   const int32_t* kv_lens = nullptr;

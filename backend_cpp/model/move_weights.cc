@@ -36,6 +36,7 @@ class Mover {
     move(layer.attention.q_norm);
     move(layer.attention.k_norm);
     move(layer.attention.sinks);
+    move(layer.attention.distance_biases);
     move(layer.attention.o);
     if (layer.recurrence) move(*layer.recurrence);
     move(layer.attention_output_norm);

@@ -45,6 +45,9 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
     if (has_keys) weights.k_norm = norm("k_norm", keys);
   }
   if (own.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
+  if (own.bias_reach > 0) {
+    weights.distance_biases = read.vector(prefix + "distance_biases", heads.queries.times(2 * own.bias_reach + 1));
+  }
   weights.o = read.linear(prefix + "o", spec.hidden_size, found, own.o_bias);
   return weights;
 }

@@ -21,7 +21,8 @@ struct AttentionWeights {
   std::optional<LatentWeights> latent;
   NormStorage q_norm;
   NormStorage k_norm;
-  AlignedBuffer sinks;  // float32 [num_heads], or empty
+  AlignedBuffer sinks;            // float32 [num_heads], or empty
+  AlignedBuffer distance_biases;  // float32 [num_heads, 2 bias_reach + 1], or empty
   LinearStorage o;
 };
 

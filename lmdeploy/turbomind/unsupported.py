@@ -59,7 +59,7 @@ def _decoder_is(architecture: str) -> Callable[[Config], bool]:
 # Encoders of other forms than those that are served: each prefix with each ending.
 ENCODERS = tuple(
     prefix + ending
-    for prefix in ("Electra", "Deberta", "DebertaV2", "Albert", "MPNet")
+    for prefix in ("Electra", "Deberta", "DebertaV2", "Albert")
     for ending in ("Model", "ForSequenceClassification", "ForMaskedLM")
 )
 
@@ -70,7 +70,7 @@ _INTERNVL = "InternVL2, 2.5, 3 or 3.5"
 UNSUPPORTED = (
     UnsupportedModel(
         ENCODERS,
-        "ELECTRA, DeBERTa, ALBERT and MPNet",
+        "ELECTRA, DeBERTa and ALBERT",
         "their form of attention or embeddings",
         "the encoders of docs/reference/supported-models.md, such as all-MiniLM and bge",
     ),

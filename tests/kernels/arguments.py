@@ -22,8 +22,8 @@ class HeadSizes:
 class AttentionRule:
     """What a score goes through: the product of query and key times ``scale``; 0 means no cap and no window.
 
-    ``alibi_slopes`` and ``sinks`` are ``[num_heads]`` float32. Rows of ``images``, each from a position to another,
-    see all of theirs.
+    ``alibi_slopes`` and ``sinks`` are ``[num_heads]`` float32, ``distance_biases`` ``[num_heads, 2 reach + 1]``. Rows
+    of ``images``, each from a position to another, see all of theirs.
     """
 
     scale: float
@@ -32,6 +32,7 @@ class AttentionRule:
     alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     images: tuple[tuple[int, int], ...] = ()
+    distance_biases: torch.Tensor | None = None
 
     def sight(self, position: int) -> int:
         """Return one past the last key that a row sees."""

@@ -332,7 +332,7 @@ class Attention:
         seen = torch.tensor(kv_lens, dtype=torch.int32) if rule.images else None
         out = self._cache.attend(
             _array(q * rule.scale), _array(k), _array(v), spans, rule.softcap, rule.window, _array(rule.alibi_slopes),
-            _array(rule.sinks), _array(seen),
+            _array(rule.distance_biases), _array(rule.sinks), _array(seen),
             _unwritten(q.shape[0], self._sizes.num_heads, self._sizes.value_dim),
             _array(cos), _array(sin), is_interleaved, _array(factors),
         )  # fmt: skip

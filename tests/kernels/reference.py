@@ -45,7 +45,10 @@ def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule:
         scores = (scores / rule.softcap).tanh() * rule.softcap
     behind = torch.arange(rows)[:, None] - torch.arange(rows)[None]
     if rule.alibi_slopes is not None:
-        scores = scores - rule.alibi_slopes.double()[:, None, None] * behind
+        scores = scores - rule.alibi_slopes.double()[:, None, None] * behind.abs()
+    if rule.distance_biases is not None:
+        reach = rule.distance_biases.shape[1] // 2
+        scores = scores + rule.distance_biases.double()[:, reach - behind.clamp(-reach, reach)]
     kv_lens = torch.tensor([rule.sight(position) for position in range(rows)])
     hidden = (torch.arange(rows)[None] >= kv_lens[:, None]) | ((behind >= rule.window) if rule.window else False)
     scores = scores.masked_fill(hidden, float("-inf"))

@@ -126,6 +126,20 @@ def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: 
 
 @pytest.mark.alike
 @pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("name", ["alibi", "biases"])
+def test_distances_to_both_sides_agree_with_float64(device: Device, name: str, bits: int) -> None:
+    torch.manual_seed(4)
+    length = 150
+    rule = {
+        "alibi": AttentionRule(SCALE, alibi_slopes=torch.rand(6) * 0.1, images=((0, length),)),
+        "biases": AttentionRule(SCALE, distance_biases=torch.randn(6, 2 * 50 + 1), images=((0, length),)),
+    }[name]
+    batch = Sequences(device, [length], HeadSizes(6, 6, 32, 32), 64, bits, rule)
+    batch.check(0, batch.run([[(0, 0, length)]])[0])
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("window", [0, 30])
 def test_rows_of_an_image_see_all_of_it(device: Device, window: int, bits: int) -> None:
     torch.manual_seed(2)

@@ -12,6 +12,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from tests.support.jina_bert import JinaBert
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = 160
 SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 72}
@@ -21,14 +23,29 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "Roberta": SIZES | {"pad_token_id": 1, "type_vocab_size": 1},
     "XLMRoberta": SIZES | {"pad_token_id": 1, "type_vocab_size": 1},
     "Camembert": SIZES | {"pad_token_id": 1, "type_vocab_size": 1},
+    "MPNet": SIZES | {"pad_token_id": 1},
     "DistilBert": {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 72},
     "ModernBert": SIZES | BOUNDARIES | {"local_attention": 12},
     "NomicBert": SIZES,
     "Gte": SIZES,
+    "JinaBert": SIZES,
     "JinaEmbeddingsV3": SIZES | {"pad_token_id": 1},
+    "Gemma3Text": SIZES
+    | {"head_dim": 12, "num_key_value_heads": 2, "query_pre_attn_scalar": 12, "use_bidirectional_attention": True}
+    | {"sliding_window": 12, "sliding_window_pattern": 3},
 }
-"""What each family's configuration is given; ModernBERT's windows are shorter than texts."""
-NO_TYPES = {"Roberta", "XLMRoberta", "Camembert", "DistilBert", "ModernBert", "Gte", "JinaEmbeddingsV3"}
+"""What each family's configuration is given; ModernBERT's and EmbeddingGemma's windows are shorter than texts."""
+NO_TYPES = {
+    "Roberta",
+    "XLMRoberta",
+    "Camembert",
+    "MPNet",
+    "DistilBert",
+    "ModernBert",
+    "Gte",
+    "JinaEmbeddingsV3",
+    "Gemma3Text",
+}
 """Of these, both texts of a pair have one token type."""
 
 
@@ -59,6 +76,9 @@ def make_encoder(directory: Path, family: str, kind: str = "Model", **changes: A
         Of the configuration.
     """
     torch.manual_seed(7)
+    make_tokenizer(directory, family not in NO_TYPES)
+    if family == "JinaBert":
+        return JinaBert(directory, kind, **ENCODERS[family], vocab_size=VOCAB)
     fields = ENCODERS[family] | {"vocab_size": VOCAB, "num_labels": 1} | changes
     config = getattr(transformers, f"{family}Config")(**fields)
     model = getattr(transformers, family + kind)(config).eval().float()
@@ -66,7 +86,6 @@ def make_encoder(directory: Path, family: str, kind: str = "Model", **changes: A
         with torch.no_grad():
             parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() > 1 else 0.3))
     model.save_pretrained(directory)
-    make_tokenizer(directory, family not in NO_TYPES)
     return model
 
 

@@ -151,19 +151,40 @@ inline float round_weights(const Rounding& rounding, int padded, float* p) {
 struct ScoreRule {
   float softcap;
   float slope;
-  int position;  // of the query
+  const float* biases;  // of distance 0, or null
+  int reach;            // of biases
+  int position;         // of the query
+
+  ScoreRule(const AttentionParams& params, const AttendQueries& queries, int query)
+      : softcap(params.softcap), slope(0), biases(nullptr), reach(params.bias_reach), position(0) {
+    if (params.alibi_slopes == nullptr && params.distance_biases == nullptr) return;
+    position = queries.positions[query];
+    const auto head = static_cast<size_t>(queries.heads[query]);
+    if (params.alibi_slopes != nullptr) slope = params.alibi_slopes[head];
+    if (params.distance_biases != nullptr) biases = params.distance_biases + head * (2 * reach + 1) + reach;
+  }
 
   void apply(int first_position, int padded, float* scores) const {
-    if (softcap == 0 && slope == 0) return;
+    if (softcap == 0 && slope == 0 && biases == nullptr) return;
     for (int t = 0; t < padded; t += kLanes) {
       Vec score = load(scores + t);
+      const int distance = first_position + t - position;  // of the first of them
       if (softcap != 0) score = mul(tanh(mul(score, broadcast(1.0f / softcap))), broadcast(softcap));
       if (slope != 0) {
-        const Vec distance = add(iota(), broadcast(static_cast<float>(first_position + t - position)));
-        score = fma(distance, broadcast(slope), score);
+        const Vec after = add(iota(), broadcast(static_cast<float>(distance)));
+        score = fma(absolute(after), broadcast(-slope), score);
       }
+      if (biases != nullptr) score = add(score, biases_from(distance));
       store(scores + t, score);
     }
+  }
+
+ private:
+  Vec biases_from(int distance) const {
+    if (distance >= -reach && distance + kLanes - 1 <= reach) return load(biases + distance);
+    alignas(64) float each[kLanes];
+    for (int i = 0; i < kLanes; ++i) each[i] = biases[std::clamp(distance + i, -reach, reach)];
+    return load(each);
   }
 };
 
@@ -234,8 +255,7 @@ inline void attend_tile(const AttentionParams& params, const std::byte* keys, co
     float* p = scores + n * kMaxBlockLen;
     if (kIsQuantized<T>)
       unround_scores(Rounding(keys, layout, layout.key_dim), padded, queries.sums_of_factors[query], p);
-    const ScoreRule rule{params.softcap, queries.slopes == nullptr ? 0.0f : queries.slopes[query],
-                         queries.ends[query] - 1};
+    const ScoreRule rule(params, queries, query);
     rule.apply(start, padded, p);
     correction[n] = soften(low[n], high[n], padded, p, queries.maximum[query], queries.sum[query]);
     if (kIsQuantized<T>) {

@@ -19,12 +19,13 @@ namespace turbomind {
 // Queries of one sequence that share a key/value head.
 struct AttendQueries {
   int count;
-  const int32_t* begins;   // [count] first position each looks at
-  const int32_t* ends;     // [count] one past its own position
-  const float* slopes;     // [count] of ALiBi, or null
-  float* factors;          // [count, key_dim] the queries; changed
-  float* sums_of_factors;  // [count] scratch
-  float* shifts;           // [count] scratch
+  const int32_t* begins;     // [count] first position each looks at
+  const int32_t* ends;       // [count] one past the last position each looks at
+  const int32_t* positions;  // [count] its own; null where no score depends on the distance
+  const int32_t* heads;      // [count], or null likewise
+  float* factors;            // [count, key_dim] the queries; changed
+  float* sums_of_factors;    // [count] scratch
+  float* shifts;             // [count] scratch
   // Results; a query that sees no token has the maximum -infinity.
   float* out;      // [count, value_dim]
   float* maximum;  // [count]

@@ -152,9 +152,8 @@ class Attention {
         for (int n = 0; n < attention.group_; ++n) {
           begins_.push_back(first_seen(attention.params_, run.position(row)));
           ends_.push_back(run.sight(attention.params_, row));
-          if (attention.params_.alibi_slopes != nullptr) {
-            slopes_.push_back(attention.params_.alibi_slopes[kv_head * attention.group_ + n]);
-          }
+          positions_.push_back(run.position(row));
+          heads_.push_back(kv_head * attention.group_ + n);
         }
       }
       scratch_.resize(static_cast<size_t>(count_) * (attention.params_.layout.key_dim + 2));
@@ -172,11 +171,9 @@ class Attention {
       }
       const int begin = std::max(begins_.front(), partition * kPartitionTokens);
       const int end = std::min(ends_.back(), (partition + 1) * kPartitionTokens);
-      const AttendQueries queries{count_,           begins_.data(),
-                                  ends_.data(),     slopes_.empty() ? nullptr : slopes_.data(),
-                                  scratch_.data(),  factors,
-                                  factors + count_, out,
-                                  maximum,          sum};
+      const AttendQueries queries{count_,        begins_.data(),  ends_.data(), positions_.data(),
+                                  heads_.data(), scratch_.data(), factors,      factors + count_,
+                                  out,           maximum,         sum};
       kernels().attend(params, kv_head_, run_.span->blocks, begin, end, queries);
     }
 
@@ -187,7 +184,8 @@ class Attention {
     int count_;
     std::vector<int32_t> begins_;
     std::vector<int32_t> ends_;
-    std::vector<float> slopes_;
+    std::vector<int32_t> positions_;
+    std::vector<int32_t> heads_;
     std::vector<float> scratch_;  // factors, then two numbers a query
   };
 

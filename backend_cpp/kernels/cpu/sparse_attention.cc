@@ -213,7 +213,7 @@ class SparseAttention {
     own.layer = 0;
     const int32_t only_block = 0;
     kernels().attend(own, 0, &only_block, 0, count,
-                     {heads, begins.data(), ends.data(), nullptr, factors.data(), sums_of_factors,
+                     {heads, begins.data(), ends.data(), nullptr, nullptr, factors.data(), sums_of_factors,
                       sums_of_factors + heads, partial, maximum, maximum + heads});
   }
 

@@ -299,6 +299,8 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   params_.alibi_slopes = kind.alibi_slopes.as<float>();
   params_.window = window_of(spec_, layer);
   params_.sinks = weights.sinks.as<float>();
+  params_.distance_biases = weights.distance_biases.as<float>();
+  params_.bias_reach = kind.spec.bias_reach;
   const bool uses_unrotated = !rotates(layer) && kind.unrotated_factors.size() > 0;
   const auto* factors = (uses_unrotated ? kind.unrotated_factors : kind.query_factors).device<float>();
   if (has_keys(layer)) {

@@ -180,6 +180,9 @@ struct AttentionSpec {
   bool is_causal_in_images = false;
   // For each head the amount taken off a score for each position of distance; empty: none.
   std::vector<float> alibi_slopes;
+  // Each head has a learned bias of a score for each distance from a token to another, as far as this to both sides,
+  // and beyond it the last; 0: none (MPNet).
+  int bias_reach = 0;
   // Whether each head has a learned logit that takes its share of the softmax and gives nothing.
   bool has_sinks = false;
   // From this position on, queries are multiplied by log(position + 1) / log(logn_length); 0: never.
@@ -217,6 +220,7 @@ void visit_fields(AttentionSpec& part, Visit&& visit) {
   visit.optional("is_chunked", part.is_chunked, Anything{});
   visit.optional("is_causal_in_images", part.is_causal_in_images, Anything{});
   visit.optional("alibi_slopes", part.alibi_slopes, Real{});
+  visit.optional("bias_reach", part.bias_reach, Whole{0, 134217728});
   visit.optional("has_sinks", part.has_sinks, Anything{});
   visit.optional("logn_length", part.logn_length, Whole{0, 134217728});
   visit.optional("temperature_length", part.temperature_length, Whole{0, 134217728});

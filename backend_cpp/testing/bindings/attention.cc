@@ -32,14 +32,15 @@ class Cache {
   // sine [rows, pairs], queries and keys are rotated first, and queries multiplied by factors [rows].
   Array<float> attend(const Array<float>& q, const Array<float>& k, const Array<float>& v,
                       const std::vector<Span>& spans, float softcap, int window,
-                      const OptionalArray<float>& alibi_slopes, const OptionalArray<float>& sinks,
-                      const OptionalArray<int32_t>& kv_lens, const Array<float>& like,
-                      const OptionalArray<float>& cosine, const OptionalArray<float>& sine, bool is_interleaved,
-                      const OptionalArray<float>& factors) {
+                      const OptionalArray<float>& alibi_slopes, const OptionalArray<float>& distance_biases,
+                      const OptionalArray<float>& sinks, const OptionalArray<int32_t>& kv_lens,
+                      const Array<float>& like, const OptionalArray<float>& cosine, const OptionalArray<float>& sine,
+                      bool is_interleaved, const OptionalArray<float>& factors) {
     const OnDevice<float> queries(ops_, q);
     const OnDevice<float> keys(ops_, k);
     const OnDevice<float> values(ops_, v);
     const OnDevice<float> slopes(ops_, alibi_slopes);
+    const OnDevice<float> biases(ops_, distance_biases);
     const OnDevice<float> sink_logits(ops_, sinks);
     const OnDevice<int32_t> seen(ops_, kv_lens);
     const OnDevice<float> cosines(ops_, cosine);
@@ -52,6 +53,8 @@ class Cache {
     params.num_heads = num_heads_;
     params.softcap = softcap;
     params.alibi_slopes = slopes.data();
+    params.distance_biases = biases.data();
+    params.bias_reach = distance_biases ? size_of(*distance_biases, 1) / 2 : 0;
     params.window = window;
     params.sinks = sink_logits.data();
     params.kv_lens = seen.data();

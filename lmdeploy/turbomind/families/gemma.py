@@ -1,11 +1,12 @@
-"""Gemma 1, 2 and 3 (text): norm weights start at zero, embeddings are scaled, heads have their own size."""
+"""Gemma 1, 2, 3 (text), EmbeddingGemma: norm weights start at 0, embeddings are scaled, heads have their own size."""
 
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, decoder_spec
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
-from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, OutputSpec
+from lmdeploy.turbomind.manifest import Expression, renamed
+from lmdeploy.turbomind.spec import BlockSpec, EncoderSpec, MlpSpec, ModelSpec, NormSpec, OutputSpec
 
 _LAYOUT = Layout()
 _LAYOUT_WITH_OUTPUT_NORMS = Layout(
@@ -17,7 +18,7 @@ _LAYOUT_WITH_OUTPUT_NORMS = Layout(
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec; a config names the features that its version of Gemma has."""
-    version = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 3}[checkpoint.architecture]
+    version = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2}.get(checkpoint.architecture, 3)
     bias = config.attention_bias
     attention = {"qkv_bias": bias, "o_bias": bias}
     fields: dict[str, Any] = {}
@@ -32,6 +33,8 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         kinds = ("full_attention", "sliding_attention")
         fields["ropes"] = tuple(rope_of(config, kind) for kind in kinds)
         fields["layer_ropes"] = tuple(kinds.index(kind) for kind in config.layer_types)
+    if getattr(config, "use_bidirectional_attention", None):  # EmbeddingGemma
+        fields |= {"encoder": EncoderSpec(), "tied_embeddings": True}
     # Old Gemma configs say gelu and mean its approximation.
     activation = "gelu_tanh" if version == 1 else activation_of(config.hidden_activation)
     return decoder_spec(
@@ -45,9 +48,14 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def tensors(spec: ModelSpec) -> dict[str, Any]:
-    """Return the expression of each engine tensor."""
-    return (_LAYOUT_WITH_OUTPUT_NORMS if spec.block.has_output_norms else _LAYOUT).tensors(spec)
+def tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the expression of each engine tensor; those of encoders without a prefix."""
+    engine = (_LAYOUT_WITH_OUTPUT_NORMS if spec.block.has_output_norms else _LAYOUT).tensors(spec)
+    if not spec.encoder:
+        return engine
+    return {
+        name: renamed(expression, lambda stored: stored.removeprefix("model.")) for name, expression in engine.items()
+    }
 
 
-FAMILY = Family(("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"), spec, tensors)
+FAMILY = Family(("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3TextModel"), spec, tensors)

@@ -314,6 +314,8 @@ def _attention_problems(own: AttentionSpec, where: str) -> Iterator[str]:
         yield f"{where}head_dim must be even, got {own.head_dim}"
     if len(own.alibi_slopes) not in {0, own.num_heads}:
         yield f"{where}attention.alibi_slopes must have a finite number for each of {own.num_heads} heads"
+    if own.bias_reach and own.mla:
+        yield f"{where}attention.bias_reach cannot be had with attention.mla"
     if own.has_output_gate and own.mla:
         yield f"{where}attention.has_output_gate cannot be had with attention.mla"
     if own.mla and own.mla.indexer:

@@ -341,6 +341,9 @@ class AttentionSpec:
         Tokens of an image see what is before them alone, where ``images.whole_rows`` has other layers see all of it.
     alibi_slopes
         For each head the amount taken off a score for each position of distance; empty: none.
+    bias_reach
+        Each head has a learned bias of a score for each distance from a token to another, as far as this to both
+        sides, and beyond it the last; 0: none (MPNet).
     has_sinks
         Whether each head has a learned logit that takes its share of the softmax and gives nothing.
     logn_length
@@ -375,6 +378,7 @@ class AttentionSpec:
     is_chunked: bool = False
     is_causal_in_images: bool = False
     alibi_slopes: tuple[Finite, ...] = ()
+    bias_reach: OptionalSize = 0
     has_sinks: bool = False
     logn_length: OptionalSize = 0
     temperature_length: OptionalSize = 0

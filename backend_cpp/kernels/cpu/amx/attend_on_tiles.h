@@ -132,8 +132,7 @@ class AttentionOnTiles {
       const int query = first + n;
       float* p = scores + static_cast<size_t>(n) * stride;
       if (kIsQuantized<T>) multiply_by(block.key_rounding.scales, padded, p);
-      const ScoreRule rule{params_.softcap, queries_.slopes == nullptr ? 0.0f : queries_.slopes[query],
-                           queries_.ends[query] - 1};
+      const ScoreRule rule(params_, queries_, query);
       rule.apply(block.start, padded, p);
       const float correction = soften(low[n], high[n], padded, p, queries_.maximum[query], queries_.sum[query]);
       if (kIsQuantized<T>) weigh_by(block.value_rounding.scales, padded, p);

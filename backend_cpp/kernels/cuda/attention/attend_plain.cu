@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_kernel(AttentionTask task
   const int position = position_of(task, span, row);
   const int head = head_of(task, kv_head, row);
   const float slope = params.alibi_slopes != nullptr ? params.alibi_slopes[head] : 0.0f;
+  const float* biases = biases_of(params, head);
   const KeyRange range = key_range<kWarp>(task, position, sight_of(task, span, row), split);
 
   float maximum = -INFINITY;
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_kernel(AttentionTask task
       const Rounding rounding = rounding_of<kType>(keys, token);
       float product = 0;
       for (int d = 0; d < key_dim; ++d) product += query[d] * (code_at<kType>(codes, d) - rounding.zero);
-      score = final_score(params, product * rounding.scale, slope, position - token);
+      score = final_score(params, product * rounding.scale, slope, biases, position - token);
     }
     const float larger = fmaxf(maximum, warp_max(score));
     const float shrink = weight_below(maximum, larger);

@@ -154,7 +154,7 @@ class TileAttention {
     // Whether every row of the block sees every key of the tile, and q.k is the score.
     const bool is_whole = first + Shape::kKeys - 1 <= first_position_ &&
                           (params.window <= 0 || last_position - first < params.window) && params.softcap == 0 &&
-                          params.alibi_slopes == nullptr;
+                          params.alibi_slopes == nullptr && params.distance_biases == nullptr;
     const bool is_own = !Shape::kHasHalves || (first >= range.begin && first + Shape::kKeys <= range.end);
     if (!is_whole || !is_own) apply_rule(first + first_key, range, scores);
     float larger[2] = {maximum_[0], maximum_[1]};
@@ -179,11 +179,12 @@ class TileAttention {
     multiply_values(values, first_key, scores);
   }
 
-  // Caps, slopes, and -infinity for keys that a row does not see, or of another split; the first is `first`.
+  // Caps, slopes, biases, and -infinity for keys that a row does not see, or of another split; the first is `first`.
   __device__ __forceinline__ void apply_rule(int first, const KeyRange& range, float (&scores)[kKeyTiles][4]) const {
     int positions[2];
     int kv_lens[2];
     float slopes[2];
+    const float* biases[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = min(packed_row(i), rows_ - 1);
@@ -191,6 +192,7 @@ class TileAttention {
       positions[i] = position_of(task_, span_, row);
       kv_lens[i] = sight_of(task_, span_, row);
       slopes[i] = all != nullptr ? all[head_of(task_, kv_head_, row)] : 0.0f;
+      biases[i] = biases_of(task_.params, head_of(task_, kv_head_, row));
     }
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
@@ -198,7 +200,7 @@ class TileAttention {
       for (int c = 0; c < 4; ++c) {
         const int key = first + tile * 8 + lane_ % 4 * 2 + c % 2;
         const int behind = positions[c / 2] - key;
-        const float score = final_score(task_.params, scores[tile][c], slopes[c / 2], behind);
+        const float score = final_score(task_.params, scores[tile][c], slopes[c / 2], biases[c / 2], behind);
         const bool is_own = !Shape::kHasHalves || (key >= range.begin && key < range.end);
         scores[tile][c] = is_own && is_seen(task_.params, behind, kv_lens[c / 2] - key) ? score : -INFINITY;
       }

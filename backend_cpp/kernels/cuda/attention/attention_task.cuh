@@ -148,12 +148,20 @@ __device__ __forceinline__ KeyRange key_range(const AttentionTask& task, int fir
   return {begin, end, cut(kKeys, split), cut(kKeys, split + 1)};
 }
 
+// The biases of a head, of distance 0, or null.
+__device__ __forceinline__ const float* biases_of(const AttentionParams& params, int head) {
+  if (params.distance_biases == nullptr) return nullptr;
+  return params.distance_biases + static_cast<size_t>(head) * (2 * params.bias_reach + 1) + params.bias_reach;
+}
+
 // Score of a query and a key that is `behind` tokens before it, from q.k.
-__device__ __forceinline__ float final_score(const AttentionParams& params, float product, float slope, int behind) {
+__device__ __forceinline__ float final_score(const AttentionParams& params, float product, float slope,
+                                             const float* biases, int behind) {
   if (params.softcap != 0) {  // tanh(v) = 1 - 2 / (exp(2 v) + 1)
     product = params.softcap - 2.0f * params.softcap / (fast_exp2(product * (2.0f * kLog2E / params.softcap)) + 1.0f);
   }
-  return product - slope * static_cast<float>(behind);
+  if (biases != nullptr) product += biases[-min(max(behind, -params.bias_reach), params.bias_reach)];
+  return product - slope * fabsf(static_cast<float>(behind));
 }
 
 // Whether a row sees the key `behind` tokens before it, which is `left` tokens before the end of its sight.

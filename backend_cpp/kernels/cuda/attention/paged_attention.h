@@ -45,8 +45,9 @@ struct DeviceSpans {
   int max_context = 0;  // no span's first_position + count is larger
 };
 
-// `params.spans` and `span_count` are not looked at; pool, alibi_slopes and sinks are device pointers. Throws Error
-// (kInvalidArgument) for an int4 cache of odd dimensions and a block_len that is no power of two from 16 on.
+// `params.spans` and `span_count` are not looked at; pool, alibi_slopes, distance_biases and sinks are device pointers.
+// Throws Error (kInvalidArgument) for an int4 cache of odd dimensions and a block_len that is no power of two from 16
+// on.
 
 // Writes k and v of each row to the cache.
 //   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32; keys are rotated already

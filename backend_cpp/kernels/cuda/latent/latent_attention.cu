@@ -22,8 +22,9 @@ bool is_latent_attention(const AttentionParams& params) {
   const CacheLayout& layout = params.layout;
   return layout.type == CacheType::kBFloat16 && layout.num_kv_heads == 1 && layout.key_dim == kLatentKey &&
          layout.value_dim == kLatentRank && has_latent_tiles(params.num_heads) && params.set.use == SpanUse::kTokens &&
-         params.softcap == 0 && params.alibi_slopes == nullptr && params.window <= 0 && params.kv_lens == nullptr &&
-         params.sinks == nullptr && layout.block_bytes() / sizeof(uint16_t) <= std::numeric_limits<uint32_t>::max();
+         params.softcap == 0 && params.alibi_slopes == nullptr && params.window <= 0 &&
+         params.distance_biases == nullptr && params.kv_lens == nullptr && params.sinks == nullptr &&
+         layout.block_bytes() / sizeof(uint16_t) <= std::numeric_limits<uint32_t>::max();
 }
 
 size_t latent_scratch_bytes(const std::vector<LatentPiece>& pieces) {
