@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file's metadata (github.com/ggml-org/ggml, docs/gguf.md, "Tokenizer") as tokenizer files.
 
 ``gpt2`` is byte-level byte-pair encoding with merges in order; ``llama`` is SentencePiece's, which joins the
-neighbours whose joined piece has the highest score and writes what no piece has as bytes.
+neighbours whose joined piece has the highest score and writes what no piece has as bytes; ``bert`` is WordPiece.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from lmdeploy.tokenizer_readers.gguf_words import WORDS
 from lmdeploy.tokenizer_readers.resolved import ResolvedSettings, write_plain
@@ -20,7 +20,13 @@ logger = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token_type
 _SPACE = "\u2581"
-_ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_ROLES = {
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "unknown": "unk_token",
+    "seperator": "sep_token",
+    "padding": "pad_token",
+}
 # Texts that end a response where a chat template writes them and metadata name only the end of a document.
 _ENDS_OF_TURN = (
     "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|endofturn|>", "<|eom_id|>",
@@ -50,19 +56,23 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
         If there is no tokenizer, or one of a kind that is not read, or it contradicts itself.
     """
     kind = metadata.get(f"{_KEY}model")
-    if kind not in {"gpt2", "llama"}:
-        raise ValueError(f"its tokenizer is of the kind {kind!r}; those read are gpt2 and llama")
+    if kind not in {"gpt2", "llama", "bert"}:
+        raise ValueError(f"its tokenizer is of the kind {kind!r}; those read are gpt2, llama and bert")
     texts = _list(metadata, "tokens", str)
     types = _list(metadata, "token_type", int) if f"{_KEY}token_type" in metadata else [1] * len(texts)
     if len(types) != len(texts):
         raise ValueError(f"its tokenizer has {len(texts)} tokens and {len(types)} types of tokens")
+    if kind == "bert":
+        texts = [text if type_ == _CONTROL else _word_piece(text) for text, type_ in zip(texts, types, strict=True)]
     roles = _roles(metadata, texts)
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(metadata, texts)
+    elif kind == "bert":
+        tokenizer, adds_bos = _words(metadata, texts, roles.get("unk_token", "[UNK]")), True
     else:
         tokenizer, adds_bos = _sentencepiece(metadata, texts, roles.get("unk_token")), True
     _add_tokens(tokenizer, texts, types, strips=metadata.get("general.architecture") == "phi3")
-    _add_ends(tokenizer, metadata, roles, adds_bos)
+    _add_ends(tokenizer, metadata, roles, adds_bos, ends=kind == "bert")
     tokenizer.save(str(target / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
     (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
@@ -137,6 +147,21 @@ def _sentencepiece(metadata: Mapping[str, Any], texts: Sequence[str], unknown: s
     return tokenizer
 
 
+def _word_piece(text: str) -> str:
+    """Return a token as WordPiece has it of one as the file has it: there the beginnings of words are marked."""
+    return text[1:] if text.startswith(_SPACE) else f"##{text}"
+
+
+def _words(metadata: Mapping[str, Any], texts: Sequence[str], unknown: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(_vocabulary(texts), unk_token=unknown, max_input_chars_per_word=100))
+    lowers = bool(metadata.get(f"{_KEY}normalizer.lowercase", True))
+    strips = metadata.get(f"{_KEY}normalizer.strip_accents")
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowers, strip_accents=strips)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
 def _pairs(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Return the pairs of pieces that make a piece, in the order in which they are joined."""
     pairs = [
@@ -163,13 +188,23 @@ def _add_tokens(tokenizer: Tokenizer, texts: Sequence[str], types: Sequence[int]
             tokenizer.add_tokens([AddedToken(text, normalized=False)])
 
 
-def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any], roles: Mapping[str, str], adds_bos: bool) -> None:
-    """Put the tokens before and after every text that is encoded with special tokens."""
+def _add_ends(
+    tokenizer: Tokenizer, metadata: Mapping[str, Any], roles: Mapping[str, str], adds_bos: bool, *, ends: bool
+) -> None:
+    """Put the tokens before and after every text that is encoded with special tokens; ``ends``: as BERT has them."""
+    end = roles.get("sep_token" if ends else "eos_token")
     before = [roles["bos_token"]] if metadata.get(f"{_KEY}add_bos_token", adds_bos) and "bos_token" in roles else []
-    after = [roles["eos_token"]] if metadata.get(f"{_KEY}add_eos_token", False) and "eos_token" in roles else []
+    after = [end] if metadata.get(f"{_KEY}add_eos_token", ends) and end is not None else []
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after],
-        pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{t}:1" for t in after)],
+        pair=[
+            *before,
+            "$A",
+            *after,
+            *(f"{token}:1" for token in before if not ends),
+            "$B:1",
+            *(f"{t}:1" for t in after),
+        ],
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([*before, *after])],
     )
 

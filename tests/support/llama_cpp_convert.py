@@ -1,7 +1,8 @@
 """Run by tests in a process of its own: llama.cpp's ``convert_hf_to_gguf.py``, for a tokenizer that it does not know.
 
 Usage: SOURCES MODEL OUT TYPE OPTION..., where SOURCES is llama.cpp's folder, MODEL a Hugging Face directory with a
-byte-level tokenizer, OUT the file to write, TYPE its ``--outtype``, and OPTION another of its options.
+byte-level tokenizer, or of an encoder with words, OUT the file to write, TYPE its ``--outtype``, and OPTION another of
+its options.
 """
 
 import importlib
@@ -17,11 +18,15 @@ base: Any = importlib.import_module("conversion.base")  # a module of llama.cpp'
 for path in sorted((Path(sources) / "conversion").glob("[!_]*.py")):
     importlib.import_module(f"conversion.{path.stem}")
 
+WITH_WORDS = ("BertModel", "JinaBertV2Model", "NomicBertModel")  # encoders that are published with WordPiece
+
 
 def set_vocab(self: Any) -> None:
     """Write a byte-level tokenizer, whatever the architecture is published with; it needs a merge to be one."""
     tokens, kinds, pre = self.get_vocab_base()
-    for place, text in enumerate(("ab", "<unk>", "<s>", "<|endoftext|>"), start=1):  # some are looked up by llama.cpp
+    for place, text in enumerate(
+        ("ab", "<unk>", "<s>", "<|endoftext|>", "a", "b"), start=1
+    ):  # some are looked up by llama.cpp
         if text not in tokens:
             tokens[-place], kinds[-place] = text, base.gguf.TokenType.NORMAL
     writer = self.gguf_writer
@@ -47,6 +52,7 @@ classes = [base.TextModel]
 while classes:
     each = classes.pop()
     classes += each.__subclasses__()
-    each.set_vocab = set_vocab
+    if each.__name__ not in WITH_WORDS:
+        each.set_vocab = set_vocab
 sys.argv = ["convert_hf_to_gguf.py", model, "--outfile", out, "--outtype", outtype, *options]
 runpy.run_path(str(Path(sources) / "convert_hf_to_gguf.py"), run_name="__main__")

@@ -51,7 +51,7 @@ def post_norm_tensors(spec: ModelSpec, layout: Layout, embedding_norm: str) -> d
     embedding_norm
         The norm of the embeddings.
     """
-    engine = layout.tensors(spec)
+    engine = Layout.tensors(layout, spec)
     sources = [embedding_norm, *(layout.layer.format(i) + layout.final_norm for i in range(spec.num_layers))]
     names = [*(f"layers.{i}.attention_norm" for i in range(spec.num_layers)), "final_norm"]
     for name, source in zip(names, sources, strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.gguf import configs, hybrids, mixtures
+from lmdeploy.turbomind.gguf import configs, encoders, hybrids, mixtures
 from lmdeploy.turbomind.gguf.latent import latent_tensors
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixture_tensors import biased_experts
@@ -55,6 +55,10 @@ _LAYOUT = Layout(
     ).tensors,
 )
 _JOINED_QKV = dataclasses.replace(_LAYOUT, qkv="attn_qkv")
+_BERT = encoders.PostNormLayout(
+    **vars(dataclasses.replace(_LAYOUT, mlp_norm="attn_output_norm", final_norm="layer_output_norm"))
+)
+_NOMIC_BERT = dataclasses.replace(_BERT, qkv="attn_qkv")
 _LATE_MLP_NORM = dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
 _LATENT = dataclasses.replace(_LAYOUT, latent=latent_tensors)
 _QWEN3_5 = dataclasses.replace(_LATE_MLP_NORM, recurrence=gated_delta_tensors)
@@ -92,6 +96,8 @@ class Architecture:
         """Return the layout of a file with these tensors."""
         if "blk.0.attn_norm_2.weight" in tensors:  # Falcon 40B: one norm for attention, one for the MLP
             return dataclasses.replace(self.layout, attention_norm="attn_norm_2", mlp_norm="attn_norm")
+        if self.layout.gate_up and "blk.0.ffn_gate.weight" in tensors:  # JinaBERT as it was converted at first
+            return dataclasses.replace(self.layout, gate_up="")
         return self.layout
 
 
@@ -149,6 +155,12 @@ ARCHITECTURES = {
     ),
     "deepseek2": Architecture("DeepseekV3ForCausalLM", mixtures.deepseek_v3, _LATENT),
     "llama4": Architecture("Llama4ForCausalLM", mixtures.llama4),
+    "bert": Architecture("BertModel", encoders.bert, _BERT),
+    "nomic-bert": Architecture("NomicBertModel", encoders.nomic_bert, _NOMIC_BERT),
+    "jina-bert-v2": Architecture("JinaBertModel", encoders.jina_bert_v2, dataclasses.replace(_BERT, gate_up="ffn_up")),
+    "modern-bert": Architecture(
+        "ModernBertModel", encoders.modern_bert, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")
+    ),
 }
 # Models that GGUF names as it does others.
 MIXTRAL, OLMO3, DEEPSEEK_V2 = "llama with experts", "olmo2 with windows", "deepseek2 with softmax"

@@ -10,12 +10,13 @@ from lmdeploy.errors import CheckpointError
 from lmdeploy.made_once import made_once
 from lmdeploy.tokenizer_readers.gguf import write_tokenizer
 from lmdeploy.turbomind.gguf.architectures import architecture_name, architecture_of
+from lmdeploy.turbomind.gguf.encoders import is_encoder, write_modules
 from lmdeploy.turbomind.gguf.header import GgufHeader, GgufTensor, read_header
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.parts import model_name, parts_of
 from lmdeploy.turbomind.gguf.stored import FORMAT
 
-_WRITTEN = 3  # of what is written; a change writes it again
+_WRITTEN = 4  # of what is written; a change writes it again
 # Small tensors that belong to the configuration: what rotary frequencies are divided by.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -89,6 +90,8 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
     metadata = read_metadata(path, parts)
     try:
         config = config_of(metadata)
+        if is_encoder(metadata):
+            write_modules(metadata, target)
         generation = write_tokenizer(metadata.values, target)
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(path, [f"its metadata are invalid: {error}"]) from error

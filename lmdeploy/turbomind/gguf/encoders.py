@@ -1,0 +1,103 @@
+"""Encoders in GGUF files: what a config.json and a modules.json say of them, and the names of their tensors.
+
+``bert`` is BERT, RoBERTa and their like alike: the converter leaves out the rows of positions that no token has.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.families.encoders import post_norm_tensors, token_types
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common
+from lmdeploy.turbomind.gguf.metadata import Metadata
+from lmdeploy.turbomind.manifest import Expression
+from lmdeploy.turbomind.spec import ModelSpec
+
+_POOLINGS = ("", "mean", "cls", "lasttoken")  # by number; 0: the file's maker does not say
+
+
+@dataclass(frozen=True)
+class PostNormLayout(Layout):
+    """Names of an encoder with BERT's layers (`lmdeploy.turbomind.families.encoders`)."""
+
+    def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
+        """Return the expression of each engine tensor of a model."""
+        return post_norm_tensors(spec, self, "token_embd_norm") | token_types(spec, "token_types")
+
+
+def is_encoder(metadata: Metadata) -> bool:
+    """Return whether a file is an encoder's."""
+    return metadata.get("attention.causal") is False
+
+
+def write_modules(metadata: Metadata, target: Path) -> None:
+    """Write how vectors are made, as sentence-transformers has it; of length 1, as llama.cpp's server makes them.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If its vectors become scores, or are pooled in a way that is not known.
+    """
+    number = metadata.get("pooling_type", 0)
+    if metadata.has("cls.weight") or metadata.has("cls.output.weight") or number not in range(len(_POOLINGS)):
+        raise UnsupportedModelError(
+            "GGUF files of rerankers and classifiers are not read: take the model as safetensors"
+        )
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in steps]
+    (target / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    (target / "1_Pooling").mkdir()
+    mode = {"pooling_mode": _POOLINGS[number] or "mean"}
+    (target / "1_Pooling" / "config.json").write_text(json.dumps(mode), encoding="utf-8")
+
+
+def _encoder(metadata: Metadata, model_type: str, eps: str = "layer_norm_eps") -> dict[str, Any]:
+    types = metadata.tensors.get("token_types.weight")
+    sizes = common(metadata, model_type, eps) | {"tie_word_embeddings": True}
+    return sizes | {"type_vocab_size": types.shape[0] if types else 0}
+
+
+def bert(metadata: Metadata) -> dict[str, Any]:
+    """BERT, RoBERTa, XLM-RoBERTa and DistilBERT."""
+    return _encoder(metadata, "bert") | {"hidden_act": "gelu", "is_decoder": False}
+
+
+def nomic_bert(metadata: Metadata) -> dict[str, Any]:
+    """NomicBERT v1 and v1.5."""
+    return _encoder(metadata, "nomic_bert") | {
+        "theta": metadata.get("rope.freq_base", 10000.0),
+        "bias": [metadata.has("blk.0.attn_qkv.bias"), metadata.has("blk.0.ffn_up.bias")],
+    }
+
+
+def jina_bert_v2(metadata: Metadata) -> dict[str, Any]:
+    """JinaBERT; llama.cpp fixes its slopes and its activation.
+
+    Raises
+    ------
+    UnsupportedModelError
+        For the model of code, which has further norms.
+    """
+    if metadata.has("blk.0.attn_norm_2.weight") or metadata.has("blk.0.attn_q_norm.weight"):
+        raise UnsupportedModelError("JinaBERT with norms of queries and keys (jina-embeddings-v2-base-code)")
+    return _encoder(metadata, "bert") | {"feed_forward_type": "geglu"}
+
+
+def modern_bert(metadata: Metadata) -> dict[str, Any]:
+    """ModernBERT; without a pattern every third layer sees all."""
+    window, every = metadata.get("attention.sliding_window", 0), metadata.get("attention.sliding_window_pattern", 3)
+    layers = range(metadata.layer_count or 0)
+    base = metadata.get("rope.freq_base", 10000.0)
+    bases = {FULL: base, SLIDING: metadata.get("rope.freq_base_swa", base)}
+    return _encoder(metadata, "modernbert", "norm_eps") | {
+        "norm_bias": metadata.has("output_norm.bias"),
+        "attention_bias": metadata.has("blk.0.attn_qkv.bias"),
+        "mlp_bias": metadata.has("blk.0.ffn_up.bias"),
+        "hidden_activation": metadata.get("hidden_activation", "gelu"),
+        "local_attention": window,
+        "layer_types": [SLIDING if window and layer % every else FULL for layer in layers],
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in bases.items()},
+    }
