@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +60,61 @@ def test_the_limit_is_the_published_one(pipe: Any) -> None:
     ):
         pipe.embed("word " * 300)
     assert (pipe.embed("word " * 300, truncate=True) == pipe.embed("word " * 254)).all()
+
+
+def drawn(words: list[str], *lengths: int) -> list[list[str]]:
+    """Return lists of words that have none in common, of these lengths."""
+    order = np.random.default_rng(17).permutation(len(words))
+    ends = np.cumsum(lengths)
+    return [[words[i] for i in order[end - length : end]] for end, length in zip(ends, lengths, strict=True)]
+
+
+def ranks(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.argsort(np.argsort(numbers, kind="stable"), kind="stable")
+
+
+def points_of(embed: Callable[[list[str]], Any], words: list[str]) -> dict[str, float]:
+    """Return what vectors are worth, of 100, in three generated tasks.
+
+    Retrieval is nDCG at 10 of the one document that a question shares words with, similarity Spearman's correlation of
+    cosines with the share of words in common, classification the accuracy of the nearest mean of a topic.
+    """
+    rng = np.random.default_rng(23)
+    topics = drawn(words, *[60] * 12)
+    documents = [" ".join(rng.choice(topics[i % 12], 25)) for i in range(180)]
+    questions = [" ".join(rng.choice(document.split(), 3)) for document in documents[::3]]
+    places = (-(embed(questions) @ embed(documents).T)).argsort(axis=1, kind="stable")
+    found = (places == 3 * np.arange(len(questions))[:, None]).argmax(axis=1)
+    retrieval = np.where(found < 10, 1 / np.log2(found + 2), 0).mean()
+
+    shared = rng.integers(0, 21, 150)
+    firsts = [list(rng.choice(words, 20)) for _ in shared]
+    seconds = [first[:count] + list(rng.choice(words, 20 - count)) for first, count in zip(firsts, shared, strict=True)]
+    cosines = np.sum(embed([" ".join(x) for x in firsts]) * embed([" ".join(x) for x in seconds]), axis=1)
+    similarity = np.corrcoef(ranks(cosines), ranks(shared))[0, 1]
+
+    labels = rng.integers(0, 12, 240)
+    texts = [" ".join([*rng.choice(topics[label], 4), *rng.choice(words, 8)]) for label in labels]
+    vectors = embed(texts)
+    means = np.stack([vectors[:120][labels[:120] == label].mean(axis=0) for label in range(12)])
+    classification = ((vectors[120:] @ means.T).argmax(axis=1) == labels[120:]).mean()
+    scores = {"retrieval": retrieval, "similarity": similarity, "classification": classification}
+    return {name: 100 * float(score) for name, score in scores.items()}
+
+
+def test_tasks_have_the_points_of_sentence_transformers(pipe: Any, embedder: Path) -> None:
+    words = [word for word in (embedder / "vocab.txt").read_text().split() if word.isalpha() and word.isascii()]
+    tokenizer = AutoTokenizer.from_pretrained(embedder)
+    model = AutoModel.from_pretrained(embedder, dtype=torch.float32).eval()
+
+    def embed(texts: list[str]) -> Any:
+        given = tokenizer(texts, return_tensors="pt", padding=True)
+        with torch.no_grad():
+            states = model(**given).last_hidden_state
+        mask = given["attention_mask"][..., None]
+        means = (states * mask).sum(1) / mask.sum(1)
+        return torch.nn.functional.normalize(means).numpy()
+
+    ours, theirs = points_of(pipe.embed, words), points_of(embed, words)
+    assert ours == pytest.approx(theirs, abs=0.1)
+    assert all(20 < points < 99.5 for points in theirs.values())  # neither hopeless nor too easy to differ
