@@ -25,12 +25,13 @@ MODULES = {
     "webui": ("gradio", "openai"),
     "lite": ("datasets",),
     "vision": ("PIL",),
+    "video": ("av",),
     "pytorch": ("triton",),
     "ray": ("ray",),
     "events": ("msgspec", "zmq"),
     "trace": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
 }
-INCLUDED = {"serve": ("vision",), "webui": ("serve",), "ray": ("serve",)}
+INCLUDED = {"serve": ("vision",), "video": ("vision",), "webui": ("serve",), "ray": ("serve",)}
 
 
 class MissingExtraError(ImportError):

@@ -39,16 +39,17 @@ def load_video(
     Parameters
     ----------
     video
-        URL, data URL or path of an animated GIF, WebP or PNG; or frames, each as :func:`load_image` takes it.
+        URL, data URL or path of an animated GIF, WebP or PNG, or of an MP4 or another video (extra
+        ``video``); or frames, each as :func:`load_image` takes it.
     num_frames
         At most this many, spread evenly.
     fps
-        Frames a second, of what comes as frames alone; animated images have their own times.
+        Frames a second, of what comes as frames alone; files have their own times.
 
     Raises
     ------
     ValueError
-        If there is no such video within reach, or it is in a format that needs a decoder, such as MP4.
+        If there is no such video within reach, or it needs PyAV, which is not there.
     """
     return load_frames(video, Sampling(num_frames, fps), ANYTHING)
 

@@ -1,6 +1,6 @@
 """Videos: some frames of one size, each with the second it is shown at.
 
-What is between is not looked at. Nothing here decodes a video: frames come one by one, or in an animated image.
+What is between is not looked at. Frames come one by one, in an animated image, or in a container (`containers.py`).
 """
 
 import math
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
+from lmdeploy.vl.containers import container_of, read_container
 from lmdeploy.vl.decoding import Limits, check_size, open_image, upright
 
 Source = TypeVar("Source")
@@ -18,17 +19,6 @@ DEFAULT_FRAMES = 32
 DEFAULT_RATE = 2.0  # frames a second, where nothing says
 _MOST_STORED = 4096  # frames of a file
 _DEFAULT_MILLISECONDS = 100.0  # of a frame, where a file says nothing: as browsers show them
-# How files of videos begin: at which byte, with what, and what they are.
-_VIDEOS = (
-    (4, b"ftyp", "MP4 or QuickTime"),
-    (0, b"\x1a\x45\xdf\xa3", "WebM or Matroska"),
-    (8, b"AVI ", "AVI"),
-    (0, b"FLV\x01", "Flash"),
-    (0, b"OggS", "Ogg"),
-    (0, b"\x00\x00\x01\xba", "MPEG"),
-    (0, b"\x00\x00\x01\xb3", "MPEG"),
-)
-_INSTEAD = "send its frames (data:video/jpeg;base64,FRAME,FRAME,...) or an animated GIF, WebP or PNG"
 
 
 @dataclass(frozen=True)
@@ -138,16 +128,23 @@ def from_frames(
 
 
 def from_file(content: bytes, sampling: Sampling, limits: Limits, max_total_pixels: int) -> Video:
-    """Return the video in the bytes of an animated image.
+    """Return the video in the bytes of an animated image or a container.
 
     Raises
     ------
     ValueError
         If it is none, broken, or beyond a limit: of bytes, of a frame's pixels, of frames, or of the pixels of all.
     """
-    for begin, mark, name in _VIDEOS:
-        if content[begin : begin + len(mark)] == mark:
-            raise ValueError(f"{name} files need a decoder, which is not there; {_INSTEAD}")
+    kind = container_of(content)
+    if kind is not None:
+
+        def choose(count: int, size: tuple[int, int]) -> list[int]:
+            wanted = sampling.chosen(count)
+            check_all(len(wanted), size, max_total_pixels)
+            return wanted
+
+        shown, times = read_container(content, kind, limits, choose)
+        return Video(tuple(shown), tuple(times))
     with open_image(content, limits, "an animated image") as animation:
         check_size(animation, limits)
         durations = [_shown(animation) for _ in _places(animation, max_total_pixels)]

@@ -12,11 +12,14 @@ from PIL import Image
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm import processing_smolvlm
+from transformers.video_utils import load_video as load_their_video
 
+from lmdeploy import extras
 from lmdeploy.prompts import PromptPreparer
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.tokenizer import Tokenizer
-from lmdeploy.vl import Video, load_video
+from lmdeploy.vl import Video, containers, load_video
+from lmdeploy.vl.decoder_process import DecoderProcess
 from lmdeploy.vl.families import smolvlm
 from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import ANYTHING, DATA_ONLY, SourceRules, load_frames
@@ -79,9 +82,9 @@ def test_frames_come_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (data_url(b"\0\0\0\x18ftypmp42" + bytes(40), "video/mp4"), "MP4 or QuickTime files need a decoder.*animated"),
-        (data_url(b"\x1a\x45\xdf\xa3" + bytes(40), "video/webm"), "WebM or Matroska files need a decoder"),
-        (data_url(b"RIFF\0\0\0\0AVI LIST" + bytes(40), "video/x-msvideo"), "AVI files need a decoder"),
+        (data_url(b"\0\0\0\x18ftypmp42" + bytes(40), "video/mp4"), "broken MP4 or QuickTime file"),
+        (data_url(b"\x1a\x45\xdf\xa3" + bytes(40), "video/webm"), "broken WebM or Matroska file"),
+        (data_url(b"RIFF\0\0\0\0AVI LIST" + bytes(40), "video/x-msvideo"), "broken AVI file"),
         (data_url(b"hello", "video/mp4"), "must be an animated image"),
         (data_url(animated("GIF", FRAMES)[:-300], "image/gif"), "broken|at least"),
         ("data:text/plain;base64,aGk=", "a data URL must begin with"),
@@ -96,6 +99,73 @@ def test_frames_come_one_by_one(tmp_path: Path) -> None:
 def test_what_is_no_video_is_refused_with_the_reason(source: object, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         load_frames(source, Sampling(), DATA_ONLY)
+
+
+def contained(kind: str, codec: str, count: int = 40, size: tuple[int, int] = (64, 48)) -> bytes:
+    """Return a file whose frame ``i`` is of brightness ``6 * i``, ten a second, a key frame every eight."""
+    av = pytest.importorskip("av", reason="the extra video is not installed")
+    file = io.BytesIO()
+    with av.open(file, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=10)
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = *size, "yuv420p", 8
+        stream.bit_rate = 4_000_000  # so that brightness is kept
+        for i in range(count):
+            container.mux(stream.encode(av.VideoFrame.from_image(Image.new("RGB", size, (6 * i,) * 3))))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec"), [("mp4", "mpeg4"), ("webm", "libvpx"), ("avi", "mpeg4"), ("mp4", "libx264")]
+)
+def test_frames_of_a_container_are_those_of_their_times(kind: str, codec: str) -> None:
+    for wanted in (1, 5, 40):
+        video = load_frames(data_url(contained(kind, codec), f"video/{kind}"), Sampling(wanted), DATA_ONLY)
+        places = Sampling(wanted).chosen(40)
+        assert [round(10 * time) for time in video.times] == places
+        for place, frame in zip(places, video.frames, strict=True):
+            assert frame.size == (64, 48)
+            assert abs(float(np.asarray(frame).mean()) - 6 * place) < 3  # half the way to the next
+
+
+def test_frames_of_a_container_are_those_that_transformers_reads(tmp_path: Path) -> None:
+    file = tmp_path / "video.mp4"
+    file.write_bytes(contained("mp4", "libx264"))
+    sampling = Sampling(7)
+    theirs, metadata = load_their_video(
+        str(file), sample_indices_fn=lambda metadata: sampling.chosen(metadata.total_num_frames), backend="pyav"
+    )
+    ours = load_frames(str(file), sampling, ANYTHING)
+    assert metadata.total_num_frames == 40
+    assert (np.stack([np.asarray(frame) for frame in ours.frames]) == theirs).all()
+
+
+def test_another_process_decodes_containers() -> None:
+    file, process = contained("mp4", "libx264"), DecoderProcess()
+    try:
+        apart, here = (
+            load_frames(data_url(file, "video/mp4"), Sampling(5), rules)
+            for rules in (SourceRules(decoder=process), DATA_ONLY)
+        )
+    finally:
+        process.close()
+    assert apart.times == here.times
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(apart.frames, here.frames, strict=True))
+
+
+def test_containers_are_bounded_and_broken_ones_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = contained("mp4", "mpeg4")
+    with pytest.raises(ValueError, match="at most 4704 pixels together, got 3 of 64 x 48; num_frames"):
+        load_frames(data_url(file, "video/mp4"), Sampling(3), SourceRules(max_total_pixels=56 * 28 * 3))
+    for end in (20, 200, len(file) // 2):
+        with pytest.raises(ValueError, match=r"broken|without|ends before"):
+            load_frames(data_url(file[:end], "video/mp4"), Sampling(), DATA_ONLY)
+    monkeypatch.setattr(containers, "_MOST_DECODED", 7)
+    with pytest.raises(ValueError, match="more than 7 frames are to be decoded"):
+        load_frames(data_url(file, "video/mp4"), Sampling(), DATA_ONLY)
+    monkeypatch.setitem(extras.MODULES, "video", ("no_such_decoder",))
+    with pytest.raises(ValueError, match=r"decoding MP4 or QuickTime files needs .*no_such_decoder.*; run: "):
+        load_frames(data_url(file, "video/mp4"), Sampling(), DATA_ONLY)
 
 
 def test_videos_are_bounded_before_they_are_unpacked() -> None:
@@ -142,7 +212,7 @@ def test_words_that_stand_for_videos_are_text_when_users_type_them(qwen: Path) -
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (part("data:video/mp4;base64,AAAAGGZ0eXBtcDQyAAAAAA=="), r"content\[0\]\.video_url\.url: MP4"),
+        (part("data:video/mp4;base64,AAAAGGZ0eXBtcDQyAAAAAA=="), r"content\[0\]\.video_url\.url: broken MP4"),
         (part(data_url(FRAMES[0]), num_frames=0), r"video_url\.url: num_frames must be"),
         (part(data_url(FRAMES[0]), max_pixels=-1), "max_pixels must be"),
         ({"type": "video_url"}, "video_url must be an object with url"),
