@@ -129,6 +129,7 @@ CASES = {
             "max_seq_len": 512,
             "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.5},
         },
+        published.mpt,
     ),
     "GPT-2": Case("GPT2LMHeadModel"),
     "OPT": Case("OPTForCausalLM", {"ffn_dim": 64, "word_embed_proj_dim": 32, "pad_token_id": 0}),

@@ -370,6 +370,11 @@ def mimo(directory: Path) -> None:
     rewrite(directory, config, lambda tensors, _: tensors)
 
 
+def mpt(directory: Path) -> None:
+    """MPT by the name of its published architecture."""
+    rewrite(directory, old_config(directory) | {"architectures": ["MPTForCausalLM"]}, lambda tensors, _: tensors)
+
+
 _STACKS = ("experts.gate_up_proj", "experts.down_proj")
 
 

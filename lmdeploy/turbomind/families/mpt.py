@@ -42,4 +42,9 @@ LAYOUT = Layout(
     up="ffn.up_proj",
     down="ffn.down_proj",
 )
-FAMILY = Family(("MptForCausalLM",), spec, LAYOUT.tensors, sizes=("vocab_size", "d_model", "n_layers", "n_heads"))
+FAMILY = Family(
+    ("MptForCausalLM", "MPTForCausalLM"),  # the second as it is published
+    spec,
+    LAYOUT.tensors,
+    sizes=("vocab_size", "d_model", "n_layers", "n_heads"),
+)
