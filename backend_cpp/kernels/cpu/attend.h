@@ -289,12 +289,26 @@ void attend_typed(const AttentionParams& params, int kv_head, const int32_t* blo
     for (; n + kQueryTile <= queries.count; n += kQueryTile) {
       attend_tile<kQueryTile, T>(params, keys, values, start, queries, n);
     }
-    for (; n + 3 <= queries.count; n += 3) attend_tile<3, T>(params, keys, values, start, queries, n);
-    if (n + 2 <= queries.count) {
-      attend_tile<2, T>(params, keys, values, start, queries, n);
-      n += 2;
+    // One tile for those that remain: the fewer times codes are widened, the better.
+    switch (queries.count - n) {
+      case 5:
+        attend_tile<5, T>(params, keys, values, start, queries, n);
+        break;
+      case 4:
+        attend_tile<4, T>(params, keys, values, start, queries, n);
+        break;
+      case 3:
+        attend_tile<3, T>(params, keys, values, start, queries, n);
+        break;
+      case 2:
+        attend_tile<2, T>(params, keys, values, start, queries, n);
+        break;
+      case 1:
+        attend_tile<1, T>(params, keys, values, start, queries, n);
+        break;
+      default:
+        break;
     }
-    if (n < queries.count) attend_tile<1, T>(params, keys, values, start, queries, n);
   }
   if (kIsQuantized<T>) {
     for (int n = 0; n < queries.count; ++n) {
