@@ -18,9 +18,21 @@ inline constexpr int kVecTile = kRegisters == 32 ? 4 : 2;
 inline constexpr int kQueryTile = 6;
 inline constexpr int kMaxBlockLen = kPartitionTokens;
 
+// Loads kVecs operands, `stride` elements apart, and asks for the lines that lie `ahead` bytes after them.
+template <int kVecs, class T>
+inline void load_and_prefetch(const T* source, size_t stride, ptrdiff_t ahead, Operand<T> (&operands)[kVecs]) {
+  constexpr size_t kLine = 64;
+  for (int v = 0; v < kVecs; ++v) {
+    const T* p = source + v * stride;
+    if (v * stride * sizeof(T) % kLine == 0) __builtin_prefetch(reinterpret_cast<const std::byte*>(p) + ahead, 0, 2);
+    operands[v].load(p);
+  }
+}
+
 // scores[n, t] = sum_d queries[n, d] k[d, t] for kVecs vectors of tokens.
 template <int kQueries, int kVecs, class T>
-inline void score_vectors(const T* keys, int key_dim, int block_len, const float* queries, float* scores) {
+inline void score_vectors(const T* keys, int key_dim, int block_len, ptrdiff_t ahead, const float* queries,
+                          float* scores) {
   constexpr int kDepth = Operand<T>::kDepth;
   Vec sums[kQueries][kVecs];
   for (auto& row : sums) {
@@ -28,7 +40,7 @@ inline void score_vectors(const T* keys, int key_dim, int block_len, const float
   }
   for (int d = 0; d < key_dim; d += kDepth) {
     Operand<T> key[kVecs];
-    for (int v = 0; v < kVecs; ++v) key[v].load(keys + Operand<T>::offset(d, v * kLanes, block_len));
+    load_and_prefetch(keys + Operand<T>::offset(d, 0, block_len), Operand<T>::offset(0, kLanes, 0), ahead, key);
     for (int n = 0; n < kQueries; ++n) {
       for (int v = 0; v < kVecs; ++v) sums[n][v] = key[v].multiply_add(queries + n * key_dim + d, sums[n][v]);
     }
@@ -40,21 +52,23 @@ inline void score_vectors(const T* keys, int key_dim, int block_len, const float
 
 // Scores of `tokens` tokens, rounded up to whole vectors; the block is that long.
 template <int kQueries, class T>
-inline void score_tile(const T* keys, int key_dim, int block_len, int tokens, const float* queries, float* scores) {
+inline void score_tile(const T* keys, int key_dim, int block_len, int tokens, ptrdiff_t ahead, const float* queries,
+                       float* scores) {
   int t = 0;
   for (; t < tokens && t + kVecTile * kLanes <= block_len; t += kVecTile * kLanes) {
-    score_vectors<kQueries, kVecTile>(keys + Operand<T>::offset(0, t, block_len), key_dim, block_len, queries,
+    score_vectors<kQueries, kVecTile>(keys + Operand<T>::offset(0, t, block_len), key_dim, block_len, ahead, queries,
                                       scores + t);
   }
   for (; t < tokens; t += kLanes) {
-    score_vectors<kQueries, 1>(keys + Operand<T>::offset(0, t, block_len), key_dim, block_len, queries, scores + t);
+    score_vectors<kQueries, 1>(keys + Operand<T>::offset(0, t, block_len), key_dim, block_len, ahead, queries,
+                               scores + t);
   }
 }
 
 // out[n, :] = out[n, :] correction[n] + sum_t weights[n, t] v[t, :] for kVecs vectors of dimensions; the last one has
 // `lanes` of them.
 template <int kQueries, int kVecs, class T>
-inline void value_vectors(const T* values, int value_dim, int tokens, int lanes, const float* weights,
+inline void value_vectors(const T* values, int value_dim, int tokens, int lanes, ptrdiff_t ahead, const float* weights,
                           const float* correction, float* out) {
   constexpr int kDepth = Operand<T>::kDepth;
   const bool is_whole = lanes == kLanes;
@@ -67,14 +81,14 @@ inline void value_vectors(const T* values, int value_dim, int tokens, int lanes,
   }
   for (int t = 0; t < tokens; t += kDepth) {
     Operand<T> value[kVecs];
-    for (int v = 0; v < kVecs; ++v) {
-      const T* source = values + Operand<T>::offset(t, v * kLanes, value_dim);
-      if (is_whole) {
-        value[v].load(source);
-      } else {
-        value[v].load_partial(source, lanes);
-      }
-      if (t + kDepth > tokens) value[v].keep_first();
+    const T* source = values + Operand<T>::offset(t, 0, value_dim);
+    if (is_whole) {
+      load_and_prefetch(source, Operand<T>::offset(0, kLanes, 0), ahead, value);
+    } else {
+      value[0].load_partial(source, lanes);  // of one vector
+    }
+    if (t + kDepth > tokens) {
+      for (Operand<T>& each : value) each.keep_first();
     }
     for (int n = 0; n < kQueries; ++n) {
       for (int v = 0; v < kVecs; ++v) sums[n][v] = value[v].multiply_add(weights + n * kMaxBlockLen + t, sums[n][v]);
@@ -93,16 +107,16 @@ inline void value_vectors(const T* values, int value_dim, int tokens, int lanes,
 }
 
 template <int kQueries, class T>
-inline void value_tile(const T* values, int value_dim, int tokens, const float* weights, const float* correction,
-                       float* out) {
+inline void value_tile(const T* values, int value_dim, int tokens, ptrdiff_t ahead, const float* weights,
+                       const float* correction, float* out) {
   int d = 0;
   for (; d + kVecTile * kLanes <= value_dim; d += kVecTile * kLanes) {
-    value_vectors<kQueries, kVecTile>(values + Operand<T>::offset(0, d, value_dim), value_dim, tokens, kLanes, weights,
-                                      correction, out + d);
+    value_vectors<kQueries, kVecTile>(values + Operand<T>::offset(0, d, value_dim), value_dim, tokens, kLanes, ahead,
+                                      weights, correction, out + d);
   }
   for (; d < value_dim; d += kLanes) {
     value_vectors<kQueries, 1>(values + Operand<T>::offset(0, d, value_dim), value_dim, tokens,
-                               std::min(kLanes, value_dim - d), weights, correction, out + d);
+                               std::min(kLanes, value_dim - d), ahead, weights, correction, out + d);
   }
 }
 
@@ -218,17 +232,26 @@ inline bool is_poisoned(const float* scores, int first, int last) {
   return probe != 0;
 }
 
-// One block of at most block_len tokens from position `start`, for queries [first, first + kQueries).
+// A head's part of a block of tokens from position `start`.
+struct HeadBlock {
+  const std::byte* keys;
+  const std::byte* values;
+  const std::byte* next_keys;  // of the block after it, or its own
+  int start;
+};
+
+// One block of at most block_len tokens, for queries [first, first + kQueries). Values are fetched from memory while
+// keys are multiplied, and the next block's keys while values are: the processor does not foresee the jumps.
 template <int kQueries, class T>
-inline void attend_tile(const AttentionParams& params, const std::byte* keys, const std::byte* values, int start,
-                        const AttendQueries& queries, int first) {
+inline void attend_tile(const AttentionParams& params, const HeadBlock& block, const AttendQueries& queries,
+                        int first) {
   const CacheLayout& layout = params.layout;
   int low[kQueries];
   int high[kQueries];
   int tokens = 0;
   for (int n = 0; n < kQueries; ++n) {
-    high[n] = std::clamp(queries.ends[first + n] - start, 0, layout.block_len);
-    low[n] = std::clamp(queries.begins[first + n] - start, 0, high[n]);
+    high[n] = std::clamp(queries.ends[first + n] - block.start, 0, layout.block_len);
+    low[n] = std::clamp(queries.begins[first + n] - block.start, 0, high[n]);
     if (low[n] == high[n]) low[n] = high[n] = 0;
     tokens = std::max(tokens, high[n]);
   }
@@ -236,8 +259,9 @@ inline void attend_tile(const AttentionParams& params, const std::byte* keys, co
   const int padded = (tokens + kLanes - 1) / kLanes * kLanes;
 
   alignas(64) float scores[kQueries * kMaxBlockLen];
-  score_tile<kQueries>(reinterpret_cast<const T*>(keys), layout.key_dim, layout.block_len, tokens,
-                       queries.factors + static_cast<size_t>(first) * layout.key_dim, scores);
+  score_tile<kQueries>(reinterpret_cast<const T*>(block.keys), layout.key_dim, layout.block_len, tokens,
+                       block.values - block.keys, queries.factors + static_cast<size_t>(first) * layout.key_dim,
+                       scores);
   if constexpr (kQueries > 1) {
     bool poisoned = false;
     for (int n = 0; n < kQueries; ++n) {
@@ -245,7 +269,7 @@ inline void attend_tile(const AttentionParams& params, const std::byte* keys, co
       poisoned = poisoned || is_poisoned(row, 0, low[n]) || is_poisoned(row, high[n], tokens);
     }
     if (poisoned) {
-      for (int n = 0; n < kQueries; ++n) attend_tile<1, T>(params, keys, values, start, queries, first + n);
+      for (int n = 0; n < kQueries; ++n) attend_tile<1, T>(params, block, queries, first + n);
       return;
     }
   }
@@ -254,17 +278,18 @@ inline void attend_tile(const AttentionParams& params, const std::byte* keys, co
     const int query = first + n;
     float* p = scores + n * kMaxBlockLen;
     if (kIsQuantized<T>)
-      unround_scores(Rounding(keys, layout, layout.key_dim), padded, queries.sums_of_factors[query], p);
+      unround_scores(Rounding(block.keys, layout, layout.key_dim), padded, queries.sums_of_factors[query], p);
     const ScoreRule rule(params, queries, query);
-    rule.apply(start, padded, p);
+    rule.apply(block.start, padded, p);
     correction[n] = soften(low[n], high[n], padded, p, queries.maximum[query], queries.sum[query]);
     if (kIsQuantized<T>) {
-      const float added = round_weights(Rounding(values, layout, layout.value_dim), padded, p);
+      const float added = round_weights(Rounding(block.values, layout, layout.value_dim), padded, p);
       queries.shifts[query] = queries.shifts[query] * correction[n] + added;
     }
     Operand<T>::prepare(p, padded);
   }
-  value_tile<kQueries>(reinterpret_cast<const T*>(values), layout.value_dim, tokens, scores, correction,
+  value_tile<kQueries>(reinterpret_cast<const T*>(block.values), layout.value_dim, tokens,
+                       block.next_keys - block.values, scores, correction,
                        queries.out + static_cast<size_t>(first) * layout.value_dim);
 }
 
@@ -282,29 +307,31 @@ void attend_typed(const AttentionParams& params, int kv_head, const int32_t* blo
   }
   std::fill_n(queries.out, static_cast<size_t>(queries.count) * layout.value_dim, 0.0f);
   for (int start = begin / layout.block_len * layout.block_len; start < end; start += layout.block_len) {
-    const std::byte* block = params.pool + blocks[start / layout.block_len] * layout.block_bytes();
-    const std::byte* keys = block + layout.key_offset(params.layer, kv_head);
-    const std::byte* values = block + layout.value_offset(params.layer, kv_head);
+    const int number = start / layout.block_len;
+    const auto page = [&](int index) { return params.pool + blocks[index] * layout.block_bytes(); };
+    const size_t keys = layout.key_offset(params.layer, kv_head);
+    const HeadBlock block{page(number) + keys, page(number) + layout.value_offset(params.layer, kv_head),
+                          page(start + layout.block_len < end ? number + 1 : number) + keys, start};
     int n = 0;
     for (; n + kQueryTile <= queries.count; n += kQueryTile) {
-      attend_tile<kQueryTile, T>(params, keys, values, start, queries, n);
+      attend_tile<kQueryTile, T>(params, block, queries, n);
     }
     // One tile for those that remain: the fewer times codes are widened, the better.
     switch (queries.count - n) {
       case 5:
-        attend_tile<5, T>(params, keys, values, start, queries, n);
+        attend_tile<5, T>(params, block, queries, n);
         break;
       case 4:
-        attend_tile<4, T>(params, keys, values, start, queries, n);
+        attend_tile<4, T>(params, block, queries, n);
         break;
       case 3:
-        attend_tile<3, T>(params, keys, values, start, queries, n);
+        attend_tile<3, T>(params, block, queries, n);
         break;
       case 2:
-        attend_tile<2, T>(params, keys, values, start, queries, n);
+        attend_tile<2, T>(params, block, queries, n);
         break;
       case 1:
-        attend_tile<1, T>(params, keys, values, start, queries, n);
+        attend_tile<1, T>(params, block, queries, n);
         break;
       default:
         break;
