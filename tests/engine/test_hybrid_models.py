@@ -312,6 +312,15 @@ def test_a_format_holds_with_and_without_drafts(directory: Path) -> None:
     assert all(set(json.loads(response.text)) == {"first_name", "year_of_birth"} for response in responses)
 
 
+def test_a_session_longer_than_the_model_was_trained_for_goes_on_with_its_positions(tmp_path: Path) -> None:
+    made = make_hybrid(tmp_path / "model", "Qwen3.5", max_position_embeddings=64)
+    network = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
+    with torch.no_grad():
+        wanted = network(torch.tensor([PROMPT])).logits[0]
+    with TokenEngine(made, session_len=256, num_tokens_per_iter=24) as model:
+        assert relative_error(model.generate(PROMPT, 1, "all")[1], wanted) < 1e-4
+
+
 def test_perplexity_in_chunks_is_that_of_transformers(directory: Path) -> None:
     network = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ids = torch.tensor([PROMPT])

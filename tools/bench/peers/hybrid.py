@@ -265,6 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--weight-bits", type=int, default=4)
+    parser.add_argument("--quant-policy", type=int, default=0, help="bits of the KV cache; 0: those of the weights")
     parser.add_argument("--only", default="chat,shared,interleaved,context,drafts")
     parser.add_argument(
         "--llama-server", type=Path, metavar="FILE", help="GGUF file for llama-server, measured instead"
@@ -272,7 +273,11 @@ def main() -> None:
     arguments = parser.parse_args()
     parts = arguments.only.split(",")
     chat = Conversations(Tokenizer(str(arguments.model)))
-    settings: dict[str, Any] = {"weight_bits": arguments.weight_bits, "enable_prefix_caching": True}
+    settings: dict[str, Any] = {
+        "weight_bits": arguments.weight_bits,
+        "quant_policy": arguments.quant_policy,
+        "enable_prefix_caching": True,
+    }
     row = Row()
     for name, measure in {
         "chat": measure_chat,
