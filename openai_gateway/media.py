@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.serve.events import is_set_within
 from lmdeploy.vl.fetching import FetchRules, default_seconds, fetch
 from lmdeploy.vl.sources import SourceRules, read_file, url_scheme
 from openai_gateway.errors import ApiError
@@ -73,10 +74,8 @@ class MediaFetcher:
         deadline = time.monotonic() + self._rules.fetch_rules.seconds
         while self._free < count:
             self._freed.clear()
-            try:
-                await asyncio.wait_for(self._freed.wait(), deadline - time.monotonic())
-            except asyncio.TimeoutError:
-                raise ApiError(503, "Too many images are being fetched; try again later.", code="overloaded") from None
+            if not await is_set_within(self._freed, deadline - time.monotonic()):
+                raise ApiError(503, "Too many images are being fetched; try again later.", code="overloaded")
         self._free -= count
 
     def _read(self, url: str, most: int, seconds: float) -> bytes:

@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import uvicorn
 
+from lmdeploy.serve.events import is_set_within
+
 _TICK = 1.0  # seconds: the date in responses' headers is as old
 
 
@@ -37,5 +39,4 @@ class QuietServer(uvicorn.Server):
         event = asyncio.Event()
         self._woken = asyncio.get_running_loop(), event
         while not await self.on_tick(0):  # 0: a tick that reports the date
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(event.wait(), _TICK)
+            await is_set_within(event, _TICK)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Collection
 
+from lmdeploy.serve.events import is_set_within
 from openai_gateway.batches.disk import now
 from openai_gateway.batches.files import QuotaError
 from openai_gateway.batches.records import ENDED, BatchProblem, BatchProblems, Record, Status
@@ -96,8 +97,7 @@ class BatchRunner:
                 for key in self._keys:
                     if key not in self._running and (waiting := self._store.of(key).batches.open_ids()):
                         self._begin(key, waiting[0])
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._new.wait(), _LOOK)
+                await is_set_within(self._new, _LOOK)
         finally:
             for task in self._running.values():
                 task.cancel()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
+from lmdeploy.serve.events import is_set_within
 from openai_gateway.middleware.own_requests import OpenRequests
 
 _LOOK_AGAIN = 0.1  # seconds; nothing signals when clients' requests end
@@ -33,8 +33,7 @@ class Slots:
         async with self._turn:
             while self._taken >= max(1, self._most - self._clients.count):
                 self._freed.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._freed.wait(), _LOOK_AGAIN)
+                await is_set_within(self._freed, _LOOK_AGAIN)
             self._taken += 1
 
     def free(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from lmdeploy.serve.events import is_set_within
 from openai_gateway.proxy.node import Node, NodeStatus
 from openai_gateway.proxy.strategies import Strategy
 
@@ -91,10 +92,7 @@ class NodeTable:
 
     async def wait_for_change(self, seconds: float) -> None:
         """Return when a node has come into service, or after `seconds`."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
-        except TimeoutError:
-            return
+        await is_set_within(self._changed, seconds)
 
     def _load(self, path: Path) -> None:
         try:
