@@ -71,7 +71,7 @@ def test_a_stopped_tritonserver_is_not_healthy_until_it_goes_on(server: ApiServe
     finally:
         os.kill(triton, signal.SIGCONT)
     eventually_sync(lambda: is_answered(server), timeout=START)
-    assert health() == 200
+    eventually_sync(lambda: health() == 200, timeout=START)
 
 
 def test_a_killed_python_model_ends_responses_with_a_reason_and_is_replaced(server: ApiServer) -> None:
