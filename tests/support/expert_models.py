@@ -115,7 +115,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "DeepSeek-V3": ("DeepseekV3ForCausalLM", DEEPSEEK | {"rope_parameters": YARN} | TWO_GROUPS),
     "DeepSeek-V3.2": ("DeepseekV32ForCausalLM", INDEXED | TWO_GROUPS | {"rope_parameters": YARN}),
-    "GLM-5": ("GlmMoeDsaForCausalLM", INDEXED | {"n_group": 1, "topk_group": 1}),
+    "GLM-5": (
+        "GlmMoeDsaForCausalLM",
+        INDEXED | {"n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
+    ),
     "OLMoE": ("OlmoeForCausalLM", QWEN_EXPERTS | {"intermediate_size": 24, "pad_token_id": 0}),
     "ERNIE 4.5 with experts": (
         "Ernie4_5_MoeForCausalLM",
