@@ -19,6 +19,15 @@ async def test_an_event_that_does_not_come_is_not_waited_for_longer() -> None:
     assert not await is_set_within(asyncio.Event(), -1)
 
 
+async def test_an_event_that_another_waiter_has_cleared_was_set() -> None:
+    event = asyncio.Event()
+    waiting = asyncio.create_task(is_set_within(event, 60))
+    await asyncio.sleep(0.01)
+    event.set()
+    event.clear()
+    assert await waiting
+
+
 async def test_a_cancellation_that_comes_as_the_event_is_set_is_not_lost() -> None:
     event = asyncio.Event()
     waiting = asyncio.create_task(is_set_within(event, 60))
