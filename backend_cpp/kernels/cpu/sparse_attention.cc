@@ -4,6 +4,8 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "kernels/cpu/isa.h"

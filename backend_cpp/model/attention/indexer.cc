@@ -43,7 +43,6 @@ CacheGroup Indexer::cache_group(const StepLimits& limits) const {
 void Indexer::use_cache(const CacheGroup& group, size_t page_bytes, int first_table, std::byte* pages) {
   pages_ = pages;
   first_table_ = first_table;
-  page_pieces_ = group.page_pieces;
   shape_.num_layers = group.page_pieces;
   shape_.block_len = group.block_len;
   shape_.page_bytes = page_bytes;
@@ -64,9 +63,9 @@ void Indexer::choose(const StepContext& step, int layer, const IndexerWeights& w
   AttentionParams index;
   index.layout = shape_;
   index.pool = pages_;
-  index.layer = piece % page_pieces_;
+  index.layer = piece % shape_.num_layers;
   index.num_heads = spec_.num_heads;
-  index.set.table = first_table_ + piece / page_pieces_;
+  index.set.table = first_table_ + piece / shape_.num_layers;
   const HeadsView index_queries{queries, step.rows, spec_.num_heads * dim, spec_.num_heads, dim, spec_.head_dim};
   const HeadsView index_keys{keys, step.rows, dim, 1, dim, spec_.head_dim};
   table.is_interleaved = spec_.is_interleaved;

@@ -28,7 +28,7 @@ struct IndexerWeights {
 
 class Indexer {
  public:
-  // Keys of a quantized cache are bfloat16: of what they choose nothing is lost.
+  // Keys of a quantized cache are bfloat16: fewer bits would change which tokens are chosen.
   Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
   CacheGroup cache_group(const StepLimits& limits) const;
@@ -49,7 +49,6 @@ class Indexer {
   CacheLayout shape_;        // of a page
   std::vector<int> layers_;  // that choose
   std::vector<int> pieces_;  // [layers of the model]: number among these
-  int page_pieces_ = 1;
   int first_table_ = 0;
   std::byte* pages_ = nullptr;
   AlignedBuffer queries_;  // [max_rows, heads head_dim]
