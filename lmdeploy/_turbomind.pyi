@@ -126,7 +126,16 @@ class CpuKernels:
     def rms_norm_heads(self, weight: int, eps: float, heads: _Heads) -> None: ...
     def silu_gate(self, gate: _Heads, x: _Heads) -> None: ...
     def causal_conv(
-        self, state: LayerState, channels: int, kernel: int, weight: int, bias: int, x: _Rows, rows: int, y: _Rows
+        self,
+        state: LayerState,
+        channels: int,
+        kernel: int,
+        weight: int,
+        bias: int,
+        has_silu: bool,
+        x: _Rows,
+        rows: int,
+        y: _Rows,
     ) -> None: ...
     def delta_gates(
         self, heads: int, a_log: int, dt_bias: int, a: _Rows, b: _Rows, rows: int, decay: int, beta: int

@@ -187,9 +187,9 @@ class CpuKernels {
     ops_.gate_heads(GateKind::kSilu, view(gate), view(x));
   }
 
-  // Followed by SiLU. weight [channels, kernel]; bias [channels] or 0; x, y [rows, channels].
-  void causal_conv(const LayerState& state, int channels, int kernel, Address weight, Address bias, const Rows& x,
-                   int rows, const Rows& y) {
+  // weight [channels, kernel]; bias [channels] or 0; x, y [rows, channels].
+  void causal_conv(const LayerState& state, int channels, int kernel, Address weight, Address bias, bool has_silu,
+                   const Rows& x, int rows, const Rows& y) {
     const py::gil_scoped_release unlocked;
     ConvParams params;
     params.state = memory(state);
@@ -197,7 +197,7 @@ class CpuKernels {
     params.kernel = kernel;
     params.weight = pointer<const float>(weight);
     params.bias = pointer<const float>(bias);
-    params.has_silu = true;
+    params.has_silu = has_silu;
     ops_.causal_conv(params, rows_of(x), rows, rows_of(y));
   }
 
@@ -303,7 +303,7 @@ void bind_kernels(py::module_& m) {
       .def("rms_norm_heads", &CpuKernels::rms_norm_heads, py::arg("weight"), py::arg("eps"), py::arg("heads"))
       .def("silu_gate", &CpuKernels::silu_gate, py::arg("gate"), py::arg("x"))
       .def("causal_conv", &CpuKernels::causal_conv, py::arg("state"), py::arg("channels"), py::arg("kernel"),
-           py::arg("weight"), py::arg("bias"), py::arg("x"), py::arg("rows"), py::arg("y"))
+           py::arg("weight"), py::arg("bias"), py::arg("has_silu"), py::arg("x"), py::arg("rows"), py::arg("y"))
       .def("delta_gates", &CpuKernels::delta_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
            py::arg("a"), py::arg("b"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
       .def("mamba_gates", &CpuKernels::mamba_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),

@@ -107,8 +107,16 @@ class Kernels:
         """Say which rows recurrent layers have; the pages of a sequence's state follow its blocks."""
         self.native.set_states(spans, blocks, page_count)
 
-    def causal_conv(self, state: Any, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        """Convolve each channel with the inputs before it, then SiLU; advances the state.
+    def causal_conv(
+        self,
+        state: Any,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        x: torch.Tensor,
+        *,
+        has_silu: bool = True,
+    ) -> torch.Tensor:
+        """Convolve each channel with the inputs before it, then SiLU where asked; advances the state.
 
         Parameters
         ----------
@@ -128,8 +136,8 @@ class Kernels:
         y = torch.empty_like(x)
         channels, kernel = weight.shape
         self.native.causal_conv(
-            state, channels, kernel, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), _rows(x), len(x),
-            _rows(y),
+            state, channels, kernel, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), has_silu, _rows(x),
+            len(x), _rows(y),
         )  # fmt: skip
         return y
 

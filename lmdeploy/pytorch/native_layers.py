@@ -41,10 +41,11 @@ class NativeLinear(nn.Module):
         super().__init__()
         self._kernels = kernels
         if kernels is None:
-            self.weight = nn.Parameter(weight, requires_grad=False)
+            self.weight: torch.Tensor = nn.Parameter(weight, requires_grad=False)
             self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         else:
             self._matrix: Matrix | CodedMatrix = matrix or Matrix(weight, bias)
+            self.weight = torch.empty(weight.shape, device="meta")  # models look at its type
         self._ranks, self._gathers = ranks, gathers
         self.out_features, self.in_features = weight.shape
         self._adapters: AdapterTable | None = None

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.pytorch import attention_interface
 from lmdeploy.pytorch.adapted_layers import pattern_of
 from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.coded_gpu_layers import gpu_linear_of
@@ -21,10 +20,11 @@ from lmdeploy.pytorch.coded_weights import CodedWeights, coded_weights
 from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.models.utils.inputs import embeddings_of
 from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, rms_norm_of
-from lmdeploy.pytorch.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
-from lmdeploy.pytorch.recurrent_layers import keeps_state, recurrent_layer_of
+from lmdeploy.pytorch.replacing import attention_interface
+from lmdeploy.pytorch.replacing.prompt_rotary import swap_rotaries
+from lmdeploy.pytorch.replacing.recurrent_layers import keeps_state, recurrent_layer_of
 from lmdeploy.pytorch.served_by_transformers import KEEPS_NOTHING, model_class_of, refuse_unsupported
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 from lmdeploy.pytorch.text_part.grid_rotary import swap_grid_rotaries
@@ -288,8 +288,8 @@ class _Plan:
         if ranks.count > 1 and not self._unused:
             raise UnsupportedModelError(f"{type(model).__name__}: transformers has no plan for more than one device")
         text = model.config.get_text_config()
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        ranks.slice_of(heads, "the number of key and value heads")
+        if heads := getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 0):
+            ranks.slice_of(heads, "the number of key and value heads")
         unknown = sorted({style for style in self._styles.values() if style not in (*_WHOLE, *_DIVIDED)})
         if unknown:
             raise UnsupportedModelError(f"{type(model).__name__}: tp is not supported with {', '.join(unknown)}")

@@ -62,8 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _load(args: argparse.Namespace, channel: Any) -> Any:
+    from lmdeploy.pytorch.replacing.elementwise import make_independent_of_place
     from lmdeploy.pytorch.step_runner import StepRunner, WorkerArguments
 
+    make_independent_of_place()
     given = WorkerArguments(
         checkpoint=args.checkpoint, dtype=args.dtype, device=args.device, rank=args.rank, ranks=args.ranks,
         meeting_place=args.meeting_place, threads=args.threads, quant_policy=args.quant_policy,

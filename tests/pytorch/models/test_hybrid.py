@@ -26,7 +26,7 @@ def make(name: str, directory: Path) -> Path:
     return make_tiny(directory / "model", architecture, **overrides)
 
 
-@pytest.fixture(scope="module", params=["Qwen3.5", "Falcon-H1 with norms"])
+@pytest.fixture(scope="module", params=["Qwen3.5", "Falcon-H1 with norms", "LFM2", "Mamba2"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(request.param, tmp_path_factory.mktemp("tiny"))
 
@@ -51,7 +51,18 @@ def alone(directory: Path) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen3.5", "Qwen3-Next", "Granite 4", "Falcon-H1", "Falcon-H1 with norms", "Nemotron-H"]
+    "name",
+    [
+        "Qwen3.5",
+        "Qwen3-Next",
+        "Granite 4",
+        "Falcon-H1",
+        "Falcon-H1 with norms",
+        "Nemotron-H",
+        "LFM2",
+        "LFM2 with experts",
+        "Mamba2",
+    ],
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = make(name, tmp_path)

@@ -147,10 +147,42 @@ class Mamba2(nn.Module):
         return result
 
 
+class ShortConvolution(nn.Module):
+    """A gated short convolution (LFM2) in the place of one of ``transformers``, whose projections it keeps.
+
+    Parameters
+    ----------
+    theirs
+        The layer.
+    kernels
+        What computes.
+    """
+
+    def __init__(self, theirs: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.layer_idx = int(theirs.layer_idx)
+        self.in_proj, self.out_proj = theirs.in_proj, theirs.out_proj
+        self._conv = _floats(theirs.conv.weight.squeeze(1))
+        self._conv_bias = None if theirs.conv.bias is None else _floats(theirs.conv.bias)
+        channels, kernel = self._conv.shape
+        self._shape = StateShape(kernel - 1, channels, 0, 0, 0)
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
+        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        gate_in, gate_out, x = self.in_proj(hidden_states)[0].float().chunk(3, dim=1)
+        convolved = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, gate_in * x, has_silu=False)
+        result: torch.Tensor = self.out_proj((gate_out * convolved)[None])
+        return result
+
+
 # By what the modelling code of a layer has.
-_KINDS: tuple[tuple[type[GatedDeltaNet | Mamba2], tuple[str, ...]], ...] = (
+_Kind = type[GatedDeltaNet | Mamba2 | ShortConvolution]
+_KINDS: tuple[tuple[_Kind, tuple[str, ...]], ...] = (
     (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "norm", "num_k_heads", "num_v_heads", "out_proj")),
     (Mamba2, ("A_log", "D", "conv1d", "dt_bias", "in_proj", "n_groups", "ssm_state_size", "out_proj")),
+    (ShortConvolution, ("conv", "conv_kernel_size", "in_proj", "out_proj")),
 )
 
 
@@ -182,7 +214,7 @@ def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
     return kind(theirs, kernels)
 
 
-def _kind_of(module: nn.Module) -> type[GatedDeltaNet | Mamba2] | None:
+def _kind_of(module: nn.Module) -> _Kind | None:
     return next((kind for kind, names in _KINDS if all(hasattr(module, name) for name in names)), None)
 
 
