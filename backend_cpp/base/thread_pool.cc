@@ -1,6 +1,10 @@
 #include "base/thread_pool.h"
 
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
 
 namespace turbomind {
 
@@ -8,6 +12,7 @@ namespace {
 
 constexpr int kSpinsBeforeSleep = 20000;  // about 0.2 to 0.8 ms of pause instructions
 constexpr int kSpinsBeforeYield = 2000;
+constexpr int kLowerNiceness = 3;  // half the share of a thread of normal priority
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -15,6 +20,11 @@ inline void pause_cpu() {
 #else
   std::this_thread::yield();
 #endif
+}
+
+void lower_own_priority() {
+  const auto thread = static_cast<id_t>(gettid());
+  setpriority(PRIO_PROCESS, thread, std::max(getpriority(PRIO_PROCESS, thread), kLowerNiceness));
 }
 
 }  // namespace
@@ -57,14 +67,24 @@ void ThreadPool::run(int chunks, Call call, void* context) {
   }
 }
 
+void ThreadPool::lower_priority() {
+  has_lower_priority_ = true;
+  lower_own_priority();
+}
+
 void ThreadPool::work() {
   uint32_t seen = epoch_.load();
   int spins = 0;
+  bool is_lowered = false;
   while (!stopping_.load(std::memory_order_relaxed)) {
     const uint32_t now = epoch_.load(std::memory_order_acquire);
     if (now != seen) {
       seen = now;
       spins = 0;
+      if (!is_lowered && has_lower_priority_.load(std::memory_order_relaxed)) {
+        lower_own_priority();
+        is_lowered = true;
+      }
       while (claim_and_run_one()) {
       }
     } else if (++spins < kSpinsBeforeSleep) {

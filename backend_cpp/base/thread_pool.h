@@ -23,6 +23,9 @@ class ThreadPool {
 
   int thread_count() const { return static_cast<int>(workers_.size()) + 1; }
 
+  // From the next loop on, other threads of the machine go before the workers; before the calling thread at once.
+  void lower_priority();
+
   // Calls body(chunk) once for every chunk in [0, chunks), the caller taking part; returns when all are done.
   // One caller at a time; body must not throw and must not call parallel_for.
   template <class Body>
@@ -54,6 +57,7 @@ class ThreadPool {
   std::atomic<uint32_t> epoch_{0};  // counts loops; sleeping workers wait on it
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> has_lower_priority_{false};
   std::vector<std::thread> workers_;
 };
 

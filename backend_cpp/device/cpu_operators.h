@@ -23,6 +23,7 @@ class CpuOperators final : public Operators {
   // threads 0: all CPUs. Throws Error(kInvalidArgument) where LMDEPLOY_CPU_ISA names what this processor has not.
   explicit CpuOperators(int threads, RankPlace place = {});
 
+  void lower_priority() override { pool_.lower_priority(); }
   bool shares_host_memory() const override { return true; }
   AlignedBuffer allocate(size_t bytes, MemoryUse) override { return AlignedBuffer(bytes); }
   AlignedBuffer allocate_staging(size_t bytes) override { return AlignedBuffer(bytes); }

@@ -46,6 +46,9 @@ class Operators {
  public:
   virtual ~Operators() = default;
 
+  // Has other threads of the machine go before those that compute here, the caller included.
+  virtual void lower_priority() {}
+
   // ---- memory ----
 
   // Whether the host's memory is the device's: nothing needs to be uploaded.

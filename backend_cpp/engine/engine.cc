@@ -16,6 +16,10 @@ namespace {
 constexpr std::chrono::milliseconds kFirstDelay{500};
 constexpr std::chrono::milliseconds kLongestDelay{30'000};
 
+// Engines of encoders in this process. A text of theirs takes milliseconds, so others let them go first on the
+// processors that they share.
+std::atomic<int> encoder_count{0};
+
 // Allocates the runner's cache. A sequence that fits alone always completes, so none may be longer than the whole
 // cache; where a window bounds what a sequence holds, every length fits.
 EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draft_runner) {
@@ -67,6 +71,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
   }
   if (processes_) processes_->on_loss([this] { inbox_.wake(); });
   if (events_) events_->notify([this] { inbox_.wake(); });
+  if (limits_.only_embeds) ++encoder_count;
   thread_ = std::thread([this] { run(); });
 }
 
@@ -90,6 +95,7 @@ Engine::~Engine() {
   thread_.join();
   adapters_.stop();
   if (processes_) processes_->on_loss({});
+  if (limits_.only_embeds) --encoder_count;
 }
 
 void Engine::submit(Request request) {
@@ -168,10 +174,18 @@ void Engine::settle_adapters() {
 void Engine::step() {
   try {
     if (is_healthy_ && processes_ && processes_->is_lost()) throw Error(ErrorCode::kUnavailable, "a worker has ended");
+    if (!has_lower_priority_ && !limits_.only_embeds && encoder_count > 0) lower_priority();
     core_.step();
   } catch (const std::exception& error) {
     fail(Error(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what()));
   }
+}
+
+// For as long as the engine lives: to raise it again takes privileges.
+void Engine::lower_priority() {
+  has_lower_priority_ = true;
+  runner_->lower_priority();
+  if (draft_runner_) draft_runner_->lower_priority();
 }
 
 void Engine::fail(const Error& fault) {

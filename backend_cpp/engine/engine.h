@@ -78,6 +78,7 @@ class Engine {
   void add(Inbox::Messages&& messages);
   void settle_adapters();
   void step();
+  void lower_priority();
   void fail(const Error& fault);
   void restart_runner();
   void check_when_idle() const;
@@ -106,6 +107,7 @@ class Engine {
   // The step thread's: when a runner that was lost is started again, and how long after a failure.
   Clock::time_point next_restart_ = Clock::time_point::max();
   std::chrono::milliseconds restart_delay_{0};
+  bool has_lower_priority_ = false;  // the step thread's
   mutable std::mutex mu_;
   EngineStats stats_;  // guarded by mu_
   std::thread thread_;

@@ -221,6 +221,8 @@ class ModelRunner {
     (void)limits;
     return 0;
   }
+  // Has other threads of the machine go before those that compute for it, the caller included.
+  virtual void lower_priority() {}
   // Forgets what it did for others than the first `count` shapes.
   virtual void keep_prepared(size_t count) { (void)count; }
   // Whether it chooses tokens so in the step that begins next, which must then ask for it.

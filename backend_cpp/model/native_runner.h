@@ -37,6 +37,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   size_t free_cache_memory() override { return ops_->free_memory(); }
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
   void keep_hidden(const std::vector<int>& layers) override;
+  void lower_priority() override { ops_->lower_priority(); }
   std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override { cache_.move(*ops_, moves); }
   size_t prepare_decoding(const StepLimits& limits) override;

@@ -69,6 +69,10 @@ void ParallelRunner::keep_hidden(const std::vector<int>& layers) {
   run([&](ModelRunner& runner, int) { runner.keep_hidden(layers); });
 }
 
+void ParallelRunner::lower_priority() {
+  run([](ModelRunner& runner, int) { runner.lower_priority(); });
+}
+
 std::byte* ParallelRunner::allocate_cache(const CacheShare& share) {
   std::byte* pages = nullptr;
   run([&](ModelRunner& runner, int rank) {

@@ -29,6 +29,7 @@ class ParallelRunner final : public ModelRunner, public AdapterSlots {
   size_t free_cache_memory() override;
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
   void keep_hidden(const std::vector<int>& layers) override;
+  void lower_priority() override;
   // The pages of the first rank.
   std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override;

@@ -52,6 +52,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
   std::atomic<bool> lost{false};
   // Steps that began before the one before was taken.
   std::atomic<int> steps_ahead{0};
+  std::atomic<int> times_lowered{0};
 
   StubRunner()
       : ModelRunner({.vocab_size = kStubVocab,
@@ -81,6 +82,8 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
       states_[static_cast<size_t>(to)] = states_[static_cast<size_t>(from)];
     }
   }
+
+  void lower_priority() override { ++times_lowered; }
 
   bool is_lost() const override { return lost; }
   void on_loss(std::function<void()>) override {}

@@ -1,5 +1,10 @@
 // JSON, thread pool, a map that forgets, secrets.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <thread>
 
@@ -58,6 +63,24 @@ TEST(a_parallel_loop_runs_every_chunk_once) {
     if (round % 500 == 0)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));  // long enough for workers to sleep
   }
+}
+
+TEST(a_thread_pool_lets_other_threads_go_first_when_told) {
+  constexpr int kThreads = 3;
+  std::array<int, kThreads> niceness{};
+  const int normal = getpriority(PRIO_PROCESS, 0);
+  std::thread caller([&] {
+    ThreadPool pool(kThreads);
+    pool.lower_priority();
+    std::barrier all(kThreads);
+    pool.parallel_for(kThreads, [&](int chunk) {
+      all.arrive_and_wait();  // so that each thread has one
+      niceness[static_cast<size_t>(chunk)] = getpriority(PRIO_PROCESS, static_cast<id_t>(gettid()));
+    });
+  });
+  caller.join();
+  for (const int each : niceness) CHECK(each > normal || each == 19);
+  CHECK_EQUAL(getpriority(PRIO_PROCESS, 0), normal);
 }
 
 TEST(a_recent_map_forgets_what_was_not_asked_for_the_longest) {

@@ -66,6 +66,27 @@ ENGINE_TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
   }
 }
 
+TEST(an_engine_lets_encoders_of_its_process_go_first) {
+  Collector collector;
+  auto runner = std::make_unique<StubRunner>();
+  const StubRunner& stub = *runner;
+  Engine engine(small_config(), std::move(runner), letters());
+  const auto run = [&](RequestId id) {
+    engine.submit(make_request(id, {9}, 3, collector.callback()));
+    collector.wait(id);
+  };
+  run(1);
+  CHECK_EQUAL(stub.times_lowered.load(), 0);
+  auto texts = std::make_unique<StubRunner>();
+  const StubRunner& encoding = *texts;
+  texts->traits_.reads_whole = true;
+  const Engine encoder(small_config(), std::move(texts), letters());
+  run(2);
+  run(3);
+  CHECK_EQUAL(stub.times_lowered.load(), 1);
+  CHECK_EQUAL(encoding.times_lowered.load(), 0);
+}
+
 TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
   const auto steps_ahead = [](const std::function<void(GenerationParams&)>& change) {
     stubs_choose_tokens = true;
