@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmdeploy.model_metadata.pooling import read_pooling
 from lmdeploy.model_metadata.sampling_defaults import AUTO, sampling_defaults
 from lmdeploy.model_metadata.score_head import read_score_head
+from lmdeploy.model_metadata.token_heads import read_token_heads
 from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
 from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
 from lmdeploy.serve.multi_model.wanted import newest_versions
@@ -89,6 +90,7 @@ class ServedModel:
         self.pooling = None if engine_dir is None else read_pooling(engine_dir)
         self.is_text_only = engine_dir is not None and not (engine_dir / VISION_FILE).is_file()
         self.score_head = None if engine_dir is None else read_score_head(engine_dir)
+        self.token_heads = None if engine_dir is None else read_token_heads(engine_dir)
         self.client, self.engine_dir = client, engine_dir
         self.adapters = Adapters(client)
         self.token_texts = TokenTexts(client, engine_dir)

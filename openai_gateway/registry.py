@@ -80,7 +80,10 @@ ENDPOINTS = (
     *(Endpoint(f"/v1/{name}", is_proxied=True, is_batched=True) for name in ("rerank", "score", "classify", "pooling")),
     *map(Endpoint, ("/rerank", "/v2/rerank", "/score", "/classify", "/pooling")),
     # TEI's
-    *(Endpoint(path, prompt="inputs", is_proxied=False) for path in ("/embed", "/predict")),
+    *(
+        Endpoint(path, prompt="inputs", is_proxied=False)
+        for path in ("/embed", "/embed_all", "/embed_sparse", "/predict")
+    ),
     *map(Endpoint, ("/v1/chat/completions/render", "/v1/completions/render", "/tokenize", "/detokenize")),
     *(Endpoint(path, loads="Adapters") for path in (LOAD_ADAPTER, UNLOAD_ADAPTER)),
     *(Endpoint(path, loads="Models") for path in (LOAD_MODEL, UNLOAD_MODEL)),

@@ -216,7 +216,8 @@ void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutpu
   go_on(sequence, [&] {
     if (output.span.wanted == SpanRows::kAll) {
       sequence->generation.take_prompt_outputs(output.span.first_position, output.count, output.logits, output.hidden);
-      if (sequence->pending() > 0) return FinishReason::kNone;
+      const int end = output.span.first_position + output.span.count;
+      if (static_cast<size_t>(end) < sequence->tokens.size()) return FinishReason::kNone;
     }
     return output.span.drafts > 0 ? advance_over_drafts(*sequence, output) : advance(*sequence, output);
   });

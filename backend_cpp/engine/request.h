@@ -98,7 +98,7 @@ struct Output {
   std::vector<TokenLogprobs> prompt_logprobs;
   std::vector<float> logits;         // [tokens, vocab]
   std::vector<float> hidden_states;  // [tokens, hidden], after the final norm
-  std::vector<float> embedding;      // with output_embedding: [hidden], the same of the prompt's last token
+  std::vector<float> embedding;      // with output_embedding: [hidden], the same of the prompt's last token; or of each
   double score = 0;                  // with scores_prompt: sum of -log p
   int scored_tokens = 0;
   std::shared_ptr<const std::vector<int32_t>> prompt;  // all before the response, history included; if asked for

@@ -97,7 +97,8 @@ struct StepInput {
 struct StepOutput {
   // The wanted rows, in span order; valid until the next step begins.
   float* logits = nullptr;  // [wanted rows, vocab_size], writable
-  // [wanted rows, hidden_size], after the final norm; a head's: what it takes itself; an encoder's: the texts' vectors.
+  // [wanted rows, hidden_size], after the final norm; a head's: what it takes itself; an encoder's, of texts whose last
+  // row alone is wanted: their vectors.
   const float* hidden = nullptr;
   // The choices, in span order; valid until the next step is taken.
   const ChosenToken* chosen = nullptr;
@@ -175,7 +176,8 @@ struct RunnerTraits {
   int hidden_size = 0;
   ImageTraits images = {};  // of rows in place of token embeddings; without a width, it takes none
   std::optional<HeadTraits> head = std::nullopt;  // where it is one
-  // It is an encoder: a text runs in one step, and its only wanted row is its vector. There are no logits.
+  // It is an encoder: a text runs in one step, and its last row, where that alone is wanted, is its vector. There are
+  // no logits.
   bool reads_whole = false;
   // Other runners of this process can use the cache's memory too (ModelRunner::allocate_cache).
   bool shares_cache = false;

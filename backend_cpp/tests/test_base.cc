@@ -65,7 +65,7 @@ TEST(a_parallel_loop_runs_every_chunk_once) {
   }
 }
 
-TEST(a_thread_pool_lets_other_threads_go_first_when_told) {
+TEST(a_thread_pool_lets_other_threads_go_first_where_it_should) {
   constexpr int kThreads = 3;
   std::array<int, kThreads> niceness{};
   const int normal = getpriority(PRIO_PROCESS, 0);

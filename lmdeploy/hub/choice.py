@@ -12,7 +12,7 @@ from lmdeploy.hub.errors import HubError
 from lmdeploy.turbomind.gguf.parts import SUFFIX, model_name
 
 # What a checkpoint consists of here: no weights in other formats, no code.
-_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
+_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "*_linear.pt")
 # Fetched where there are no safetensors files.
 _PICKLED_PATTERNS = ("pytorch_model*.bin", "consolidated.*.pth")
 _USUAL = "Q4_K_M"  # of several GGUF files, where none is named

@@ -19,6 +19,7 @@ import numpy as np
 
 from lmdeploy.stored_rows import stored_rows
 from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
+from lmdeploy.turbomind.pickled_weights import read_tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,11 +78,21 @@ class DenseLayer:
 
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what it makes of vectors ``[texts, inputs]``."""
-        made = activated(self.activation, linear(self.weight, self.bias, vectors).astype(np.float64))
+        return self._finished(linear(self.weight, self.bias, vectors))
+
+    def of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what it makes of the rows ``[rows, inputs]`` of one text, whose bits may depend on each other."""
+        return self._finished(rows @ self.weight.T + self.bias)
+
+    def _finished(self, made: NDArray[Any]) -> NDArray[np.float32]:
+        if self.activation == "Identity" and not self.norm.size:
+            return made
+        made = activated(self.activation, made.astype(np.float64))
         if self.norm.size:
             centred = made - made.mean(axis=1, keepdims=True)
             made = centred / np.sqrt(centred.var(axis=1, keepdims=True) + self.norm_eps) * self.norm
-        return made.astype(np.float32)
+        finished: NDArray[np.float32] = made.astype(np.float32)
+        return finished
 
 
 def layers_of(kept: Sequence[Mapping[str, Any]], weights: Any) -> tuple[DenseLayer, ...]:
@@ -183,7 +194,7 @@ def engine_pooling(model_dir: Path, raw: Mapping[str, Any]) -> str:
     if architecture.endswith("ForSequenceClassification"):
         return "mean" if raw.get("classifier_pooling") == "mean" else "first"
     try:
-        modes = _modes(model_dir, _steps(model_dir))
+        modes = _modes(model_dir, module_steps(model_dir))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return "mean"  # pooling_of() says what is wrong
     return _MODES.get(modes[0], "mean") if len(modes) == 1 else "mean"
@@ -194,16 +205,38 @@ def pooling_of(model_dir: Path, is_encoder: bool = False) -> Pooling | None:
     if not (model_dir / _MODULES).is_file():
         return Pooling() if is_encoder else None
     try:
-        steps = _steps(model_dir)
-        if refusal := _refusal(model_dir, steps, is_encoder):
-            return Pooling(refusal=refusal)
-        kinds = [kind for kind, _ in steps]
-        dense = tuple(_dense(model_dir / path) for kind, path in steps if kind == "Dense")
+        steps = module_steps(model_dir)
         prompts, default = _prompts(model_dir)
+        if refusal := _refusal(model_dir, steps, is_encoder):
+            return Pooling(refusal=refusal, prompts=prompts, default_prompt=default)
+        kinds = [kind for kind, _ in steps]
+        dense = tuple(dense_layer(model_dir / path) for kind, path in steps if kind == "Dense")
         sizes = _read(model_dir / "config.json").get("matryoshka_dimensions") or []
         return Pooling("Normalize" in kinds, "", prompts, default, tuple(sorted(map(int, sizes))), dense)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Pooling(refusal=f"{_MODULES} and what it names cannot be read ({' '.join(str(error).split())})")
+
+
+def module_steps(model_dir: Path) -> list[tuple[str, str]]:
+    """Return the steps of ``modules.json`` in order, as name and folder; none where there is no such file."""
+    if not (model_dir / _MODULES).is_file():
+        return []
+    return [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in _read(model_dir / _MODULES)]
+
+
+def dense_layer(folder: Path) -> DenseLayer:
+    """Return the linear layer that a folder of a step ``Dense`` holds, in safetensors or PyTorch's own file."""
+    config = _read(folder / "config.json")
+    activation = str(config.get("activation_function") or "Identity").rpartition(".")[2]
+    activated(activation, np.zeros(1))
+    file, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    if file.is_file() or not pickled.is_file():
+        weight = stored_rows(file, "linear.weight")
+        bias = stored_rows(file, "linear.bias")[0] if config.get("bias", True) else None
+    else:
+        tensors = {name: tensor.float().numpy() for name, tensor in read_tensors(pickled).items()}
+        weight, bias = tensors["linear.weight"], tensors["linear.bias"] if config.get("bias", True) else None
+    return DenseLayer(activation, weight, np.zeros(len(weight), np.float32) if bias is None else bias)
 
 
 def write_pooling(
@@ -248,10 +281,6 @@ def _read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _steps(model_dir: Path) -> list[tuple[str, str]]:
-    return [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in _read(model_dir / _MODULES)]
-
-
 def _refusal(model_dir: Path, steps: list[tuple[str, str]], is_encoder: bool) -> str:
     unknown = [kind for kind, _ in steps if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
     if unknown:
@@ -277,19 +306,12 @@ def _modes(model_dir: Path, steps: list[tuple[str, str]]) -> list[str]:
     return [name.removeprefix(_MODE) for name, is_on in config.items() if name.startswith(_MODE) and is_on is True]
 
 
-def _dense(folder: Path) -> DenseLayer:
-    config = _read(folder / "config.json")
-    activation = str(config.get("activation_function") or "Identity").rpartition(".")[2]
-    activated(activation, np.zeros(1))
-    file = folder / "model.safetensors"
-    weight = stored_rows(file, "linear.weight")
-    bias = stored_rows(file, "linear.bias")[0] if config.get("bias", True) else np.zeros(len(weight), np.float32)
-    return DenseLayer(activation, weight, bias)
-
-
 def _prompts(model_dir: Path) -> tuple[dict[str, str], str]:
     file = model_dir / _PROMPTS
     config = _read(file) if file.is_file() else {}
     prompts = {str(name): text for name, text in (config.get("prompts") or {}).items() if isinstance(text, str)}
     default = config.get("default_prompt_name") or ""
+    for name in ("query", "document"):  # as PyLate writes it
+        if prefix := config.get(f"{name}_prefix"):
+            prompts[name] = str(prefix)
     return prompts, default if default in prompts else ""

@@ -17,7 +17,7 @@ from lmdeploy.offline.outputs import AsyncOutputs, Batch, Responses, by_prompt, 
 from lmdeploy.offline.scoring import TokenIds, cross_entropies, prompt_logits
 from lmdeploy.offline.session_generator import SessionGenerator
 from lmdeploy.offline.sessions import EngineSessions
-from lmdeploy.offline.texts import embed_texts, score_pairs
+from lmdeploy.offline.texts import embed_texts, score_pairs, sparse_vectors, token_vectors
 from lmdeploy.paths import locate_model
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
@@ -532,6 +532,58 @@ class AsyncEngine:
         is_one = isinstance(texts, str)
         batch = [texts] if isinstance(texts, str) else list(texts)
         vectors = embed_texts(self.engine, self.tokenizer, batch, prompt_name, dimensions, truncate)
+        return vectors[0] if is_one else vectors
+
+    def embed_tokens(
+        self, texts: str | Sequence[str], *, prompt_name: str | None = None, truncate: bool = False
+    ) -> "list[np.ndarray[Any, np.dtype[np.float32]]] | np.ndarray[Any, np.dtype[np.float32]]":
+        """Return a vector of each token of each text, as late interaction compares them.
+
+        Parameters
+        ----------
+        texts, prompt_name, truncate
+            As in ``embed``.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            ``[tokens, numbers]`` float32 each, or that of a single text. Of a model with layers for them (BGE-M3,
+            ColBERT) they have length 1, and with BGE-M3 the first token has none; of another encoder they are the
+            hidden states.
+
+        Raises
+        ------
+        ValueError
+            If the model is no encoder, a text is too long, or there is no such prompt.
+        """
+        is_one = isinstance(texts, str)
+        batch = [texts] if isinstance(texts, str) else list(texts)
+        vectors = token_vectors(self.engine, self.tokenizer, batch, prompt_name, truncate)
+        return vectors[0] if is_one else vectors
+
+    def embed_sparse(
+        self, texts: str | Sequence[str], *, prompt_name: str | None = None, truncate: bool = False
+    ) -> list[dict[int, float]] | dict[int, float]:
+        """Return how much each token of the vocabulary counts in each text, where it does.
+
+        Parameters
+        ----------
+        texts, prompt_name, truncate
+            As in ``embed``.
+
+        Returns
+        -------
+        list of dict
+            Weights above 0 by token id, ascending, of each text, or those of a single one.
+
+        Raises
+        ------
+        ValueError
+            If the model has no layer for it, a text is too long, or there is no such prompt.
+        """
+        is_one = isinstance(texts, str)
+        batch = [texts] if isinstance(texts, str) else list(texts)
+        vectors = sparse_vectors(self.engine, self.tokenizer, batch, prompt_name, truncate)
         return vectors[0] if is_one else vectors
 
     def score(

@@ -87,8 +87,10 @@ class LocalClient:
         engine, fields = self._pipe.engine, request.fields
         name = fields.get("lora_name")
         if config is None:
-            begin = fields.get("second_text_begin")
-            return engine.embed(prompt.ids, outputs.put, begin, images=prompt.rows, adapter_name=name)
+            begin, of_tokens = fields.get("second_text_begin"), bool(fields.get("output_token_embeddings"))
+            return engine.embed(
+                prompt.ids, outputs.put, begin, images=prompt.rows, adapter_name=name, of_tokens=of_tokens
+            )
         return engine.submit(
             prompt.ids,
             config,
@@ -150,7 +152,7 @@ def _chunk(output: EngineOutput, most_likely: int | None) -> GenerateChunk:
         history_token_len=output.history_token_len,
     )
     if output.embedding is not None:
-        chunk.embedding = output.embedding[0].astype("<f4").tobytes()
+        chunk.embedding = output.embedding.astype("<f4").tobytes()
     if output.logprobs is not None and most_likely is not None:
         chunk.token_logprobs = tuple(
             entry[token] for token, entry in zip(output.token_ids, output.logprobs, strict=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from lmdeploy.model_metadata.pooling import Pooling, read_pooling, unit
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head
+from lmdeploy.model_metadata.token_heads import TokenHeads, read_token_heads
 from lmdeploy.offline.outputs import raise_error
 from lmdeploy.turbomind.engine import Engine, EngineOutput
 
@@ -87,6 +88,56 @@ def states_of(engine: Engine, framed: Iterable[Framed]) -> NDArray[np.float32]:
     ValueError
         The engine refuses a text, such as one that is too long; the text says which.
     """
+    found = [rows[0] for rows in rows_of(engine, framed)]
+    return np.stack(found) if found else np.zeros((0, 0), np.float32)
+
+
+def token_vectors(
+    engine: Engine, tokenizer: Tokenizer, texts: Sequence[str], prompt_name: str | None = None, truncate: bool = False
+) -> list[NDArray[np.float32]]:
+    """Return the vectors of each text's tokens; see ``AsyncEngine.embed_tokens``."""
+    heads = _token_heads_of(engine)
+    ids = _token_ids(engine, tokenizer, texts, prompt_name, truncate)
+    rows = rows_of(engine, ((each, None) for each in ids), of_tokens=True)
+    return [heads.vectors_of(each) for each in rows]
+
+
+def sparse_vectors(
+    engine: Engine, tokenizer: Tokenizer, texts: Sequence[str], prompt_name: str | None = None, truncate: bool = False
+) -> list[dict[int, float]]:
+    """Return the weights of each text's tokens; see ``AsyncEngine.embed_sparse``."""
+    heads = _token_heads_of(engine)
+    if not heads.weights:
+        raise ValueError("the model makes no sparse vectors: its checkpoint has no sparse_linear.pt")
+    ids = _token_ids(engine, tokenizer, texts, prompt_name, truncate)
+    rows = rows_of(engine, ((each, None) for each in ids), of_tokens=True)
+    return [heads.sparse_vector_of(*each) for each in zip(ids, rows, strict=True)]
+
+
+def _token_ids(
+    engine: Engine, tokenizer: Tokenizer, texts: Sequence[str], prompt_name: str | None, truncate: bool
+) -> list[list[int]]:
+    pooling = read_pooling(engine.directory.path)
+    prompt = "" if pooling is None else prompt_of(pooling, prompt_name)
+    frame, most = tokenizer.frame(), engine.session_len if truncate else None
+    return [frame.single(each, most) for each in tokenizer.encode_bare([prompt + text for text in texts])]
+
+
+def _token_heads_of(engine: Engine) -> TokenHeads:
+    heads = read_token_heads(engine.directory.path)
+    if heads is None or heads.refusal:
+        raise ValueError(f"the model makes no vectors of tokens: {heads.refusal if heads else 'it is no encoder'}")
+    return heads
+
+
+def rows_of(engine: Engine, framed: Iterable[Framed], of_tokens: bool = False) -> list[NDArray[np.float32]]:
+    """Return the hidden states that the engine returns of each text: ``[1, hidden size]``, or one of each token.
+
+    Raises
+    ------
+    ValueError
+        As `states_of`.
+    """
     outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
     places: dict[int, int] = {}
     found: dict[int, NDArray[np.float32]] = {}
@@ -97,14 +148,14 @@ def states_of(engine: Engine, framed: Iterable[Framed]) -> NDArray[np.float32]:
         place = places.pop(output.request)
         raise_error(output)
         assert output.embedding is not None
-        found[place] = output.embedding[0]
+        found[place] = output.embedding
 
     try:
         for ids, second in framed:
             if len(places) == _OPEN:
                 take()
             try:
-                places[engine.embed(ids, outputs.put, second)] = count
+                places[engine.embed(ids, outputs.put, second, of_tokens=of_tokens)] = count
             except ValueError as error:
                 raise ValueError(f"text {count}: {error}") from None
             count += 1
@@ -113,7 +164,7 @@ def states_of(engine: Engine, framed: Iterable[Framed]) -> NDArray[np.float32]:
     finally:
         for request in places:
             engine.cancel(request)
-    return np.stack([found[place] for place in range(count)]) if count else np.zeros((0, 0), np.float32)
+    return [found[place] for place in range(count)]
 
 
 def prompt_of(pooling: Pooling, name: str | None) -> str:

@@ -44,6 +44,13 @@ class RequestFields:
         is_tensor=True,
         is_param=True,
     )
+    output_token_embeddings: bool = field.boolean(
+        False,
+        "With output_embedding, of an encoder: return the hidden state of each token of the text in place of the "
+        "text's vector.",
+        is_tensor=True,
+        is_param=True,
+    )
     thinking_budget: int | None = field.integer(
         None,
         "Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with "

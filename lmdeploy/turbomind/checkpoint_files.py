@@ -10,6 +10,10 @@ _TEXTS = (
     "config.json", "generation_config.json", "*processor_config.json", "tokenizer*", "special_tokens_map.json",
     "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "*.model",
 )  # fmt: skip
+_MODULES = (
+    "modules.json", "config_sentence_transformers.json", "sentence_*config.json", "*_linear.pt", "[0-9]*_*/config.json",
+    "[0-9]*_*/model.safetensors", "[0-9]*_*/pytorch_model.bin",
+)  # fmt: skip
 _COPY = "checkpoint"
 _OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".msgpack", ".h5", ".onnx")  # the same again, as publishers add them
 
@@ -21,6 +25,15 @@ def copy_texts(model_dir: Path, target: Path) -> None:
         for file in model_dir.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)
+
+
+def copy_modules(model_dir: Path, target: Path) -> None:
+    """Copy what sentence-transformers has alongside a model: its steps, and layers for vectors and tokens."""
+    for pattern in _MODULES:
+        for file in model_dir.glob(pattern):
+            copy = target / file.relative_to(model_dir)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
 
 
 def move_in(model_dir: Path, target: Path) -> None:

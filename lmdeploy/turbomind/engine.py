@@ -229,6 +229,7 @@ class Engine:
         *,
         images: Sequence[ImageRows] = (),
         adapter_name: str | None = None,
+        of_tokens: bool = False,
     ) -> int:
         """Start what the model makes of a text: one output, whose ``embedding`` is set.
 
@@ -240,8 +241,12 @@ class Engine:
             Of the two texts of a pair, the first token of the second; None: there is one text.
         images, adapter_name
             As for `submit`.
+        of_tokens
+            Of an encoder: ``embedding`` has the hidden state of each token.
         """
         params: dict[str, Any] = {"max_new_tokens": 0, "output_embedding": True, "stream": False}
+        if of_tokens:
+            params["output_token_embeddings"] = True
         if second_text_begin is not None:
             params["second_text_begin"] = second_text_begin
         return self._submit(list(input_ids), params | _added(images, adapter_name), on_output)

@@ -19,6 +19,7 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.made_once import made_once
 from lmdeploy.model_metadata.pooling import write_pooling
 from lmdeploy.model_metadata.score_head import write_score_head
+from lmdeploy.model_metadata.token_heads import write_token_heads
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
 from lmdeploy.pytorch.text_part.described import TEXT_PART, describe_text_part
@@ -151,6 +152,8 @@ def write_engine_dir(
     else:
         (target / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     write_pooling(model_dir, target, tokenizer, spec.encoder is not None)
+    if spec.encoder is not None:
+        write_token_heads(model_dir, target, tokenizer, spec.hidden_size)
     write_score_head(model_dir, model_name, tokenizer, target, spec.encoder is not None)
     if spec.images is not None:
         (target / VISION_FILE).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmdeploy.errors import CheckpointError
-from lmdeploy.turbomind.checkpoint_files import copy_texts
+from lmdeploy.turbomind.checkpoint_files import copy_modules, copy_texts
 from lmdeploy.turbomind.safetensors_index import INDEX_NAME as SAFETENSORS_INDEX
 from lmdeploy.turbomind.safetensors_index import missing_shards
 
@@ -42,6 +42,7 @@ def rewrite(model_dir: Path, target: Path) -> None:
     if missing:
         raise CheckpointError(model_dir, [f"{name} is missing" for name in sorted(missing)])
     copy_texts(model_dir, target)
+    copy_modules(model_dir, target)
     found: dict[str, str] = {}
     for number, name in enumerate(names, 1):
         print(

@@ -8,7 +8,7 @@ from lmdeploy.paths import cache_root, model_name_of
 from lmdeploy.turbomind import meta_llama, pickled_weights
 from lmdeploy.turbomind.checkpoint_files import state_of
 
-_FORMAT = 2  # of what is written; a change writes it again
+_FORMAT = 3  # of what is written; a change writes it again
 
 
 def readable_checkpoint(model_dir: Path) -> Path:

@@ -347,7 +347,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "history_token_len": ("INT32", [1, 1], struct.pack("<i", script.history_token_len)),
         "cached_token_len": ("INT32", [1, 1], struct.pack("<i", script.cached_token_len)),
         "engine_seconds": ("FP32", [1, 3], struct.pack("<3f", *(script.engine_seconds if last else (-1, -1, -1)))),
-        "embedding": ("FP32", [1, 4], embedding_of(_prompt_ids(received))),
+        "embedding": ("FP32", [1, -1], _embedding(received)),
         "token_logprobs": ("FP32", [1, 2], struct.pack("<2f", -0.5, -0.25)),
         "top_token_ids": ("INT32", [1, 2, top], struct.pack(f"<{2 * top}i", *chain(*most_likely))),
         "top_logprobs": ("FP32", [1, 2, top], struct.pack(f"<{2 * top}f", *chain(*values))),
@@ -364,6 +364,13 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
 def embedding_of(ids: Sequence[int]) -> bytes:
     """Return what the fake engine makes of a prompt's tokens: how often each of four kinds of them comes."""
     return struct.pack("<4f", *(sum(token % 4 == kind for token in ids) for kind in range(4)))
+
+
+def _embedding(received: Received) -> bytes:
+    ids = _prompt_ids(received)
+    if received.inputs.get("output_token_embeddings"):
+        return b"".join(embedding_of([token]) for token in ids)
+    return embedding_of(ids)
 
 
 def _prompt_ids(received: Received) -> list[int]:

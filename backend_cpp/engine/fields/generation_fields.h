@@ -69,6 +69,9 @@ struct GenerationFields {
   // With output_embedding, of a model that distinguishes the texts of a pair: the token of input_ids that is the
   // first of the second text.
   std::optional<int> second_text_begin;
+  // With output_embedding, of an encoder: return the hidden state of each token of the text in place of the text's
+  // vector.
+  bool output_token_embeddings = false;
   // Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with
   // response_format.
   std::optional<int> thinking_budget;
@@ -116,6 +119,7 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("prompt_logprobs", fields.prompt_logprobs, Limits{.low = 0, .high = 20});
   visit("output_embedding", fields.output_embedding, Limits{});
   visit("second_text_begin", fields.second_text_begin, Limits{.low = 1});
+  visit("output_token_embeddings", fields.output_token_embeddings, Limits{});
   visit("thinking_budget", fields.thinking_budget, Limits{.low = 0});
   visit("thinking_begin", fields.thinking_begin, Limits{.max_bytes = 256});
   visit("thinking_end", fields.thinking_end, Limits{.max_bytes = 256});

@@ -70,7 +70,8 @@ const TokenChoice& Generation::choice(int in_flight) {
 FinishReason Generation::advance(Sampler& sampler, float* logits, const float* hidden) {
   const GenerationParams& params = rules_->params;
   const int vocab = rules_->space.vocab_size;
-  if (params.output_embedding) unsent_.embedding.assign(hidden, hidden + rules_->space.hidden_size);
+  if (params.output_embedding && !params.output_token_embeddings)
+    unsent_.embedding.assign(hidden, hidden + rules_->space.hidden_size);
   if (params.generates_nothing()) {
     return params.scores_prompt || params.output_embedding ? FinishReason::kStop : FinishReason::kLength;
   }

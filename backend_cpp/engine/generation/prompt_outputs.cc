@@ -8,6 +8,11 @@ namespace turbomind {
 
 void PromptOutputs::take(const std::vector<int32_t>& tokens, int first, int count, const float* logits,
                          const float* hidden, Output& output) {
+  if (rules_.params.output_token_embeddings) {  // of an encoder, whose text comes whole and has no logits
+    output.embedding.assign(hidden,
+                            hidden + static_cast<size_t>(count) * static_cast<size_t>(rules_.space.hidden_size));
+    return;
+  }
   if (wants_logprobs() && first == 0 && taken_ == 0) {
     const auto top = static_cast<size_t>(*rules_.params.prompt_logprobs);
     output.prompt_logprobs = {{std::nanf(""), {top, {-1, std::nanf("")}}}};  // nothing predicts the first token

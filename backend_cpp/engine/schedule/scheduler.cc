@@ -17,7 +17,8 @@ void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_p
 }
 
 SpanRows wanted_rows(const Sequence& sequence) {
-  const bool wants_prompt = sequence.params().looks_at_prompt() && sequence.cached() < sequence.prompt_len();
+  const bool looks = sequence.params().looks_at_prompt() || sequence.params().output_token_embeddings;
+  const bool wants_prompt = looks && sequence.cached() < sequence.prompt_len();
   if (wants_prompt) return SpanRows::kAll;
   return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }

@@ -26,12 +26,14 @@ struct SpanOutput {
   const StepSpan& span;
   const ChosenToken* chosen;  // the token that the runner chose; null: it chose none
   int count;                  // wanted tokens; the last of them is the span's last
-  float* logits;              // [count, vocab], writable
+  float* logits;              // [count, vocab], writable; null: the model makes none
   const float* hidden;        // [count, hidden]
   int vocab_size;
   int hidden_size;
 
-  float* logits_of(int index) const { return logits + static_cast<ptrdiff_t>(index) * vocab_size; }
+  float* logits_of(int index) const {
+    return logits == nullptr ? nullptr : logits + static_cast<ptrdiff_t>(index) * vocab_size;
+  }
   const float* hidden_of(int index) const { return hidden + static_cast<ptrdiff_t>(index) * hidden_size; }
 };
 

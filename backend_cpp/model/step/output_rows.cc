@@ -130,12 +130,19 @@ void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
   const float* from = is_host ? normed : host_rows_.as<float>();
   output_ = {};
   if (rank_ != 0) return;
-  vectors_.resize(input.spans.size() * width);
+  size_t vectors = 0;
+  for (const StepSpan& span : input.spans) vectors += static_cast<size_t>(span.wanted_rows());
+  vectors_.resize(vectors * width);
   float* to = vectors_.data();
   for (const StepSpan& span : input.spans) {
-    pool_text(spec_.encoder->pooling, from + static_cast<size_t>(span.first_row) * width, span.count, spec_.hidden_size,
-              to);
-    to += width;
+    const float* rows = from + static_cast<size_t>(span.first_row) * width;
+    const size_t wanted = static_cast<size_t>(span.wanted_rows()) * width;
+    if (span.wanted == SpanRows::kAll) {
+      std::copy_n(rows, wanted, to);
+    } else {
+      pool_text(spec_.encoder->pooling, rows, span.count, spec_.hidden_size, to);
+    }
+    to += wanted;
   }
   output_.hidden = vectors_.data();
 }

@@ -33,7 +33,7 @@ class OutputRows {
   void project(int first, int count, bool meets_ranks);
   // Ends the step: chooses tokens and brings rows to the host; of the logits, the first `projected` are computed.
   void end(const WantedRows& wanted, int projected, bool meets_ranks);
-  // Ends one that pools texts: all rows of a text go into its vector.
+  // Ends one that pools texts: all rows of a text go into its vector, or all are wanted.
   void end_with_texts(const StepInput& input, const float* hidden);
   // Ends one that fills images alone.
   void end_without_rows();

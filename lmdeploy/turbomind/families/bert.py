@@ -56,4 +56,4 @@ def _unused_rows(architecture: str) -> int:
     return 2 if architecture.startswith(_ROBERTA) else 0
 
 
-FAMILY = Family(names_of("Bert", *_ROBERTA), spec, tensors)
+FAMILY = Family((*names_of("Bert", *_ROBERTA), "HF_ColBERT"), spec, tensors)

@@ -8,7 +8,7 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
 _HEADS = re.compile(
     r"(^|\.)(pooler|classifier|pre_classifier|cls|lm_head|head|decoder|vocab_transform|vocab_layer_norm|vocab_projector)"
-    r"\.|(^|\.)embeddings\.position_ids$"
+    r"\.|(^|\.)embeddings\.position_ids$|^linear\.weight$"
 )
 _OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 

@@ -88,7 +88,7 @@ async def vectors_of(
         sizes = ", ".join(map(str, pooling.dimensions))
         message = f"dimensions must be one of {sizes} with the model `{model.name}`, got {dimensions}"
         raise ApiError(400, message, param="dimensions")
-    prompt = _prompt(chosen, pooling, wanted)
+    prompt = prompt_of(chosen, pooling, wanted)
     texts: list[Any] = [prompt + each if isinstance(each, str) else each for each in inputs]
     if wanted.truncate:
         texts = [await truncated(chosen, pooling.frame, each) for each in texts]
@@ -103,7 +103,7 @@ async def vectors_of(
     return kept if wanted.normalizes is False else unit(kept), usage
 
 
-def _prompt(chosen: Chosen, pooling: Pooling, wanted: Wanted) -> str:
+def prompt_of(chosen: Chosen, pooling: Pooling, wanted: Wanted) -> str:
     """Return the text in front of each text."""
     known = pooling.prompts
     if wanted.prompt_name is not None:
@@ -158,6 +158,14 @@ async def states_of(
     generates
         As `state_request` makes them.
     """
+    rows, usage = await rows_of(gateway, request, chosen, generates, user)
+    return np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1), usage
+
+
+async def rows_of(
+    gateway: Gateway, request: Request, chosen: Chosen, generates: Sequence[GenerateRequest], user: str | None
+) -> tuple[list[bytes], TokenCounts]:
+    """Return the hidden states that the engine returns for each prompt, float32, and how many tokens they have."""
     for generate in generates:
         gateway.admit(request, generate, chosen=chosen, user=user)
     rows: list[bytes] = []
@@ -168,13 +176,19 @@ async def states_of(
         responses = await run_unless_disconnected(request.receive, collect(streams))
         rows += [response.chunks[-1].embedding for response in responses.choices]
         tokens += responses.usage.prompt_tokens
-    states = np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1)
-    return states, TokenCounts(prompt_tokens=tokens, total_tokens=tokens)
+    return rows, TokenCounts(prompt_tokens=tokens, total_tokens=tokens)
 
 
-def state_request(prompt: str | list[Any], second_text_begin: int | None = None) -> GenerateRequest:
-    """Return the request for what a model makes of a text, tokens, or a conversation after which nobody speaks."""
+def state_request(
+    prompt: str | list[Any], second_text_begin: int | None = None, of_tokens: bool = False
+) -> GenerateRequest:
+    """Return the request for what a model makes of a text, tokens, or a conversation after which nobody speaks.
+
+    With `of_tokens` that is the hidden state of each token.
+    """
     fields: dict[str, Any] = {"stream": False, "max_new_tokens": 0, "output_embedding": True}
+    if of_tokens:
+        fields["output_token_embeddings"] = True
     if second_text_begin is not None:
         fields["second_text_begin"] = second_text_begin
     if isinstance(prompt, str):

@@ -186,17 +186,21 @@ class ClassifiedList(BaseModel):
 
 
 class PoolingRequest(TextsOrConversation):
-    """Body of ``POST /v1/pooling``."""
+    """Body of ``POST /v1/pooling``; without a `task` it is what the model is made for."""
 
+    task: Literal["embed", "classify", "token_embed", "token_classify"] | None = None
+    input_type: Text | None = None
+    prompt_name: Text | None = None
+    truncate: bool = False
     encoding_format: Literal["float", "base64"] | None = None
 
 
 class Pooled(BaseModel):
-    """The numbers of a text; in base64, its float32 numbers, little-endian."""
+    """The numbers of a text, or of each of its tokens; in base64, all of them, float32 and little-endian."""
 
     index: int
     object: Literal["pooling"] = "pooling"
-    data: list[float] | str
+    data: list[float] | list[list[float]] | str
 
 
 class PooledList(BaseModel):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from fastapi import APIRouter, Request
 
-from openai_gateway.endpoints.embeddings.vectors import vectors_of
+from openai_gateway.endpoints.embeddings.protocol import TokenCounts
+from openai_gateway.endpoints.embeddings.tokens import token_vectors_of, token_weights_of
+from openai_gateway.endpoints.embeddings.vectors import Wanted, vectors_of
 from openai_gateway.endpoints.scoring.heads import head_numbers, scores_of_pairs
 from openai_gateway.endpoints.scoring.protocol import (
     Classified,
@@ -25,8 +29,12 @@ from openai_gateway.endpoints.scoring.protocol import (
     ScoreList,
     ScoreRequest,
 )
-from openai_gateway.gateway import GatewayDependency
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.models import Chosen
 from openai_gateway.parsing import BoundedRoute
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -86,17 +94,32 @@ async def classify(body: ClassifyRequest, request: Request, gateway: GatewayDepe
 @router.post("/v1/pooling")
 @router.post("/pooling", include_in_schema=False)
 async def pool(body: PoolingRequest, request: Request, gateway: GatewayDependency) -> PooledList:
-    """Return the numbers a model's head makes of each text, as rewards are; or its vector, where it makes vectors."""
+    """Return what a model makes of each text, or of each of its tokens, by the task."""
     chosen = await gateway.choose(body.model, request)
-    if chosen.model.score_head is None and chosen.model.pooling is not None and body.messages is None:
-        rows, usage = await vectors_of(gateway, request, chosen, body.prompts, body.user)
-    else:
-        rows, _, usage = await head_numbers(gateway, request, chosen, body.prompts, body.user)
+    rows, usage = await _pooled(body, request, gateway, chosen)
     is_text = body.encoding_format == "base64"
     made = [base64.b64encode(row.astype("<f4").tobytes()).decode() if is_text else row.tolist() for row in rows]
     data = [Pooled(index=index, data=each) for index, each in enumerate(made)]
     response_id, created = _id("pool", request), int(time.time())
     return PooledList(id=response_id, created=created, model=chosen.name, data=data, usage=usage)
+
+
+async def _pooled(
+    body: PoolingRequest, request: Request, gateway: Gateway, chosen: Chosen
+) -> tuple[Iterable[NDArray[np.float32]], TokenCounts]:
+    model, task = chosen.model, body.task
+    if task is None:
+        task = "embed" if model.score_head is None and model.pooling is not None else "classify"
+    if body.messages is not None or task == "classify":
+        rows, _, usage = await head_numbers(gateway, request, chosen, body.prompts, body.user)
+        return rows, usage
+    wanted = Wanted(None, body.input_type, body.prompt_name, body.truncate)
+    if task == "embed":
+        return await vectors_of(gateway, request, chosen, body.prompts, body.user, wanted)
+    if task == "token_embed":
+        return await token_vectors_of(gateway, request, chosen, body.prompts, body.user, wanted)
+    weights, usage = await token_weights_of(gateway, request, chosen, body.prompts, body.user, wanted)
+    return [each[:, None] for each in weights], usage
 
 
 def _id(kind: str, request: Request) -> str:

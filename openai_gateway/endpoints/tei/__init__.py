@@ -1,1 +1,4 @@
-"""``/embed`` and ``/predict``, as clients of Text Embeddings Inference (TEI) ask; its ``/rerank`` is in `scoring`."""
+"""What clients of Text Embeddings Inference (TEI) ask: ``/embed``, ``/embed_all``, ``/embed_sparse``, ``/predict``.
+
+Its ``/rerank`` is in `scoring`.
+"""

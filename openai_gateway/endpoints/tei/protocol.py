@@ -1,4 +1,4 @@
-"""Bodies and responses of ``/embed`` and ``/predict``."""
+"""Bodies and responses of ``/embed``, ``/embed_all``, ``/embed_sparse`` and ``/predict``."""
 
 from __future__ import annotations
 
@@ -12,20 +12,32 @@ from openai_gateway.protocol.fields import MAX_INT32, Strict, Text
 Direction = Literal["Left", "Right", "left", "right"]
 
 
-class EmbedRequest(Strict):
-    """Body of ``POST /embed``."""
+class TextsRequest(Strict):
+    """Body of ``POST /embed_all`` and of ``POST /embed_sparse``."""
 
     inputs: Text | Texts
-    normalize: bool = True
     truncate: bool = False
     truncation_direction: Direction = "right"
     prompt_name: Text | None = None
-    dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
 
     @property
     def texts(self) -> list[str]:
         """The texts."""
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class EmbedRequest(TextsRequest):
+    """Body of ``POST /embed``."""
+
+    normalize: bool = True
+    dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
+
+
+class SparseValue(BaseModel):
+    """A token of the vocabulary, and how much it counts in a text."""
+
+    index: int
+    value: float
 
 
 Row = Annotated[list[Text], Field(min_length=1, max_length=2, fail_fast=True)]  # a text, or a pair

@@ -1,4 +1,4 @@
-"""``POST /embed`` and ``POST /predict``."""
+"""``POST /embed``, ``/embed_all``, ``/embed_sparse`` and ``/predict``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Callable
 import numpy as np
 from fastapi import APIRouter, Request
 
+from openai_gateway.endpoints.embeddings.tokens import sparse_vectors_of, token_vectors_of
 from openai_gateway.endpoints.embeddings.vectors import Wanted, vectors_of
 from openai_gateway.endpoints.scoring.heads import numbers_of_rows
-from openai_gateway.endpoints.tei.protocol import EmbedRequest, Prediction, PredictRequest
+from openai_gateway.endpoints.tei.protocol import (
+    EmbedRequest,
+    Prediction,
+    PredictRequest,
+    SparseValue,
+    TextsRequest,
+)
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.models import Chosen, ServedModel
@@ -27,6 +34,28 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     vectors, _ = await vectors_of(gateway, request, chosen, body.texts, None, wanted)
     made: list[list[float]] = vectors.tolist()
     return made
+
+
+@router.post("/embed_all")
+async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDependency) -> list[list[list[float]]]:
+    """Return the vectors of each text's tokens."""
+    _refuse_left(body.truncate, body.truncation_direction)
+    chosen = await _first(gateway, request, lambda model: model.token_heads is not None and model.score_head is None)
+    wanted = Wanted(prompt_name=body.prompt_name, truncate=body.truncate)
+    vectors, _ = await token_vectors_of(gateway, request, chosen, body.texts, None, wanted)
+    return [each.tolist() for each in vectors]
+
+
+@router.post("/embed_sparse")
+async def embed_sparse(body: TextsRequest, request: Request, gateway: GatewayDependency) -> list[list[SparseValue]]:
+    """Return how much each token of the vocabulary counts in each text, where it does."""
+    _refuse_left(body.truncate, body.truncation_direction)
+    chosen = await _first(
+        gateway, request, lambda model: model.token_heads is not None and bool(model.token_heads.weights)
+    )
+    wanted = Wanted(prompt_name=body.prompt_name, truncate=body.truncate)
+    vectors = await sparse_vectors_of(gateway, request, chosen, body.texts, wanted)
+    return [[SparseValue(index=index, value=value) for index, value in each.items()] for each in vectors]
 
 
 @router.post("/predict")
