@@ -23,6 +23,7 @@ from lmdeploy.model_metadata.pooling import DenseLayer, layers_of, linear
 from lmdeploy.stored_rows import stored_rows
 from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
 from lmdeploy.turbomind.families.encoder_names import prefix_in
+from lmdeploy.turbomind.gguf.numbers import stored_numbers
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ _ENCODER_HEADS = (
     ((("pre_classifier", "ReLU"),), "classifier"),  # DistilBERT
     ((("head.dense", ""),), "classifier"),  # ModernBERT; its norm follows
     ((("pooler.dense", "Tanh"),), "classifier"),  # BERT, GTE, NomicBERT
+    ((("cls", "Tanh"),), "cls.output"),  # RoBERTa in GGUF
 )
 
 
@@ -240,7 +242,10 @@ def _rows(model_dir: Path, names: Sequence[str], rows: Sequence[int] | None = No
     name = next((name for name in names if name in index.tensors), None)
     if name is None:
         raise ValueError(f"tensor {names[0]} is missing")
-    return stored_rows(index.files[index.tensors[name].file], name, rows)
+    info = index.tensors[name]
+    if info.offset is not None:
+        return stored_numbers(index.files[info.file], info, name)[slice(None) if rows is None else list(rows)]
+    return stored_rows(index.files[info.file], name, rows)
 
 
 def _is_judge(model_dir: Path, model_name: str) -> bool:

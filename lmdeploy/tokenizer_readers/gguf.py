@@ -1,7 +1,8 @@
 """The tokenizer in a GGUF file's metadata (github.com/ggml-org/ggml, docs/gguf.md, "Tokenizer") as tokenizer files.
 
 ``gpt2`` is byte-level byte-pair encoding with merges in order; ``llama`` is SentencePiece's, which joins the
-neighbours whose joined piece has the highest score and writes what no piece has as bytes; ``bert`` is WordPiece.
+neighbours whose joined piece has the highest score and writes what no piece has as bytes; ``bert`` is WordPiece;
+``t5`` is SentencePiece's unigram model, as XLM-RoBERTa has it.
 """
 
 import json
@@ -56,8 +57,8 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
         If there is no tokenizer, or one of a kind that is not read, or it contradicts itself.
     """
     kind = metadata.get(f"{_KEY}model")
-    if kind not in {"gpt2", "llama", "bert"}:
-        raise ValueError(f"its tokenizer is of the kind {kind!r}; those read are gpt2, llama and bert")
+    if kind not in {"gpt2", "llama", "bert", "t5"}:
+        raise ValueError(f"its tokenizer is of the kind {kind!r}; those read are gpt2, llama, bert and t5")
     texts = _list(metadata, "tokens", str)
     types = _list(metadata, "token_type", int) if f"{_KEY}token_type" in metadata else [1] * len(texts)
     if len(types) != len(texts):
@@ -69,10 +70,12 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
         tokenizer, adds_bos = _byte_level(metadata, texts)
     elif kind == "bert":
         tokenizer, adds_bos = _words(metadata, texts, roles.get("unk_token", "[UNK]")), True
+    elif kind == "t5":
+        tokenizer, adds_bos = _unigram(metadata, texts, types), False
     else:
         tokenizer, adds_bos = _sentencepiece(metadata, texts, roles.get("unk_token")), True
     _add_tokens(tokenizer, texts, types, strips=metadata.get("general.architecture") == "phi3")
-    _add_ends(tokenizer, metadata, roles, adds_bos, ends=kind == "bert")
+    _add_ends(tokenizer, metadata, roles, adds_bos, kind)
     tokenizer.save(str(target / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
     (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
@@ -129,9 +132,7 @@ def _byte_level(metadata: Mapping[str, Any], texts: Sequence[str]) -> tuple[Toke
 
 
 def _sentencepiece(metadata: Mapping[str, Any], texts: Sequence[str], unknown: str | None) -> Tokenizer:
-    scores = _list(metadata, "scores", float)
-    if len(scores) != len(texts):
-        raise ValueError(f"its tokenizer has {len(texts)} tokens and {len(scores)} scores")
+    scores = _scores(metadata, texts)
     vocabulary = _vocabulary(texts)
     tokenizer = Tokenizer(
         models.BPE(vocabulary, _pairs(vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -145,6 +146,30 @@ def _sentencepiece(metadata: Mapping[str, Any], texts: Sequence[str], unknown: s
         tokenizer.normalizer = spaces
     tokenizer.decoder = decoders.Sequence(as_text)
     return tokenizer
+
+
+def _unigram(metadata: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> Tokenizer:
+    unknown = next((token for token, type_ in enumerate(types) if type_ == _UNKNOWN), None)
+    tokenizer = Tokenizer(models.Unigram(list(zip(texts, _scores(metadata, texts), strict=True)), unknown, False))
+    charsmap = metadata.get(f"{_KEY}precompiled_charsmap")
+    if charsmap:
+        tokenizer.normalizer = normalizers.Precompiled(bytes(byte & 0xFF for byte in charsmap))
+    scheme = "always" if metadata.get(f"{_KEY}add_space_prefix", True) else "never"
+    spaces = pre_tokenizers.Metaspace(_SPACE, scheme)
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
+        if metadata.get(f"{_KEY}remove_extra_whitespaces", False)
+        else spaces
+    )
+    tokenizer.decoder = decoders.Metaspace(_SPACE, scheme)
+    return tokenizer
+
+
+def _scores(metadata: Mapping[str, Any], texts: Sequence[str]) -> list[float]:
+    scores = _list(metadata, "scores", float)
+    if len(scores) != len(texts):
+        raise ValueError(f"its tokenizer has {len(texts)} tokens and {len(scores)} scores")
+    return scores
 
 
 def _word_piece(text: str) -> str:
@@ -189,22 +214,21 @@ def _add_tokens(tokenizer: Tokenizer, texts: Sequence[str], types: Sequence[int]
 
 
 def _add_ends(
-    tokenizer: Tokenizer, metadata: Mapping[str, Any], roles: Mapping[str, str], adds_bos: bool, *, ends: bool
+    tokenizer: Tokenizer, metadata: Mapping[str, Any], roles: Mapping[str, str], adds_bos: bool, kind: str
 ) -> None:
-    """Put the tokens before and after every text that is encoded with special tokens; ``ends``: as BERT has them."""
-    end = roles.get("sep_token" if ends else "eos_token")
+    """Put the tokens before and after every text that is encoded with special tokens, and between those of a pair.
+
+    BERT begins no second text, and gives it a token type; XLM-RoBERTa begins it with the token that ends texts.
+    """
+    end = roles.get("sep_token" if kind == "bert" else "eos_token")
     before = [roles["bos_token"]] if metadata.get(f"{_KEY}add_bos_token", adds_bos) and "bos_token" in roles else []
-    after = [end] if metadata.get(f"{_KEY}add_eos_token", ends) and end is not None else []
+    adds_end = metadata.get(f"{_KEY}add_eos_token", kind in {"bert", "t5"})
+    after = [end] if adds_end and end is not None else []
+    second = {"bert": [], "t5": after}.get(kind, before)
+    type_ = 0 if kind == "t5" else 1
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after],
-        pair=[
-            *before,
-            "$A",
-            *after,
-            *(f"{token}:1" for token in before if not ends),
-            "$B:1",
-            *(f"{t}:1" for t in after),
-        ],
+        pair=[*before, "$A", *after, *(f"{part}:{type_}" for part in (*second, "$B", *after))],
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([*before, *after])],
     )
 

@@ -159,7 +159,7 @@ def test_every_architecture_is_compared() -> None:
     assert not set(CASES) & set(NOT_CONVERTED)
 
 
-def converted(source: Path, file: Path) -> Path:
+def converted(source: Path, file: Path, outtype: str = "f32") -> Path:
     """Return a checkpoint as llama.cpp's converter writes it."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     # As configs were before version 5 of `transformers`.
@@ -176,7 +176,7 @@ def converted(source: Path, file: Path) -> Path:
         config["left_out"] = [] if "moe" in kinds else ["num_experts_per_tok"]
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     options = WITHOUT_DRAFTS if "linear_attention" in (source / "config.json").read_text(encoding="utf-8") else ()
-    run("llama_cpp_convert.py", str(llama_sources()), str(source), str(file), "f32", *options)
+    run("llama_cpp_convert.py", str(llama_sources()), str(source), str(file), outtype, *options)
     return file
 
 

@@ -11,6 +11,7 @@ import lmdeploy
 from lmdeploy.model_metadata.pooling import unit
 from lmdeploy.offline.texts import states_of
 from tests.engine.test_gguf_architectures import ENCODERS, converted, run
+from tests.support.pieces_tokenizer import make_pieces
 from tests.support.tiny_encoders import make_encoder, texts_of, write_modules
 from tools.bench.peers.install import llama_sources
 from tools.bench.peers.places import llama_tool
@@ -42,6 +43,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 TOLERANCE, WITH_GELU = 1e-3, 1e-2
 
 
+def vectors_of_llama_cpp(file: Path, texts: list[Any], *labels: str) -> np.ndarray[Any, Any]:
+    """Return llama.cpp's vectors of texts, or of tokens; with a number of labels, its classifier's numbers."""
+    out = file.with_suffix(".npy")
+    sources = str(llama_sources().parent.parent)
+    run("llama_cpp_vectors.py", sources, str(file), json.dumps(texts), str(out), *labels)
+    found: np.ndarray[Any, Any] = np.load(out)
+    return found
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     if not llama_tool("llama-bench").exists():
@@ -57,16 +67,46 @@ def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     texts: list[Any] = texts_of((1, 20, 40))
     if name == "modern-bert":  # published with a byte-level tokenizer
         texts = [[2, *(int(word[1:]) + 5 for word in text.split()), 3] for text in texts]
-    run(
-        "llama_cpp_vectors.py",
-        str(llama_sources().parent.parent),
-        str(file),
-        json.dumps(texts),
-        str(tmp_path / "out.npy"),
-    )
-    theirs = np.load(tmp_path / "out.npy")
+    theirs = vectors_of_llama_cpp(file, texts)
     with lmdeploy.pipeline(str(file)) as pipe:
         ours = (
             unit(states_of(pipe.engine, [(ids, None) for ids in texts])) if name == "modern-bert" else pipe.embed(texts)
         )
     assert np.abs(ours - theirs).max() <= (TOLERANCE if name == "nomic-bert" else WITH_GELU) * np.abs(theirs).max()
+
+
+def test_xlm_roberta_reads_pieces_as_llama_cpp_does(tmp_path: Path) -> None:
+    if not llama_tool("llama-bench").exists():
+        pytest.skip("llama.cpp is not installed; run `make peers`")
+    source, file = tmp_path / "source", tmp_path / "model.gguf"
+    texts: list[Any] = make_pieces(source, 200)
+    texts = [*texts[:6], f"  {texts[6]}   {texts[7]} ", "\uff21\uff22 \u00bd \u2126", "\u4e00 abc"]  # to be normalized
+    make_encoder(source, "XLMRoberta", vocab_size=200, tokenizer=False)
+    write_modules(source, "mean_tokens")
+    converted(source, file)
+    theirs = vectors_of_llama_cpp(file, texts)
+    with lmdeploy.pipeline(str(file)) as pipe, lmdeploy.pipeline(str(source)) as published:
+        assert pipe.tokenizer.encode_bare(texts) == published.tokenizer.encode_bare(texts)
+        assert np.abs(pipe.embed(texts) - theirs).max() <= WITH_GELU * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("outtype", ["f32", "bf16", "q8_0"])
+def test_rerankers_score_as_llama_cpp_does(outtype: str, tmp_path: Path) -> None:
+    if not llama_tool("llama-bench").exists():
+        pytest.skip("llama.cpp is not installed; run `make peers`")
+    source, file = tmp_path / "source", tmp_path / "model.gguf"
+    texts = make_pieces(source, 200)
+    sizes = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 96}  # whole blocks of codes
+    make_encoder(source, "XLMRoberta", "ForSequenceClassification", tokenizer=False, **sizes)
+    converted(source, file, outtype)
+    pairs = list(zip(texts[:3], texts[3:6], strict=True))
+    with lmdeploy.pipeline(str(file)) as pipe:
+        ours = pipe.score(pairs)
+        frame = pipe.tokenizer.frame(is_pair=True)
+        ids = [frame.pair(*pipe.tokenizer.encode_bare(list(pair)))[0] for pair in pairs]
+    assert ids[0].count(2) == 3  # </s> after each text, and between them once more
+    theirs = vectors_of_llama_cpp(file, ids, "1")[:, 0]
+    assert np.abs(ours - 1 / (1 + np.exp(-theirs))).max() <= 2 * WITH_GELU
+    if outtype == "f32":
+        with lmdeploy.pipeline(str(source)) as published:
+            assert np.abs(published.score(pairs) - ours).max() <= 1e-4

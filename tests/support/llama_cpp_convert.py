@@ -1,24 +1,28 @@
 """Run by tests in a process of its own: llama.cpp's ``convert_hf_to_gguf.py``, for a tokenizer that it does not know.
 
 Usage: SOURCES MODEL OUT TYPE OPTION..., where SOURCES is llama.cpp's folder, MODEL a Hugging Face directory with a
-byte-level tokenizer, or of an encoder with words, OUT the file to write, TYPE its ``--outtype``, and OPTION another of
-its options.
+byte-level tokenizer, or of an encoder with words or pieces, OUT the file to write, TYPE its ``--outtype``, and OPTION
+another of its options.
 """
 
 import importlib
 import json
 import runpy
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 sources, model, out, outtype, *options = sys.argv[1:]
 sys.path[:0] = [sources, str(Path(sources) / "gguf-py")]
+# Imported, and used for SentencePiece's own files alone; it may be made for a newer Protocol Buffers.
+sys.modules["sentencepiece.sentencepiece_model_pb2"] = types.ModuleType("sentencepiece_model_pb2")
 base: Any = importlib.import_module("conversion.base")  # a module of llama.cpp's sources
 for path in sorted((Path(sources) / "conversion").glob("[!_]*.py")):
     importlib.import_module(f"conversion.{path.stem}")
 
-WITH_WORDS = ("BertModel", "JinaBertV2Model", "NomicBertModel")  # encoders that are published with WordPiece
+# Encoders that are published with WordPiece, or with SentencePiece.
+WITH_OWN = ("BertModel", "JinaBertV2Model", "NomicBertModel", "XLMRobertaModel")
 
 
 def set_vocab(self: Any) -> None:
@@ -52,7 +56,7 @@ classes = [base.TextModel]
 while classes:
     each = classes.pop()
     classes += each.__subclasses__()
-    if each.__name__ not in WITH_WORDS:
+    if each.__name__ not in WITH_OWN:
         each.set_vocab = set_vocab
 sys.argv = ["convert_hf_to_gguf.py", model, "--outfile", out, "--outtype", outtype, *options]
 runpy.run_path(str(Path(sources) / "convert_hf_to_gguf.py"), run_name="__main__")

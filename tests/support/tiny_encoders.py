@@ -65,18 +65,21 @@ def make_tokenizer(directory: Path, has_types: bool = True) -> None:
     whole.save_pretrained(directory)
 
 
-def make_encoder(directory: Path, family: str, kind: str = "Model", **changes: Any) -> Any:
+def make_encoder(directory: Path, family: str, kind: str = "Model", *, tokenizer: bool = True, **changes: Any) -> Any:
     """Write an encoder and its tokenizer, and return the ``transformers`` model, in float32.
 
     Parameters
     ----------
     kind
         What follows the family in the architecture's name.
+    tokenizer
+        Whether a tokenizer is written.
     changes
         Of the configuration.
     """
     torch.manual_seed(7)
-    make_tokenizer(directory, family not in NO_TYPES)
+    if tokenizer:
+        make_tokenizer(directory, family not in NO_TYPES)
     if family == "JinaBert":
         return JinaBert(directory, kind, **ENCODERS[family], vocab_size=VOCAB)
     fields = ENCODERS[family] | {"vocab_size": VOCAB, "num_labels": 1} | changes

@@ -122,7 +122,10 @@ def test_what_ends_a_response_is_found_in_metadata_and_template(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokenizer.ggml.model": "t5"}, "its tokenizer is of the kind 't5'; those read are gpt2, llama and bert"),
+        (
+            {"tokenizer.ggml.model": "rwkv"},
+            "its tokenizer is of the kind 'rwkv'; those read are gpt2, llama, bert and t5",
+        ),
         ({"tokenizer.ggml.pre": "bloom"}, "cuts words as 'bloom' .tokenizer.ggml.pre.; those read are default, gpt-2"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer joins 'a zz', which are not tokens or do not make one"),
         ({"tokenizer.ggml.token_type": [1]}, "its tokenizer has 3 tokens and 1 types of tokens"),

@@ -164,11 +164,13 @@ ARCHITECTURES = {
 }
 # Models that GGUF names as it does others.
 MIXTRAL, OLMO3, DEEPSEEK_V2 = "llama with experts", "olmo2 with windows", "deepseek2 with softmax"
+CLASSIFIER = "bert with a classifier"
 _ALL = {
     **ARCHITECTURES,
     MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True),
     OLMO3: Architecture("Olmo3ForCausalLM", configs.olmo3),
     DEEPSEEK_V2: Architecture("DeepseekV2ForCausalLM", mixtures.deepseek_v2, _LATENT),
+    CLASSIFIER: Architecture("BertForSequenceClassification", encoders.bert, _BERT),
 }
 
 
@@ -184,11 +186,13 @@ def architecture_name(metadata: Metadata) -> str:
         return MIXTRAL
     if name == "deepseek2" and metadata.get("expert_gating_func", 1) == 1:
         return DEEPSEEK_V2
+    if encoders.has_classifier(metadata):
+        return CLASSIFIER
     return OLMO3 if name == "olmo2" and metadata.get("attention.sliding_window") else name
 
 
 def architecture_of(name: str) -> Architecture:
-    """Return an architecture by GGUF's name, or :data:`MIXTRAL`, :data:`OLMO3` or :data:`DEEPSEEK_V2`.
+    """Return an architecture by GGUF's name, or :data:`MIXTRAL` or another of such names.
 
     Raises
     ------

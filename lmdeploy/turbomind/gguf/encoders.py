@@ -33,18 +33,25 @@ def is_encoder(metadata: Metadata) -> bool:
     return metadata.get("attention.causal") is False
 
 
+def has_classifier(metadata: Metadata) -> bool:
+    """Return whether two layers follow, as in RoBERTa's classifiers and rerankers: a dense one, and that of labels."""
+    return metadata.architecture == "bert" and metadata.has("cls.weight") and metadata.has("cls.output.weight")
+
+
 def write_modules(metadata: Metadata, target: Path) -> None:
     """Write how vectors are made, as sentence-transformers has it; of length 1, as llama.cpp's server makes them.
 
     Raises
     ------
     UnsupportedModelError
-        If its vectors become scores, or are pooled in a way that is not known.
+        If its vectors are pooled in a way that is not known, or become scores in a way that is not read.
     """
+    if has_classifier(metadata):
+        return
     number = metadata.get("pooling_type", 0)
     if metadata.has("cls.weight") or metadata.has("cls.output.weight") or number not in range(len(_POOLINGS)):
         raise UnsupportedModelError(
-            "GGUF files of rerankers and classifiers are not read: take the model as safetensors"
+            "GGUF files of rerankers and classifiers other than RoBERTa's are not read: take the model as safetensors"
         )
     steps = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in steps]
@@ -62,7 +69,9 @@ def _encoder(metadata: Metadata, model_type: str, eps: str = "layer_norm_eps") -
 
 def bert(metadata: Metadata) -> dict[str, Any]:
     """BERT, RoBERTa, XLM-RoBERTa and DistilBERT."""
-    return _encoder(metadata, "bert") | {"hidden_act": "gelu", "is_decoder": False}
+    labels = metadata.get("classifier.output_labels", [])
+    named = {"id2label": {str(number): label for number, label in enumerate(labels)}} if labels else {}
+    return _encoder(metadata, "bert") | {"hidden_act": "gelu", "is_decoder": False} | named
 
 
 def nomic_bert(metadata: Metadata) -> dict[str, Any]:

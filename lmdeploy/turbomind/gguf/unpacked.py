@@ -16,7 +16,7 @@ from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.parts import model_name, parts_of
 from lmdeploy.turbomind.gguf.stored import FORMAT
 
-_WRITTEN = 4  # of what is written; a change writes it again
+_WRITTEN = 5  # of what is written; a change writes it again
 # Small tensors that belong to the configuration: what rotary frequencies are divided by.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 

@@ -1,0 +1,39 @@
+"""Small tensors of a GGUF file as numbers, for what is computed outside of the engine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmdeploy.turbomind.safetensors_index import TensorInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])  # of Q8_0: 32 numbers along a row
+_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+def stored_numbers(file: Path, info: TensorInfo, name: str) -> NDArray[np.float32]:
+    """Return a matrix, or a vector as ``[1, length]``, in float32.
+
+    Raises
+    ------
+    ValueError
+        It is stored in codes other than Q8_0's.
+    """
+    if info.dtype not in {*_TYPES, "Q8_0"}:
+        raise ValueError(f"tensor {name} is stored as {info.dtype}; those read are {', '.join(_TYPES)} and Q8_0")
+    shape = (1, *info.shape) if len(info.shape) == 1 else tuple(info.shape)
+    count = math.prod(shape)
+    if info.dtype == "Q8_0":
+        blocks = np.fromfile(file, _BLOCK, count // 32, offset=info.offset or 0)
+        numbers: NDArray[np.float32] = blocks["scale"].astype(np.float32)[:, None] * blocks["codes"]
+        return numbers.reshape(shape)
+    stored = np.fromfile(file, _TYPES[info.dtype], count, offset=info.offset or 0)
+    if info.dtype == "BF16":  # the upper half of a float32
+        stored = (stored.astype("<u4") << 16).view("<f4")
+    return stored.astype(np.float32).reshape(shape)
