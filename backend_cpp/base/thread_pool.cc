@@ -73,7 +73,7 @@ void ThreadPool::lower_priority() {
 }
 
 void ThreadPool::work() {
-  uint32_t seen = epoch_.load();
+  uint32_t seen = 0;  // a loop may have begun before the thread did
   int spins = 0;
   bool is_lowered = false;
   while (!stopping_.load(std::memory_order_relaxed)) {
