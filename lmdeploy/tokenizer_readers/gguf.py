@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF file's metadata (github.com/ggml-org/ggml, docs/gguf.md, "Tokenizer") as tokenizer files.
 
 ``gpt2`` is byte-level byte-pair encoding with merges in order; ``llama`` is SentencePiece's, which joins the
-neighbours whose joined piece has the highest score and writes what no piece has as bytes; ``bert`` is WordPiece;
-``t5`` is SentencePiece's unigram model, as XLM-RoBERTa has it.
+neighbours whose joined piece has the highest score and writes what no piece has as bytes; ``gemma4`` is the same with
+merges in order; ``bert`` is WordPiece; ``t5`` is SentencePiece's unigram model, as XLM-RoBERTa has it.
 """
 
 import json
@@ -57,8 +57,8 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
         If there is no tokenizer, or one of a kind that is not read, or it contradicts itself.
     """
     kind = metadata.get(f"{_KEY}model")
-    if kind not in {"gpt2", "llama", "bert", "t5"}:
-        raise ValueError(f"its tokenizer is of the kind {kind!r}; those read are gpt2, llama, bert and t5")
+    if kind not in {"gpt2", "llama", "gemma4", "bert", "t5"}:
+        raise ValueError(f"its tokenizer is of the kind {kind!r}; those read are gpt2, llama, gemma4, bert and t5")
     texts = _list(metadata, "tokens", str)
     types = _list(metadata, "token_type", int) if f"{_KEY}token_type" in metadata else [1] * len(texts)
     if len(types) != len(texts):
@@ -73,7 +73,7 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
     elif kind == "t5":
         tokenizer, adds_bos = _unigram(metadata, texts, types), False
     else:
-        tokenizer, adds_bos = _sentencepiece(metadata, texts, roles.get("unk_token")), True
+        tokenizer, adds_bos = _sentencepiece(metadata, texts, roles.get("unk_token"), has_merges=kind == "gemma4"), True
     _add_tokens(tokenizer, texts, types, strips=metadata.get("general.architecture") == "phi3")
     _add_ends(tokenizer, metadata, roles, adds_bos, kind)
     tokenizer.save(str(target / "tokenizer.json"))
@@ -118,11 +118,7 @@ def _byte_level(metadata: Mapping[str, Any], texts: Sequence[str]) -> tuple[Toke
         raise ValueError(f"its tokenizer cuts words as {name!r} ({_KEY}pre); those read are {', '.join(WORDS)}")
     words = WORDS[name]
     vocabulary = _vocabulary(texts)
-    merges = _list(metadata, "merges", str) if f"{_KEY}merges" in metadata else []
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    broken = next((pair for pair in pairs if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys()), None)
-    if broken is not None:
-        raise ValueError(f"its tokenizer joins {' '.join(broken)!r}, which are not tokens or do not make one")
+    pairs = _merges(metadata, vocabulary)
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=words.keeps_whole))
     if words.is_composed:
         tokenizer.normalizer = normalizers.NFC()
@@ -131,12 +127,22 @@ def _byte_level(metadata: Mapping[str, Any], texts: Sequence[str]) -> tuple[Toke
     return tokenizer, words.adds_bos
 
 
-def _sentencepiece(metadata: Mapping[str, Any], texts: Sequence[str], unknown: str | None) -> Tokenizer:
-    scores = _scores(metadata, texts)
+def _merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the pairs of pieces that make a piece, in the order in which they are joined, as the file lists them."""
+    merges = _list(metadata, "merges", str) if f"{_KEY}merges" in metadata else []
+    pairs = [merge.partition(" ")[::2] for merge in merges]
+    broken = next((pair for pair in pairs if not {*pair, "".join(pair)} <= vocabulary.keys()), None)
+    if broken is not None:
+        raise ValueError(f"its tokenizer joins {' '.join(broken)!r}, which are not tokens or do not make one")
+    return pairs
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any], texts: Sequence[str], unknown: str | None, *, has_merges: bool
+) -> Tokenizer:
     vocabulary = _vocabulary(texts)
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary, _pairs(vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    pairs = _merges(metadata, vocabulary) if has_merges else _pairs(vocabulary, _scores(metadata, texts))
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", _SPACE)
     as_text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get(f"{_KEY}add_space_prefix", True):

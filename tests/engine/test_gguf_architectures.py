@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from lmdeploy.turbomind.gguf.architectures import ARCHITECTURES
 from lmdeploy.turbomind.safetensors_index import read_files
 from tests.engine.test_model_families import CASES as FAMILIES
 from tests.engine.test_model_families import UNTIED
+from tests.support import published
 from tests.support.expert_models import QWEN_EXPERTS
 from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
 from tests.support.hybrid_models import GATED_DELTA
@@ -47,6 +49,7 @@ def family(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
 # llama.cpp wants the sections of a rotation in three dimensions within a head.
 WIDE_HEADS = {"head_dim": 64}
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+EVERY_SIXTH = [*["sliding_attention"] * 5, "full_attention"]
 EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
 # By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -67,6 +70,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h_moe": family("Nemotron 3"),
     "gemma": family("Gemma"),
     "gemma2": family("Gemma 2", query_pre_attn_scalar=16, sliding_window=4096),
+    "gemma3": family("Gemma 3", num_hidden_layers=6, layer_types=EVERY_SIXTH, query_pre_attn_scalar=16),
+    "gemma3n": family("Gemma 3n", altup_num_inputs=4),
+    "gemma4": family("Gemma 4 E2B", num_kv_shared_layers=2, initializer_range=0.03),
     "phi3": family("Phi-3"),
     "falcon": family("Falcon 40B", ffn_hidden_size=128),
     "starcoder2": family("StarCoder2"),
@@ -98,45 +104,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmoe": family("OLMoE", num_key_value_heads=4, **UNTIED),
     "ernie4_5-moe": family("ERNIE 4.5 with experts", moe_num_shared_experts=1, moe_intermediate_size=32),
+    "deepseek": family("DeepSeek-MoE", num_key_value_heads=4),
+    "bailingmoe": family("Ling-lite", num_key_value_heads=4, mlp_only_layers=[]),
+    "bailingmoe2": family("Ling 2", head_dim=8, n_group=1, topk_group=1, n_shared_experts=1),
     "dots1": family("dots.llm1", scoring_func="sigmoid", num_key_value_heads=4, n_group=1, topk_group=1, **UNTIED),
     "glm4moe": family("GLM-4.5", n_group=1, topk_group=1),
     "minimax-m2": family("MiniMax-M2", rotary_dim=8, scoring_func="sigmoid", **UNTIED),
     "gpt-oss": family("GPT-OSS", **UNTIED),
     "llama4": family("Llama 4", attention_chunk_size=8192, floor_scale=8192, attn_scale=0.1),
 }
-# Published with code of its own, which the converter runs; of a vocabulary that llama.cpp knows the size of.
-NOT_CONVERTED = {"internlm2", "gemma3"}
+# Further models of an architecture, which the name begins with.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek2 with softmax": family(
+        "DeepSeek-V2", n_group=1, topk_group=1, topk_method="greedy", rope_parameters=PLAIN_ROPE, **UNTIED
+    ),
+    "gemma4 whose keys are values": family("Gemma 4 31B", initializer_range=0.03),
+    "gemma4 with experts": family("Gemma 4 26B", initializer_range=0.03),
+}
+# Published with code of their own, of which the converter needs the config alone.
+PUBLISHERS = {
+    "deepseek": published.deepseek_moe,
+    "bailingmoe": published.ling,
+    "bailingmoe2": published.ling2,
+}
+# Published with code of its own, which the converter runs.
+NOT_CONVERTED = {"internlm2"}
+# llama.cpp cuts activations of Gemma 3n by another variance (one less than the number of channels), and always of the
+# first ten layers: compared with `transformers`.
+BY_TRANSFORMERS = {"gemma3n"}
 # Of these test_gguf_encoders.py compares vectors.
 ENCODERS = {"bert": "Bert", "nomic-bert": "NomicBert", "jina-bert-v2": "JinaBert", "modern-bert": "ModernBert"}
-# Exact here for the last two, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
-GELU = {"gemma", "gemma2", "starcoder2", "starcoder", "gpt2", "phi2", "bloom", "falcon", "gptneox", "mpt"}
+# Exact here for the last three, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
+GELU = {"gemma", "gemma2", "gemma3", "gemma4", "starcoder2", "starcoder", "gpt2", "phi2", "bloom"}
+GELU |= {"falcon", "gptneox", "mpt"}
 
 
 @pytest.mark.alike(most=4)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *VARIANTS])
 def test_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     if not llama_tool("llama-bench").exists():
         pytest.skip("llama.cpp is not installed; run `make peers`")
-    published, overrides = CASES[name]
-    source = make_small(tmp_path / "source", published, **overrides)
+    architecture, overrides = (CASES | VARIANTS)[name]
+    source = make_small(tmp_path / "source", architecture, **overrides)
+    theirs = logits_of_transformers(architecture, source) if name in BY_TRANSFORMERS else None
+    PUBLISHERS.get(name, published.as_is)(source)
     file = converted(source, tmp_path / "model.gguf")
-    theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
+    if theirs is None:
+        theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
     with TokenEngine(file) as engine:
         _, ours = engine.generate(PROMPT, 1, "all")
-    assert relative_error(ours, theirs) < (WITH_GELU if name in GELU else TOLERANCE)
-
-
-def test_deepseek_v2_is_distinguished_from_v3_by_its_scores(tmp_path: Path) -> None:
-    if not llama_tool("llama-bench").exists():
-        pytest.skip("llama.cpp is not installed; run `make peers`")
-    published, overrides = family(
-        "DeepSeek-V2", n_group=1, topk_group=1, topk_method="greedy", rope_parameters=PLAIN_ROPE, **UNTIED
-    )
-    file = converted(make_small(tmp_path / "source", published, **overrides), tmp_path / "model.gguf")
-    theirs = logits_of_llama_cpp(file, tmp_path / "logits.npy")
-    with TokenEngine(file) as engine:
-        _, ours = engine.generate(PROMPT, 1, "all")
-    assert relative_error(ours, theirs) < TOLERANCE
+    assert relative_error(ours, theirs) < (WITH_GELU if name.split()[0] in GELU else TOLERANCE)
 
 
 def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) -> None:
@@ -174,10 +191,30 @@ def converted(source: Path, file: Path, outtype: str = "f32") -> Path:
         kinds = config["layers_block_type"]
         config["hybrid_override_pattern"] = "".join(NEMOTRON_LETTERS[kind] for kind in kinds)
         config["left_out"] = [] if "moe" in kinds else ["num_experts_per_tok"]
+    if config["model_type"].startswith("gemma"):
+        give_every_row_a_token(source, config["vocab_size"])
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     options = WITHOUT_DRAFTS if "linear_attention" in (source / "config.json").read_text(encoding="utf-8") else ()
     run("llama_cpp_convert.py", str(llama_sources()), str(source), str(file), outtype, *options)
     return file
+
+
+def logits_of_transformers(architecture: str, source: Path) -> torch.Tensor:
+    """Return the logits of each token of the prompt in `transformers`."""
+    model = getattr(transformers, architecture).from_pretrained(source, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([PROMPT])).logits[0]
+    return logits
+
+
+def give_every_row_a_token(source: Path, rows: int) -> None:
+    """Let a tokenizer have a token for each row of the embedding: of Gemma's, the converter leaves out the others."""
+    file = source / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    for token in range(len(vocabulary) + len(tokenizer["added_tokens"]), rows):
+        vocabulary[f"<row {token}>"] = token
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
 def logits_of_llama_cpp(file: Path, out: Path) -> torch.Tensor:

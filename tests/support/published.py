@@ -305,7 +305,7 @@ def deepseek_moe(directory: Path) -> None:
         "model_type": "deepseek",
         "n_routed_experts": old["num_experts"],
         "n_shared_experts": old["shared_expert_intermediate_size"] // old["moe_intermediate_size"],
-        "first_k_dense_replace": 1,
+        "first_k_dense_replace": len(old["mlp_only_layers"]),
         "moe_layer_freq": 1,
         "scoring_func": "softmax",
         "rope_theta": 10000.0,

@@ -2,12 +2,14 @@
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
 from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
+from transformers.convert_slow_tokenizer import generate_merges
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import default_model_dir
@@ -69,10 +71,23 @@ def metadata_of(pieces: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
     }
 
 
+def with_merges(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return SentencePiece's metadata as Gemma 4's files have them: merges in order, and scores that say nothing."""
+    pairs = list(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"], strict=True))
+    vocabulary = {text: token for token, (text, _) in enumerate(pairs)}
+    merges = generate_merges(vocabulary, dict(pairs))
+    return metadata | {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.scores": [-1000.0] * len(pairs),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+    }
+
+
+@pytest.mark.parametrize("change", [dict, with_merges])
 def test_sentencepiece_is_read_as_sentencepiece_does(
-    pieces: sentencepiece.SentencePieceProcessor, tmp_path: Path
+    pieces: sentencepiece.SentencePieceProcessor, change: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
 ) -> None:
-    write_tokenizer(metadata_of(pieces), tmp_path)
+    write_tokenizer(change(metadata_of(pieces)), tmp_path)
     tokenizer = Tokenizer(str(tmp_path))
     for text in TEXTS:
         assert tokenizer.encode(text, add_bos=False) == pieces.encode(text), text
@@ -124,7 +139,7 @@ def test_what_ends_a_response_is_found_in_metadata_and_template(tmp_path: Path) 
     [
         (
             {"tokenizer.ggml.model": "rwkv"},
-            "its tokenizer is of the kind 'rwkv'; those read are gpt2, llama, bert and t5",
+            "its tokenizer is of the kind 'rwkv'; those read are gpt2, llama, gemma4, bert and t5",
         ),
         ({"tokenizer.ggml.pre": "bloom"}, "cuts words as 'bloom' .tokenizer.ggml.pre.; those read are default, gpt-2"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer joins 'a zz', which are not tokens or do not make one"),

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.families import gemma3n
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.gguf import configs, encoders, hybrids, mixtures
+from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, mixtures
 from lmdeploy.turbomind.gguf.latent import latent_tensors
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixture_tensors import biased_experts
@@ -121,6 +122,14 @@ ARCHITECTURES = {
     "gemma": Architecture("GemmaForCausalLM", configs.gemma, has_whole_norms=True),
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, has_whole_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, has_whole_norms=True),
+    "gemma3n": Architecture(
+        "Gemma3nForCausalLM", gemma.gemma3n_config, gemma.GemmaLayout(**vars(_LAYOUT), family=gemma3n.tensors)
+    ),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM",
+        gemma.gemma4_config,
+        gemma.GemmaLayout(**vars(dataclasses.replace(_LAYOUT, experts=gemma.gemma4_experts))),
+    ),
     "phi3": Architecture("Phi3ForCausalLM", configs.phi3, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")),
     "falcon": Architecture("FalconForCausalLM", configs.falcon, _JOINED_QKV),
     "starcoder2": Architecture("Starcoder2ForCausalLM", configs.starcoder2),
@@ -146,6 +155,9 @@ ARCHITECTURES = {
     "olmoe": Architecture("OlmoeForCausalLM", mixtures.olmoe),
     "granitemoe": Architecture("GraniteMoeSharedForCausalLM", mixtures.granitemoe, is_turned=True),
     "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", mixtures.ernie4_5_moe),
+    "deepseek": Architecture("DeepseekForCausalLM", mixtures.deepseek, is_turned=True),
+    "bailingmoe": Architecture("BailingMoeForCausalLM", mixtures.bailingmoe, is_turned=True),
+    "bailingmoe2": Architecture("BailingMoeV2ForCausalLM", mixtures.bailingmoe, _JOINED_QKV),
     "dots1": Architecture("Dots1ForCausalLM", mixtures.dots1),
     "glm4moe": Architecture("Glm4MoeForCausalLM", mixtures.glm4moe, _LATE_MLP_NORM),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", mixtures.minimax_m2),

@@ -93,6 +93,20 @@ def dots1(metadata: Metadata) -> dict[str, Any]:
     return common(metadata, "dots1") | own | _deepseek_experts(metadata)
 
 
+def deepseek(metadata: Metadata) -> dict[str, Any]:
+    """DeepSeek-MoE 16B."""
+    own = {"hidden_act": "silu", "attention_bias": False}
+    return common(metadata, "deepseek") | own | _deepseek_experts(metadata)
+
+
+def bailingmoe(metadata: Metadata) -> dict[str, Any]:
+    """Ling and Ring with experts, version 1 and 2."""
+    fields = common(metadata, metadata.architecture) | _deepseek_experts(metadata)
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    own = {"hidden_act": "silu", "norm_head": False, "use_bias": False, "use_qkv_bias": False}
+    return fields | own | {"num_experts": fields["n_routed_experts"]}
+
+
 def glm4moe(metadata: Metadata) -> dict[str, Any]:
     """GLM-4.5, 4.6 and 4.7."""
     fields = common(metadata, "glm4_moe") | _deepseek_experts(metadata)

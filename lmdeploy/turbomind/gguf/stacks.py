@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from lmdeploy.turbomind.gguf.header import GgufTensor
 
-_STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
+_STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|gate_up|down))_exps\.(weight|bias)")
 _DIMENSIONS = {"weight": 3, "bias": 2}
 
 

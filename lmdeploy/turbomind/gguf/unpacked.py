@@ -122,6 +122,6 @@ def config_of(metadata: Metadata) -> dict[str, Any]:
         "model_format": FORMAT,
         "gguf_architecture": name,
     }
-    if "rope_freqs.weight" in metadata.numbers:
+    if "rope_freqs.weight" in metadata.numbers and "rope_type" in config["rope_parameters"]:
         config["gguf_rope_factors"] = metadata.numbers["rope_freqs.weight"]
     return config
