@@ -47,10 +47,16 @@ struct Place {
   }
 };
 
-template <class T>
+// kDepth: `depth`, known to the compiler.
+template <class T, int kDepth>
 void write_plain(const Place& place, const float* x) {
-  auto* elements = reinterpret_cast<T*>(place.head);
-  for (int d = 0; d < place.dim; ++d) elements[place.at(d)] = from_float<T>(x[d]);
+  auto* elements = reinterpret_cast<T*>(place.head) + place.at(0);
+  if (place.is_key) {
+    const int step = place.width * kDepth;
+    for (int d = 0; d < place.dim; ++d) elements[d / kDepth * step + d % kDepth] = from_float<T>(x[d]);
+  } else {
+    for (int d = 0; d < place.dim; ++d) elements[d * kDepth] = from_float<T>(x[d]);
+  }
 }
 
 // Rounds a head's values so that their range, and 0, is met; scale and zero point go after the codes.
@@ -93,10 +99,10 @@ void write_quantized(const CacheLayout& layout, const Place& place, const float*
 void write_head(const CacheLayout& layout, const Place& place, const float* x) {
   switch (layout.type) {
     case CacheType::kFloat32:
-      write_plain<float>(place, x);
+      write_plain<float, 1>(place, x);
       break;
     case CacheType::kBFloat16:
-      write_plain<bf16>(place, x);
+      write_plain<bf16, 2>(place, x);
       break;
     case CacheType::kInt8:
     case CacheType::kInt4:
@@ -108,6 +114,7 @@ void write_head(const CacheLayout& layout, const Place& place, const float* x) {
 void write_row(const AttentionParams& params, const AttentionSpan& span, int r, const HeadsView& k,
                const HeadsView& v) {
   const CacheLayout& layout = params.layout;
+  // As write_head() has it.
   const int depth = layout.type == CacheType::kBFloat16 || layout.type == CacheType::kInt4 ? 2 : 1;
   const auto row = static_cast<size_t>(span.first_row + r);
   const int position = span.first_position + r;
