@@ -79,15 +79,17 @@ def test_pooling_is_the_one_that_the_checkpoint_says(mode: str, pooled: Any, tmp
             assert_near(vector, expected / np.linalg.norm(expected))
 
 
-def test_dense_layers_prompts_and_dimensions_follow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_dense_layers_prompts_and_dimensions_follow(is_pickled: bool, tmp_path: Path) -> None:
     model = make_encoder(tmp_path, "Bert")
     write_modules(tmp_path, "mean_tokens", "Dense", "Normalize")
     dense = torch.nn.Linear(48, 20)
     (tmp_path / "2_Dense").mkdir()
-    save_file(
-        {f"linear.{name}": value.detach() for name, value in dense.named_parameters()},
-        tmp_path / "2_Dense" / "model.safetensors",
-    )
+    tensors = {f"linear.{name}": value.detach() for name, value in dense.named_parameters()}
+    if is_pickled:
+        torch.save(tensors, tmp_path / "2_Dense" / "pytorch_model.bin")
+    else:
+        save_file(tensors, tmp_path / "2_Dense" / "model.safetensors")
     said = {
         "in_features": 48,
         "out_features": 20,
