@@ -20,7 +20,7 @@ import transformers
 from lmdeploy.turbomind.gguf.architectures import ARCHITECTURES
 from lmdeploy.turbomind.safetensors_index import read_files
 from tests.engine.test_model_families import CASES as FAMILIES
-from tests.engine.test_model_families import UNTIED
+from tests.engine.test_model_families import TEMPERATURE_ROPE, UNTIED
 from tests.support import published
 from tests.support.expert_models import QWEN_EXPERTS
 from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
@@ -54,6 +54,7 @@ EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
 # By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": family("Llama 3.1"),
+    "mistral3": family("Ministral 3", rope_parameters=TEMPERATURE_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}),
     "qwen2": family("Qwen2"),
     "qwen2moe": ("Qwen2MoeForCausalLM", QWEN_EXPERTS | UNTIED | {"shared_expert_intermediate_size": 40}),
     "qwen3": family("Qwen3"),

@@ -104,6 +104,7 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", configs.llama, is_turned=True),
+    "mistral3": Architecture("Ministral3ForCausalLM", configs.mistral3, is_turned=True),
     "internlm2": Architecture("InternLM2ForCausalLM", configs.internlm2, is_turned=True),
     "qwen2": Architecture("Qwen2ForCausalLM", configs.qwen2),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", configs.qwen2moe),

@@ -89,6 +89,18 @@ def llama(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def mistral3(metadata: Metadata) -> dict[str, Any]:
+    """Ministral 3 and Devstral Small 2: queries grow with their position."""
+    fields = llama(metadata) | {"model_type": "ministral3"}
+    rope = fields["rope_parameters"]
+    keys = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
+    keys |= {"llama_4_scaling_beta": "attention.temperature_scale"}
+    rope |= {name: metadata.get(key) for name, key in keys.items() if metadata.get(key)}
+    if factor := metadata.get("rope.scaling.yarn_log_multiplier"):
+        rope |= {"mscale": 1.0, "mscale_all_dim": factor}
+    return fields
+
+
 def mixtral(metadata: Metadata) -> dict[str, Any]:
     """Mixtral, whose files name Llama's architecture."""
     return common(metadata, "mixtral") | {
