@@ -90,6 +90,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": family("Arcee", attention_bias=False, mlp_bias=False),
     "smollm3": family("SmolLM3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0]),
     "glm4": family("GLM-4-0414"),
+    "chatglm": family("ChatGLM3", head_dim=8),
     "nemotron": family("Nemotron"),
     "gptneox": family("Pythia"),
     "gpt2": family("GPT-2", n_ctx=512),
@@ -126,6 +127,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 PUBLISHERS = {
     "deepseek": published.deepseek_moe,
     "bailingmoe": published.ling,
+    "chatglm": published.chatglm,
     "bailingmoe2": published.ling2,
 }
 # Published with code of its own, which the converter runs.

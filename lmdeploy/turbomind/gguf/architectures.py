@@ -146,6 +146,7 @@ ARCHITECTURES = {
     "arcee": Architecture("ArceeForCausalLM", configs.arcee, is_turned=True),
     "smollm3": Architecture("SmolLM3ForCausalLM", configs.smollm3, is_turned=True),
     "glm4": Architecture("Glm4ForCausalLM", configs.glm4, dataclasses.replace(_LAYOUT, gate_up="ffn_up")),
+    "chatglm": Architecture("GlmForCausalLM", configs.chatglm, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", configs.hunyuan_dense),
     "nemotron": Architecture("NemotronForCausalLM", configs.nemotron, has_whole_norms=True),
     "gptneox": Architecture("GPTNeoXForCausalLM", configs.gptneox, _JOINED_QKV),

@@ -385,6 +385,13 @@ def glm4(metadata: Metadata) -> dict[str, Any]:
     return fields | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
 
 
+def chatglm(metadata: Metadata) -> dict[str, Any]:
+    """ChatGLM3, GLM-4-9B and CodeGeeX4, in the names that `transformers` has for them."""
+    fields = common(metadata, "glm")
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    return fields | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_qkv.bias")}
+
+
 def hunyuan_dense(metadata: Metadata) -> dict[str, Any]:
     """Hunyuan without experts; the base of its rotation has the factor of the longest context already."""
     return common(metadata, "hunyuan_v1_dense") | {
