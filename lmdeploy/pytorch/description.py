@@ -121,11 +121,12 @@ def _own_config_of(model_dir: Path, custom_module_map: str) -> Any:
 
 def _config_of(model_dir: Path, raw: dict[str, Any]) -> Any:
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
+
+    from lmdeploy.pytorch.models.hf_config import transformers_config
 
     name = ", ".join(raw.get("architectures") or [str(raw.get("model_type"))])
     try:
-        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+        config = transformers_config(model_dir)
     except (KeyError, ValueError, TypeError, OSError, StrictDataclassError) as error:
         known = "transformers does not know it" if raw.get("model_type") else "config.json has no model_type"
         more = "; the checkpoint's own code is never run" if raw.get("auto_map") else ""

@@ -18,6 +18,7 @@ from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.coded_gpu_layers import gpu_linear_of
 from lmdeploy.pytorch.coded_weights import CodedWeights, coded_weights
 from lmdeploy.pytorch.cpu_kernels import Kernels
+from lmdeploy.pytorch.models.hf_config import transformers_config
 from lmdeploy.pytorch.models.utils.inputs import embeddings_of
 from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, rms_norm_of
 from lmdeploy.pytorch.ranks import Ranks
@@ -63,7 +64,7 @@ class TransformersModel:
         self, checkpoint: Path, dtype: str, kernels: Kernels | None, ranks: Ranks, device: torch.device | str = "cpu"
     ) -> None:
         attention_interface.register()
-        config = _config_of(checkpoint)
+        config = transformers_config(checkpoint)
         refuse_unsupported(checkpoint, config)
         coded = coded_weights(checkpoint)
         model = _load(checkpoint, config, dtype, coded)
@@ -144,12 +145,6 @@ class TransformersModel:
                 f"{checkpoint}: its attention does more than its code shows: logits are off by {off:.1%}"
             )
         return recording
-
-
-def _config_of(checkpoint: Path) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
 
 
 def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None) -> Any:

@@ -1,10 +1,12 @@
 """Positions beyond the trained length: each sequence's rotation goes by its own prompt, and stays."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmdeploy.pytorch.description import describe_for_worker
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off, reference, tokens_of
 from tests.support.worker_steps import Part, StepDriver
 
@@ -54,3 +56,17 @@ def test_a_response_keeps_the_rotation_of_its_prompt(tmp_path: Path, kind: str) 
     [at_once] = driver.step(Part(1, 0, [*SHORT, *[7] * 8], prompt=12))
     assert off(at_once[:12], prompt) < 1e-5
     assert max(off(one[0], at_once[12 + i]) for i, one in enumerate(grown)) < 1e-5
+
+
+def test_longrope_may_be_called_su(tmp_path: Path) -> None:
+    """As Phi-3's first releases of 128k call it."""
+    expected = reference(make(tmp_path, "Phi3ForCausalLM", **LONGROPE), LONG)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    rope = config.pop("rope_parameters")
+    factors = {name: rope[name] for name in ("short_factor", "long_factor")}
+    config |= {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "su"} | factors}
+    file.write_text(json.dumps(config), encoding="utf-8")
+    assert describe_for_worker(tmp_path, "phi").max_position_embeddings == 64
+    [whole] = StepDriver(tmp_path, VOCAB, HIDDEN, by_transformers=True).step(Part(0, 0, LONG))
+    assert off(whole, expected) < 1e-4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def read_hf_config(model_dir: Path) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
-    raw = read_config(model_dir)
+    raw = with_longrope(read_config(model_dir))
     try:
         model_type = raw.get("model_type")
         # Its `get` sees only what was looked up before.
@@ -34,6 +35,24 @@ def read_hf_config(model_dir: Path) -> Any:
     if kind is PretrainedConfig:
         config.model_type = str(raw.get("model_type"))
     return _with_older_names(config)
+
+
+def transformers_config(model_dir: Path) -> Any:
+    """Return the configuration of a directory as ``transformers`` reads it, with its errors."""
+    from transformers import AutoConfig
+
+    raw = read_config(model_dir)
+    if (named := with_longrope(raw)) is raw:
+        return AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    return type(AutoConfig.for_model(named["model_type"])).from_dict(named)
+
+
+def with_longrope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json in which longrope is not called ``su``, as Phi-3's first releases do."""
+    scaling = raw.get("rope_scaling")
+    if not isinstance(scaling, Mapping) or scaling.get("type") != "su":
+        return raw if isinstance(raw, dict) else dict(raw)
+    return {**raw, "rope_scaling": {**scaling, "type": "longrope"}}
 
 
 def _with_older_names(config: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.pytorch.description import describe_for_worker
+from lmdeploy.pytorch.models.hf_config import with_longrope
 from lmdeploy.pytorch.text_part.tensors import TEXT_TENSORS
 from lmdeploy.turbomind.checkpoint import describe, read_config
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
@@ -76,14 +77,12 @@ def describe_text_part(
 
 def _config_of_text(raw: Mapping[str, Any], whole: ModelSpec) -> dict[str, Any]:
     """Return the text part's config.json, with what its architecture alone has other defaults for."""
-    config = {key: value for key, value in raw.items() if key not in _OF_THE_WHOLE}
+    config = with_longrope({key: value for key, value in raw.items() if key not in _OF_THE_WHOLE})
     config |= {"model_type": _model_type_of(config), "vocab_size": whole.vocab_size, "head_dim": whole.head_dim}
     config |= {"tie_word_embeddings": whole.tied_embeddings, "dtype": whole.dtype, "torch_dtype": whole.dtype}
-    rope, scaling = config.get("rope_parameters"), config.get("rope_scaling")
+    rope = config.get("rope_parameters")
     if isinstance(rope, dict):
         config["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope")}
-    if isinstance(scaling, dict) and scaling.get("type") == "su":  # what the first releases call longrope
-        config["rope_scaling"] = scaling | {"type": "longrope"}
     return config
 
 
