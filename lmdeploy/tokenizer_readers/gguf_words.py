@@ -10,16 +10,24 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
+from lmdeploy.tokenizer_readers import kimi
+
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _CL100K = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ONE_DIGIT = _CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
 # Marks are parts of words.
 _WITH_MARKS = _ONE_DIGIT.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_SEED = _ONE_DIGIT.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_LING = _ONE_DIGIT.replace(r"\s*[\r\n]+", r"\s*[\r\n]")
 _BEGINNING = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (f"{_BEGINNING}{_UPPER}*{_LOWER}+", f"{_BEGINNING}{_UPPER}+{_LOWER}*")
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = "|".join([*_CASED, r"\p{N}"]) + _REST
+_DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
 _O200K = "|".join([*(f"{word}{_ENDINGS}?" for word in _CASED), r"\p{N}{1,3}"]) + _REST
 
 
@@ -72,6 +80,13 @@ _FALCON = Words(
         pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
     ),
 )
+_DEEPSEEK_V3 = Words(
+    _DEEPSEEK3,
+    before=(
+        pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
+        pre_tokenizers.Split(Regex("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"), "isolated"),
+    ),
+)
 _NAMES: Sequence[tuple[Words, str]] = (
     (_GPT2, "default gpt-2 gpt2 phi-2 mpt olmo jais gigachat"),
     (_DIGITS, "smollm starcoder refact codeshell command-r exaone"),
@@ -82,6 +97,10 @@ _NAMES: Sequence[tuple[Words, str]] = (
     (_QWEN2, "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan"),
     (_FALCON, "falcon"),
     (Words(_TEKKEN, keeps_whole=True, adds_bos=True), "tekken"),
+    (Words(_SEED), "seed-coder"),
+    (Words(_LING), "bailingmoe"),
+    (Words(kimi.WORDS), "kimi-k2"),
+    (_DEEPSEEK_V3, "deepseek-v3 hunyuan-dense joyai-llm"),
     (Words(_O200K), "gpt-4o llama4 minimax-m2"),
 )
 WORDS = {name: words for words, names in _NAMES for name in names.split()}
