@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from tests.support.tiny_models import make_small
+from tests.support.token_engine import TokenEngine
 
 _COUNT_THREADS = """
 import os, sys, time
@@ -76,3 +80,17 @@ def test_an_idle_engine_sleeps(default_model_dir: Path) -> None:
     seconds, sleeps = run_python(_SPEND_NOTHING, str(default_model_dir))
     assert seconds < 1  # of processor time in two seconds; a thread that spins takes two
     assert sleeps < 100  # one that looks every millisecond goes to sleep two thousand times
+
+
+@pytest.mark.parametrize("settings", [{"weight_bits": 8}, {"weight_bits": 4}, {"dtype": "bfloat16"}], ids=str)
+def test_more_threads_than_tokens_compute_the_same_bits(settings: dict[str, Any], tmp_path: Path) -> None:
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)
+    prompts = [list(range(1, length)) for length in (6, 18, 25, 33, 41, 66)]
+
+    def logits(threads: int) -> list[torch.Tensor]:
+        more = {"device": "cpu", "threads": threads, "num_tokens_per_iter": 64, "enable_prefix_caching": False}
+        with TokenEngine(directory, **more | settings) as engine:
+            return [engine.generate(prompt, 1)[1] for prompt in prompts]
+
+    for one, many in zip(logits(1), logits(40), strict=True):
+        assert torch.equal(one, many)

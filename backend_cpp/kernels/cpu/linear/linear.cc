@@ -73,7 +73,8 @@ class RowReader {
 // Rows that one thread prepares at a time: a part for each thread, and once more, so that a late one takes less.
 int prepared_rows(const ThreadPool& pool, int rows) {
   if (rows <= kLineRows) return kLineRows / 2;
-  return (rows / (2 * pool.thread_count()) + kLineRows - 1) / kLineRows * kLineRows;
+  const int part = rows / (2 * pool.thread_count());
+  return std::max(part + kLineRows - 1, kLineRows) / kLineRows * kLineRows;
 }
 
 // Calls prepare(inputs in the order of the codes, row) for each row.
