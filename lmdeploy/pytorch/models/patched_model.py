@@ -98,6 +98,7 @@ class PatchedModel:
         self._device = torch.device(device)
         if self._device.type == "cpu":
             _widen_embeddings(self._model, kernels)
+        self._model.to(self._device)  # buffers, which are made on the CPU
         self._wanted: torch.Tensor | None = None
         self._last_hidden: torch.Tensor | None = None
         if not hasattr(self._model, "get_logits"):

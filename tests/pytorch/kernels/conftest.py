@@ -4,12 +4,17 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import lmdeploy.pytorch.kernels
+from lmdeploy.pytorch import step_runner
+from lmdeploy.pytorch.step_devices import GpuSteps
+from tests.support.worker_steps import StepDriver
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -53,3 +58,15 @@ def device() -> torch.device:
 def random() -> torch.Generator:
     """Numbers that are the same in each run."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def gpu_driver(device: torch.device) -> Callable[..., StepDriver]:
+    """What makes a `StepDriver` whose steps run as on a GPU, on one where there is one."""
+
+    def make(*args: Any, **options: Any) -> StepDriver:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_runner, "step_device", lambda *_: GpuSteps(device))
+            return StepDriver(*args, **options)
+
+    return make

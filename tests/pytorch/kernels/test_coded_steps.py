@@ -1,15 +1,14 @@
 """Checkpoints of codes on a GPU: its layers multiply with the codes, and bring what these stand for."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lmdeploy.pytorch import step_runner
 from lmdeploy.pytorch.coded_gpu_layers import AwqLinear, Fp8Linear, Int8Linear
 from lmdeploy.pytorch.native_layers import NativeLinear
-from lmdeploy.pytorch.step_devices import GpuSteps
 from tests.pytorch.test_coded_checkpoints import WIDE, with_values, write
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off
 from tests.support.quantized_checkpoints import Scheme
@@ -27,18 +26,16 @@ FORMS: dict[str, tuple[Any, type, float]] = {
 }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of this test are on the CPU, for the interpreter")
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_are_those_of_what_the_codes_stand_for(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, tmp_path: Path, gpu_driver: Callable[..., StepDriver]
 ) -> None:
     scheme, layer_class, limit = FORMS[form]
     make(tmp_path / "plain", "LlamaForCausalLM", **WIDE | {"num_hidden_layers": 1})
     values = write(tmp_path / "plain", tmp_path / "coded", scheme)
     with_values(tmp_path / "plain", tmp_path / "numbers", values)
-    cpu = StepDriver(tmp_path / "numbers", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
-    monkeypatch.setattr(step_runner, "step_device", lambda *_: GpuSteps(torch.device("cpu")))
-    gpu = StepDriver(tmp_path / "coded", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
+    cpu = StepDriver(tmp_path / "numbers", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
+    gpu = gpu_driver(tmp_path / "coded", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
     model: Any = gpu.runner._model
     names = [name.removesuffix(".weight") for name in values]
     assert {type(model._model.get_submodule(name)) for name in names} == {layer_class}

@@ -1,5 +1,6 @@
 """Steps on a GPU: which models get there, and that they bring what the CPU brings."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from lmdeploy.pytorch import step_runner
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.nn import device as nn_device
 from lmdeploy.pytorch.step_devices import GpuSteps, step_device
@@ -23,14 +23,14 @@ STEPS = [
 ]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of this test are on the CPU, for the interpreter")
-def test_steps_of_the_engine_bring_the_logits_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_the_engine_bring_the_logits_of_the_cpu(
+    tmp_path: Path, gpu_driver: Callable[..., StepDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_tiny_llama(tmp_path, vocab_size=500, num_hidden_layers=1)
     runs_kernels = False
-    cpu = StepDriver(tmp_path, 500, 32, dtype="float32")
-    monkeypatch.setattr(nn_device, "runs_kernels", lambda x: runs_kernels)
-    monkeypatch.setattr(step_runner, "step_device", lambda *_: GpuSteps(torch.device("cpu")))
-    gpu = StepDriver(tmp_path, 500, 32, dtype="float32")
+    cpu = StepDriver(tmp_path, 500, 32, dtype="float32", device="cpu")
+    monkeypatch.setattr(nn_device, "runs_kernels", lambda x: runs_kernels or x.is_cuda)
+    gpu = gpu_driver(tmp_path, 500, 32, dtype="float32")
     for parts in STEPS:
         runs_kernels = False
         expected = cpu.step(*parts)
@@ -39,16 +39,14 @@ def test_steps_of_the_engine_bring_the_logits_of_the_cpu(tmp_path: Path, monkeyp
             assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of this test are on the CPU, for the interpreter")
 @pytest.mark.parametrize("name", ["OPTForCausalLM", "Qwen2ForCausalLM", "Cohere2ForCausalLM"])
 def test_models_of_transformers_bring_the_logits_of_the_cpu(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, gpu_driver: Callable[..., StepDriver]
 ) -> None:
     make(tmp_path / "model", name)
     adapter = make_adapter(tmp_path / "adapter", tmp_path / "model", targets=("q_proj",))
-    cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
-    monkeypatch.setattr(step_runner, "step_device", lambda *_: GpuSteps(torch.device("cpu")))
-    gpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
+    cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
+    gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
     for driver in (cpu, gpu):
         driver.runner.place_adapter(1, str(adapter))
     assert gpu.runner._model.layers == cpu.runner._model.layers

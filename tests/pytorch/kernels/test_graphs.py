@@ -1,4 +1,4 @@
-"""Decoding by graphs: a stand-in for a captured graph runs its function again, on the tensors it was captured with."""
+"""Decoding by graphs: those of a GPU, or a stand-in that runs its function again on the tensors it was captured with."""
 
 import logging
 from collections.abc import Callable
@@ -8,25 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from lmdeploy.pytorch import graphs, step_runner
-from lmdeploy.pytorch.graphs import DecodingGraphs, Outputs
+from lmdeploy.pytorch import graphs
+from lmdeploy.pytorch.graphs import Captured, DecodingGraphs, Outputs, cuda_capture
 from lmdeploy.pytorch.models.patched_model import PatchedModel
-from lmdeploy.pytorch.step_devices import GpuSteps
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
 from tests.support.adapters import make_adapter
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.worker_steps import Order, Part, StepDriver
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of these tests are on the CPU")
-
 
 class Again:
     """Does what a captured graph does: runs on the same tensors, into the same tensors."""
 
-    captured = 0
-
     def __init__(self, run: Callable[[], Outputs]) -> None:
-        Again.captured += 1
         self._run = run
         self.outputs = tuple(torch.full_like(output, torch.nan) for output in run())
 
@@ -36,14 +30,26 @@ class Again:
 
 
 @pytest.fixture
-def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StepDriver, StepDriver]:
+def captures() -> list[int]:
+    """A number for each graph that is captured."""
+    return []
+
+
+@pytest.fixture
+def drivers(
+    tmp_path: Path, device: torch.device, gpu_driver: Callable[..., StepDriver], captures: list[int]
+) -> tuple[StepDriver, StepDriver]:
     """A model on the CPU, and one whose decoding steps are captured."""
     make(tmp_path / "model", "Qwen2ForCausalLM")
-    cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
-    monkeypatch.setattr(step_runner, "step_device", lambda *_: GpuSteps(torch.device("cpu")))
-    gpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
-    gpu.runner._forward = DecodingGraphs(gpu.runner._model, Again).forward
-    monkeypatch.setattr(Again, "captured", 0)
+    cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
+    gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
+    capture: Callable[[Callable[[], Outputs]], Captured] = cuda_capture() if device.type == "cuda" else Again
+
+    def counted(run: Callable[[], Outputs]) -> Captured:
+        captures.append(len(captures))
+        return capture(run)
+
+    gpu.runner._forward = DecodingGraphs(gpu.runner._model, counted).forward
     return cpu, gpu
 
 
@@ -52,40 +58,42 @@ def check(cpu: StepDriver, gpu: StepDriver, *parts: Part) -> None:
         assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
 
 
-def test_steps_of_any_size_bring_what_they_bring_alone(drivers: tuple[StepDriver, StepDriver]) -> None:
+def test_steps_of_any_size_bring_what_they_bring_alone(
+    drivers: tuple[StepDriver, StepDriver], captures: list[int]
+) -> None:
     check(*drivers, Part(0, 0, [5, 17, 300]), Part(1, 0, [8]), Part(2, 0, [*range(20, 35)]))
-    assert Again.captured == 0
+    assert not captures
     check(*drivers, Part(0, 3, [41]), Part(1, 1, [42]), Part(2, 15, [43]))  # 4 rows, one of nobody
     check(*drivers, Part(2, 16, [44]), Part(0, 4, [45]), Part(1, 2, [46]))  # over the end of a block
-    assert Again.captured == 1
+    assert len(captures) == 1
     check(*drivers, Part(1, 3, [47]))
-    assert Again.captured == 2
+    assert len(captures) == 2
     check(*drivers, Part(3, 0, [3, 3, 3]), Part(2, 17, [7]))  # what graphs wrote is seen by others
-    assert Again.captured == 2
+    assert len(captures) == 2
 
 
 def test_a_row_with_an_adapter_keeps_its_step_from_a_graph(
-    drivers: tuple[StepDriver, StepDriver], tmp_path: Path
+    drivers: tuple[StepDriver, StepDriver], captures: list[int], tmp_path: Path
 ) -> None:
     adapter = make_adapter(tmp_path / "adapter", tmp_path / "model", targets=("q_proj",))
     for driver in drivers:
         driver.runner.place_adapter(1, str(adapter))
     check(*drivers, Part(0, 0, [5, 17, 300], adapter=1), Part(1, 0, [5, 17, 300]))
     check(*drivers, Part(0, 3, [8], adapter=1), Part(1, 3, [8]))
-    assert Again.captured == 0
+    assert not captures
     check(*drivers, Part(1, 4, [8]))
-    assert Again.captured == 1
+    assert len(captures) == 1
 
 
 def test_a_model_that_does_not_want_it_is_not_captured(
-    drivers: tuple[StepDriver, StepDriver], monkeypatch: pytest.MonkeyPatch
+    drivers: tuple[StepDriver, StepDriver], captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu, gpu = drivers
     monkeypatch.setattr(gpu.runner._model, "can_capture", lambda step: step.is_decoding and len(step.wanted) > 1)
     check(cpu, gpu, Part(0, 0, [5]))
-    assert Again.captured == 0
+    assert not captures
     check(cpu, gpu, Part(0, 1, [6]), Part(1, 0, [5]))
-    assert Again.captured == 1
+    assert len(captures) == 1
 
 
 @pytest.mark.parametrize("said", [False, lambda input_ids, **_: input_ids.shape[-1] > 1])

@@ -30,7 +30,7 @@ def test_int8_rows_are_rounded_to_their_largest_and_products_are_exact(
     for given in (None, bias):
         got = int8_linear(codes, scales, weight, weight_scales, given, dtype=torch.float32)
         expected = product if given is None else product + given.double()
-        assert got.double() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_fp8_blocks_have_scales_of_their_own(random: torch.Generator, device: torch.device) -> None:
@@ -58,7 +58,7 @@ def test_fp8_blocks_have_scales_of_their_own(random: torch.Generator, device: to
     expected = meant @ (weight.double() * blocks).T + bias.double()
     got = fp8_linear(codes, scales, weight, weight_scales, bias, dtype=torch.float32)
     # Tensor cores keep fewer bits of a sum than float32.
-    assert got.double() == pytest.approx(expected, rel=1e-3, abs=1e-3 * float(expected.abs().max()))
+    torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:

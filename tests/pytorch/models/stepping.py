@@ -45,7 +45,9 @@ def attend(call: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Ten
     return torch.einsum("hij,jhd->ihd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
-def run_chunks(model: Any, prompts: list[list[int]], chunks: list[list[int]], cache: Any = None) -> list[torch.Tensor]:
+def run_chunks(
+    model: Any, prompts: list[list[int]], chunks: list[list[int]], cache: Any = None, device: torch.device | str = "cpu"
+) -> list[torch.Tensor]:
     """Return the logits of every token of each prompt; a sequence has one block of the cache, that of its number.
 
     Parameters
@@ -58,6 +60,8 @@ def run_chunks(model: Any, prompts: list[list[int]], chunks: list[list[int]], ca
         A step: how many tokens of each sequence it has; 0 for none.
     cache
         Where keys and values go; by default a `PlainCache`.
+    device
+        Where the model is.
     """
     cache = PlainCache() if cache is None else cache
     done = [0] * len(prompts)
@@ -69,15 +73,15 @@ def run_chunks(model: Any, prompts: list[list[int]], chunks: list[list[int]], ca
         tokens = [prompts[number][done[number] : done[number] + counts[number]] for number in present]
         positions = [torch.arange(done[number], done[number] + counts[number]) for number in present]
         step = StepContext(
-            input_ids=torch.tensor([[token for part in tokens for token in part]]),
-            position_ids=torch.cat(positions)[None],
-            q_start_loc=starts,
-            q_seqlens=q_lens,
-            kv_seqlens=torch.tensor([done[number] for number in present]) + q_lens,
-            block_offsets=torch.tensor(present)[:, None],
+            input_ids=torch.tensor([[token for part in tokens for token in part]], device=device),
+            position_ids=torch.cat(positions)[None].to(device),
+            q_start_loc=starts.to(device),
+            q_seqlens=q_lens.to(device),
+            kv_seqlens=(torch.tensor([done[number] for number in present]) + q_lens).to(device),
+            block_offsets=torch.tensor(present, device=device)[:, None],
             kv_caches=cache,
             is_decoding=bool((q_lens == 1).all()),
-            wanted=torch.arange(int(q_lens.sum())),
+            wanted=torch.arange(int(q_lens.sum()), device=device),
         )
         if isinstance(cache, PlainCache):
             cache.step = step

@@ -84,10 +84,10 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             assert (chosen > theirs.amax(-1) - 2 * most).all()
 
 
-def expected_logits(directory: Path) -> list[torch.Tensor]:
+def expected_logits(directory: Path, prompts: list[list[int]] = PROMPTS) -> list[torch.Tensor]:
     """Return what ``transformers`` says of each prompt."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").float().eval()
     with torch.inference_mode():
-        return [model(torch.tensor([prompt])).logits[0].float() for prompt in PROMPTS]
+        return [model(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
