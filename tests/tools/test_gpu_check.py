@@ -107,11 +107,32 @@ def test_headers_of_libraries_are_found_where_the_environment_says(
 
 def test_what_is_expected_of_all_stages_fits_into_nine_minutes() -> None:
     each = all_stages("90a-real", is_dry_run=False)
-    assert sum(stage.seconds for stage in each if not stage.alongside and not stage.is_extra) <= 540
+    assert runner.expected_seconds([stage for stage in each if not stage.is_extra], width=8) <= 540
     assert all(stage.seconds <= stage.most for stage in each)
     names = [stage.name for stage in each]
     assert len(set(names)) == len(names)
-    assert {need for stage in each for need in (*stage.needs, stage.alongside) if need} <= set(names)
+    assert {need for stage in each for need in stage.needs} <= set(names)
+
+
+def test_a_group_takes_as_long_as_its_longest_stage_or_as_all_on_few_cores() -> None:
+    each = [a_stage("a", "", seconds=4, group="x"), a_stage("b", "", seconds=2), a_stage("c", "", seconds=6, group="x")]
+    assert runner.expected_seconds(each, width=8) == 8
+    assert runner.expected_seconds(each, width=1) == 12
+
+
+def test_stages_of_a_group_run_at_the_same_time_and_keep_their_output_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: 2)
+    # Each waits for the other's file, so neither ends unless both run.
+    program = "import pathlib, time; pathlib.Path('{0}').touch()\nwhile not pathlib.Path('{1}').exists(): time.sleep(0.02)"
+    files = [str(tmp_path / name) for name in ("one", "two")]
+    meeting = program + "\nprint('seen by {0}')"
+    pair = [a_stage(name, meeting.format(*order), group="x") for name, order in (("a", files), ("b", files[::-1]))]
+    assert run(tmp_path, [pair[0], a_stage("between", ""), pair[1]]) == {"a": "ok", "between": "ok", "b": "ok"}
+    parts = (tmp_path / "gpu_check.log").read_text().split("\n== ")
+    assert ["seen by" in part for part in parts] == [False, True, True, False]
+    assert sorted(path.name for path in tmp_path.glob("*.log")) == ["gpu_check.log"]
 
 
 def test_a_stage_that_hangs_is_interrupted_then_killed_with_all_it_started(
@@ -206,8 +227,8 @@ def test_a_call_that_is_ended_leaves_a_report_and_no_process(tmp_path: Path) -> 
 
 
 def test_what_needs_a_stage_that_went_wrong_is_left_out(tmp_path: Path) -> None:
-    broken, dependent = a_stage("build", "raise SystemExit(1)"), a_stage("tests", "", needs=("build",))
-    outcomes = run(tmp_path, [broken, a_stage("alongside", "", alongside="build"), dependent])
+    broken, dependent = a_stage("build", "raise SystemExit(1)", group="build"), a_stage("tests", "", needs=("build",))
+    outcomes = run(tmp_path, [broken, a_stage("alongside", "", group="build"), dependent])
     assert outcomes["tests"] == "left out: it needs build, which did not end well"
     assert outcomes["alongside"] == "ok"
 

@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
         "--earlier", nargs="+", type=Path, default=[], metavar="FILE", help="gpu_check.jsonl of earlier calls"
     )
     parser.add_argument("--list", action="store_true", help="print the stages and their seconds, and do nothing")
+    parser.add_argument("--prebuilt", action="store_true", help="take compiled modules that came along, if they load")
     dry_run = parser.add_argument(
         "--dry-run", action="store_true", help="with CUDA's emulation, tiny shapes and no GPU"
     )
@@ -47,7 +48,7 @@ def main() -> int:
     folder: Path = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if given.list:
-        for stage in all_stages("", is_dry_run=given.dry_run):
+        for stage in all_stages("", is_dry_run=given.dry_run, is_prebuilt=given.prebuilt):
             print(f"{stage.name:45} {stage.seconds:4.0f} {stage.most:4.0f}")
         return 0
     environment = machine.environment(folder, is_dry_run=given.dry_run)
@@ -65,9 +66,9 @@ def main() -> int:
         except ValueError as error:
             print(error)
             return 2
-        if not machine.has_flashinfer() and not given.dry_run:
+        if not (machine.has_flashinfer() or given.dry_run or given.prebuilt):
             print("without FlashInfer's kernels: its headers are not here (TURBOMIND_FLASHINFER_DIR names a folder)")
-        stages = all_stages(gpu.architecture, is_dry_run=given.dry_run)
+        stages = all_stages(gpu.architecture, is_dry_run=given.dry_run, is_prebuilt=given.prebuilt)
         if given.only:
             stages = [stage for stage in stages if stage.name.startswith(tuple(given.only))]
         again = given.again if given.again is None or given.again else [stage.name for stage in stages]

@@ -21,6 +21,7 @@ from tools.gpu_check.stages import LEFT_OUT, Stage
 from tools.gpu_check.table import LIBRARIES, SELF_CHECK, printed
 
 _LEAST_SECONDS = 4.0  # in which a stage may come to something
+_POLL_SECONDS = 0.05
 _TOLERANCE = 3  # times the expected seconds that a stage may take where others leave it nothing
 _TIMEOUT = 6.0  # seconds from the interrupt to the kill
 _TAIL_LINES = 12
@@ -33,9 +34,13 @@ _TRIAL = re.compile(r"turbomind: (?P<name>.+?) (?P<verdict>(?:agrees with|DIFFER
 class _Running:
     stage: Stage
     process: subprocess.Popen[bytes]
+    limit: float
     begin: float
     log: Path
-    log_start: int
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self.begin > self.limit
 
 
 class Runner:
@@ -70,6 +75,7 @@ class Runner:
         self._machine, self._again = machine, again
         self._begin = time.monotonic()
         self._deadline = self._begin + seconds
+        self._width = os.cpu_count() or 1
         self._here: dict[str, str] = {}  # outcomes of this call
         self._fingerprints: dict[str, str] = {}
 
@@ -79,21 +85,33 @@ class Runner:
         waiting = self._ordered(stages)
         self.report()
         while waiting:
-            stage = waiting.pop(0)
-            if reason := self._reason_against(stage):
-                self._end(stage, reason)
-                continue
-            if (limit := self._limit(stage, waiting)) < _LEAST_SECONDS:
-                self._end(stage, f"{LEFT_OUT}: no time was left; call again")
-                continue
-            running = self._start(stage)
-            alongside = [other for other in waiting if other.alongside == stage.name]
-            waiting = [other for other in waiting if other.alongside != stage.name]
-            for other in alongside:
-                if not self._reason_against(other):
-                    self._finish(self._start(other), self._limit(other, [stage]))
-            self._finish(running, limit)
+            first = waiting[0]
+            together = [stage for stage in waiting if stage is first or (first.group and stage.group == first.group)]
+            waiting = [stage for stage in waiting if stage not in together]
+            self._run_together(together, waiting)
         return all(outcome == OK or outcome.startswith(LEFT_OUT) for outcome in self._here.values())
+
+    def _run_together(self, stages: Sequence[Stage], later: Sequence[Stage]) -> None:
+        """Run the stages of a group, as many at a time as there are cores."""
+        waiting, running = list(stages), list[_Running]()
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._width:
+                    stage = waiting.pop(0)
+                    if reason := self._reason_against(stage):
+                        self._end(stage, reason)
+                    elif (limit := self._limit(stage, later)) < _LEAST_SECONDS:
+                        self._end(stage, f"{LEFT_OUT}: no time was left; call again")
+                    else:
+                        running.append(self._start(stage, limit))
+                for one in list(running):
+                    if one.process.poll() is not None or one.is_late:
+                        running.remove(one)
+                        self._finish(one)
+                time.sleep(_POLL_SECONDS)
+        finally:
+            for one in running:
+                _signal_all(one.process, signal.SIGKILL)
 
     # ---- what is done, and for how long ----
 
@@ -128,19 +146,16 @@ class Runner:
         remaining = self._deadline - time.monotonic()
         if stage.is_essential:
             return min(remaining, stage.most)
-        spare = remaining - sum(other.seconds for other in later if not other.is_extra)
+        spare = remaining - expected_seconds([other for other in later if not other.is_extra], self._width)
         return min(remaining, stage.most, max(_TOLERANCE * stage.seconds, spare))
 
     # ---- processes ----
 
-    def _start(self, stage: Stage) -> _Running:
+    def _start(self, stage: Stage, limit: float) -> _Running:
         print(f"== {stage.name}", flush=True)
         self._journal.write(stage=stage.name, begun=self._fingerprints[stage.name])
-        log = self._folder / "gpu_check.log"
-        with log.open("ab") as file:
-            file.write(f"\n== {stage.name}: {' '.join(stage.command)}\n".encode())
-            file.flush()
-            log_start = file.tell()  # before the stage writes, which moves it
+        log = self._folder / f"{re.sub('[^a-z0-9]+', '-', stage.name.lower())}.log"
+        with log.open("wb") as file:
             process = subprocess.Popen(
                 stage.command,
                 cwd=ROOT,
@@ -150,30 +165,30 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            return _Running(stage, process, time.monotonic(), log, log_start)
+        return _Running(stage, process, limit, time.monotonic(), log)
 
     def _libraries(self) -> dict[str, str]:
         """Return the variable that leaves out libraries that do harm here, once that is known."""
         known = [done.findings[LIBRARIES] for done in self._journal.stages().values() if LIBRARIES in done.findings]
         return {"LMDEPLOY_CUDA_LIBRARIES": known[-1]} if known else {}
 
-    def _finish(self, running: _Running, limit: float) -> None:
-        """Wait for a process; past its limit it is interrupted, so that it can say where it was, and then killed."""
-        process, is_late = running.process, False
+    def _finish(self, running: _Running) -> None:
+        """End a stage; one past its limit is interrupted, so that it can report where it was, and then killed."""
+        process, is_late = running.process, running.process.poll() is None
         try:
-            process.wait(max(limit - (time.monotonic() - running.begin), 0.1))
-        except subprocess.TimeoutExpired:
-            is_late = True
-            _signal_all(process, signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_TIMEOUT)
+            if is_late:
+                _signal_all(process, signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_TIMEOUT)
         finally:
             _signal_all(process, signal.SIGKILL)  # and whatever it has started
         process.wait()
         seconds = time.monotonic() - running.begin
-        with running.log.open("rb") as file:
-            file.seek(running.log_start)
-            lines = file.read().decode(errors="replace").splitlines()
+        output = running.log.read_bytes()
+        with (self._folder / "gpu_check.log").open("ab") as file:
+            file.write(f"\n== {running.stage.name}: {' '.join(running.stage.command)}\n".encode() + output)
+        running.log.unlink()
+        lines = output.decode(errors="replace").splitlines()
         for name, verdict in self_checks(lines).items():
             self._journal.write(stage=running.stage.name, row=f"{SELF_CHECK}{name}", value=verdict)
         outcome = f"FAILED: not done after {seconds:.0f} s" if is_late else self._outcome(running, lines)
@@ -233,6 +248,14 @@ class Runner:
             half.write_text(written, encoding="utf-8")
             half.replace(self._folder / name)
         return text
+
+
+def expected_seconds(stages: Sequence[Stage], width: int) -> float:
+    """Return how long stages are expected to take where ``width`` stages of a group run at a time."""
+    groups: dict[str, list[float]] = {}
+    for stage in stages:
+        groups.setdefault(stage.group or stage.name, []).append(stage.seconds)
+    return sum(max(max(each), sum(each) / width) for each in groups.values())
 
 
 def self_checks(lines: Sequence[str]) -> dict[str, str]:

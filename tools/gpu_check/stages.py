@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tools.gpu_check.machine import ROOT
 
@@ -13,8 +14,8 @@ DRY_RUN_FACTOR = 6  # times the seconds of a GPU, for the emulation on few cores
 _ENGINE = ("CMakeLists.txt", "backend_cpp", "lmdeploy/turbomind", "lmdeploy/messages.py")
 _CHECK = ("tools/gpu_check/shapes.py", "tools/gpu_check/checkpoints.py", "tools/gpu_check/cost.py")
 _SHAPES_WITH_LIBRARIES = ("llama-8b", "fp8-8b", "qwen3-moe", "mixtral", "deepseek")
-_WORKERS = 4
-_KERNEL_TESTS_SECONDS = 58  # of all files together
+_WORKERS = {"test_attention": 4, "test_linear": 4, "test_moe": 2, "test_cuda_engine": 4}  # processes of pytest-xdist
+_FEW_THREADS = (("OMP_NUM_THREADS", "2"),)  # of a process that others run alongside
 _SANITIZED = {
     "memcheck": ("tests/kernels/test_attention.py", "decode_together or split_over"),
     "racecheck": ("tests/kernels/test_attention.py", "split_over"),
@@ -34,8 +35,8 @@ class Stage:
         How long it is expected to take, and what it may take at most, where others leave it their time.
     needs
         Stages without whose good end, in this call, it is left out.
-    alongside
-        The stage that it runs alongside; empty: none.
+    group
+        Stages of one group run at the same time: none of them is a measurement, or the others need no GPU. Empty: alone.
     inputs
         Paths of the project that its result depends on.
     is_essential
@@ -55,7 +56,7 @@ class Stage:
     seconds: float
     most: float
     needs: tuple[str, ...] = ("build",)
-    alongside: str = ""
+    group: str = ""
     inputs: tuple[str, ...] = _ENGINE
     is_essential: bool = False
     is_always_run: bool = False
@@ -64,7 +65,7 @@ class Stage:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def all_stages(architecture: str, *, is_dry_run: bool) -> list[Stage]:
+def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False) -> list[Stage]:
     """Return every stage.
 
     Parameters
@@ -73,39 +74,43 @@ def all_stages(architecture: str, *, is_dry_run: bool) -> list[Stage]:
         What to build for (``Gpu.architecture``).
     is_dry_run
         Tests run on the emulation.
+    is_prebuilt
+        The compiled modules came along.
     """
     device = "emulated" if is_dry_run else "gpu"
-    operators = _kernel_tests()
+    build = (sys.executable, "-m", "tools.gpu_check.build", architecture, *(["--prebuilt"] if is_prebuilt else []))
+    first, right = "build", "tests"
     each = [
         Stage(
             "build",
-            (sys.executable, "-m", "tools.gpu_check.build", architecture),
-            110,
+            build,
+            5 if is_prebuilt else 110,
             300,
             needs=(),
+            group=first,
             is_essential=True,
             is_always_run=True,
         ),
-        _work("limits", 15, 40, "limits", alongside="build", inputs=("tools/gpu_check/work/limits.py",)),
-        _work("stand-in model", 12, 40, "stand_in", alongside="build", is_always_run=True, inputs=()),
-        _work("smoke test", 12, 40, "smoke_test"),
-        _work("libraries", 20, 120, "libraries"),
-        *[_tests(name, device, _KERNEL_TESTS_SECONDS / len(operators), 60) for name in operators],
-        _work("speed of llama-8b", 45, 120, "speed", "llama-8b"),
+        _work("limits", 15, 40, "limits", group=first, inputs=("tools/gpu_check/work/limits.py",)),
+        _work("stand-in model", 12, 40, "stand_in", group=first, is_always_run=True, inputs=()),
+        _work("smoke test", 12, 40, "smoke_test", group=right),
+        _work("libraries", 20, 120, "libraries", group=right),
+        *[_tests(name, device, 40, 120, group=right) for name in [*_kernel_tests(), *_engine_tests()]],
+        *[_sanitized(tool, *sample, device, group=right) for tool, sample in _SANITIZED.items()],
+        _work("resources of kernels", 5, 30, "resources", group=right),
+        _work("bisect", 20, 120, "bisect", is_always_run=True),
+        _work("speed of llama-8b", 35, 120, "speed", "llama-8b"),
         _work("kernels alone", 15, 60, "kernels"),
-        _tests("tests/engine/test_cuda_engine.py", device, 20, 120),
-        _tests("tests/engine/test_cuda_sampling.py", device, 15, 90),
-        _work("resources of kernels", 5, 30, "resources"),
+        _work("crowd", 35, 120, "throughput"),
+        _work("speed of deepseek", 22, 90, "speed", "deepseek"),
+        _work("speed of mixtral", 22, 90, "speed", "mixtral"),
+        _work("speed of PyTorch's engine", 40, 120, "torch_speed"),
+        _work("transformers", 16, 90, "compared_with_transformers"),
         _work("speed of awq-8b", 22, 90, "speed", "awq-8b"),
         _work("speed of fp8-8b", 22, 90, "speed", "fp8-8b"),
         _work("speed of qwen3-moe", 22, 90, "speed", "qwen3-moe"),
-        _work("speed of deepseek", 22, 90, "speed", "deepseek"),
-        _work("speed of mixtral", 22, 90, "speed", "mixtral"),
-        _work("crowd", 35, 120, "crowd"),
-        _work("profile", 30, 90, "profile"),
-        *[_sanitized(tool, *sample, device) for tool, sample in _SANITIZED.items()],
         _work("served", 12, 60, "served"),
-        _work("transformers", 16, 90, "compared_with_transformers"),
+        _work("profile", 30, 90, "profile"),
         _work("full cache", 25, 150, "full_cache", is_extra=True),
         _without("overlap", "llama-8b", "LMDEPLOY_CUDA_OVERLAP"),
         *[_without("libraries", shape, "LMDEPLOY_CUDA_LIBRARIES") for shape in _SHAPES_WITH_LIBRARIES],
@@ -120,7 +125,7 @@ def _work(
     most: float,
     module: str,
     *arguments: str,
-    alongside: str = "",
+    group: str = "",
     inputs: tuple[str, ...] = (*_ENGINE, *_CHECK),
     is_always_run: bool = False,
     is_extra: bool = False,
@@ -131,8 +136,8 @@ def _work(
         (sys.executable, "-m", "tools.gpu_check.work", module, *arguments),
         seconds,
         most,
-        needs=() if alongside else ("build",),
-        alongside=alongside,
+        needs=() if group == "build" else ("build",),
+        group=group,
         inputs=(*inputs, f"tools/gpu_check/work/{module}.py"),
         is_always_run=is_always_run,
         is_extra=is_extra,
@@ -146,6 +151,11 @@ def _without(what: str, shape: str, switch: str) -> Stage:
     return _work(name, 25, 120, "speed", shape, f"without {what}", is_extra=True, environment=((switch, "0"),))
 
 
+def _engine_tests() -> list[str]:
+    """Return the files of tests of whole models on CUDA."""
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "engine").glob("test_cuda_*.py"))]
+
+
 def _kernel_tests() -> list[str]:
     """Return the files of operators' tests that have something for a GPU, the most reporting first."""
     first = ["cuda_instructions", "linear", "attention", "ranks", "moe", "sampling", "scaled_linear", "elementwise"]
@@ -154,22 +164,25 @@ def _kernel_tests() -> list[str]:
     return [f"tests/kernels/test_{name}.py" for name in ordered]
 
 
-def _pytest(device: str) -> tuple[str, ...]:
+def pytest_command(device: str) -> tuple[str, ...]:
+    """Return what calls pytest for a device, without the project's settings."""
     # The project's own settings name plugins that need not be here.
     settings = ("-c", os.devnull, "--rootdir=.", "--import-mode=importlib", "-p", "no:cacheprovider")
-    return (sys.executable, "-m", "pytest", "-q", *(() if device == "emulated" else ("--all-cases",)), *settings)
+    return (sys.executable, "-m", "pytest", "-v", "--tb=short", *(() if device == "emulated" else ("--all-cases",)), *settings)
 
 
-def _tests(path: str, device: str, seconds: float, most: float) -> Stage:
+def _tests(path: str, device: str, seconds: float, most: float, group: str) -> Stage:
     """Return a file of tests as a stage: after a fault, nothing more can be asked of the process that had it."""
-    workers = ("-n", str(_WORKERS), "--dist", "load") if _has_xdist() else ()
+    count = _WORKERS.get(Path(path).stem, 0) if _has_xdist() else 0
     return Stage(
         path,
-        (*_pytest(device), *workers, "-k", device, path),
+        (*pytest_command(device), *(("-n", str(count), "--dist", "load") if count else ()), "-k", device, path),
         seconds,
         most,
         inputs=(*_ENGINE, "tests/kernels", path),
+        group=group,
         runs_tests=True,
+        environment=_FEW_THREADS,
     )
 
 
@@ -179,13 +192,15 @@ def _has_xdist() -> bool:
     return find_spec("xdist") is not None
 
 
-def _sanitized(tool: str, path: str, sample: str, device: str) -> Stage:
+def _sanitized(tool: str, path: str, sample: str, device: str, group: str) -> Stage:
     chosen = f"{device} and ({sample})" if sample else device
     return Stage(
         tool,
-        (sys.executable, "-m", "tools.gpu_check.sanitizer", tool, *_pytest(device), "-x", "-k", chosen, path),
+        (sys.executable, "-m", "tools.gpu_check.sanitizer", tool, *pytest_command(device), "-x", "-k", chosen, path),
         10,
         60,
         inputs=(*_ENGINE, path),
+        group=group,
         runs_tests=True,
+        environment=_FEW_THREADS,
     )

@@ -17,6 +17,7 @@ _CALLS, _ROUNDS = 20, 10
 _FORMATS = {"bfloat16": (1, 16), "int4": (4, 4), "float8": (5, 8)}  # number of WeightFormat, bits
 _GROUP = 128
 _WEIGHT_BYTES = 1 << 28
+_ROWS = (1, 4, 8, 16, 32, 64, 128, 191)
 
 
 def main(context: Context) -> None:
@@ -37,7 +38,7 @@ def main(context: Context) -> None:
     for kind in _FORMATS:
         for outputs, inputs in sizes:
             weights, moved = _weights(device, kind, outputs, inputs, context.is_dry_run)
-            for rows in (1, 16, 64):
+            for rows in _ROWS:
                 x = np.random.default_rng(rows).standard_normal((rows, inputs), np.float32)
                 seconds = device.time_linear(weights, x, _CALLS, rounds)
                 context.note(f"linear {kind} {outputs} x {inputs}, rows {rows}, bandwidth", moved / seconds / bandwidth)

@@ -15,6 +15,8 @@ def main(context: Context) -> None:
         raise LeftOut("nothing was compiled for a GPU")
     command = [sys.executable, "-m", "tools.kernel_resources", BUILD]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "no kernels below" in done.stderr:
+        raise LeftOut("the modules came along without their object files")
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-2000:])
     context.note("resources of kernels", done.stdout)
