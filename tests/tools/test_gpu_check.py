@@ -125,7 +125,9 @@ def test_stages_of_a_group_run_at_the_same_time_and_keep_their_output_apart(
 ) -> None:
     monkeypatch.setattr(runner.os, "cpu_count", lambda: 2)
     # Each waits for the other's file, so neither ends unless both run.
-    program = "import pathlib, time; pathlib.Path('{0}').touch()\nwhile not pathlib.Path('{1}').exists(): time.sleep(0.02)"
+    program = (
+        "import pathlib, time; pathlib.Path('{0}').touch()\nwhile not pathlib.Path('{1}').exists(): time.sleep(0.02)"
+    )
     files = [str(tmp_path / name) for name in ("one", "two")]
     meeting = program + "\nprint('seen by {0}')"
     pair = [a_stage(name, meeting.format(*order), group="x") for name, order in (("a", files), ("b", files[::-1]))]

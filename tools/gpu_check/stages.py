@@ -36,7 +36,8 @@ class Stage:
     needs
         Stages without whose good end, in this call, it is left out.
     group
-        Stages of one group run at the same time: none of them is a measurement, or the others need no GPU. Empty: alone.
+        Stages of one group run at the same time: none of them is a measurement, or the others need no GPU. Empty:
+        alone.
     inputs
         Paths of the project that its result depends on.
     is_essential
@@ -168,7 +169,8 @@ def pytest_command(device: str) -> tuple[str, ...]:
     """Return what calls pytest for a device, without the project's settings."""
     # The project's own settings name plugins that need not be here.
     settings = ("-c", os.devnull, "--rootdir=.", "--import-mode=importlib", "-p", "no:cacheprovider")
-    return (sys.executable, "-m", "pytest", "-v", "--tb=short", *(() if device == "emulated" else ("--all-cases",)), *settings)
+    cases = () if device == "emulated" else ("--all-cases",)
+    return (sys.executable, "-m", "pytest", "-v", "--tb=short", *cases, *settings)
 
 
 def _tests(path: str, device: str, seconds: float, most: float, group: str) -> Stage:

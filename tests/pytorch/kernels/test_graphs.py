@@ -1,4 +1,4 @@
-"""Decoding by graphs: those of a GPU, or a stand-in that runs its function again on the tensors it was captured with."""
+"""Decoding by graphs: those of a GPU, or a stand-in that runs its function again on the tensors it captured."""
 
 import logging
 from collections.abc import Callable

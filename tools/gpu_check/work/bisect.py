@@ -1,4 +1,4 @@
-"""Runs files of tests that failed again, each with one mechanism switched off: which of them is at fault?"""
+"""Runs files of tests that failed again, each with one mechanism switched off, to find which of them is at fault."""
 
 from __future__ import annotations
 
