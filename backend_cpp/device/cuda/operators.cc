@@ -235,7 +235,7 @@ void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
 void CudaOperators::linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
                            bool accumulate) {
   cuda::LinearScratch memory = linear_scratch(cuda::linear_scratch_bytes(weight, rows));
-  memory.scales = scaled_->scales_for(weight);
+  memory.scales = scaled_->scales_for(weight, rows);
   const bool makes_rows = cuda::linear_types(weight, rows, memory.scales).makes_rows;
   cuda::linear(stream(), memory, weight, makes_rows ? input : as_rows(input, rows, weight.in_features), rows, y,
                accumulate);

@@ -79,16 +79,16 @@ SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales
 CudaScaled::CudaScaled(CudaOperators& ops, cuda::Gemm& gemm)
     : ops_(ops), gemm_(gemm), may_be_used_(may_use_library(LibraryUse::kScales)) {}
 
-cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight) {
+cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight, int rows) {
   const cuda::GemmScales scales = cuda::library_scales(weight);
-  if (!may_be_used_ || scales == cuda::GemmScales::kNone || !gemm_.has_scales(scales)) {
+  if (!may_be_used_ || scales == cuda::GemmScales::kNone || rows < cuda::kWidenRows || !gemm_.has_scales(scales)) {
     return cuda::GemmScales::kNone;
   }
   return passes(scales, DType::kFloat32) ? scales : cuda::GemmScales::kNone;
 }
 
 LinearTypes CudaScaled::types_of(const LinearWeight& weight, int rows) {
-  const cuda::GemmScales scales = scales_for(weight);
+  const cuda::GemmScales scales = scales_for(weight, rows);
   LinearTypes types = cuda::linear_types(weight, rows, scales);
   const bool is_theirs = types.result != DType::kFloat32 && scales != cuda::GemmScales::kNone;
   if (is_theirs && !passes(scales, types.result)) types.result = DType::kFloat32;

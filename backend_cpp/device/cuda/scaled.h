@@ -17,7 +17,7 @@ class CudaScaled {
 
   // What cuda::linear may leave to the library for this many rows. The first time that there could be something, it is
   // tried.
-  cuda::GemmScales scales_for(const LinearWeight& weight);
+  cuda::GemmScales scales_for(const LinearWeight& weight, int rows);
   // cuda::linear_types of such a call, as far as the library has passed in it.
   LinearTypes types_of(const LinearWeight& weight, int rows);
 

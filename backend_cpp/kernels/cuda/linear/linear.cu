@@ -38,12 +38,11 @@ enum class Variant : uint8_t {
 
 // The most rows that kernels of ours multiply: of 16 bits none, since cuBLASLt took 0.65 to 0.28 of their time for 1 to
 // 16 rows (H200). Environment variable LMDEPLOY_CUDA_LINEAR: `own` or `library` as far as there is a choice.
-int own_rows(const LinearWeight& weight, GemmScales scales) {
+int own_rows(const LinearWeight& weight) {
   static const std::string wanted = [] {
     const char* value = std::getenv("LMDEPLOY_CUDA_LINEAR");
     return std::string(value != nullptr ? value : "");
   }();
-  if (wanted == "library" && scales != GemmScales::kNone) return kLibraryRows - 1;
   if (wanted == "library" && weight.output_scales != nullptr) return kStreamRows;
   if (weight.is_packed() && wanted != "library") return kWidenRows - 1;
   return wanted == "own" ? kStreamRows : 0;
@@ -52,7 +51,7 @@ int own_rows(const LinearWeight& weight, GemmScales scales) {
 Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
   const bool is_float32 = weight.format == WeightFormat::kFloat32;
   if (is_float32 ? rows <= kPlainRows : !has_whole_chunks(weight)) return Variant::kPlain;
-  if (!is_float32 && rows <= own_rows(weight, scales)) return rows <= kStreamRows ? Variant::kStream : Variant::kTile;
+  if (!is_float32 && rows <= own_rows(weight)) return rows <= kStreamRows ? Variant::kStream : Variant::kTile;
   if (scales != GemmScales::kNone) return Variant::kLibrary;
   return weight.output_scales != nullptr ? Variant::kScaled : Variant::kProduct;
 }
@@ -135,6 +134,7 @@ SplitCounters::SplitCounters(cudaStream_t stream) : buffer_(allocate(kSplitCount
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
   const size_t inputs = static_cast<size_t>(rows) * padded_inputs(weight);
   size_t bytes = scratch_bytes<float>(inputs) + std::max(split_scratch_bytes(), kGemmScratchBytes);
+  if (rows <= own_rows(weight)) return bytes;
   if (weight.output_scales != nullptr) return std::max(bytes, scaled_product_bytes(weight, rows));
   if (weight.is_packed()) {
     bytes += scratch_bytes<uint16_t>(static_cast<size_t>(wide_outputs(weight)) * padded_inputs(weight));
