@@ -67,11 +67,19 @@ class ProgramBuilder {
     std::swap(expressions_.numbers[0], expressions_.numbers[root]);
     program_.starts.resize(program_.starts.size() + rules.size());
     for (size_t rule = 0; rule < rules.size(); ++rule) {
-      const int32_t start = build(to_int(rules[rule].as_array().at(1)), end_, 0);
+      const Json::Array& fields = rules[rule].as_array();
+      if (has_limits(fields)) throw Unknown();
+      const int32_t start = build(to_int(fields.at(1)), end_, 0);
       program_.starts[static_cast<size_t>(number_of(static_cast<int32_t>(rule)))] = start;
     }
     expressions_ = std::move(outer);
     return first;
+  }
+
+  // Of a rule of Lark's: most tokens, most characters, a text that ends it, and whether it ends as soon as it can.
+  static bool has_limits(const Json::Array& fields) {
+    return fields.at(4).as_int() >= 0 || fields.at(5).as_int() >= 0 || !fields.at(6).as_string().empty() ||
+           fields.at(7).as_bool();
   }
 
   int32_t add(const Automaton::Node& node) {

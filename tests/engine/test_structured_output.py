@@ -190,6 +190,24 @@ def test_a_regular_expression_is_matched_from_end_to_end(babbler: AsyncEngine, p
         assert re.fullmatch(pattern, response.text), response.text
 
 
+@pytest.mark.parametrize(
+    ("rule", "pattern"),
+    [("a[max_tokens=3]: /[a-z]+/", "[a-z]+!"), ("a[lazy]: /[a-z]*[aeiou]/", "[^aeiou]*[aeiou]!")],
+    ids=["tokens", "lazy"],
+)
+def test_a_rule_of_lark_keeps_its_limits(babbler: AsyncEngine, rule: str, pattern: str) -> None:
+    config = GenerationConfig(
+        max_new_tokens=60,
+        do_sample=True,
+        top_k=0,
+        random_seed=1,
+        response_format={"type": "lark", "lark": f'start: a "!"\n{rule}'},
+    )
+    for response in babbler(["Who are you?", "When?", "Really?"], config):
+        assert re.fullmatch(pattern, response.text), response.text
+        assert "max_tokens" not in rule or len(response.token_ids) <= 4
+
+
 def test_json_object_and_grammar(model: AsyncEngine) -> None:
     grammar = 'root ::= "<" [a-c]+ ">"'
     config = GenerationConfig(max_new_tokens=30, response_format={"type": "grammar", "grammar": grammar})
