@@ -105,6 +105,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"model": MODEL, "prompt": "a"},
     "/v1/embeddings": {"model": MODEL, "input": ["a"], "user": "u", "encoding_format": "float"},
     "/embed": {"inputs": ["a"], "prompt_name": "p"},
+    "/embed_all": {"inputs": ["a"], "prompt_name": "p"},
+    "/embed_sparse": {"inputs": ["a"], "prompt_name": "p"},
     "/predict": {"inputs": [["a", "b"]]},
     "/v1/rerank": {"model": MODEL, "query": "q", "documents": ["a"]},
     "/v1/score": {"model": MODEL, "text_1": "q", "text_2": ["a"]},
