@@ -2,6 +2,6 @@
 
 Wrappers take torch tensors, never synchronise, and choose the grid from shapes alone, so that CUDA graphs can capture
 them. Results (and the sums of a split context) are new tensors of PyTorch's, unless ``out`` says where they go. What is
-computed is held against float64 by ``tests/pytorch/kernels``, in Triton's interpreter where there is no GPU. None has
-been timed on a GPU yet.
+computed is held against float64 by ``tests/pytorch/kernels``, in Triton's interpreter where there is no GPU. Speeds:
+``docs/internals/cuda.md``.
 """

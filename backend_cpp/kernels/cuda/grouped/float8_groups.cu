@@ -17,7 +17,7 @@ static_assert(kGroupBlock == kFloat8Block);
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 // Weights are laid out for a launch that gives each multiprocessor some tiles; what it reads then mostly is in the
-// second-level cache. Not timed on a GPU yet.
+// second-level cache.
 constexpr int kTileRows = 128;  // of libraries' kernels, and as many outputs
 constexpr int kTilesEach = 4;
 constexpr size_t kMaxPieceBytes = size_t{128} << 20;

@@ -7,8 +7,7 @@
 #include "kernels/cuda/linear/widen_weight.h"
 
 // The weight is laid out row-major piece by piece, each of which stays in the second-level cache for its products;
-// these are made of this many rows and outputs at once that their sums do too, until finish_kernel makes y of them. Not
-// timed on a GPU yet.
+// these are made of this many rows and outputs at once that their sums do too, until finish_kernel makes y of them.
 
 namespace turbomind::cuda {
 

@@ -3,7 +3,8 @@
 #include "kernels/cuda/linear/stream_shape.cuh"
 
 // Few rows and codes of 8 or 4 bits: the weight is read once, and what a warp does for a byte of it must fit into the
-// time in which the byte comes. docs/internals/cuda.md counts the instructions. Not timed on a GPU yet.
+// time in which the byte comes. docs/internals/cuda.md counts the instructions, and
+// has what was measured.
 //
 // A block has two stripes of outputs; each of its 8 warps walks along slabs that are neighbours, so that scales and
 // zero points act once a group (code_sums.cuh). Every lane copies the codes it alone needs to its own slots of a ring

@@ -2,9 +2,9 @@
 #include "kernels/cuda/linear/stream_shape.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
-// Few rows and weights of 16 bits (of codes: stream_codes.cu): the time is that of reading the weight once. x is read
-// once for each block, out of the second-level cache: 4 rows / outputs of a block bytes for each weight. Not timed on a
-// GPU yet.
+// Few rows and weights of 16 bits, of experts and heads (of codes: stream_codes.cu; of other layers: cuBLASLt, which is
+// faster): the time is that of reading the weight once. x is read once for each block, out of the second-level cache: 4
+// rows / outputs of a block bytes for each weight.
 //
 // A block has a stripe of outputs and 8 warps, which take turns with the slabs along the inputs; blockIdx.y splits the
 // inputs further where there are too few stripes to fill the machine. Every lane copies what it alone needs of weights

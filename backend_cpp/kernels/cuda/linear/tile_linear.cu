@@ -4,7 +4,6 @@
 #include "kernels/cuda/linear/weight_slab.cuh"
 
 // More rows: a weight is read and widened once for 32 or 64 of them. docs/internals/cuda.md counts the instructions.
-// Not timed on a GPU yet.
 //
 // A block of 8 warps has one part's rows, and outputs that kWays groups of warps share by dividing the inputs; a warp
 // has two stripes of outputs (of 16 bits: one) and all rows, so every number that it widens and every activation that
