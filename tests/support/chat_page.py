@@ -1,5 +1,6 @@
 """The chat page as its reader uses it: what is on it, and its buttons."""
 
+import contextlib
 from collections.abc import Callable
 
 from selenium import webdriver
@@ -14,6 +15,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from tests.support.waiting import eventually_sync
 
+_TAKEN_SECONDS = 15.0  # within which a question leaves its field
 _BUTTONS = {
     "send": "#question .submit-button",
     "stop": "#question .stop-button",
@@ -136,8 +138,24 @@ class ChatPage:
         self._driver.execute_cdp_cmd("Input.insertText", {"text": text})
 
     def ask(self, question: str) -> None:
-        """Type a question and send it with Enter."""
-        self.type(question + Keys.ENTER)
+        """Type a question and send it with Enter, again what a busy page has lost of either."""
+
+        def is_typed() -> bool:
+            if self._question == question:
+                return True
+            self.type(question)
+            return False
+
+        self.wait(is_typed)
+        self._one("#question textarea").send_keys(Keys.ENTER)
+        with contextlib.suppress(AssertionError):
+            self.wait(lambda: self._question != question, _TAKEN_SECONDS)
+            return
+        self._one("#question textarea").send_keys(Keys.ENTER)
+
+    @property
+    def _question(self) -> str:
+        return self._one("#question textarea").get_attribute("value") or ""
 
     def wait_for_response(self, count: int, timeout: float = 60.0) -> None:
         """Wait until this many questions stand there and nothing runs any more."""
