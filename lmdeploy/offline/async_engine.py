@@ -529,8 +529,7 @@ class AsyncEngine:
         ValueError
             If the model makes no embeddings, a text is too long, or there is no such prompt or size.
         """
-        is_one = isinstance(texts, str)
-        batch = [texts] if isinstance(texts, str) else list(texts)
+        is_one, batch = _as_batch(texts)
         vectors = embed_texts(self.engine, self.tokenizer, batch, prompt_name, dimensions, truncate)
         return vectors[0] if is_one else vectors
 
@@ -556,8 +555,7 @@ class AsyncEngine:
         ValueError
             If the model is no encoder, a text is too long, or there is no such prompt.
         """
-        is_one = isinstance(texts, str)
-        batch = [texts] if isinstance(texts, str) else list(texts)
+        is_one, batch = _as_batch(texts)
         vectors = token_vectors(self.engine, self.tokenizer, batch, prompt_name, truncate)
         return vectors[0] if is_one else vectors
 
@@ -581,8 +579,7 @@ class AsyncEngine:
         ValueError
             If the model has no layer for it, a text is too long, or there is no such prompt.
         """
-        is_one = isinstance(texts, str)
-        batch = [texts] if isinstance(texts, str) else list(texts)
+        is_one, batch = _as_batch(texts)
         vectors = sparse_vectors(self.engine, self.tokenizer, batch, prompt_name, truncate)
         return vectors[0] if is_one else vectors
 
@@ -671,3 +668,8 @@ class AsyncEngine:
                 yield requests.response(outputs.get())
         finally:
             requests.cancel()
+
+
+def _as_batch(texts: str | Sequence[str]) -> tuple[bool, list[str]]:
+    """Return whether there is a single text, and the texts."""
+    return (True, [texts]) if isinstance(texts, str) else (False, list(texts))

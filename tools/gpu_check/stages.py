@@ -80,7 +80,7 @@ def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False
     """
     device = "emulated" if is_dry_run else "gpu"
     build = (sys.executable, "-m", "tools.gpu_check.build", architecture, *(["--prebuilt"] if is_prebuilt else []))
-    first, right = "build", "tests"
+    first, trial, right = "build", "trial", "tests"  # what libraries do harm is known before tests begin
     each = [
         Stage(
             "build",
@@ -94,8 +94,8 @@ def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False
         ),
         _work("limits", 15, 40, "limits", group=first, inputs=("tools/gpu_check/work/limits.py",)),
         _work("stand-in model", 12, 40, "stand_in", group=first, is_always_run=True, inputs=()),
-        _work("smoke test", 12, 40, "smoke_test", group=right),
-        _work("libraries", 20, 120, "libraries", group=right),
+        _work("smoke test", 12, 40, "smoke_test", group=trial),
+        _work("libraries", 20, 120, "libraries", group=trial),
         *[_tests(name, device, 40, 120, group=right) for name in [*_kernel_tests(), *_engine_tests()]],
         *[_sanitized(tool, *sample, device, group=right) for tool, sample in _SANITIZED.items()],
         _work("resources of kernels", 5, 30, "resources", group=right),
