@@ -38,6 +38,7 @@ HYBRID = GATED_DELTA | {"linear_value_head_dim": 16}
 HYBRID_WITH_EXPERTS = HYBRID | HYBRID_EXPERTS
 WITHOUT_DRAFTS = ("--no-mtp",)
 NEMOTRON_LETTERS = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+NEMOTRON_EXPERTS = ["num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"]  # also in a config without them
 
 
 def family(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
@@ -193,7 +194,7 @@ def converted(source: Path, file: Path, outtype: str = "f32") -> Path:
     if config["model_type"] == "nemotron_h":
         kinds = config["layers_block_type"]
         config["hybrid_override_pattern"] = "".join(NEMOTRON_LETTERS[kind] for kind in kinds)
-        config["left_out"] = [] if "moe" in kinds else ["num_experts_per_tok"]
+        config["left_out"] = [] if "moe" in kinds else NEMOTRON_EXPERTS
     if config["model_type"].startswith("gemma"):
         give_every_row_a_token(source, config["vocab_size"])
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")

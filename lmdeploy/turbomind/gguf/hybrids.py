@@ -180,7 +180,7 @@ def nemotron_h(metadata: Metadata) -> dict[str, Any]:
         "num_key_value_heads": _key_value_heads(metadata),
         "intermediate_size": max(sizes) or 1,
         "layer_norm_epsilon": metadata.get(eps, metadata.get("attention.layer_norm_rms_epsilon")),
-        "layers_block_type": kinds,
+        "layer_types": kinds,
         "attention_bias": metadata.has(biased.get(FULL, "") + "attn_q.bias"),
         "mlp_hidden_act": "relu2",
         "mlp_bias": metadata.has(biased.get("mlp", "") + "ffn_up.bias"),
