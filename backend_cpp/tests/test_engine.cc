@@ -48,6 +48,50 @@ ENGINE_TEST(random_traffic_through_a_small_cache_answers_as_if_alone) {
   }
 }
 
+// Of a model whose layers have windows and states: prefixes of twelve documents, snapshots, cancelled requests.
+TEST(ten_thousand_conversations_through_an_engine_lose_no_page) {
+  run_engine_test(
+      true, false,
+      [] {
+        std::mt19937 random(2);
+        std::vector<std::vector<int32_t>> documents;
+        for (int i = 0; i < 12; ++i) documents.push_back(random_prompt(random, 8 + 4 * i));
+        EngineConfig config = small_config();
+        config.enable_prefix_caching = true;
+        config.snapshot_interval = 8;
+        Collector collector;
+        Engine engine(config, std::make_unique<StubRunner>(), letters());
+        const auto ask = [&](RequestId id, const std::vector<int32_t>& prompt, int count) {
+          engine.submit(make_request(id, prompt, count, collector.callback()));
+        };
+        constexpr RequestId kConversations = 10'000, kAtOnce = 20;
+        for (RequestId first = 1; first <= kConversations; first += kAtOnce) {
+          std::vector<std::vector<int32_t>> prompts;
+          for (RequestId id = first; id < first + kAtOnce; ++id) {
+            prompts.push_back(documents[random() % documents.size()]);
+            for (unsigned i = 1 + random() % 9; i > 0; --i)
+              prompts.back().push_back(static_cast<int32_t>(random() % 8));
+            ask(id, prompts.back(), 6);
+            if (random() % 8 == 0) engine.cancel(id);
+          }
+          for (RequestId id = first; id < first + kAtOnce; ++id) {
+            const Collector::Response response = collector.wait(id);
+            std::vector<int32_t> want = expected_tokens(prompts[id - first], 6);
+            if (response.finish == FinishReason::kCancelled) want.resize(response.tokens.size());
+            CHECK(response.tokens == want);
+          }
+        }
+        const EngineStats stats = engine.stats();
+        CHECK(stats.prefix_cache_hits > 0);
+        CHECK(stats.evictions > 0);
+        CHECK_EQUAL(stats.blocks_used, 0);
+        const std::vector<int32_t> whole = random_prompt(random, 120);  // has room only where all others make it
+        ask(kConversations + 1, whole, 8);
+        CHECK(collector.wait(kConversations + 1).tokens == expected_tokens(whole, 8));
+      },
+      true);
+}
+
 ENGINE_TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
   for (const int host_blocks : {0, 3, 40}) {
     Collector collector;
