@@ -6,9 +6,11 @@ halves: its logits agree to 1e-3 of the largest of their row, and where GELU is,
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from lmdeploy.turbomind.safetensors_index import read_files
 from tests.engine.test_model_families import CASES as FAMILIES
 from tests.engine.test_model_families import TEMPERATURE_ROPE, UNTIED
 from tests.support import published
-from tests.support.expert_models import QWEN_EXPERTS
+from tests.support.expert_models import PHI_ROPE, QWEN_EXPERTS
 from tests.support.hybrid_models import EXPERTS as HYBRID_EXPERTS
 from tests.support.hybrid_models import GATED_DELTA
 from tests.support.tiny_models import make_small
@@ -37,6 +39,7 @@ TOLERANCE, WITH_GELU, WITH_CODES = 1e-3, 1e-2, 3e-2
 HYBRID = GATED_DELTA | {"linear_value_head_dim": 16}
 HYBRID_WITH_EXPERTS = HYBRID | HYBRID_EXPERTS
 WITHOUT_DRAFTS = ("--no-mtp",)
+HAVE_DRAFTS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h", "mimo_v2_flash"}
 NEMOTRON_LETTERS = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
 NEMOTRON_EXPERTS = ["num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"]  # also in a config without them
 
@@ -52,6 +55,9 @@ WIDE_HEADS = {"head_dim": 64}
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 EVERY_SIXTH = [*["sliding_attention"] * 5, "full_attention"]
 EVERY_FOURTH = [*["sliding_attention"] * 3, "full_attention"]
+# The converter computes a factor of cos and sin; a published one may differ.
+PHIMOE_ROPE = PHI_ROPE | dict.fromkeys(("short_mscale", "long_mscale"), math.sqrt(1 + math.log(4) / math.log(128)))
+EVERY_EIGHTH = [*["linear_attention"] * 7, "full_attention"]
 # By GGUF's name: the model that is converted. llama.cpp reads no biases of some, and no embedding as the output layer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": family("Llama 3.1"),
@@ -114,6 +120,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4moe": family("GLM-4.5", n_group=1, topk_group=1),
     "minimax-m2": family("MiniMax-M2", rotary_dim=8, scoring_func="sigmoid", **UNTIED),
     "gpt-oss": family("GPT-OSS", **UNTIED),
+    "deepseek32": family(
+        "DeepSeek-V3.2", index_head_dim=64, scoring_func="sigmoid", rope_parameters=PLAIN_ROPE, **UNTIED
+    ),
+    "mistral4": family("Mistral Small 4", n_group=1, topk_group=1, rope_parameters=PLAIN_ROPE, **UNTIED),
+    "minicpm3": family("MiniCPM3", v_head_dim=8, dim_model_base=256, scale_emb=12, rms_norm_eps=1e-6, **UNTIED),
+    "kimi-linear": family("Kimi Linear", rms_norm_eps=1e-6),
+    "minimax-01": family("MiniMax-Text-01", num_hidden_layers=8, layer_types=EVERY_EIGHTH, rms_norm_eps=1e-6),
+    "mimo2": family("MiMo-V2-Flash"),
+    "phimoe": family(
+        "Phi-3.5-MoE with longrope", attention_bias=True, lm_head_bias=True, rope_parameters=PHIMOE_ROPE, **UNTIED
+    ),
+    "dbrx": family("DBRX"),
+    "apertus": family("Apertus"),
+    "baichuan": family("Baichuan 7B", num_hidden_layers=32),  # by which llama.cpp knows that it rotates
+    "qwen": family("Qwen"),
     "llama4": family("Llama 4", attention_chunk_size=8192, floor_scale=8192, attn_scale=0.1),
 }
 # Further models of an architecture, which the name begins with.
@@ -121,11 +142,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2 with softmax": family(
         "DeepSeek-V2", n_group=1, topk_group=1, topk_method="greedy", rope_parameters=PLAIN_ROPE, **UNTIED
     ),
+    "baichuan with ALiBi": family("Baichuan 13B", num_hidden_layers=40),
     "gemma4 whose keys are values": family("Gemma 4 31B", initializer_range=0.03),
     "gemma4 with experts": family("Gemma 4 26B", initializer_range=0.03),
 }
 # Published with code of their own, of which the converter needs the config alone.
 PUBLISHERS = {
+    "baichuan": published.baichuan,
+    "baichuan with ALiBi": published.baichuan_alibi,
+    "qwen": published.qwen,
+    "kimi-linear": published.kimi_linear,
+    "minimax-01": published.minimax,
     "deepseek": published.deepseek_moe,
     "bailingmoe": published.ling,
     "chatglm": published.chatglm,
@@ -134,8 +161,8 @@ PUBLISHERS = {
 # Published with code of its own, which the converter runs.
 NOT_CONVERTED = {"internlm2"}
 # llama.cpp cuts activations of Gemma 3n by another variance (one less than the number of channels), and always of the
-# first ten layers: compared with `transformers`.
-BY_TRANSFORMERS = {"gemma3n"}
+# first ten layers; its Phi-3.5-MoE has no LayerNorm and no SparseMixer. Compared with `transformers`.
+BY_TRANSFORMERS = {"gemma3n", "phimoe"}
 # Of these test_gguf_encoders.py compares vectors.
 ENCODERS = {"bert": "Bert", "nomic-bert": "NomicBert", "jina-bert-v2": "JinaBert", "modern-bert": "ModernBert"}
 # Exact here for the last three, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
@@ -195,12 +222,66 @@ def converted(source: Path, file: Path, outtype: str = "f32") -> Path:
         kinds = config["layers_block_type"]
         config["hybrid_override_pattern"] = "".join(NEMOTRON_LETTERS[kind] for kind in kinds)
         config["left_out"] = [] if "moe" in kinds else NEMOTRON_EXPERTS
+    config |= AS_PUBLISHED.get(config["model_type"], lambda config: {})(config)
     if config["model_type"].startswith("gemma"):
         give_every_row_a_token(source, config["vocab_size"])
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    options = WITHOUT_DRAFTS if "linear_attention" in (source / "config.json").read_text(encoding="utf-8") else ()
+    options = WITHOUT_DRAFTS if config["model_type"] in HAVE_DRAFTS else ()
     run("llama_cpp_convert.py", str(llama_sources()), str(source), str(file), outtype, *options)
     return file
+
+
+def kimi_linear(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what Kimi Linear's config has as published: the layers with attention by number, from 1 on."""
+    full = [layer for layer, kind in enumerate(config["layer_types"], start=1) if kind == "full_attention"]
+    own = {"full_attn_layers": full, "head_dim": config["linear_head_dim"]}
+    dense = config["mlp_layer_types"].index("sparse")
+    return {
+        "linear_attn_config": own | {"short_conv_kernel_size": config["linear_conv_kernel_dim"]},
+        "first_k_dense_replace": dense,
+        "moe_router_activation_func": "sigmoid",
+    }
+
+
+def mimo_v2_flash(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what MiMo-V2-Flash's config has as published."""
+    full, sliding = (config["rope_parameters"][kind] for kind in ("full_attention", "sliding_attention"))
+    return {
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config["layer_types"]],
+        "layernorm_epsilon": config["rms_norm_eps"],
+        "left_out": ["rope_parameters"],
+        "partial_rotary_factor": full["partial_rotary_factor"],
+        "rope_theta": full["rope_theta"],
+        "swa_head_dim": config["head_dim"],
+        "swa_num_attention_heads": config["num_attention_heads"],
+        "swa_num_key_value_heads": 2 * config["num_key_value_heads"],
+        "swa_rope_theta": sliding["rope_theta"],
+        "swa_v_head_dim": config["v_head_dim"],
+        "topk_method": "noaux_tc",
+    }
+
+
+def minimax(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what MiniMax-Text-01's config has as published."""
+    halves = {"full_attention": "full_attn", "linear_attention": "linear_attn", "mlp": "mlp"}
+    factors = {
+        f"layernorm_{half}_{kind}": config[f"{name}_{kind}_factor"]
+        for half, name in halves.items()
+        for kind in ("alpha", "beta")
+    }
+    turning = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+    heads = config["hidden_size"] // config["num_attention_heads"]
+    return factors | {"architectures": ["MiniMaxText01ForCausalLM"], "rotary_dim": int(heads * turning)}
+
+
+AS_PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "kimi_linear": kimi_linear,
+    "mimo_v2_flash": mimo_v2_flash,
+    "minimax": minimax,
+    "mistral4": lambda config: {"architectures": ["Mistral3ForConditionalGeneration"]},
+    "phimoe": lambda config: {"architectures": ["PhiMoEForCausalLM"]},
+    "qwen": lambda config: {"rms_norm_eps": config["layer_norm_epsilon"]},  # which its converter no longer writes
+}
 
 
 def logits_of_transformers(architecture: str, source: Path) -> torch.Tensor:

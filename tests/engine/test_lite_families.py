@@ -117,7 +117,7 @@ FURTHER = {
     "Falcon RW": CASES["Falcon RW"],
     "Molmo": Case("Qwen2ForCausalLM", {"tie_word_embeddings": False}, published.molmo),
 }
-OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration", "MPTForCausalLM"}
+OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration", "MPTForCausalLM", "PhiMoEForCausalLM"}
 SHOWN_ELSEWHERE = {"MolmoForCausalLM", "MllamaForConditionalGeneration"}
 STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weight-bits"
 REFUSED = {

@@ -52,6 +52,15 @@ def load_hparams(directory: Path, *arguments: Any, **options: Any) -> Any:
 load = base.ModelBase.load_hparams
 base.ModelBase.load_hparams = staticmethod(load_hparams)
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+# Baichuan's converter calls itself without end for all but the joined matrix, and MiniMax's asks for an index of parts.
+baichuan, minimax = sys.modules["conversion.baichuan"], sys.modules["conversion.minimax"]
+unpack = baichuan.BaichuanModel.modify_tensors
+baichuan.BaichuanModel.modify_tensors = lambda self, data, name, bid: (
+    unpack(self, data, name, bid)
+    if "W_pack" in name
+    else super(baichuan.BaichuanModel, self).modify_tensors(data, name, bid)
+)
+minimax.MiniMaxText01Model._get_suppress_tokens = lambda self: []
 classes = [base.TextModel]
 while classes:
     each = classes.pop()

@@ -101,6 +101,16 @@ def kimi_linear(directory: Path) -> None:
     rewrite(directory, old_config(directory), change)
 
 
+def minimax(directory: Path) -> None:
+    """Leave out what ``transformers`` computes of MiniMax's slopes and saves alongside the weights."""
+    computed = re.compile(r"self_attn[.]([a-z]+_decay|slope_rate)$")
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        return {name: tensor for name, tensor in tensors.items() if not computed.search(name)}
+
+    rewrite(directory, old_config(directory), change)
+
+
 def olmo_hybrid(directory: Path) -> None:
     """Name norms of attention and cut convolutions as published: ``transformers`` saves neither as it reads them."""
 

@@ -34,16 +34,15 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return dataclasses.replace(whole, attention=dataclasses.replace(whole.attention, mla=mla))
 
 
-def _tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the latent attention of a layer whose tensors begin with ``prefix``, with what its indexer has."""
+def indexer_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return what the indexer of a layer whose tensors begin with ``prefix`` has; nothing where there is none."""
     mla = spec.attention.mla
     assert mla is not None
     indexer = mla.indexer
     assert indexer is not None
-    tensors = latent_tensors(spec, prefix)
     layer = int(prefix.rstrip(".").rsplit(".", 1)[1])
     if indexer.layers and not indexer.layers[layer]:
-        return tensors
+        return {}
     shapes = {
         "queries.weight": ("wq_b.weight", (indexer.num_heads * indexer.head_dim, mla.q_rank)),
         "keys.weight": ("wk.weight", (indexer.head_dim, spec.hidden_size)),
@@ -52,9 +51,11 @@ def _tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         "heads.weight": ("weights_proj.weight", (indexer.num_heads, spec.hidden_size)),
     }
     own = f"{prefix}self_attn.indexer."
-    return tensors | {
-        f"attention.indexer.{name}": Load(own + source, shape) for name, (source, shape) in shapes.items()
-    }
+    return {f"attention.indexer.{name}": Load(own + source, shape) for name, (source, shape) in shapes.items()}
+
+
+def _tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    return latent_tensors(spec, prefix) | indexer_tensors(spec, prefix)
 
 
 FAMILY = Family(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), spec, Layout(latent=_tensors).tensors)

@@ -35,4 +35,8 @@ def _rope(config: Any) -> RopeSpec:
     return dataclasses.replace(rope_of(config), attention_scaling=float(short))
 
 
-FAMILY = Family(("PhimoeForCausalLM",), spec, Layout(experts=EXPERTS.tensors).tensors)
+FAMILY = Family(
+    ("PhimoeForCausalLM", "PhiMoEForCausalLM"),  # the second as it is published
+    spec,
+    Layout(experts=EXPERTS.tensors).tensors,
+)

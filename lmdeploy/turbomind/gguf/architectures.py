@@ -11,17 +11,17 @@ from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families import gemma3n
-from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, mixtures
-from lmdeploy.turbomind.gguf.latent import latent_tensors
+from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, latent, mixtures
 from lmdeploy.turbomind.gguf.metadata import Metadata
-from lmdeploy.turbomind.gguf.mixture_tensors import biased_experts
+from lmdeploy.turbomind.gguf.mixture_tensors import EXPERTS, biased_experts, joined_experts
 from lmdeploy.turbomind.gguf.recurrent import (
     convolution_tensors,
     gated_delta_tensors,
     grouped_delta_tensors,
+    kimi_delta_tensors,
     mamba_tensors,
+    minimax_tensors,
 )
 
 _LAYOUT = Layout(
@@ -45,15 +45,7 @@ _LAYOUT = Layout(
     gate="ffn_gate",
     up="ffn_up",
     down="ffn_down",
-    experts=ExpertNames(
-        router="ffn_gate_inp",
-        correction="exp_probs_b.bias",
-        gate="ffn_gate.{}",
-        up="ffn_up.{}",
-        down="ffn_down.{}",
-        shared="ffn_{}_shexp",
-        shared_gate="ffn_gate_inp_shexp",
-    ).tensors,
+    experts=EXPERTS.tensors,
 )
 _JOINED_QKV = dataclasses.replace(_LAYOUT, qkv="attn_qkv")
 _BERT = encoders.PostNormLayout(
@@ -61,7 +53,10 @@ _BERT = encoders.PostNormLayout(
 )
 _NOMIC_BERT = dataclasses.replace(_BERT, qkv="attn_qkv")
 _LATE_MLP_NORM = dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
-_LATENT = dataclasses.replace(_LAYOUT, latent=latent_tensors)
+_LATENT = dataclasses.replace(_LAYOUT, latent=latent.latent_tensors)
+_APERTUS = dataclasses.replace(_LAYOUT, xielu="xielu")
+_INDEXED = dataclasses.replace(_LAYOUT, latent=latent.indexed_tensors)
+_KIMI_LINEAR = dataclasses.replace(_LATENT, recurrence=kimi_delta_tensors)
 _QWEN3_5 = dataclasses.replace(_LATE_MLP_NORM, recurrence=gated_delta_tensors)
 _LFM2 = dataclasses.replace(_LAYOUT, final_norm="token_embd_norm", recurrence=convolution_tensors)
 _MAMBA = dataclasses.replace(_LAYOUT, recurrence=mamba_tensors)
@@ -85,6 +80,8 @@ class Architecture:
         Rows of queries and keys are in pairs that turn together, ``2 i`` and ``2 i + 1`` of a head.
     has_whole_norms
         Weights of norms have the family's offset added.
+    numbers
+        From the metadata to vectors that the engine reads as tensors.
     """
 
     published: str
@@ -92,10 +89,12 @@ class Architecture:
     layout: Layout = _LAYOUT
     is_turned: bool = False
     has_whole_norms: bool = False
+    numbers: Callable[[Metadata], dict[str, list[float]]] = lambda metadata: {}
 
     def layout_of(self, tensors: Mapping[str, object]) -> Layout:
         """Return the layout of a file with these tensors."""
-        if "blk.0.attn_norm_2.weight" in tensors:  # Falcon 40B: one norm for attention, one for the MLP
+        has_second = "blk.0.attn_norm_2.weight" in tensors
+        if has_second and self.published == "FalconForCausalLM":  # 40B: one norm for attention, one for the MLP
             return dataclasses.replace(self.layout, attention_norm="attn_norm_2", mlp_norm="attn_norm")
         if self.layout.gate_up and "blk.0.ffn_gate.weight" in tensors:  # JinaBERT as it was converted at first
             return dataclasses.replace(self.layout, gate_up="")
@@ -153,6 +152,9 @@ ARCHITECTURES = {
     "gpt2": Architecture("GPT2LMHeadModel", configs.gpt2, _JOINED_QKV),
     "starcoder": Architecture("GPTBigCodeForCausalLM", configs.gpt2, _JOINED_QKV),
     "bloom": Architecture("BloomForCausalLM", configs.bloom, _JOINED_QKV),
+    "apertus": Architecture("ApertusForCausalLM", configs.apertus, _APERTUS, numbers=configs.xielu),
+    "baichuan": Architecture("BaichuanForCausalLM", configs.baichuan, is_turned=True),
+    "qwen": Architecture("QWenLMHeadModel", configs.qwen, _JOINED_QKV),
     "mpt": Architecture("MptForCausalLM", configs.mpt, _JOINED_QKV),
     "olmoe": Architecture("OlmoeForCausalLM", mixtures.olmoe),
     "granitemoe": Architecture("GraniteMoeSharedForCausalLM", mixtures.granitemoe, is_turned=True),
@@ -167,8 +169,24 @@ ARCHITECTURES = {
     "gpt-oss": Architecture(
         "GptOssForCausalLM", mixtures.gpt_oss, dataclasses.replace(_LATE_MLP_NORM, experts=biased_experts)
     ),
-    "deepseek2": Architecture("DeepseekV3ForCausalLM", mixtures.deepseek_v3, _LATENT),
+    "deepseek2": Architecture("DeepseekV3ForCausalLM", latent.deepseek_v3, _LATENT),
+    "deepseek32": Architecture("DeepseekV32ForCausalLM", latent.deepseek_v32, _INDEXED),
+    "mistral4": Architecture(
+        "Mistral4ForCausalLM", latent.mistral4, dataclasses.replace(_LATENT, experts=joined_experts)
+    ),
+    "minicpm3": Architecture(
+        "MiniCPM3ForCausalLM", latent.minicpm3, dataclasses.replace(_LAYOUT, latent=latent.joined_tensors)
+    ),
+    "kimi-linear": Architecture("KimiLinearForCausalLM", latent.kimi_linear, _KIMI_LINEAR),
     "llama4": Architecture("Llama4ForCausalLM", mixtures.llama4),
+    "phimoe": Architecture("PhimoeForCausalLM", mixtures.phimoe),
+    "dbrx": Architecture(
+        "DbrxForCausalLM", mixtures.dbrx, dataclasses.replace(_JOINED_QKV, mlp_norm="attn_output_norm")
+    ),
+    "mimo2": Architecture("MiMoV2FlashForCausalLM", mixtures.mimo2),
+    "minimax-01": Architecture(
+        "MiniMaxForCausalLM", hybrids.minimax_01, dataclasses.replace(_LAYOUT, recurrence=minimax_tensors)
+    ),
     "bert": Architecture("BertModel", encoders.bert, _BERT),
     "nomic-bert": Architecture("NomicBertModel", encoders.nomic_bert, _NOMIC_BERT),
     "jina-bert-v2": Architecture("JinaBertModel", encoders.jina_bert_v2, dataclasses.replace(_BERT, gate_up="ffn_up")),
@@ -183,7 +201,7 @@ _ALL = {
     **ARCHITECTURES,
     MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True),
     OLMO3: Architecture("Olmo3ForCausalLM", configs.olmo3),
-    DEEPSEEK_V2: Architecture("DeepseekV2ForCausalLM", mixtures.deepseek_v2, _LATENT),
+    DEEPSEEK_V2: Architecture("DeepseekV2ForCausalLM", latent.deepseek_v2, _LATENT),
     CLASSIFIER: Architecture("BertForSequenceClassification", encoders.bert, _BERT),
 }
 

@@ -23,6 +23,7 @@ _WITHOUT_EXPERTS = (
     "cohere",
 )
 FULL, SLIDING = "full_attention", "sliding_attention"
+_LAYERS_WITH_ALIBI = 40  # of Baichuan
 
 
 def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> dict[str, Any]:
@@ -212,22 +213,22 @@ def gemma3(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def phi3(metadata: Metadata) -> dict[str, Any]:
-    """Phi-3, 3.5 and 4: a part of a head turns in some, and longrope's factors are tensors."""
-    fields = common(metadata, "phi3")
-    rope = fields["rope_parameters"] | partial_rotation(metadata)
-    fields["rope_parameters"] = rope
+def with_long_rope(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the factors of longrope, which are tensors, where a file has some."""
     longer, shorter = (metadata.numbers.get(f"rope_factors_{length}.weight") for length in ("long", "short"))
-    if longer and shorter:
-        trained = metadata.get("rope.scaling.original_context_length", metadata.get("context_length"))
-        rope |= {
-            "rope_type": "longrope",
-            "long_factor": longer,
-            "short_factor": shorter,
-            "original_max_position_embeddings": trained,
-        }
-        fields["original_max_position_embeddings"] = trained
-    return fields | {
+    if not longer or not shorter:
+        return fields
+    trained = metadata.get("rope.scaling.original_context_length", metadata.get("context_length"))
+    original = {"original_max_position_embeddings": trained}
+    factors = {"rope_type": "longrope", "long_factor": longer, "short_factor": shorter}
+    return fields | original | {"rope_parameters": fields["rope_parameters"] | factors | original}
+
+
+def phi3(metadata: Metadata) -> dict[str, Any]:
+    """Phi-3, 3.5 and 4: a part of a head turns in some."""
+    fields = common(metadata, "phi3")
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    return with_long_rope(metadata, fields) | {
         "hidden_act": "silu",
         "sliding_window": metadata.get("attention.sliding_window") or None,
         "pad_token_id": metadata.values.get("tokenizer.ggml.padding_token_id"),
@@ -463,4 +464,49 @@ def mpt(metadata: Metadata) -> dict[str, Any]:
             "qk_ln": False,
             "softmax_scale": None,
         },
+    }
+
+
+def apertus(metadata: Metadata) -> dict[str, Any]:
+    """Apertus."""
+    own = {"hidden_act": "xielu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
+    return common(metadata, "apertus") | own
+
+
+def xielu(metadata: Metadata) -> dict[str, list[float]]:
+    """Return the learned numbers of Apertus's activation, by layer, as the tensors that they are published as."""
+    found: dict[str, list[float]] = {}
+    for name in ("alpha_p", "alpha_n", "beta"):
+        key = f"xielu.{name}"  # without the name of the architecture
+        numbers = metadata.values.get(key)
+        if numbers is None:
+            raise ValueError(f"its metadata lack {key}")
+        for layer in range(metadata.layer_count or 0):
+            found[f"blk.{layer}.xielu.{name}"] = [numbers[layer] if isinstance(numbers, list) else numbers]
+    return found
+
+
+def baichuan(metadata: Metadata) -> dict[str, Any]:
+    """Baichuan: the 13B, by its 40 layers as llama.cpp knows it, has ALiBi."""
+    own = {"hidden_act": "silu", "has_alibi": metadata.layer_count == _LAYERS_WITH_ALIBI}
+    return common(metadata, "baichuan") | own
+
+
+def qwen(metadata: Metadata) -> dict[str, Any]:
+    """Qwen 1, in the names of its published config; what it does beyond its trained length is not in the file."""
+    length, heads = metadata.need("context_length"), metadata.need("attention.head_count")
+    eps = metadata.get("attention.layer_norm_rms_epsilon", metadata.get("attention.layer_norm_epsilon"))
+    return {
+        "model_type": "qwen",
+        "vocab_size": metadata.vocab_size,
+        "hidden_size": metadata.need("embedding_length"),
+        "intermediate_size": metadata.need("feed_forward_length"),
+        "num_hidden_layers": metadata.layer_count,
+        "num_attention_heads": heads,
+        "kv_channels": metadata.need("embedding_length") // heads,
+        "max_position_embeddings": length,
+        "seq_length": length,
+        "layer_norm_epsilon": eps,
+        "rotary_emb_base": metadata.get("rope.freq_base", 10000.0),
+        "tie_word_embeddings": not metadata.has("output.weight"),
     }

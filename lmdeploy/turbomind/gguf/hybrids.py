@@ -167,6 +167,26 @@ def falcon_h1(metadata: Metadata) -> dict[str, Any]:
     )
 
 
+def minimax_01(metadata: Metadata) -> dict[str, Any]:
+    """MiniMax-Text-01 and M1: every eighth layer has attention unless the file says which do."""
+    layers, period = metadata.layer_count or 0, metadata.get("full_attention_interval", 8)
+    recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % period) for layer in range(layers)])
+    fields = common(metadata, "minimax")
+    fields["rope_parameters"] |= partial_rotation(metadata)
+    halves = ("full_attn", "linear_attn", "mlp")
+    return (
+        fields
+        | dict.fromkeys((f"{half}_alpha_factor" for half in halves), metadata.need("residual_scale"))
+        | dict.fromkeys((f"{half}_beta_factor" for half in halves), 1.0)
+        | {
+            "hidden_act": "silu",
+            "layer_types": [_LINEAR if is_recurrent else FULL for is_recurrent in recurrent[:layers]],
+            "num_local_experts": metadata.need("expert_count"),
+            "num_experts_per_tok": metadata.need("expert_used_count"),
+        }
+    )
+
+
 def nemotron_h(metadata: Metadata) -> dict[str, Any]:
     """Nemotron-H: a layer has attention, or else an MLP, or else Mamba-2."""
     sizes, bare = metadata.need("feed_forward_length"), _layers_without_attention(metadata)

@@ -1,7 +1,29 @@
-"""Latent attention in GGUF files, where the projections out of the latent are apart, that of keys transposed."""
+"""Latent attention in GGUF files: configs, and tensors, where the projections out of the latent are mostly apart.
 
-from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, reshape
+That of keys is then transposed.
+"""
+
+from typing import Any
+
+from lmdeploy.turbomind.families import latent
+from lmdeploy.turbomind.families.deepseek_v32 import indexer_tensors
+from lmdeploy.turbomind.gguf.configs import common, with_long_rope
+from lmdeploy.turbomind.gguf.metadata import Metadata
+from lmdeploy.turbomind.gguf.mixtures import deepseek_experts
+from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, renamed, reshape
 from lmdeploy.turbomind.spec import ModelSpec
+
+# Published names, and GGUF's.
+_JOINED = {
+    "kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "kv_a_layernorm": "attn_kv_a_norm",
+    "kv_b_proj": "attn_kv_b",
+    "q_a_proj": "attn_q_a",
+    "q_a_layernorm": "attn_q_a_norm",
+    "q_b_proj": "attn_q_b",
+    "o_proj": "attn_output",
+}
+_INDEXER = {"wq_b": "attn_q_b", "wk": "attn_k", "k_norm": "k_norm", "weights_proj": "proj"}
 
 
 def latent_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -31,3 +53,109 @@ def latent_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     else:
         engine["q"] = load("attn_q", queries, hidden)
     return {f"attention.{name}.weight": expression for name, expression in engine.items()}
+
+
+def joined_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer whose projection out of the latent is one matrix (MiniCPM3)."""
+
+    def stored(name: str) -> str:
+        published, suffix = name.removeprefix(f"{prefix}self_attn.").rsplit(".", 1)
+        return f"{prefix}{_JOINED[published]}.{suffix}"
+
+    return {name: renamed(whole, stored) for name, whole in latent.latent_tensors(spec, prefix).items()}
+
+
+def indexed_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer with sparse attention, with those of its indexer where it has one."""
+
+    def stored(name: str) -> str:
+        published, suffix = name.removeprefix(f"{prefix}self_attn.indexer.").rsplit(".", 1)
+        return f"{prefix}indexer.{_INDEXER[published]}.{suffix}"
+
+    indexer = {name: renamed(whole, stored) for name, whole in indexer_tensors(spec, prefix).items()}
+    return latent_tensors(spec, prefix) | indexer
+
+
+def _latent(metadata: Metadata, model_type: str) -> dict[str, Any]:
+    """Return the config of a model with latent attention, in which GGUF counts one key/value head."""
+    fields = common(metadata, model_type) | deepseek_experts(metadata)
+    rope = metadata.need("rope.dimension_count")
+    if factor := metadata.get("rope.scaling.yarn_log_multiplier"):
+        fields["rope_parameters"] |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * factor)
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "num_key_value_heads": fields["num_attention_heads"],
+        "head_dim": rope,
+        "q_lora_rank": metadata.get("attention.q_lora_rank"),
+        "kv_lora_rank": metadata.need("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": metadata.need("attention.key_length_mla") - rope,
+        "v_head_dim": metadata.need("attention.value_length_mla"),
+    }
+
+
+def deepseek_v2(metadata: Metadata) -> dict[str, Any]:
+    """DeepSeek-V2."""
+    fields = _latent(metadata, "deepseek_v2")
+    return fields | {"topk_method": "group_limited_greedy" if fields["n_group"] > 1 else "greedy"}
+
+
+def deepseek_v3(metadata: Metadata) -> dict[str, Any]:
+    """DeepSeek-V3, Kimi K2 and GLM-4.7-Flash."""
+    return _latent(metadata, "deepseek_v3") | {"rope_interleave": True}
+
+
+def deepseek_v32(metadata: Metadata) -> dict[str, Any]:
+    """DeepSeek-V3.2."""
+    return _latent(metadata, "deepseek_v32") | {
+        "index_topk": metadata.need("attention.indexer.top_k"),
+        "index_n_heads": metadata.need("attention.indexer.head_count"),
+        "index_head_dim": metadata.need("attention.indexer.key_length"),
+    }
+
+
+def mistral4(metadata: Metadata) -> dict[str, Any]:
+    """Mistral Small 4; how queries grow with their position is not in the file, and llama.cpp leaves it out."""
+    return _latent(metadata, "mistral4") | {"rope_interleave": True}
+
+
+def minicpm3(metadata: Metadata) -> dict[str, Any]:
+    """MiniCPM3, whose factors are not in the file: those of the 4B, the only model."""
+    fields = with_long_rope(metadata, common(metadata, "minicpm3"))
+    heads, rope = metadata.need("attention.head_count"), metadata.need("rope.dimension_count")
+    joined = metadata.tensors.get("blk.0.attn_kv_b.weight")
+    nope = metadata.need("attention.key_length") - rope
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "head_dim": rope,
+        "q_lora_rank": metadata.need("attention.q_lora_rank"),
+        "kv_lora_rank": metadata.need("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": nope,
+        "v_head_dim": joined.shape[0] // heads - nope if joined else None,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }
+
+
+def kimi_linear(metadata: Metadata) -> dict[str, Any]:
+    """Kimi Linear: a layer without key/value heads has Kimi delta attention."""
+    fields = _latent(metadata, "kimi_linear")
+    layers, dense = range(metadata.layer_count or 0), fields["first_k_dense_replace"]
+    return fields | {
+        "num_local_experts": fields["n_routed_experts"],
+        "norm_topk_prob": True,
+        "layer_types": ["full_attention" if heads else "linear_attention" for heads in _key_value_heads(metadata)],
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in layers],
+        "linear_num_heads": fields["num_attention_heads"],
+        "linear_head_dim": metadata.need("kda.head_dim"),
+        "linear_conv_kernel_dim": metadata.need("ssm.conv_kernel"),
+    }
+
+
+def _key_value_heads(metadata: Metadata) -> list[int]:
+    counts = metadata.need("attention.head_count_kv")
+    return counts if isinstance(counts, list) else [counts] * (metadata.layer_count or 0)

@@ -1,8 +1,28 @@
-"""Experts with biases in GGUF files, as GPT-OSS has them; without, a layout's own names suffice."""
+"""Names of experts in GGUF files, and the tensors of those that names do not suffice for."""
 
-from lmdeploy.turbomind.families.experts import moe_of
+from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
 from lmdeploy.turbomind.manifest import Expression, Load, concat
 from lmdeploy.turbomind.spec import ModelSpec
+
+EXPERTS = ExpertNames(
+    router="ffn_gate_inp",
+    correction="exp_probs_b.bias",
+    gate="ffn_gate.{}",
+    up="ffn_up.{}",
+    down="ffn_down.{}",
+    shared="ffn_{}_shexp",
+    shared_gate="ffn_gate_inp_shexp",
+)
+
+
+def joined_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of the experts of a layer of which gate and up are one matrix (Mistral Small 4)."""
+    moe, hidden = moe_of(spec), spec.hidden_size
+    joined: dict[str, Expression] = {
+        f"moe.experts.{e}.gate_up.weight": Load(f"{prefix}ffn_gate_up.{e}.weight", (2 * moe.intermediate_size, hidden))
+        for e in range(moe.num_experts)
+    }
+    return EXPERTS.tensors(spec, prefix) | joined
 
 
 def biased_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from lmdeploy.turbomind.gguf.configs import FULL, common, multipliers, partial_rotation, windows
+from lmdeploy.turbomind.gguf.configs import (
+    FULL,
+    SLIDING,
+    common,
+    multipliers,
+    partial_rotation,
+    windows,
+    with_long_rope,
+)
 from lmdeploy.turbomind.gguf.metadata import Metadata
 
 
@@ -31,7 +39,7 @@ def _counts(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _deepseek_experts(metadata: Metadata) -> dict[str, Any]:
+def deepseek_experts(metadata: Metadata) -> dict[str, Any]:
     """Return the experts in DeepSeek's names."""
     size = _expert_size(metadata)
     return {
@@ -90,18 +98,18 @@ def ernie4_5_moe(metadata: Metadata) -> dict[str, Any]:
 def dots1(metadata: Metadata) -> dict[str, Any]:
     """dots.llm1."""
     own = {"hidden_act": "silu", "attention_bias": False, "sliding_window": None}
-    return common(metadata, "dots1") | own | _deepseek_experts(metadata)
+    return common(metadata, "dots1") | own | deepseek_experts(metadata)
 
 
 def deepseek(metadata: Metadata) -> dict[str, Any]:
     """DeepSeek-MoE 16B."""
     own = {"hidden_act": "silu", "attention_bias": False}
-    return common(metadata, "deepseek") | own | _deepseek_experts(metadata)
+    return common(metadata, "deepseek") | own | deepseek_experts(metadata)
 
 
 def bailingmoe(metadata: Metadata) -> dict[str, Any]:
     """Ling and Ring with experts, version 1 and 2."""
-    fields = common(metadata, metadata.architecture) | _deepseek_experts(metadata)
+    fields = common(metadata, metadata.architecture) | deepseek_experts(metadata)
     fields["rope_parameters"] |= partial_rotation(metadata)
     own = {"hidden_act": "silu", "norm_head": False, "use_bias": False, "use_qkv_bias": False}
     return fields | own | {"num_experts": fields["n_routed_experts"]}
@@ -109,7 +117,7 @@ def bailingmoe(metadata: Metadata) -> dict[str, Any]:
 
 def glm4moe(metadata: Metadata) -> dict[str, Any]:
     """GLM-4.5, 4.6 and 4.7."""
-    fields = common(metadata, "glm4_moe") | _deepseek_experts(metadata)
+    fields = common(metadata, "glm4_moe") | deepseek_experts(metadata)
     fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {
         "hidden_act": "silu",
@@ -151,6 +159,70 @@ def gpt_oss(metadata: Metadata) -> dict[str, Any]:
     )
 
 
+def phimoe(metadata: Metadata) -> dict[str, Any]:
+    """Phi-3.5-MoE; what it adds to router scores in training has no name in GGUF, and the published value here."""
+    fields = with_long_rope(metadata, common(metadata, "phimoe")) | _counts(metadata)
+    if fields["rope_parameters"]["rope_type"] == "longrope":
+        scaling = metadata.get("rope.scaling.attn_factor", 1.0)
+        fields["rope_parameters"] |= dict.fromkeys(("short_mscale", "long_mscale"), scaling)
+    return fields | {
+        "hidden_act": "silu",
+        "sliding_window": metadata.get("attention.sliding_window") or None,
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "lm_head_bias": metadata.has("output.bias"),
+        "router_jitter_noise": 0.01,
+    }
+
+
+def dbrx(metadata: Metadata) -> dict[str, Any]:
+    """DBRX, in the names of its published config."""
+    heads = metadata.need("attention.head_count")
+    return {
+        "model_type": "dbrx",
+        "vocab_size": metadata.vocab_size,
+        "d_model": metadata.need("embedding_length"),
+        "n_heads": heads,
+        "n_layers": metadata.layer_count,
+        "max_seq_len": metadata.need("context_length"),
+        "tie_word_embeddings": not metadata.has("output.weight"),
+        "attn_config": {
+            "kv_n_heads": metadata.get("attention.head_count_kv", heads),
+            "clip_qkv": metadata.get("attention.clamp_kqv"),
+            "rope_theta": metadata.get("rope.freq_base", 10000.0),
+        },
+        "ffn_config": {
+            "ffn_hidden_size": metadata.need("feed_forward_length"),
+            "moe_num_experts": metadata.need("expert_count"),
+            "moe_top_k": metadata.need("expert_used_count"),
+        },
+    }
+
+
+def mimo2(metadata: Metadata) -> dict[str, Any]:
+    """MiMo-V2-Flash: layers with a window have more key/value heads, and rotate by a base of their own."""
+    fields = common(metadata, "mimo_v2_flash") | deepseek_experts(metadata)
+    layers, kinds = range(metadata.layer_count or 0), windows(metadata, 1)
+    rope = fields["rope_parameters"] | partial_rotation(metadata)
+    heads = metadata.need("attention.head_count_kv")
+    return fields | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "attention_value_scale": metadata.get("attention.value_scale"),
+        "num_key_value_heads": heads[kinds.index(FULL)] if isinstance(heads, list) else heads,
+        "v_head_dim": metadata.need("attention.value_length"),
+        "sliding_window": metadata.need("attention.sliding_window"),
+        "layer_types": kinds,
+        "mlp_layer_types": [
+            "sparse" if metadata.has(f"blk.{layer}.ffn_gate_inp.weight") else "dense" for layer in layers
+        ],
+        "norm_topk_prob": True,
+        "rope_parameters": {
+            FULL: rope,
+            SLIDING: rope | {"rope_theta": metadata.get("rope.freq_base_swa", rope["rope_theta"])},
+        },
+    }
+
+
 def llama4(metadata: Metadata) -> dict[str, Any]:
     """Llama 4 (text): three of four layers attend in chunks, the fourth does not rotate; queries grow in it."""
     layers, step = metadata.layer_count or 0, metadata.get("interleave_moe_layer_step", 1)
@@ -174,33 +246,3 @@ def llama4(metadata: Metadata) -> dict[str, Any]:
             "attn_scale": 0.1,
         }
     )
-
-
-def _latent(metadata: Metadata, model_type: str) -> dict[str, Any]:
-    """Return the config of a model with latent attention, in which GGUF counts one key/value head."""
-    fields = common(metadata, model_type) | _deepseek_experts(metadata)
-    rope = metadata.need("rope.dimension_count")
-    if factor := metadata.get("rope.scaling.yarn_log_multiplier"):
-        fields["rope_parameters"] |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * factor)
-    return fields | {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "num_key_value_heads": fields["num_attention_heads"],
-        "head_dim": rope,
-        "q_lora_rank": metadata.get("attention.q_lora_rank"),
-        "kv_lora_rank": metadata.need("attention.kv_lora_rank"),
-        "qk_rope_head_dim": rope,
-        "qk_nope_head_dim": metadata.need("attention.key_length_mla") - rope,
-        "v_head_dim": metadata.need("attention.value_length_mla"),
-    }
-
-
-def deepseek_v2(metadata: Metadata) -> dict[str, Any]:
-    """DeepSeek-V2."""
-    fields = _latent(metadata, "deepseek_v2")
-    return fields | {"topk_method": "group_limited_greedy" if fields["n_group"] > 1 else "greedy"}
-
-
-def deepseek_v3(metadata: Metadata) -> dict[str, Any]:
-    """DeepSeek-V3, Kimi K2 and GLM-4.7-Flash."""
-    return _latent(metadata, "deepseek_v3") | {"rope_interleave": True}

@@ -1,13 +1,16 @@
-"""Small tensors of a GGUF file as numbers, for what is computed outside of the engine."""
+"""Small tensors of a GGUF file as numbers, and numbers as a file of small tensors."""
 
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lmdeploy.turbomind.gguf.header import MAGIC
 from lmdeploy.turbomind.safetensors_index import TensorInfo
 
 if TYPE_CHECKING:
@@ -37,3 +40,18 @@ def stored_numbers(file: Path, info: TensorInfo, name: str) -> NDArray[np.float3
     if info.dtype == "BF16":  # the upper half of a float32
         stored = (stored.astype("<u4") << 16).view("<f4")
     return stored.astype(np.float32).reshape(shape)
+
+
+def write_numbers(file: Path, tensors: Mapping[str, Sequence[float]]) -> None:
+    """Write a GGUF file of float32 vectors: what a model has in its metadata and the engine reads as tensors."""
+    header = MAGIC + struct.pack("<IQQ", 3, len(tensors), 0)
+    stored = b""
+    for name, numbers in tensors.items():
+        text = name.encode()
+        header += struct.pack("<Q", len(text)) + text + struct.pack("<IQIQ", 1, len(numbers), 0, len(stored))
+        stored += _aligned(struct.pack(f"<{len(numbers)}f", *numbers))
+    file.write_bytes(_aligned(header) + stored)
+
+
+def _aligned(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 32)

@@ -6,11 +6,22 @@ for channels of the convolution, for numbers of a head, and for the inputs of th
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from lmdeploy.turbomind.families import lfm2, mamba
+from lmdeploy.turbomind.families import kimi_linear, lfm2, mamba, minimax
 from lmdeploy.turbomind.families.gated_delta import recurrence_of
-from lmdeploy.turbomind.manifest import Expression, Inputs, Load, LogNegative, concat, permute, reshape, rows_of
+from lmdeploy.turbomind.manifest import (
+    Expression,
+    Inputs,
+    Load,
+    LogNegative,
+    concat,
+    permute,
+    renamed,
+    reshape,
+    rows_of,
+)
 from lmdeploy.turbomind.spec import ModelSpec
 
 # GGUF's names by those of checkpoints.
@@ -23,6 +34,29 @@ _MAMBA = {
     "dt_bias": "ssm_dt.bias",
     "A_log": "ssm_a",
     "D": "ssm_d",
+}
+_KIMI = {
+    "q_proj.weight": "attn_q.weight",
+    "k_proj.weight": "attn_k.weight",
+    "v_proj.weight": "attn_v.weight",
+    "o_proj.weight": "attn_output.weight",
+    "q_conv1d.weight": "ssm_conv1d_q.weight",
+    "k_conv1d.weight": "ssm_conv1d_k.weight",
+    "v_conv1d.weight": "ssm_conv1d_v.weight",
+    "b_proj.weight": "ssm_beta.weight",
+    "f_a_proj.weight": "ssm_f_a.weight",
+    "f_b_proj.weight": "ssm_f_b.weight",
+    "g_a_proj.weight": "ssm_g_a.weight",
+    "g_b_proj.weight": "ssm_g_b.weight",
+    "A_log": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
+    "o_norm.weight": "ssm_norm.weight",
+}
+_MINIMAX = {
+    "qkv_proj.weight": "attn_qkv.weight",
+    "output_gate.weight": "attn_gate.weight",
+    "norm.weight": "attn_norm_2.weight",
+    "out_proj.weight": "attn_output.weight",
 }
 
 
@@ -97,6 +131,26 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         return dataclasses.replace(expression, name=f"{prefix}{_MAMBA[name]}")
 
     return {name: as_stored(whole) for name, whole in mamba.mamba_tensors(spec, prefix).items()}
+
+
+def kimi_delta_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of Kimi delta attention."""
+    engine = _stored(kimi_linear.recurrence(spec, prefix), prefix, _KIMI)
+    return engine | {"recurrence.a_log": LogNegative((engine["recurrence.a_log"],))}
+
+
+def minimax_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of the recurrent layers of MiniMax-Text-01."""
+    return _stored(minimax.recurrence(spec, prefix), prefix, _MINIMAX)
+
+
+def _stored(tensors: Mapping[str, Expression], prefix: str, names: Mapping[str, str]) -> dict[str, Expression]:
+    """Return a family's tensors over GGUF's names, given by those of the checkpoint within a layer's attention."""
+
+    def stored(name: str) -> str:
+        return prefix + names[name.removeprefix(f"{prefix}self_attn.")]
+
+    return {name: renamed(whole, stored) for name, whole in tensors.items()}
 
 
 def convolution_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmdeploy.turbomind.gguf.architectures import architecture_of
@@ -24,9 +24,9 @@ def stored_architecture(config: Mapping[str, Any]) -> str | None:
 def is_plain_config(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json was written for a GGUF file and has all that a family asks of one.
 
-    Otherwise ``transformers`` reads it: for frequencies that it computes.
+    Otherwise it is read as a published one: for frequencies that ``transformers`` computes, or names of its own.
     """
-    if config.get("model_format") != FORMAT:
+    if config.get("model_format") != FORMAT or "rope_parameters" not in config:
         return False
     rope = config["rope_parameters"]
     kinds = {rope.get("rope_type", "")} if "rope_type" in rope else {part["rope_type"] for part in rope.values()}
@@ -76,10 +76,9 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
         load = expression
         if load.name not in index.tensors and load.name.removesuffix(".weight") in index.tensors:  # of Falcon-H1
             load = dataclasses.replace(load, name=load.name.removesuffix(".weight"))
-        if load.shape[0] == 1 and len(load.shape) == 2 and _has_one_dimension(load, index):
-            return reshape(dataclasses.replace(load, shape=load.shape[1:]), *load.shape)
-        if len(load.shape) == 1 and _has_one_row(load, index):
-            return reshape(dataclasses.replace(load, shape=(1, *load.shape)), *load.shape)
+        found = index.tensors.get(load.name)
+        if found is not None and found.shape != load.shape and _without_ones(found.shape) == _without_ones(load.shape):
+            return reshape(dataclasses.replace(load, shape=found.shape), *load.shape)
         if len(load.shape) == 2:
             load = dataclasses.replace(load, dtypes=(*PLAIN_TYPES, *BLOCK_TYPES))
         turned = _TURNED.fullmatch(load.name) if architecture.is_turned else None
@@ -89,16 +88,9 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
     return {engine_name: replaced(expression) for engine_name, expression in tensors.items()}
 
 
-def _has_one_dimension(load: Load, index: SafetensorsIndex) -> bool:
-    """Return whether a matrix of one row, such as the gate of a shared expert, is stored as a vector."""
-    found = index.tensors.get(load.name)
-    return found is not None and found.shape == load.shape[1:]
-
-
-def _has_one_row(load: Load, index: SafetensorsIndex) -> bool:
-    """Return whether a vector, such as the corrections of a router, is stored as a matrix of one row."""
-    found = index.tensors.get(load.name)
-    return found is not None and found.shape == (1, *load.shape)
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    """Return a shape as it is compared: a vector, a matrix of one row and one of one column hold the same."""
+    return [size for size in shape if size != 1]
 
 
 def _in_halves(load: Load, heads: int) -> Expression:

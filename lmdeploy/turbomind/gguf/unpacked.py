@@ -13,10 +13,11 @@ from lmdeploy.turbomind.gguf.architectures import architecture_name, architectur
 from lmdeploy.turbomind.gguf.encoders import is_encoder, write_modules
 from lmdeploy.turbomind.gguf.header import GgufHeader, GgufTensor, read_header
 from lmdeploy.turbomind.gguf.metadata import Metadata
+from lmdeploy.turbomind.gguf.numbers import write_numbers
 from lmdeploy.turbomind.gguf.parts import model_name, parts_of
 from lmdeploy.turbomind.gguf.stored import FORMAT
 
-_WRITTEN = 5  # of what is written; a change writes it again
+_WRITTEN = 6  # of what is written; a change writes it again
 # Small tensors that belong to the configuration: what rotary frequencies are divided by.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -90,6 +91,8 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
     metadata = read_metadata(path, parts)
     try:
         config = config_of(metadata)
+        if numbers := architecture_of(config["gguf_architecture"]).numbers(metadata):
+            write_numbers(target / f"weights-{len(parts) + 1:05}.gguf", numbers)
         if is_encoder(metadata):
             write_modules(metadata, target)
         generation = write_tokenizer(metadata.values, target)
@@ -122,6 +125,6 @@ def config_of(metadata: Metadata) -> dict[str, Any]:
         "model_format": FORMAT,
         "gguf_architecture": name,
     }
-    if "rope_freqs.weight" in metadata.numbers and "rope_type" in config["rope_parameters"]:
+    if "rope_freqs.weight" in metadata.numbers and "rope_type" in config.get("rope_parameters", {}):
         config["gguf_rope_factors"] = metadata.numbers["rope_freqs.weight"]
     return config
