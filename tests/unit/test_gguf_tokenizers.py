@@ -141,7 +141,7 @@ def test_what_ends_a_response_is_found_in_metadata_and_template(tmp_path: Path) 
             {"tokenizer.ggml.model": "rwkv"},
             "its tokenizer is of the kind 'rwkv'; those read are gpt2, llama, gemma4, bert and t5",
         ),
-        ({"tokenizer.ggml.pre": "bloom"}, "cuts words as 'bloom' .tokenizer.ggml.pre.; those read are default, gpt-2"),
+        ({"tokenizer.ggml.pre": "youtu"}, "cuts words as 'youtu' .tokenizer.ggml.pre.; those read are default, gpt-2"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer joins 'a zz', which are not tokens or do not make one"),
         ({"tokenizer.ggml.token_type": [1]}, "its tokenizer has 3 tokens and 1 types of tokens"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens must be a list of str"),
