@@ -9,14 +9,13 @@ from fnmatch import fnmatch, fnmatchcase
 from pathlib import PurePosixPath
 
 from lmdeploy.hub.errors import HubError
-from lmdeploy.turbomind.gguf.parts import SUFFIX, model_name
+from lmdeploy.turbomind.gguf.parts import SUFFIX, is_tower, model_name
 
 # What a checkpoint consists of here: no weights in other formats, no code.
 _PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "*_linear.pt")
 # Fetched where there are no safetensors files.
 _PICKLED_PATTERNS = ("pytorch_model*.bin", "consolidated.*.pth")
 _USUAL = "Q4_K_M"  # of several GGUF files, where none is named
-_PROJECTOR = "mmproj"  # begins the name of a vision tower's file
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def chosen_files(files: Sequence[HubFile], which: str) -> tuple[str, list[HubFil
     Returns
     -------
     tuple of str and list of HubFile
-        A GGUF model's first file, or an empty text: the whole folder.
+        A GGUF model's first file, or an empty text: the whole folder. A vision tower's file comes last.
 
     Raises
     ------
@@ -75,7 +74,14 @@ def chosen_files(files: Sequence[HubFile], which: str) -> tuple[str, list[HubFil
         meant = f"meant by {which!r}" if which else "named"
         raise HubError(f"{problem} {meant}; the repository has {', '.join(sorted(models))}")
     (parts,) = fitting.values()
-    return parts[0].name, parts
+    return parts[0].name, [*parts, *_towers(files, parts[0])]
+
+
+def _towers(files: Iterable[HubFile], model: HubFile) -> list[HubFile]:
+    """Return the vision tower in the folder of a GGUF model: of several, one of half precision if there is one."""
+    folder = PurePosixPath(model.name).parent
+    found = [file for file in files if (path := PurePosixPath(file.name)).parent == folder and is_tower(path)]
+    return sorted(found, key=lambda file: ("f16" not in file.name.lower().replace("bf16", ""), file.name))[:1]
 
 
 def _matching(files: Iterable[HubFile], patterns: Iterable[str]) -> list[HubFile]:
@@ -87,7 +93,7 @@ def _gguf_models(files: Iterable[HubFile]) -> dict[str, list[HubFile]]:
     models: dict[str, list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
         path = PurePosixPath(file.name)
-        if path.suffix == SUFFIX and not path.name.startswith(_PROJECTOR):
+        if path.suffix == SUFFIX and not is_tower(path):
             models.setdefault(str(path.with_name(model_name(path))), []).append(file)
     return models
 

@@ -89,6 +89,18 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
     return _generation(metadata, texts, types, str(template or ""))
 
 
+def with_token(metadata: Mapping[str, Any], text: str) -> Mapping[str, Any]:
+    """Return metadata whose tokenizer has a control token of this text, after all others if it had none."""
+    texts = metadata.get(f"{_KEY}tokens")
+    if not text or not isinstance(texts, list) or text in texts:
+        return metadata
+    types = metadata.get(f"{_KEY}token_type", [1] * len(texts))
+    more = {f"{_KEY}tokens": [*texts, text], f"{_KEY}token_type": [*types, _CONTROL]}
+    if isinstance(scores := metadata.get(f"{_KEY}scores"), list):
+        more[f"{_KEY}scores"] = [*scores, 0.0]
+    return {**metadata, **more}
+
+
 def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     values = metadata.get(_KEY + name)
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):

@@ -103,7 +103,8 @@ def describe(model_dir: Path, model_name: str) -> Description:
     if spec.encoder is not None:
         tensors = encoder_names(tensors, index)
     else:
-        tensors = as_stored(tensors, index) if text is None else tensors_in(tensors, index)
+        is_alone = text is None or gguf is not None  # a GGUF file holds the text part, by its own names
+        tensors = as_stored(tensors, index) if is_alone else tensors_in(tensors, index)
     tensors = with_mxfp4(with_stacks(tensors, index), index)
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)

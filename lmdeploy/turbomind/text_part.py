@@ -122,6 +122,7 @@ _OUTPUTS = (
     "transformer.output_layer.weight",
     "model.transformer.ff_out.weight",
 )
+_GGUF_OUTPUT = "output.weight"
 # Where a decoder's ``model.*`` may be: as published, and as the model has it in memory.
 _PLACES: tuple[Callable[[str], str], ...] = (
     lambda name: f"language_model.{name}",
@@ -196,7 +197,8 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
         )
     alone = config.to_dict() | _boundary(raw) | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]}
     deepstack = len(getattr(whole.vision_config, "deepstack_visual_indexes", None) or ())
-    return TextPart(config, alone, ImagesSpec(deepstack, _whole_rows(whole, config)))
+    images = ImagesSpec(deepstack, _whole_rows(whole, config))
+    return TextPart(config, alone, images, image_tokens=raw.get("image_tokens", 0))
 
 
 def _whole_rows(whole: Any, text: Any) -> int:
@@ -237,7 +239,7 @@ def _boundary(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSpec:
     """Return the spec of a text part that is in a checkpoint with these tensors."""
-    has_output = any(name.endswith(_OUTPUTS) for name in index.tensors)
+    has_output = any(name.endswith(_OUTPUTS) or name == _GGUF_OUTPUT for name in index.tensors)
     parameters = getattr(text.config, "rope_parameters", None) or {}
     model_type = getattr(text.config, "model_type", None)  # families with their own configuration have none
     is_interleaved = bool(parameters.get("mrope_interleaved", model_type in _INTERLEAVED))

@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,8 @@ NOT_CONVERTED = {"internlm2"}
 # llama.cpp cuts activations of Gemma 3n by another variance (one less than the number of channels), and always of the
 # first ten layers; its Phi-3.5-MoE has no LayerNorm and no SparseMixer. Compared with `transformers`.
 BY_TRANSFORMERS = {"gemma3n", "phimoe"}
+# Of these test_gguf_towers.py compares texts, too.
+WITH_TOWERS = {"qwen2vl"}
 # Of these test_gguf_encoders.py compares vectors.
 ENCODERS = {"bert": "Bert", "nomic-bert": "NomicBert", "jina-bert-v2": "JinaBert", "modern-bert": "ModernBert"}
 # Exact here for the last three, as in `transformers`; in llama.cpp always approximated by a hyperbolic tangent.
@@ -203,7 +205,7 @@ def test_gpt_oss_keeps_the_mxfp4_blocks_that_it_is_published_in(tmp_path: Path) 
 
 
 def test_every_architecture_is_compared() -> None:
-    assert set(CASES) | set(NOT_CONVERTED) | set(ENCODERS) == set(ARCHITECTURES)
+    assert set(CASES) | NOT_CONVERTED | WITH_TOWERS | set(ENCODERS) == set(ARCHITECTURES)
     assert not set(CASES) & set(NOT_CONVERTED)
 
 
@@ -223,7 +225,7 @@ def converted(source: Path, file: Path, outtype: str = "f32") -> Path:
         config["hybrid_override_pattern"] = "".join(NEMOTRON_LETTERS[kind] for kind in kinds)
         config["left_out"] = [] if "moe" in kinds else NEMOTRON_EXPERTS
     config |= AS_PUBLISHED.get(config["model_type"], lambda config: {})(config)
-    if config["model_type"].startswith("gemma"):
+    if config["model_type"].startswith("gemma") and "text_config" not in config:
         give_every_row_a_token(source, config["vocab_size"])
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     options = WITHOUT_DRAFTS if config["model_type"] in HAVE_DRAFTS else ()
@@ -302,9 +304,9 @@ def give_every_row_a_token(source: Path, rows: int) -> None:
     file.write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
-def logits_of_llama_cpp(file: Path, out: Path) -> torch.Tensor:
-    """Return llama.cpp's logits of each token of the prompt."""
-    run("llama_cpp_logits.py", str(llama_sources().parent.parent), str(file), json.dumps(PROMPT), str(out))
+def logits_of_llama_cpp(file: Path, out: Path, prompt: Sequence[int] = PROMPT) -> torch.Tensor:
+    """Return llama.cpp's logits of each token of a prompt."""
+    run("llama_cpp_logits.py", str(llama_sources().parent.parent), str(file), json.dumps(list(prompt)), str(out))
     return torch.from_numpy(np.load(out))
 
 

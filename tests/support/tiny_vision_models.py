@@ -261,7 +261,9 @@ def make_tiny_mistral3(directory: Path, *, text: dict[str, Any] | None = None, s
     return save_random(Mistral3ForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") -> Path:
+def make_tiny_qwen_vl(
+    directory: Path, *, seed: int = 0, kind: str = "Qwen2VL", window: int = 56, depth: int = 2
+) -> Path:
     """Make a Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5 that sees squares of 28 pixels, in rows and columns.
 
     Qwen3VLMoe has experts in two of three layers. Qwen3.5 keeps a state in two of three, and adds no deeper features.
@@ -284,14 +286,14 @@ def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") 
         text["rope_parameters"].pop("mrope_interleaved")  # its positions always are
     if kind == "Qwen3_5Moe":
         text |= EXPERTS
-    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": 2}
+    vision: dict[str, Any] = {"depth": depth, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": 2}
     if kind == "Qwen2VL":
         vision |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
     else:
         vision |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
     vision |= {"num_position_embeddings": 16} if is_third else {}
     vision |= {"deepstack_visual_indexes": [0, 1]} if is_third and not is_hybrid else {}
-    vision |= {"window_size": 56, "fullatt_block_indexes": [1]} if kind == "Qwen2_5_VL" else {}
+    vision |= {"window_size": window, "fullatt_block_indexes": list(range(1, depth, 2))} if kind == "Qwen2_5_VL" else {}
     config = getattr(transformers, f"{kind}Config")(
         vision_config=vision,
         text_config=text,
@@ -363,8 +365,8 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0, kind: str = "Glm4v") -> P
     return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
 
 
-def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Path:
-    """Make a Gemma 3 whose images are 16 tokens; the first of its two layers looks back ``window`` tokens."""
+def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16, layers: int = 2) -> Path:
+    """Make a Gemma 3 whose images are 16 tokens; all layers but the last look back ``window`` tokens."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
 
     marks = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
@@ -372,7 +374,12 @@ def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Pat
     text = {"head_dim": 16, "sliding_window": window, "query_pre_attn_scalar": 16}
     config = Gemma3Config(
         vision_config={"model_type": "siglip_vision_model", **_VISION, "image_size": 56, "vision_use_head": False},
-        text_config={**TEXT, **text, "layer_types": ["sliding_attention", "full_attention"]},
+        text_config={
+            **TEXT,
+            **text,
+            "num_hidden_layers": layers,
+            "layer_types": [*["sliding_attention"] * (layers - 1), "full_attention"],
+        },
         image_token_index=token_id(directory, "<image_soft_token>"),
         image_token_id=token_id(directory, "<image_soft_token>"),
         boi_token_index=token_id(directory, "<start_of_image>"),

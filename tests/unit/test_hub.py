@@ -241,6 +241,7 @@ def test_names_that_are_understood(text: str, expected: HubName | None) -> None:
 GGUF = [
     "a-Q4_K_M.gguf",
     "a-Q4_K_S.gguf",
+    "mmproj-a-BF16.gguf",
     "mmproj-a-F16.gguf",
     *(f"big/a-BF16-0000{i}-of-00002.gguf" for i in (2, 1)),
     "a-IQ4_K_M_x.gguf",
@@ -259,8 +260,9 @@ GGUF = [
 )
 def test_a_quantization_or_a_pattern_means_one_gguf_model(which: str, main: str, count: int) -> None:
     found, files = chosen_files([HubFile(name, 1, "") for name in GGUF], which)
-    assert (found, len(files)) == (main, count)
-    assert files[0].name == main
+    assert found == files[0].name == main
+    towers = [] if "/" in main else ["mmproj-a-F16.gguf"]  # with the model in its folder, and one of them
+    assert [file.name for file in files[count:]] == towers
 
 
 @pytest.mark.parametrize(("which", "problem"), [("Q4_K", "no GGUF file is"), ("*Q4*", "several GGUF files are")])

@@ -106,6 +106,7 @@ ARCHITECTURES = {
     "mistral3": Architecture("Ministral3ForCausalLM", configs.mistral3, is_turned=True),
     "internlm2": Architecture("InternLM2ForCausalLM", configs.internlm2, is_turned=True),
     "qwen2": Architecture("Qwen2ForCausalLM", configs.qwen2),
+    "qwen2vl": Architecture("Qwen2ForCausalLM", configs.qwen2vl),
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", configs.qwen2moe),
     "qwen3": Architecture("Qwen3ForCausalLM", configs.qwen3),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
@@ -231,6 +232,10 @@ def architecture_of(name: str) -> Architecture:
     UnsupportedModelError
         If its files are not read.
     """
+    if name == "clip":
+        raise UnsupportedModelError(
+            "the GGUF file is a vision tower: name the model's own file, alongside which it is found"
+        )
     if name not in _ALL:
         raise UnsupportedModelError(
             f"GGUF files of architecture {name or '(none named)'} are not read; those read are "

@@ -122,6 +122,13 @@ def qwen2(metadata: Metadata) -> dict[str, Any]:
     return common(metadata, "qwen2") | {"hidden_act": "silu", "use_sliding_window": False}
 
 
+def qwen2vl(metadata: Metadata) -> dict[str, Any]:
+    """Qwen2-VL and 2.5-VL, whose tokens of images have positions of three axes."""
+    fields = qwen2(metadata)
+    fields["rope_parameters"]["mrope_section"] = metadata.need("rope.dimension_sections")[:3]
+    return fields
+
+
 def qwen_experts(metadata: Metadata, *, normalizes: bool) -> dict[str, Any]:
     """Return what Qwen's mixtures have; all layers have experts. Sizes that metadata lack are those of tensors."""
     first = metadata.tensors.get("blk.0.ffn_up_exps.weight")

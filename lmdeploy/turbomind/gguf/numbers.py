@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lmdeploy.turbomind.gguf.header import MAGIC
+from lmdeploy.turbomind.gguf.header import MAGIC, GgufTensor
 from lmdeploy.turbomind.safetensors_index import TensorInfo
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ _BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])  # of Q8_0: 32 number
 _TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
-def stored_numbers(file: Path, info: TensorInfo, name: str) -> NDArray[np.float32]:
-    """Return a matrix, or a vector as ``[1, length]``, in float32.
+def stored_numbers(file: Path, info: TensorInfo | GgufTensor, name: str) -> NDArray[np.float32]:
+    """Return a tensor, a vector as ``[1, length]``, in float32.
 
     Raises
     ------

@@ -15,6 +15,11 @@ def model_name(path: PurePath) -> str:
     return part[1] if part else path.stem
 
 
+def is_tower(path: PurePath) -> bool:
+    """Return whether a file is a vision tower's (``mmproj``), by its name."""
+    return "mmproj" in path.name.lower()
+
+
 def parts_of(path: Path) -> list[Path]:
     """Return all parts of the model that a file belongs to, in order.
 
@@ -44,7 +49,8 @@ def file_in(directory: Path) -> Path | None:
     """
     if (directory / "config.json").exists() or any(directory.glob("*.safetensors")):
         return None
-    models = {model_name(file): file for file in sorted(directory.glob(f"*{SUFFIX}"), reverse=True)}
+    files = [file for file in directory.glob(f"*{SUFFIX}") if not is_tower(file)]
+    models = {model_name(file): file for file in sorted(files, reverse=True)}
     if len(models) > 1:
         shown = ", ".join(sorted(file.name for file in models.values()))
         raise CheckpointError(directory, [f"holds several GGUF models; name the file: {shown}"])

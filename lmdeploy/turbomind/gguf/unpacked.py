@@ -8,14 +8,15 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.made_once import made_once
-from lmdeploy.tokenizer_readers.gguf import write_tokenizer
+from lmdeploy.tokenizer_readers.gguf import with_token, write_tokenizer
 from lmdeploy.turbomind.gguf.architectures import architecture_name, architecture_of
 from lmdeploy.turbomind.gguf.encoders import is_encoder, write_modules
 from lmdeploy.turbomind.gguf.header import GgufHeader, GgufTensor, read_header
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.numbers import write_numbers
-from lmdeploy.turbomind.gguf.parts import model_name, parts_of
+from lmdeploy.turbomind.gguf.parts import is_tower, model_name, parts_of
 from lmdeploy.turbomind.gguf.stored import FORMAT
+from lmdeploy.turbomind.gguf.towers import LINK, tower_for
 
 _WRITTEN = 6  # of what is written; a change writes it again
 # Small tensors that belong to the configuration: what rotary frequencies are divided by.
@@ -40,7 +41,8 @@ def unpacked(path: Path, cache: Path) -> Path:
         If its architecture is not read.
     """
     parts = [part.resolve() for part in parts_of(path.absolute())]
-    states = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
+    towers = sorted(file for file in parts[0].parent.glob("*.gguf") if is_tower(file))
+    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (*parts, *towers)]
     digest = hashlib.sha256(repr((_WRITTEN, states)).encode()).hexdigest()[:16]
     # Templates are chosen by the folder's name.
     return made_once(cache / digest / model_name(path), lambda made: _write(path, parts, made))
@@ -95,8 +97,15 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
             write_numbers(target / f"weights-{len(parts) + 1:05}.gguf", numbers)
         if is_encoder(metadata):
             write_modules(metadata, target)
-        generation = write_tokenizer(metadata.values, target)
-    except (TypeError, AttributeError, ArithmeticError) as error:
+        tower = tower_for(parts[0], config)
+        values = metadata.values if tower is None else with_token(metadata.values, tower.tower.token)
+        generation = write_tokenizer(values, target)
+        if tower is not None:
+            config = tower.config_with(config | generation, values["tokenizer.ggml.tokens"])
+            config["image_tokens"] = max(0, len(values["tokenizer.ggml.tokens"]) - (metadata.vocab_size or 0))
+            (target / "preprocessor_config.json").write_text(json.dumps(tower.processor()), encoding="utf-8")
+            (target / LINK).symlink_to(tower.path)
+    except (TypeError, AttributeError, ArithmeticError, KeyError) as error:
         raise CheckpointError(path, [f"its metadata are invalid: {error}"]) from error
     except CheckpointError:
         raise
