@@ -1,10 +1,15 @@
 """What is served, as a table: each architecture with the engine, the formats, and what tests compare it with."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from lmdeploy.turbomind.families import families
 from lmdeploy.turbomind.gguf.architectures import published_architectures
 from lmdeploy.turbomind.text_part import ARCHITECTURES as SEEING
+
+TESTED = Path(__file__).parent / "families" / "tested.json"
+"""What tests compare each architecture with, out of their own tables (`tests.support.tested_table` writes it)."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +25,13 @@ class ServedArchitecture:
 def served_architectures() -> list[ServedArchitecture]:
     """Return the rows, by name."""
     in_gguf = published_architectures()
-    rows = []
-    for name, family in families().items():
-        has_gguf = name in in_gguf
-        formats = "safetensors, GGUF" if has_gguf else "safetensors"
-        tested = "transformers" if family.config is None else "the published formulas"
-        engine = "C++, with images" if name in SEEING else "C++"
-        rows.append(ServedArchitecture(name, engine, formats, tested + (", llama.cpp" if has_gguf else "")))
-    rows += [
-        ServedArchitecture(name, "C++, with images", "safetensors", "transformers")
-        for name in SEEING
-        if name not in families()
+    tested = json.loads(TESTED.read_text(encoding="utf-8"))
+    return [
+        ServedArchitecture(
+            name,
+            "C++, with images" if name in SEEING else "C++",
+            "safetensors, GGUF" if name in in_gguf else "safetensors",
+            tested[name],
+        )
+        for name in sorted({*families(), *SEEING})
     ]
-    return sorted(rows, key=lambda row: row.architecture)

@@ -142,6 +142,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2 with softmax": family(
         "DeepSeek-V2", n_group=1, topk_group=1, topk_method="greedy", rope_parameters=PLAIN_ROPE, **UNTIED
     ),
+    "olmo2 with windows": family(
+        "OLMo 3", attention_bias=False, num_hidden_layers=4, layer_types=EVERY_FOURTH, **UNTIED
+    ),
     "baichuan with ALiBi": family("Baichuan 13B", num_hidden_layers=40),
     "gemma4 whose keys are values": family("Gemma 4 31B", initializer_range=0.03),
     "gemma4 with experts": family("Gemma 4 26B", initializer_range=0.03),
