@@ -74,6 +74,18 @@ UNSUPPORTED = (
         "their form of attention or embeddings",
         "the encoders of docs/reference/supported-models.md, such as all-MiniLM and bge",
     ),
+    UnsupportedModel(
+        ("LongcatFlashForCausalLM", "LongcatCausalLM"),
+        "LongCat-Flash",
+        "experts whose result is added half a layer later, and experts that compute nothing",
+        "DeepSeek-V3.2 or GLM-4.6",
+    ),
+    UnsupportedModel(
+        ("KimiVLForConditionalGeneration",),
+        "Kimi-VL",
+        "its tower (MoonViT), which transformers does not have",
+        "GLM-4.1V or Qwen2.5-VL",
+    ),
     UnsupportedModel(("CogVLMForCausalLM",), "CogVLM, CogVLM2", "experts of their own for the rows of images"),
     UnsupportedModel(
         ("InternVLChatModel",),

@@ -93,7 +93,7 @@ SEEN = (
 )  # fmt: skip
 REFUSED = (
     "MiniCPMV4_6ForConditionalGeneration", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
-    "Molmo2ForConditionalGeneration",
+    "Molmo2ForConditionalGeneration", "KimiVLForConditionalGeneration",
     "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.
@@ -104,7 +104,7 @@ def test_every_model_that_sees_is_served_or_refused_by_name() -> None:
     served = {architecture for architecture, _ in vision_families()}
     assert served == set(SEEN)
     assert {name for row in UNSUPPORTED for name in row.architectures} - served == {
-        *(*REFUSED, "LlavaQwenForCausalLM"),
+        *(*REFUSED, "LlavaQwenForCausalLM", "LongcatFlashForCausalLM", "LongcatCausalLM"),
         *ENCODERS,
     }
     for name in READ:
