@@ -159,6 +159,11 @@ CASES = {
         sizes=((40, 60), (90, 31)),
         types="mm_token_type_ids",
     ),
+    "GLM-4.6V": Case(
+        functools.partial(tiny.make_tiny_glm4v, kind="Glm46V"),
+        sizes=((40, 60), (90, 31)),
+        types="mm_token_type_ids",
+    ),
     "Llama 4": Case(tiny.make_tiny_llama4, llama4_inputs, processor=lambda directory: None),
     "Gemma 3": Case(tiny.make_tiny_gemma3, types="token_type_ids"),
     "Gemma 3, images longer than the window": Case(
