@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "grammar/program_checks.h"
+#include "grammar/text_matcher.h"
 
 namespace turbomind {
 
@@ -22,16 +24,24 @@ enum Expression : int32_t {
   kRule,
   kSequence,
   kChoices,
-  kRepetition = 8,  // rule, least, most
-  kRegex = 12,      // whether it is in a JSON string, then its characters
+  kTagDispatch,    // free text: what begins a rule and the rule, pairs; whether text follows it; what may not come
+  kRepetition,     // rule, least, most
+  kToken,          // any of them
+  kTokenBut,       // any but them
+  kTokenDispatch,  // the same as kTagDispatch of tokens: pairs, those; whether more follow; how many left out, those
+  kRegex,          // whether it is in a JSON string, then its characters
 };
 
-// What the engine does not know: a grammar with it has no program.
+constexpr size_t kMaxNodes = 400'000;
+constexpr int kMaxDepth = 64;
+
+// What the engine cannot follow: a grammar with it has no program.
 struct Unknown : std::exception {};
 
 class ProgramBuilder {
  public:
-  ProgramBuilder(const Json& grammar, const RegexParser& parse_regex) : parse_regex_(parse_regex) {
+  ProgramBuilder(const Json& grammar, const RegexParser& parse_regex, bool is_in_string = false)
+      : parse_regex_(parse_regex), is_in_string_(is_in_string) {
     end_ = add({Automaton::kReturn, 0, 0, 0, 0});
     if (add_rules(grammar) != 0) throw Unknown();
   }
@@ -44,6 +54,13 @@ class ProgramBuilder {
     std::vector<int32_t> data;
     std::vector<int32_t> places;   // in `data`
     std::vector<int32_t> numbers;  // of the rules in the program
+  };
+
+  // An expression.
+  struct Part {
+    int32_t type;
+    int32_t count;
+    const int32_t* values;
   };
 
   static int32_t to_int(const Json& number) { return static_cast<int32_t>(number.as_int()); }
@@ -60,6 +77,11 @@ class ProgramBuilder {
     const auto root = static_cast<size_t>(grammar.at("root_rule_id").as_int());
     const Json::Array& rules = grammar.at("rules").as_array();
     if (root >= rules.size()) throw Unknown();
+    for (const Json& info : grammar.at("suffix_stop_infos").as_array()) {
+      // Its body alone may come where it has no room for more tokens.
+      const auto rule = static_cast<size_t>(info.at(0).as_int());
+      if (info.at(2).as_int() != 0 && rules.at(rule).at(4).as_int() >= 0) throw Unknown();
+    }
     const auto first = static_cast<int32_t>(program_.starts.size());
     for (size_t rule = 0; rule < rules.size(); ++rule) {
       expressions_.numbers.push_back(first + static_cast<int32_t>(rule));
@@ -67,19 +89,60 @@ class ProgramBuilder {
     std::swap(expressions_.numbers[0], expressions_.numbers[root]);
     program_.starts.resize(program_.starts.size() + rules.size());
     for (size_t rule = 0; rule < rules.size(); ++rule) {
-      const Json::Array& fields = rules[rule].as_array();
-      if (has_limits(fields)) throw Unknown();
-      const int32_t start = build(to_int(fields.at(1)), end_, 0);
+      const int32_t start = build_rule(static_cast<int32_t>(rule), rules[rule].as_array());
       program_.starts[static_cast<size_t>(number_of(static_cast<int32_t>(rule)))] = start;
     }
     expressions_ = std::move(outer);
     return first;
   }
 
-  // Of a rule of Lark's: most tokens, most characters, a text that ends it, and whether it ends as soon as it can.
-  static bool has_limits(const Json::Array& fields) {
-    return fields.at(4).as_int() >= 0 || fields.at(5).as_int() >= 0 || !fields.at(6).as_string().empty() ||
-           fields.at(7).as_bool();
+  // `fields`: name, body, what follows it, whether that is all, most tokens, most characters, what the text is called,
+  // whether it ends as soon as it can.
+  int32_t build_rule(int32_t rule, const Json::Array& fields) {
+    int32_t start = build_body(rule, to_int(fields.at(1)));
+    const auto limit = [&](int32_t most, Automaton::Limit kind) {
+      program_.starts.push_back(start);
+      start = add({Automaton::kRegion, static_cast<int32_t>(program_.starts.size()) - 1, most, kind, end_});
+    };
+    if (fields.at(7).as_bool()) limit(0, Automaton::kShortest);
+    if (const int32_t most = to_int(fields.at(5)); most >= 0) limit(most, Automaton::kMaxCharacters);
+    if (const int32_t most = to_int(fields.at(4)); most >= 0) limit(most, Automaton::kMaxTokens);
+    return start;
+  }
+
+  // A rule that begins with itself is what it begins with otherwise, and then what follows itself, repeated.
+  int32_t build_body(int32_t rule, int32_t body) {
+    std::vector<int32_t> choices;
+    add_choices(body, choices, 0);
+    const auto is_recursive = [&](int32_t choice) {
+      Part first = expression(choice);
+      if (first.type == kSequence && first.count > 0) first = expression(first.values[0]);
+      return first.type == kRule && first.count == 1 && first.values[0] == rule;
+    };
+    if (std::ranges::none_of(choices, is_recursive)) return build(body, end_, 0);
+    const int32_t loop = split({});
+    std::vector<int32_t> begins, continues{end_};
+    for (const int32_t choice : choices) {
+      if (!is_recursive(choice)) {
+        begins.push_back(build(choice, loop, 0));
+      } else if (const Part whole = expression(choice); whole.type == kSequence) {
+        continues.push_back(sequence(whole.values + 1, whole.count - 1, loop, 0));
+      }
+    }
+    program_.nodes[static_cast<size_t>(loop)] = program_.nodes[static_cast<size_t>(split(continues))];
+    return split(begins);
+  }
+
+  void add_choices(int32_t number, std::vector<int32_t>& choices, int depth) {
+    if (depth > kMaxDepth) throw Unknown();
+    const Part whole = expression(number);
+    if (whole.type == kChoices) {
+      for (int32_t i = 0; i < whole.count; ++i) add_choices(whole.values[i], choices, depth + 1);
+    } else if (whole.type == kSequence && whole.count == 1) {
+      add_choices(whole.values[0], choices, depth + 1);
+    } else {
+      choices.push_back(number);
+    }
   }
 
   int32_t add(const Automaton::Node& node) {
@@ -95,34 +158,55 @@ class ProgramBuilder {
     return add({Automaton::kSplit, first, static_cast<int32_t>(nodes.size()), 0, 0});
   }
 
-  int32_t characters(const int32_t* values, int32_t count, int32_t next) {
-    require_plain(values[0] == 0);
-    for (int32_t i = 1; i + 1 < count; i += 2) require_plain(is_plain(values[i], values[i + 1]));
+  int32_t list(const std::vector<int32_t>& values) {
     const auto first = static_cast<int32_t>(program_.lists.size());
-    program_.lists.insert(program_.lists.end(), values + 1, values + count);
-    return add({Automaton::kClass, first, (count - 1) / 2, values[0] != 0 ? 1 : 0, next});
+    program_.lists.insert(program_.lists.end(), values.begin(), values.end());
+    return first;
   }
 
-  // Whether JSON strings hold these characters as they are.
-  static bool is_plain(int32_t first, int32_t last) {
-    const auto holds = [&](int32_t character) { return first <= character && character <= last; };
-    return first >= 0x20 && !holds('"') && !holds('\\');
+  // Of those in a JSON string, the ones that it holds as they are. What reads others is left out.
+  int32_t characters(const int32_t* values, int32_t count, int32_t next) {
+    const bool is_negated = values[0] != 0;
+    std::vector<int32_t> pairs(values + 1, values + count);
+    if (is_in_string_ && is_negated) {
+      pairs.insert(pairs.end(), {0, 0x1F, '"', '"', '\\', '\\'});
+    } else if (is_in_string_) {
+      pairs = plain(pairs);
+    }
+    const auto number = static_cast<int32_t>(pairs.size()) / 2;
+    return add({Automaton::kClass, list(pairs), number, is_negated ? 1 : 0, next});
   }
 
-  // What an expression in a JSON string says of other characters is not shown.
-  void require_plain(bool holds) const {
-    if (is_in_string_ && !holds) throw Unknown();
+  static std::vector<int32_t> plain(const std::vector<int32_t>& pairs) {
+    std::vector<int32_t> kept;
+    for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
+      for (const auto& [first, last] : {std::pair{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, 0x10FFFF}}) {
+        const int32_t from = std::max<int32_t>(pairs[i], first);
+        const int32_t to = std::min<int32_t>(pairs[i + 1], last);
+        if (from <= to) kept.insert(kept.end(), {from, to});
+      }
+    }
+    return kept;
   }
 
-  // The rule of a regular expression in a JSON string.
+  int32_t byte(int32_t value, int32_t next) {
+    if (is_in_string_ && (value < 0x20 || value == '"' || value == '\\')) return split({});
+    return add({Automaton::kByte, value, 0, 0, next});
+  }
+
+  int32_t tokens(const int32_t* values, int32_t count, bool is_all_but, int32_t next) {
+    return add({Automaton::kToken, list({values, values + count}), count, is_all_but ? 1 : 0, next});
+  }
+
+  // The rule of a regular expression.
   int32_t regex(const int32_t* values, int32_t count) {
     std::string text;
     for (int32_t i = 1; i < count; ++i) {
       if (values[i] <= 0 || values[i] >= 0x80) throw Unknown();
       text.push_back(static_cast<char>(values[i]));
     }
-    if (values[0] == 0 || is_in_string_) throw Unknown();
-    is_in_string_ = true;
+    if (is_in_string_) throw Unknown();
+    is_in_string_ = values[0] != 0;
     std::string source;
     try {
       source = parse_regex_(text);
@@ -134,24 +218,87 @@ class ProgramBuilder {
     return rule;
   }
 
-  // The node that reads an expression and continues at `next`.
-  int32_t build(int32_t expression, int32_t next, int depth) {
-    if (depth > 64) throw Unknown();
-    const auto place = static_cast<size_t>(expressions_.places.at(static_cast<size_t>(expression)));
-    const int32_t type = expressions_.data.at(place);
+  // Free text up to what begins a rule.
+  int32_t tag_dispatch(const int32_t* values, int32_t count, int32_t next) {
+    if (count < 2 || count % 2 != 0 || is_in_string_) throw Unknown();
+    TextMatcher matcher;
+    bool has_room = true;
+    for (int32_t i = 0; i + 2 < count; i += 2) has_room &= matcher.add(bytes_of(values[i]), values[i + 1]);
+    const Part left_out = expression(values[count - 1]);
+    for (int32_t i = 0; i < left_out.count; ++i) {
+      has_room &= matcher.add(bytes_of(left_out.values[i]), TextMatcher::kNever);
+    }
+    if (!has_room) throw Unknown();
+    matcher.finish();
+    std::vector<int32_t> nodes(matcher.size());
+    for (int32_t& node : nodes) node = split({});
+    const int32_t after_rule = values[count - 2] != 0 ? nodes[0] : next;
+    for (size_t state = 0; state < nodes.size(); ++state) {
+      if (matcher.ends(state) != TextMatcher::kNothing) continue;
+      std::vector<int32_t> ways{next};
+      for (const auto& [target, pairs] : matcher.ways(state)) {
+        const int32_t rule = matcher.ends(target);
+        if (rule == TextMatcher::kNever) continue;
+        const int32_t then =
+            rule == TextMatcher::kNothing ? nodes[target] : add({Automaton::kCall, number_of(rule), 0, 0, after_rule});
+        ways.push_back(add({Automaton::kBytes, list(pairs), static_cast<int32_t>(pairs.size()) / 2, 0, then}));
+      }
+      program_.nodes[static_cast<size_t>(nodes[state])] = program_.nodes[static_cast<size_t>(split(ways))];
+    }
+    return nodes[0];
+  }
+
+  std::string bytes_of(int32_t number) const {
+    const Part text = expression(number);
+    if (text.type != kBytes || text.count == 0) throw Unknown();
+    std::string bytes;
+    for (int32_t i = 0; i < text.count; ++i) bytes.push_back(static_cast<char>(text.values[i]));
+    return bytes;
+  }
+
+  // Free tokens up to one that begins a rule.
+  int32_t token_dispatch(const int32_t* values, int32_t count, int32_t next) {
+    const int32_t rules = count > 0 ? values[0] : -1;
+    if (rules < 0 || rules > count || count < 3 + 2 * rules || count != 3 + 2 * rules + values[2 + 2 * rules]) {
+      throw Unknown();
+    }
+    const int32_t loop = split({});
+    const int32_t after_rule = values[1 + 2 * rules] != 0 ? loop : next;
+    std::vector<int32_t> ways{next};
+    std::vector<int32_t> others(values + 3 + 2 * rules, values + count);
+    for (int32_t i = 1; i < 1 + 2 * rules; i += 2) {
+      const int32_t call = add({Automaton::kCall, number_of(values[i + 1]), 0, 0, after_rule});
+      ways.push_back(tokens(values + i, 1, false, call));
+      others.push_back(values[i]);
+    }
+    ways.push_back(tokens(others.data(), static_cast<int32_t>(others.size()), true, loop));
+    program_.nodes[static_cast<size_t>(loop)] = program_.nodes[static_cast<size_t>(split(ways))];
+    return loop;
+  }
+
+  Part expression(int32_t number) const {
+    const auto place = static_cast<size_t>(expressions_.places.at(static_cast<size_t>(number)));
     const int32_t count = expressions_.data.at(place + 1);
     if (count < 0 || place + 2 + static_cast<size_t>(count) > expressions_.data.size()) throw Unknown();
-    const int32_t* values = expressions_.data.data() + place + 2;
+    return {expressions_.data[place], count, expressions_.data.data() + place + 2};
+  }
+
+  int32_t sequence(const int32_t* values, int32_t count, int32_t next, int depth) {
+    for (int32_t i = count; i-- > 0;) next = build(values[i], next, depth + 1);
+    return next;
+  }
+
+  // The node that reads an expression and continues at `next`.
+  int32_t build(int32_t number, int32_t next, int depth) {
+    if (depth > kMaxDepth || program_.nodes.size() > kMaxNodes) throw Unknown();
+    const auto [type, count, values] = expression(number);
     const bool is_class = type == kCharacters || type == kCharactersStar;
     if ((is_class && count % 2 == 0) || (type == kRule && count != 1) || (type == kRepetition && count != 3)) {
       throw Unknown();
     }
     switch (type) {
       case kBytes:
-        for (int32_t i = count; i-- > 0;) {
-          require_plain(is_plain(values[i] & 0xFF, values[i] & 0xFF));
-          next = add({Automaton::kByte, values[i] & 0xFF, 0, 0, next});
-        }
+        for (int32_t i = count; i-- > 0;) next = byte(values[i] & 0xFF, next);
         return next;
       case kCharacters:
         return characters(values, count, next);
@@ -167,15 +314,21 @@ class ProgramBuilder {
       case kRule:
         return add({Automaton::kCall, number_of(values[0]), 0, 0, next});
       case kSequence:
-        for (int32_t i = count; i-- > 0;) next = build(values[i], next, depth + 1);
-        return next;
+        return sequence(values, count, next, depth);
       case kChoices: {
         std::vector<int32_t> nodes;
         for (int32_t i = 0; i < count; ++i) nodes.push_back(build(values[i], next, depth + 1));
         return split(nodes);
       }
+      case kTagDispatch:
+        return tag_dispatch(values, count, next);
       case kRepetition:
         return add({Automaton::kRepeat, number_of(values[0]), values[1], values[2], next});
+      case kToken:
+      case kTokenBut:
+        return tokens(values, count, type == kTokenBut, next);
+      case kTokenDispatch:
+        return token_dispatch(values, count, next);
       case kRegex:
         if (count < 2) throw Unknown();
         return add({Automaton::kCall, regex(values, count), 0, 0, next});
@@ -186,7 +339,7 @@ class ProgramBuilder {
 
   const RegexParser& parse_regex_;
   Expressions expressions_;  // of the grammar whose rules are added
-  bool is_in_string_ = false;
+  bool is_in_string_;
   int32_t end_ = 0;
   Automaton::Program program_;
 };
@@ -195,11 +348,24 @@ class ProgramBuilder {
 
 Automaton::Program grammar_program(const std::string& source, const RegexParser& parse_regex) {
   try {
-    return ProgramBuilder(Json::parse(source), parse_regex).take();
+    Automaton::Program program = ProgramBuilder(Json::parse(source), parse_regex).take();
+    if (!remove_dead_ends(program)) throw invalid_argument("response_format: no text fits it");
+    return is_left_recursive(program) ? Automaton::Program() : program;
   } catch (const Unknown&) {
     return {};
   } catch (const std::out_of_range&) {
     return {};
+  }
+}
+
+bool fits_json_string(const std::string& source, const RegexParser& parse_regex) {
+  try {
+    Automaton::Program program = ProgramBuilder(Json::parse(source), parse_regex, true).take();
+    return remove_dead_ends(program);
+  } catch (const Unknown&) {
+    return true;
+  } catch (const std::out_of_range&) {
+    return true;
   }
 }
 

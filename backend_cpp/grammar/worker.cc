@@ -199,15 +199,17 @@ class Worker {
       const TimeLimit clock = compile_limit(true);
       run_on_compiling_thread([&] {
         format_ = compiler_.read(format);
-        const std::string source = format_->source();
-        if (!source.empty()) {
-          program = grammar_program(source, [&](const std::string& regex) { return compiler_.source_of_regex(regex); });
-        }
+        program = grammar_program(format_->source(),
+                                  [&](const std::string& regex) { return compiler_.source_of_regex(regex); });
         if (program.nodes.empty()) compile();
       });
     }
-    write_all(socket_, wire::Writer(wire::kReady)
-                           .put(static_cast<uint8_t>(format_->is_printable()))
+    wire::Writer marks(wire::kReady);
+    marks.put(static_cast<uint32_t>(format_->marks().size()));
+    for (const auto& [token, text] : format_->marks()) {
+      marks.put(token).put(static_cast<uint32_t>(text.size())).put(text);
+    }
+    write_all(socket_, marks.put(static_cast<uint8_t>(format_->is_printable()))
                            .put(static_cast<uint64_t>(is_compiled_ ? format_->bytes() : 0))
                            .put(static_cast<uint32_t>(program.nodes.size()))
                            .put(static_cast<uint32_t>(program.lists.size()))

@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "grammar/format_limits.h"
+#include "grammar/format_text.h"
+#include "grammar/grammar_program.h"
 #include "tvm/ffi/container/array.h"
 #include "tvm/ffi/container/tensor.h"
 #include "tvm/ffi/function.h"
@@ -67,6 +69,7 @@ struct Methods {
   ffi::Function parse_regex = method("Grammar", "from_regex");
   ffi::Function parse_ebnf = method("Grammar", "from_ebnf");
   ffi::Function parse_lark = method("Grammar", "from_lark");
+  ffi::Function parse_tags = method("Grammar", "from_structural_tag");
   ffi::Function write = method("Grammar", "serialize_json");
 };
 
@@ -108,7 +111,8 @@ class XgrammarFormat final : public Format {
  public:
   struct Parts {
     std::function<ffi::Any()> compile;
-    ffi::Any source;  // null: what may come next depends on more than the grammar shows
+    ffi::Any source;
+    SpecialTokens marks = {};
   };
 
   XgrammarFormat(const Methods& methods, Parts parts, bool is_printable)
@@ -130,9 +134,9 @@ class XgrammarFormat final : public Format {
 
   bool is_printable() const override { return is_printable_; }
 
-  std::string source() const override {
-    return parts_.source == nullptr ? std::string() : std::string(methods_.write(parts_.source).cast<ffi::String>());
-  }
+  const SpecialTokens& marks() const override { return parts_.marks; }
+
+  std::string source() const override { return std::string(methods_.write(parts_.source).cast<ffi::String>()); }
 
  private:
   const Methods& methods_;
@@ -186,11 +190,11 @@ class XgrammarCompiler final : public FormatCompiler {
 
   XgrammarFormat::Parts read_parsed(const Json& format) {
     const std::string& type = format.at("type").as_string();
-    if (type == "json_object") return read_schema(R"({"type":"object"})");
+    if (type == "json_object") return read_schema(Json::parse(R"({"type":"object"})"));
     if (type == "json_schema") {
       const Json& member = format.at("json_schema");
       const Json* schema = member.find("schema");
-      return read_schema((schema != nullptr ? *schema : member).dump());
+      return read_schema(schema != nullptr ? *schema : member);
     }
     if (type == "regex_schema") {
       const std::string& regex = format.at("regex_schema").as_string();
@@ -213,19 +217,19 @@ class XgrammarCompiler final : public FormatCompiler {
               methods_.parse_lark(given, nullptr, no_names, no_grammars)};
     }
     if (type == "structural_tag") {
-      const std::string text = R"({"type":"structural_tag","format":)" + format.at("structural_tag").dump() + "}";
-      check_schema_limits(text);
+      const std::string text = R"({"type":"structural_tag","format":)" + written(format.at("structural_tag")) + "}";
       const ffi::String given(text);
-      return {[=, this] { return methods_.compile_tags(compiler_of_tags(text), given); }, nullptr};  // may count tokens
+      const SpecialTokens marks = marks_in(format.at("structural_tag").dump());
+      return {[=, this] { return methods_.compile_tags(compiler_of(marks), given); }, methods_.parse_tags(given),
+              marks};
     }
     throw invalid_argument(
         "response_format.type must be json_object, json_schema, regex_schema, grammar, lark or structural_tag, got " +
         type);
   }
 
-  XgrammarFormat::Parts read_schema(const std::string& text) {
-    check_schema_limits(text);
-    const ffi::String given(text);
+  XgrammarFormat::Parts read_schema(const Json& schema) {
+    const ffi::String given(written(schema));
     return {[=, this] {
               return methods_.compile_json_schema(schema_compiler_, given, kAnyWhitespace, nullptr, nullptr, true,
                                                   nullptr, false);
@@ -233,18 +237,45 @@ class XgrammarCompiler final : public FormatCompiler {
             methods_.parse_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false)};
   }
 
-  // One whose vocabulary has the texts of those special tokens that a structural tag names. No others may come: a text
-  // in the tag could otherwise hold any of them.
-  ffi::Any compiler_of_tags(const std::string& tags) {
+  // What xgrammar is to read of a schema or structural tag.
+  std::string written(const Json& format) {
+    check_schema_limits(format.dump());
+    FormatText text = format_text(format, [this](const std::string& token) { return number_of(token); });
+    for (const std::string& pattern : text.patterns) {
+      const auto parse = [this](const std::string& regex) { return source_of_regex(regex); };
+      if (fits_json_string(parse(pattern), parse)) continue;
+      throw invalid_argument("response_format: the pattern " + pattern +
+                             " needs characters that JSON escapes, which are not supported in a pattern");
+    }
+    return std::move(text.text);
+  }
+
+  int32_t number_of(const std::string& token) const {
+    for (const auto& [number, text] : special_) {
+      if (text == token) return number;
+    }
+    const auto known = token.empty() ? vocabulary_.end() : std::find(vocabulary_.begin(), vocabulary_.end(), token);
+    if (known == vocabulary_.end()) throw invalid_argument("response_format: there is no token " + quoted(token));
+    return static_cast<int32_t>(known - vocabulary_.begin());
+  }
+
+  // Those special tokens whose texts a structural tag names. No others may come: a text in the tag could otherwise hold
+  // any of them.
+  SpecialTokens marks_in(const std::string& tags) const {
     const std::string plain = without_escapes(tags);
-    std::vector<std::string> vocabulary;
+    SpecialTokens marks;
     for (const auto& [token, text] : special_) {
       const bool is_stop = std::find(stop_token_ids_.begin(), stop_token_ids_.end(), token) != stop_token_ids_.end();
-      if (is_stop || plain.find(without_escapes(text)) == std::string::npos) continue;
-      if (vocabulary.empty()) vocabulary = vocabulary_;
-      vocabulary.at(static_cast<size_t>(token)) = text;
+      if (!is_stop && plain.find(without_escapes(text)) != std::string::npos) marks.emplace_back(token, text);
     }
-    return vocabulary.empty() ? compiler_ : new_compiler(vocabulary, stop_token_ids_);
+    return marks;
+  }
+
+  ffi::Any compiler_of(const SpecialTokens& marks) {
+    if (marks.empty()) return compiler_;
+    std::vector<std::string> vocabulary = vocabulary_;
+    for (const auto& [token, text] : marks) vocabulary.at(static_cast<size_t>(token)) = text;
+    return new_compiler(vocabulary, stop_token_ids_);
   }
 
   // Texts are escaped in JSON, and once more in a grammar that is there.

@@ -9,6 +9,9 @@
 
 namespace turbomind {
 
+// Tokens that stand for a mark, and its text.
+using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
+
 // Follows a response.
 class TokenMatcher {
  public:
@@ -27,9 +30,10 @@ class Format {
   virtual ~Format() = default;
   // Whether no token with a control character may come, also where source() has them.
   virtual bool is_printable() const = 0;
-  // The grammar as xgrammar writes it (grammar/grammar_program.h); empty: it does not show all that decides what may
-  // come next.
+  // The grammar as xgrammar writes it (grammar/grammar_program.h).
   virtual std::string source() const = 0;
+  // Special tokens that stand for their texts in it.
+  virtual const SpecialTokens& marks() const = 0;
   // To be called once, before what is below. May take long. Throws Error(kInvalidArgument).
   virtual void compile() = 0;
   virtual size_t bytes() const = 0;
@@ -44,9 +48,6 @@ class FormatCompiler {
   // The grammar of a regular expression, as Format::source() has it.
   virtual std::string source_of_regex(const std::string& regex) = 0;
 };
-
-// Tokens that stand for a mark, and its text.
-using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
 
 // Loads xgrammar and has it read the vocabulary, in which special tokens have no text. Throws Error.
 std::unique_ptr<FormatCompiler> load_xgrammar(const std::vector<std::string>& vocabulary, const SpecialTokens& special,

@@ -42,7 +42,170 @@ Automaton::Program left_recursive_program() {
   return program;
 }
 
+// root ::= letter{1,}, in a region with a limit, and then ";"
+Automaton::Program limited_program(int32_t most, Automaton::Limit limit) {
+  Automaton::Program program;
+  program.nodes = {
+      {Kind::kReturn, 0, 0, 0, 0},         // 0
+      {Kind::kByte, ';', 0, 0, 0},         // 1
+      {Kind::kRegion, 1, most, limit, 1},  // 2: root
+      {Kind::kRepeat, 2, 1, -1, 0},        // 3: letters
+      {Kind::kClass, 0, 2, 0, 0},          // 4: letter
+  };
+  program.lists = {'a', 'c', 0x4E2D, 0x4E2D};
+  program.starts = {2, 3, 4};
+  return program;
+}
+
+// Where tokens lead, each read by its bytes alone.
+Automaton::Place after_tokens(Automaton& automaton, const std::vector<std::string>& tokens) {
+  Automaton::Place place = automaton.start();
+  for (const std::string& token : tokens) place = automaton.after_token(automaton.begin_token(place), 0, token);
+  return place;
+}
+
 }  // namespace
+
+TEST(a_region_has_room_for_the_tokens_that_begin_in_it) {
+  for (const size_t horizon : {0, 4}) {
+    Automaton automaton(limited_program(2, Automaton::kMaxTokens), horizon);
+    automaton.set_budget(10'000);
+    const auto allows = [&](const std::vector<std::string>& tokens) {
+      return after_tokens(automaton, tokens) != Automaton::kNowhere;
+    };
+    CHECK(allows({"a", "b", ";"}));
+    CHECK(allows({"aaaaaaaaa", "b;"}));  // what it ends with begins in it
+    CHECK(allows({"a", ";"}));
+    CHECK(!allows({"a", "b", "c"}));
+    CHECK(!allows({"a", "b", "c;"}));
+    CHECK(allows({"\xE4\xB8", "\xAD", ";"}));
+    CHECK(allows({"\xE4", "\xB8", "\xAD;"}));  // it cannot end within a character
+    // Where two tokens have begun, none of its letters may come, whatever is shared with other places.
+    const Automaton::Place full = automaton.begin_token(automaton.nearby(after_tokens(automaton, {"a", "b"})));
+    CHECK_EQUAL(automaton.after(full, "c"), Automaton::kNowhere);
+    CHECK(automaton.after(full, ";") != Automaton::kNowhere);
+  }
+}
+
+TEST(a_region_without_room_goes_on_until_it_may_end) {
+  Automaton::Program program = limited_program(1, Automaton::kMaxTokens);
+  program.nodes[3].b = 3;  // letters, at least
+  Automaton automaton(program);
+  const auto allows = [&](const std::vector<std::string>& tokens) {
+    return after_tokens(automaton, tokens) != Automaton::kNowhere;
+  };
+  CHECK(allows({"a", "b", "c", ";"}));
+  CHECK(!allows({"a", "b", "c", "a"}));
+  CHECK(allows({"a", "bca", ";"}));
+  CHECK(!allows({"abc", "a"}));
+  CHECK(!allows({"a", "b", ";"}));
+}
+
+TEST(a_region_has_room_for_the_characters_that_begin_in_it) {
+  for (const size_t horizon : {0, 4}) {
+    Automaton automaton(limited_program(9, Automaton::kMaxCharacters), horizon);
+    automaton.set_budget(10'000);
+    std::string text;
+    for (int characters = 1; characters <= 10; ++characters) {
+      text += characters % 2 == 0 ? "\xE4\xB8\xAD" : "a";
+      const Automaton::Place place = automaton.after(automaton.start(), text);
+      CHECK_EQUAL(place != Automaton::kNowhere, characters <= 9);
+      if (characters > 9) break;
+      const Automaton::Place near = automaton.nearby(place);
+      for (const char* more : {"a", "ab", "abc", "abca", "\xE4\xB8\xAD", ";", "a;"}) {
+        CHECK_EQUAL(automaton.after(place, more) != Automaton::kNowhere,
+                    automaton.after(near, more) != Automaton::kNowhere);
+      }
+    }
+  }
+}
+
+TEST(a_region_that_ends_as_soon_as_it_may_does_not_continue) {
+  Automaton automaton(limited_program(0, Automaton::kShortest));
+  CHECK_EQUAL(automaton.after(automaton.start(), "ab"), Automaton::kNowhere);
+  CHECK(automaton.after(automaton.start(), "a;") != Automaton::kNowhere);
+  CHECK_EQUAL(automaton.after(automaton.start(), "\xE4\xB8;"), Automaton::kNowhere);
+  CHECK(automaton.after(automaton.start(), "\xE4\xB8\xAD;") != Automaton::kNowhere);
+}
+
+TEST(such_a_region_can_come_again_at_once) {
+  // root ::= word* "x"    word ::= a* "b" as short as it can be
+  Automaton::Program program;
+  program.nodes = {
+      {Kind::kReturn, 0, 0, 0, 0},                     // 0
+      {Kind::kByte, 'x', 0, 0, 0},                     // 1
+      {Kind::kRepeat, 1, 0, -1, 1},                    // 2: root
+      {Kind::kRegion, 2, 0, Automaton::kShortest, 0},  // 3
+      {Kind::kByte, 'b', 0, 0, 0},                     // 4
+      {Kind::kSplit, 0, 2, 0, 0},                      // 5: word
+      {Kind::kByte, 'a', 0, 0, 5},                     // 6
+  };
+  program.lists = {6, 4};
+  program.starts = {2, 3, 5};
+  Automaton automaton(program);
+  for (const char* text : {"x", "bx", "bbbx", "aabbx", "abaabx"}) {
+    CHECK(automaton.after(automaton.start(), text) != Automaton::kNowhere);
+  }
+  CHECK_EQUAL(automaton.after(automaton.start(), "aax"), Automaton::kNowhere);
+}
+
+TEST(such_a_region_that_may_be_nothing_is_nothing) {
+  // root ::= [abc]* as short as it can be, repeated, and then ";"
+  Automaton::Program program = limited_program(0, Automaton::kShortest);
+  program.nodes[3].b = 0;
+  program.nodes.push_back({Kind::kRepeat, 3, 0, -1, 1});
+  program.nodes[2].next = 0;
+  program.starts = {5, 3, 4, 2};
+  Automaton automaton(program);
+  CHECK(automaton.after(automaton.start(), ";") != Automaton::kNowhere);
+  CHECK_EQUAL(automaton.after(automaton.start(), "a"), Automaton::kNowhere);
+}
+
+TEST(bytes_of_ranges_need_not_be_characters) {
+  // root ::= ([\x00-\x1F] | [\x80-\xFF])* "a"
+  Automaton::Program program;
+  program.nodes = {
+      {Kind::kReturn, 0, 0, 0, 0}, {Kind::kByte, 'a', 0, 0, 0}, {Kind::kSplit, 0, 2, 0, 0}, {Kind::kBytes, 2, 2, 0, 2}};
+  program.lists = {1, 3, 0, 0x1F, 0x80, 0xFF};
+  program.starts = {2};
+  Automaton automaton(program);
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool may_come = automaton.after(automaton.start(), static_cast<uint8_t>(byte)) != Automaton::kNowhere;
+    CHECK_EQUAL(may_come, byte < 0x20 || byte >= 0x80 || byte == 'a');
+  }
+}
+
+TEST(tokens_are_read_by_their_numbers_where_one_begins) {
+  // root ::= (token 7 | "ab") (any token but 7 and 8)*
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kSplit, 0, 2, 0, 0},  // 1
+                   {Kind::kToken, 2, 2, 1, 1},                               // 2
+                   {Kind::kToken, 2, 1, 0, 1},                               // 3
+                   {Kind::kByte, 'b', 0, 0, 1},                              // 4
+                   {Kind::kByte, 'a', 0, 0, 4},                              // 5
+                   {Kind::kSplit, 4, 2, 0, 0}};                              // 6: root
+  program.lists = {2, 0, 7, 8, 3, 5};
+  program.starts = {6};
+  Automaton automaton(program);
+  const Automaton::Place start = automaton.begin_token(automaton.start());
+  const Automaton::Place rest = automaton.after_token(start, 7, "xyz");
+  CHECK(rest != Automaton::kNowhere);
+  CHECK(automaton.may_end(rest));
+  CHECK_EQUAL(automaton.after_token(start, 1, "ab"), rest);
+  CHECK_EQUAL(automaton.after_token(automaton.after(start, "a"), 2, "b"), rest);
+  CHECK_EQUAL(automaton.after_token(start, 8, "xyz"), Automaton::kNowhere);
+  for (const int32_t token : {6, 7, 8, 9}) {
+    CHECK_EQUAL(automaton.after_token(rest, token, "?"), token == 7 || token == 8 ? Automaton::kNowhere : rest);
+  }
+  int lists = 0;
+  automaton.for_each_token_list(start, [&](bool is_all_but, const int32_t* first, const int32_t* last) {
+    ++lists;
+    CHECK(!is_all_but);
+    CHECK_EQUAL(last - first, 1);
+    CHECK_EQUAL(*first, 7);
+  });
+  CHECK_EQUAL(lists, 1);
+}
 
 TEST(places_with_the_same_future_after_different_texts_have_one_name) {
   Automaton automaton(list_program());

@@ -9,7 +9,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-import xgrammar
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
@@ -117,46 +116,6 @@ def test_the_manuals_schema_works(model: AsyncEngine) -> None:
     for value in ended:
         jsonschema.validate(value, GUIDE)
         assert list(value) == ["name", "skills", "work history"]  # in the schema's order
-
-
-# The engine finds what may come in these; in a structural tag with the same content, xgrammar does.
-_SAME_EITHER_WAY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    **{
-        name: ({"type": "regex_schema", "regex_schema": pattern}, {"type": "regex", "pattern": pattern})
-        for name, pattern in {
-            "repetitions": r"([A-Z][a-z]{1,12} ){60}",
-            "any text": r"(.|\n){5,30}(né|日本|🙂)*",
-            "all but": r"[^a-z\u00e9]{1,60}!?",
-            "alternatives": r"(\d{4}-(0[1-9]|1[0-2])|[^\d;]{3,9};){2,20}",
-            "ranges": "[é-日🙂-🤿a]{4,30}",
-        }.items()
-    },
-    **{
-        name: ({"type": "grammar", "grammar": grammar}, {"type": "grammar", "grammar": grammar})
-        for name, grammar in {
-            "nested": 'root ::= (word " ")+ "."\nword ::= [a-zA-Zé]+ | "<" root ">"',
-            "left recursion": 'root ::= root "," item | item\nitem ::= [a-z]{1,8}',
-            "JSON": str(xgrammar.Grammar.builtin_json_grammar()),
-        }.items()
-    },
-}
-
-
-@pytest.mark.parametrize("name", _SAME_EITHER_WAY)
-def test_the_engine_allows_what_xgrammar_allows(babbler: AsyncEngine, name: str, *, all_cases: bool) -> None:
-    ours, theirs = _SAME_EITHER_WAY[name]
-    seeds = range(8 if all_cases else 3)
-
-    def responses(response_format: dict[str, Any]) -> list[list[int]]:
-        configs = [
-            GenerationConfig(
-                max_new_tokens=40, do_sample=True, top_k=0, random_seed=seed, response_format=response_format
-            )
-            for seed in seeds
-        ]
-        return [response.token_ids for response in babbler(["Some names:"] * len(seeds), configs)]
-
-    assert responses(ours) == responses({"type": "structural_tag", "structural_tag": theirs})
 
 
 def test_a_response_has_allowed_tokens_alone(babbler: AsyncEngine) -> None:

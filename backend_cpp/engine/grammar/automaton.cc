@@ -36,6 +36,10 @@ size_t Automaton::ItemsHash::operator()(const Items& items) const {
 
 Automaton::Automaton(Program program, size_t horizon) : program_(std::move(program)), horizon_(horizon) {
   if (is_sound(program_)) {
+    for (const Node& node : program_.nodes) {
+      has_tokens_ = has_tokens_ || node.kind == kToken;
+      if (node.kind == kRegion) has_limits_[node.c] = true;
+    }
     find_byte_classes();
     if (horizon_ > 0) find_least_lengths();
     budget_ = kMaxItems;
@@ -59,8 +63,10 @@ bool Automaton::is_sound(const Program& program) {
              std::all_of(program.lists.begin() + node.a, program.lists.begin() + node.a + node.b, is_node);
     }
     if (!is_node(node.next)) return false;
-    if (node.kind == kClass) return is_list(node.a, int64_t{2} * node.b);
-    if (node.kind == kCall || node.kind == kRepeat) return is_rule(node.a);
+    if (node.kind == kClass || node.kind == kBytes) return is_list(node.a, int64_t{2} * node.b);
+    if (node.kind == kToken) return is_list(node.a, node.b);
+    if (node.kind == kRegion && (node.b < 0 || node.c < kMaxTokens || node.c > kShortest)) return false;
+    if (node.kind == kCall || node.kind == kRegion || node.kind == kRepeat) return is_rule(node.a);
     return node.kind == kByte && node.a >= 0 && node.a < 256;
   });
 }
@@ -79,8 +85,12 @@ void Automaton::find_byte_classes() {
   };
   for (const Node& node : program_.nodes) {
     if (node.kind == kByte) cuts[static_cast<size_t>(node.a)] = cuts[static_cast<size_t>(node.a) + 1] = true;
-    if (node.kind != kClass) continue;
+    if (node.kind != kClass && node.kind != kBytes) continue;
     for (auto pair = program_.lists.begin() + node.a; pair != program_.lists.begin() + node.a + 2 * node.b; pair += 2) {
+      if (node.kind == kBytes) {
+        cuts[static_cast<size_t>(pair[0] & 0xFF)] = cuts[static_cast<size_t>(pair[1] & 0xFF) + 1] = true;
+        continue;
+      }
       cut_at(pair[0]);
       cut_at(int64_t{pair[1]} + 1);
     }
@@ -123,7 +133,10 @@ Automaton::Place Automaton::after(Place place, std::string_view bytes) {
 
 Automaton::Place Automaton::read(Place place, uint8_t byte) {
   Items reached;
-  for (const Item& item : items(place)) read(item, byte, reached);
+  const bool counts = has_limits_[kMaxCharacters] && (byte & 0xC0) != 0x80;  // a character begins
+  for (Item item : items(place)) {
+    if (!counts || count_character(item)) read(item, byte, reached);
+  }
   const Place next = reached.empty() ? kNowhere : close(std::move(reached));
   if (!is_given_up_) transitions_[slot(place, byte)] = next;
   return next;
@@ -139,6 +152,7 @@ std::optional<uint8_t> Automaton::only_byte(Place place) const {
   std::optional<uint8_t> only;
   for (const Item& item : items(place)) {
     const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+    if (node.kind == kReturn && item.frame >= 0) continue;
     int32_t byte = node.kind == kByte ? node.a : -1;
     if (node.kind == kClass && item.partial == 0 && node.b == 1 && node.c == 0) {
       const auto pair = static_cast<size_t>(node.a);
@@ -154,6 +168,7 @@ std::optional<uint8_t> Automaton::only_byte(Place place) const {
 void Automaton::read(const Item& item, uint8_t byte, Items& reached) const {
   const Node& node = program_.nodes[static_cast<size_t>(item.node)];
   if (node.kind == kByte && node.a == byte) reached.push_back({node.next, item.frame, 0});
+  if (node.kind == kBytes && in_class(node, byte, byte) == Share::kAll) reached.push_back({node.next, item.frame, 0});
   if (node.kind == kClass) read_character(item, byte, reached);
 }
 
@@ -211,35 +226,122 @@ Automaton::Share Automaton::in_class(const Node& node, int32_t first, int32_t la
   return listed == Share::kAll ? Share::kNone : Share::kAll;
 }
 
-// Follows everything that reads nothing, and names the set of what is left.
-Automaton::Place Automaton::close(Items&& reached) {
-  Items todo = std::move(reached);
-  std::set<Item> seen;  // all of todo, once they are many
-  const auto is_new = [&](const Item& item) {
-    if (todo.size() <= kFewItems) return std::ranges::find(todo, item) == todo.end();
-    if (seen.empty()) seen.insert(todo.begin(), todo.end());
-    return seen.insert(item).second;
-  };
-  Items items;
-  Items next;
-  for (size_t i = 0; i < todo.size(); ++i) {
-    const Item item = todo[i];
-    next.clear();
-    if (expand(item, next)) items.push_back(item);
-    for (const Item& other : next) {
-      if (is_new(other)) todo.push_back(other);
-    }
-    if (todo.size() > kMaxItems) {
-      give_up();
-      return kNowhere;
+// Counts a character in an item's regions. False: one has no room for it.
+bool Automaton::count_character(Item& item) {
+  bool has_room = true;
+  item.frame = with_counts(item.frame, [&](const Node& node, int32_t count) {
+    if (node.kind != kRegion || node.c != kMaxCharacters) return count;
+    has_room = has_room && count < node.b;
+    return count + 1;
+  });
+  return has_room;
+}
+
+Automaton::Place Automaton::begin_token(Place place) {
+  if (!has_limits_[kMaxTokens] || !is_known(place)) return place;
+  std::set<int32_t> full;  // frames of regions that may end here and have no room
+  for (const Item& item : items(place)) {
+    if (const Frame* frame = ended_region(item, kMaxTokens)) {
+      if (frame->count >= program_.nodes[static_cast<size_t>(frame->node)].b) full.insert(item.frame);
     }
   }
-  if (todo.size() > budget_) {
+  Items begun = items(place);
+  std::erase_if(begun, [this](const Item& item) { return ended_region(item, kMaxTokens) != nullptr; });
+  end_regions(full, begun);
+  for (Item& item : begun) {
+    item.frame = with_counts(item.frame, [](const Node& node, int32_t count) {
+      return node.kind == kRegion && node.c == kMaxTokens ? std::min(count + 1, node.b) : count;
+    });
+  }
+  return begun.empty() ? kNowhere : name(std::move(begun));
+}
+
+Automaton::Place Automaton::after_token(Place begun, int32_t token, std::string_view bytes) {
+  const Place by_bytes = bytes.empty() ? kNowhere : after(begun, bytes);
+  if (!has_tokens_ || !is_known(begun)) return by_bytes;
+  Items reached;
+  for (const Item& item : items(begun)) {
+    const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+    if (node.kind != kToken) continue;
+    const auto first = program_.lists.begin() + node.a;
+    if ((std::find(first, first + node.b, token) != first + node.b) == (node.c == 0)) {
+      reached.push_back({node.next, item.frame, 0});
+    }
+  }
+  if (reached.empty()) return by_bytes;
+  const Place by_number = close(std::move(reached));
+  if (is_given_up_ || by_bytes == kNowhere) return by_number;
+  if (by_number == kNowhere) return by_bytes;
+  Items both = items(by_bytes);
+  both.insert(both.end(), items(by_number).begin(), items(by_number).end());
+  return name(std::move(both));
+}
+
+// Follows everything that reads nothing, and names the set of what is left. Regions that end as soon as they may do so
+// when all that reads nothing within them has been followed; what they are left for is followed after that.
+Automaton::Place Automaton::close(Items&& reached) {
+  Items items;
+  Items todo = std::move(reached);
+  std::set<int32_t> left;  // frames of such regions
+  size_t looked_at = 0;
+  while (!todo.empty()) {
+    std::set<Item> seen;  // all of todo, once they are many
+    const auto is_new = [&](const Item& item) {
+      if (todo.size() <= kFewItems) return std::ranges::find(todo, item) == todo.end();
+      if (seen.empty()) seen.insert(todo.begin(), todo.end());
+      return seen.insert(item).second;
+    };
+    Items next;
+    std::set<int32_t> ended;
+    for (size_t i = 0; i < todo.size(); ++i) {
+      const Item item = todo[i];
+      if (ended_region(item, kShortest) != nullptr) {
+        ended.insert(item.frame);
+        continue;
+      }
+      next.clear();
+      if (expand(item, next)) items.push_back(item);
+      for (const Item& other : next) {
+        if (is_new(other)) todo.push_back(other);
+      }
+      if (looked_at + todo.size() > kMaxItems) {
+        give_up();
+        return kNowhere;
+      }
+    }
+    looked_at += todo.size();
+    todo.clear();
+    if (!ended.empty()) end_regions(ended, items);
+    for (const int32_t number : ended) {
+      if (!left.insert(number).second) continue;
+      const Frame& frame = frames_[static_cast<size_t>(number)];
+      todo.push_back({program_.nodes[static_cast<size_t>(frame.node)].next, frame.parent, 0});
+    }
+  }
+  if (looked_at > budget_) {
     give_up();
     return kNowhere;
   }
-  budget_ -= todo.size();
-  return name(std::move(items));
+  budget_ -= looked_at;
+  return items.empty() ? kNowhere : name(std::move(items));
+}
+
+// The frame of a region with a limit whose end an item is; null: it is no such end.
+const Automaton::Frame* Automaton::ended_region(const Item& item, Limit limit) const {
+  if (!has_limits_[limit] || item.frame < 0) return nullptr;
+  if (program_.nodes[static_cast<size_t>(item.node)].kind != kReturn) return nullptr;
+  const Frame& frame = frames_[static_cast<size_t>(item.frame)];
+  const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
+  return frame.count >= 0 && node.kind == kRegion && node.c == limit ? &frame : nullptr;
+}
+
+// Removes what is within regions that have ended.
+void Automaton::end_regions(const std::set<int32_t>& ended, Items& items) const {
+  std::erase_if(items, [&](const Item& item) {
+    int32_t frame = item.frame;
+    while (frame >= 0 && !ended.contains(frame)) frame = frames_[static_cast<size_t>(frame)].parent;
+    return frame >= 0;
+  });
 }
 
 Automaton::Place Automaton::name(Items&& items) {
@@ -273,7 +375,7 @@ void Automaton::find_least_lengths() {
       return least;
     }
     const int64_t next = left[static_cast<size_t>(node.next)];
-    if (node.kind == kCall) return std::min(kNone, next + of_rule(node.a));
+    if (node.kind == kCall || node.kind == kRegion) return std::min(kNone, next + of_rule(node.a));
     if (node.kind == kRepeat) return std::min(kNone, next + (node.b > 0 ? node.b * of_rule(node.a) : 0));
     return std::min(kNone, next + 1);
   };
@@ -295,36 +397,45 @@ Automaton::Place Automaton::nearby(Place place) {
   if (horizon_ == 0 || !is_known(place)) return place;
   if (const auto known = nearby_.find(place); known != nearby_.end()) return known->second;
   Items moved = items(place);
-  for (Item& item : moved) item.frame = far_from_bounds(item.frame);
+  for (Item& item : moved) {
+    item.frame =
+        with_counts(item.frame, [this](const Node& node, int32_t count) { return far_from_bounds(node, count); });
+  }
   const Place found = name(std::move(moved));
   nearby_.emplace(place, found);
   bytes_ += 48;
   return found;
 }
 
-// The frame with counts that stand for all that no text of the horizon's length takes to a bound.
-int32_t Automaton::far_from_bounds(int32_t number) {
+// A count that stands for all that no text of the horizon's length takes to a bound.
+int32_t Automaton::far_from_bounds(const Node& node, int32_t count) const {
+  if (node.kind == kRegion) {
+    const int64_t reached = count + (node.c == kMaxCharacters ? static_cast<int64_t>(horizon_) : 0);
+    return reached < node.b ? 0 : count;
+  }
+  const int64_t least = least_[static_cast<size_t>(node.a)];
+  if (least == 0) return count;
+  // The one that is open, those that the text reads, and the one that then begins.
+  const int64_t reached = count + static_cast<int64_t>(horizon_) / least + 2;
+  if (reached < node.b) return 0;
+  return count >= node.b && (node.c < 0 || reached < node.c) ? node.b : count;
+}
+
+// The frame with other counts: `change` gets the node of each that counts, and its count.
+template <class Change>
+int32_t Automaton::with_counts(int32_t number, const Change& change) {
   std::vector<Frame> stack;  // the innermost first
   for (; number >= 0; number = stack.back().parent) stack.push_back(frames_[static_cast<size_t>(number)]);
   int32_t outer = -1;
   for (auto it = stack.rbegin(); it != stack.rend(); ++it) {
-    int32_t count = it->count;
-    const Node& node = program_.nodes[static_cast<size_t>(it->node)];
-    if (count >= 0 && least_[static_cast<size_t>(node.a)] > 0) {
-      // The one that is open, those that the text reads, and the one that then begins.
-      const int64_t reached = count + static_cast<int64_t>(horizon_) / least_[static_cast<size_t>(node.a)] + 2;
-      if (reached < node.b) {
-        count = 0;
-      } else if (count >= node.b && (node.c < 0 || reached < node.c)) {
-        count = node.b;
-      }
-    }
+    const int32_t count = it->count < 0 ? it->count : change(program_.nodes[static_cast<size_t>(it->node)], it->count);
     outer = frame({it->node, count, outer});
   }
   return outer;
 }
 
-// Adds to `todo` where an item leads without reading. True for one that reads, or is the end of the grammar.
+// Adds to `todo` where an item leads without reading. True for one that is kept: it reads, or is the end of the grammar
+// or of a region that counts tokens.
 bool Automaton::expand(const Item& item, Items& todo) {
   const Node& node = program_.nodes[static_cast<size_t>(item.node)];
   switch (node.kind) {
@@ -339,16 +450,23 @@ bool Automaton::expand(const Item& item, Items& todo) {
       todo.push_back({program_.starts[static_cast<size_t>(node.a)], inner, 0});
       return false;
     }
+    case kRegion:
+      todo.push_back({program_.starts[static_cast<size_t>(node.a)], frame({item.node, 0, item.frame}), 0});
+      return false;
     case kRepeat:
       enter_repeat(item.node, 0, item.frame, todo);
       return false;
     case kReturn: {
       if (item.frame < 0) return true;
       const Frame outer = frames_[static_cast<size_t>(item.frame)];
-      if (outer.count >= 0) {
+      const Node& counted = program_.nodes[static_cast<size_t>(outer.node)];
+      if (outer.count < 0) {
+        todo.push_back({outer.node, outer.parent, 0});
+      } else if (counted.kind == kRepeat) {
         enter_repeat(outer.node, outer.count + 1, outer.parent, todo);
       } else {
-        todo.push_back({outer.node, outer.parent, 0});
+        todo.push_back({counted.next, outer.parent, 0});
+        return counted.c == kMaxTokens;  // begin_token() asks whether it may end here
       }
       return false;
     }

@@ -7,6 +7,7 @@
 //
 //   a call in last place leaves no frame; counts of an unbounded repetition stop at its least
 //   the rest of a character is nothing but its length where all characters that begin so may come
+//   a region is a call with a limit: its frame counts tokens or characters, or it ends where it first may
 //
 // A grammar whose sets get large (deep ambiguity, left recursion), or that takes too much work, is given up: its places
 // have no names then. When what is kept gets large, it can be forgotten: places named before are not known then.
@@ -17,6 +18,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -25,24 +27,31 @@ namespace turbomind {
 
 class Automaton {
  public:
-  enum Kind : int32_t { kByte, kClass, kSplit, kCall, kRepeat, kReturn };
+  enum Kind : int32_t { kByte, kBytes, kClass, kToken, kSplit, kCall, kRegion, kRepeat, kReturn };
+  enum Limit : int32_t { kMaxTokens, kMaxCharacters, kShortest };
   struct Node {
     int32_t kind = kReturn;
-    int32_t a = 0;  // kByte: the byte; kClass: first of its pairs; kSplit: first of its nodes; kCall, kRepeat: the rule
-    int32_t b = 0;  // kClass: how many pairs; kSplit: how many nodes; kRepeat: the least count
-    int32_t c = 0;  // kClass: whether it is what the pairs leave out; kRepeat: the largest count, -1: none
+    // kByte: the byte; kBytes, kClass: first of its pairs; kToken: first of its tokens; kSplit: first of its nodes;
+    // kCall, kRegion, kRepeat: the rule
+    int32_t a = 0;
+    // How many pairs, tokens or nodes; kRegion: how many tokens or characters may begin in it; kRepeat: the least count
+    int32_t b = 0;
+    // kClass, kToken: whether it is what the list leaves out; kRegion: its Limit; kRepeat: the largest count, -1: none
+    int32_t c = 0;
     int32_t next = 0;  // the node after it; not of kSplit and kReturn
   };
   struct Program {
     std::vector<Node> nodes;
-    std::vector<int32_t> lists;   // pairs of the classes' code points, first and last; nodes of the splits
+    std::vector<int32_t> lists;   // pairs of bytes or code points, first and last; tokens; nodes of the splits
     std::vector<int32_t> starts;  // a node a rule; the first rule is the root
   };
 
   using Place = int32_t;
   static constexpr Place kNowhere = -1;  // it has no name
 
-  // A program whose numbers point outside of it, or none at all, has no places. `horizon`: see nearby().
+  // Whether a program's numbers point into it, and there is a rule.
+  static bool is_sound(const Program& program);
+  // A program that is not sound has no places. `horizon`: see nearby().
   explicit Automaton(Program program, size_t horizon = 0);
 
   Place start() const { return start_; }
@@ -52,6 +61,23 @@ class Automaton {
     if (!is_known(place)) return kNowhere;
     const Place known = transitions_[slot(place, byte)];
     return known != kUnread ? known : read(place, byte);
+  }
+
+  // A place where a token begins, which its regions count. Those that have no room for it end here if they may, and
+  // where they first may otherwise. kNowhere: nothing is left.
+  Place begin_token(Place place);
+  // Where a token leads from where it begins: read by its bytes, or by its number. kNowhere as for bytes.
+  Place after_token(Place begun, int32_t token, std::string_view bytes);
+  // Calls `add` with whether it is of all tokens but those in a list, and the list's beginning and end, for each that
+  // may be read by number where a token begins.
+  template <class Add>
+  void for_each_token_list(Place begun, const Add& add) const {
+    if (!has_tokens_ || !is_known(begun)) return;
+    for (const Item& item : items(begun)) {
+      const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+      const int32_t* first = program_.lists.data() + node.a;
+      if (node.kind == kToken) add(node.c != 0, first, first + node.b);
+    }
   }
 
   // Items that may be looked at from now on; then the grammar is given up.
@@ -77,7 +103,7 @@ class Automaton {
  private:
   struct Frame {
     int32_t node;    // to return to
-    int32_t count;   // of a kRepeat: how often its rule was begun before
+    int32_t count;   // of a kRepeat: how often its rule was begun before; of a kRegion: what it counts; else -1
     int32_t parent;  // -1: the grammar ends
     bool operator==(const Frame&) const = default;
   };
@@ -99,7 +125,6 @@ class Automaton {
   static constexpr Place kUnread = -2;
   enum class Share { kNone, kSome, kAll };
 
-  static bool is_sound(const Program& program);
   void find_byte_classes();
   size_t slot(Place place, uint8_t byte) const {
     return static_cast<size_t>(place - first_) * classes_ + class_of_[byte];
@@ -111,7 +136,12 @@ class Automaton {
   Place close(Items&& reached);
   Place name(Items&& items);
   void find_least_lengths();
-  int32_t far_from_bounds(int32_t frame);
+  template <class Change>
+  int32_t with_counts(int32_t frame, const Change& change);
+  int32_t far_from_bounds(const Node& node, int32_t count) const;
+  bool count_character(Item& item);
+  const Frame* ended_region(const Item& item, Limit limit) const;
+  void end_regions(const std::set<int32_t>& ended, Items& items) const;
   bool expand(const Item& item, Items& todo);
   void enter_repeat(int32_t node, int32_t count, int32_t frame, Items& todo);
   int32_t frame(const Frame& frame);
@@ -134,6 +164,8 @@ class Automaton {
   size_t bytes_ = 0;
   size_t budget_ = 0;
   bool is_given_up_ = false;
+  bool has_tokens_ = false;              // nodes of that kind
+  bool has_limits_[kShortest + 1] = {};  // regions of each
 };
 
 }  // namespace turbomind

@@ -114,6 +114,12 @@ std::shared_ptr<const ProcessGrammar> ProcessCompiler::wait(const std::shared_pt
 std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_grammar(
     const std::shared_ptr<GrammarConnection>& connection, const std::string& payload) const {
   wire::Reader reader(payload);
+  SpecialTokens marks;
+  for (auto left = reader.get<uint32_t>(); left > 0; --left) {
+    const auto token = reader.get<int32_t>();
+    const std::vector<char> text = reader.get<char>(reader.get<uint32_t>());
+    marks.emplace_back(token, std::string(text.begin(), text.end()));
+  }
   const bool is_printable = reader.get<uint8_t>() != 0;
   const auto bytes = reader.get<uint64_t>();
   const auto nodes = reader.get<uint32_t>();
@@ -122,7 +128,24 @@ std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_grammar(
   program.nodes = reader.get<Automaton::Node>(nodes);
   program.lists = reader.get<int32_t>(lists);
   program.starts = reader.rest<int32_t>();
-  return std::make_shared<const ProcessGrammar>(connection, tokens_, std::move(program), is_printable, bytes);
+  if (!program.starts.empty()) require_known_tokens(program, marks);
+  return std::make_shared<const ProcessGrammar>(connection, tokens_, std::move(program), is_printable, std::move(marks),
+                                                bytes);
+}
+
+// Throws Error for numbers that are no tokens'.
+void ProcessCompiler::require_known_tokens(const Automaton::Program& program, const SpecialTokens& marks) const {
+  if (!Automaton::is_sound(program)) throw internal_error("response_format: its program is broken");
+  const auto size = static_cast<int32_t>(tokens_->vocabulary().size());
+  const auto require = [&](int32_t token) {
+    if (token >= 0 && token < size) return;
+    throw invalid_argument("response_format: there is no token " + std::to_string(token) + "; the last one is " +
+                           std::to_string(size - 1));
+  };
+  for (const auto& [token, text] : marks) require(token);
+  for (const Automaton::Node& node : program.nodes) {
+    if (node.kind == Automaton::kToken) std::for_each_n(program.lists.begin() + node.a, node.b, require);
+  }
 }
 
 void ProcessCompiler::keep(const std::string& response_format, const std::shared_ptr<const ProcessGrammar>& grammar) {

@@ -42,6 +42,7 @@ class ProcessCompiler final : public GrammarCompiler {
                                              const Waiting& waiting);
   std::shared_ptr<const ProcessGrammar> read_grammar(const std::shared_ptr<GrammarConnection>& connection,
                                                      const std::string& payload) const;
+  void require_known_tokens(const Automaton::Program& program, const SpecialTokens& marks) const;
   void keep(const std::string& response_format, const std::shared_ptr<const ProcessGrammar>& grammar);
   void listen(const std::shared_ptr<GrammarConnection>& connection);
   void run();

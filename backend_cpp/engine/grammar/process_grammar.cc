@@ -1,5 +1,6 @@
 #include "engine/grammar/process_grammar.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -14,6 +15,12 @@ constexpr size_t kFollowItems = 1'000'000;
 constexpr size_t kPlaceItems = 100'000;
 constexpr size_t kCheapItems = 8'000;
 constexpr size_t kCostlyItems = 1'000'000;
+
+size_t longest(const TokenTrie& tokens, const SpecialTokens& marks) {
+  size_t longest = tokens.longest();
+  for (const auto& [token, text] : marks) longest = std::max(longest, text.size());
+  return longest;
+}
 
 }  // namespace
 
@@ -57,7 +64,7 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
   void accept(int32_t token) override {
     Automaton& automaton = grammar_->automaton_;
     automaton.set_budget(kFollowItems);
-    place_ = automaton.after(place(), grammar_->tokens_->bytes_of(token));
+    place_ = grammar_->after(place(), token);
     tokens_.push_back(token);
     state_ = nullptr;
     automaton.trim();
@@ -70,7 +77,7 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
     if (!automaton.is_known(place_) && !automaton.is_given_up()) {  // it was forgotten
       automaton.set_budget(kFollowItems);
       place_ = automaton.start();
-      for (const int32_t token : tokens_) place_ = automaton.after(place_, grammar_->tokens_->bytes_of(token));
+      for (const int32_t token : tokens_) place_ = grammar_->after(place_, token);
     }
     return automaton.is_known(place_) ? place_ : Automaton::kNowhere;
   }
@@ -118,13 +125,43 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
 };
 
 ProcessGrammar::ProcessGrammar(std::shared_ptr<GrammarConnection> connection, std::shared_ptr<const TokenTrie> tokens,
-                               Automaton::Program program, bool is_printable, size_t compiled_bytes)
+                               Automaton::Program program, bool is_printable, SpecialTokens marks,
+                               size_t compiled_bytes)
     : connection_(std::move(connection)),
       tokens_(std::move(tokens)),
       is_printable_(is_printable),
+      marks_(std::move(marks)),
       compiled_bytes_(compiled_bytes),
-      automaton_(std::move(program), tokens_->longest()),
+      automaton_(std::move(program), longest(*tokens_, marks_)),
       bytes_(compiled_bytes) {}
+
+const std::string& ProcessGrammar::bytes_of(int32_t token) const {
+  for (const auto& [mark, text] : marks_) {
+    if (mark == token) return text;
+  }
+  return tokens_->bytes_of(token);
+}
+
+Automaton::Place ProcessGrammar::after(Automaton::Place place, int32_t token) const {
+  return automaton_.after_token(automaton_.begin_token(place), token, bytes_of(token));
+}
+
+// Those that may come by their numbers, and marks by their texts.
+void ProcessGrammar::allow_tokens(Automaton::Place begun, std::vector<int32_t>& mask) const {
+  for (const auto& [token, text] : marks_) {
+    if (automaton_.after(begun, text) != Automaton::kNowhere) allow(mask, token);
+  }
+  automaton_.for_each_token_list(begun, [&](bool is_all_but, const int32_t* first, const int32_t* last) {
+    const auto vocabulary = static_cast<int32_t>(tokens_->vocabulary().size());
+    const auto allow_one = [&](int32_t token) {
+      if (!bytes_of(token).empty()) allow(mask, token);
+    };
+    for (int32_t token = 0; is_all_but && token < vocabulary; ++token) {
+      if (std::find(first, last, token) == last) allow_one(token);
+    }
+    for (; !is_all_but && first != last; ++first) allow_one(*first);
+  });
+}
 
 // False: it takes too much, and the automaton is given up.
 bool ProcessGrammar::find_allowed(Automaton::Place place, const std::vector<int32_t>& stop_token_ids,
@@ -134,7 +171,10 @@ bool ProcessGrammar::find_allowed(Automaton::Place place, const std::vector<int3
   if (state.is_finished) return true;
   state.mask.assign((tokens_->vocabulary().size() + 31) / 32, 0);
   automaton_.set_budget(kPlaceItems);
-  tokens_->find_allowed(automaton_, place, is_printable_, state.mask);
+  if (const Automaton::Place begun = automaton_.begin_token(place); begun != Automaton::kNowhere) {
+    tokens_->find_allowed(automaton_, begun, is_printable_, state.mask);
+    allow_tokens(begun, state.mask);
+  }
   const size_t items = kPlaceItems - automaton_.budget();
   if (items > kCheapItems) costly_items_ += items;
   if (costly_items_ > kCostlyItems) automaton_.give_up();

@@ -22,10 +22,10 @@ namespace turbomind {
 
 class ProcessGrammar final : public Grammar, public std::enable_shared_from_this<ProcessGrammar> {
  public:
-  // `is_printable`: no token with a control character comes. `compiled_bytes`: what the process keeps. The
-  // connection's process has read it.
+  // `is_printable`: no token with a control character comes. `marks`: tokens without bytes that stand for a text here.
+  // `compiled_bytes`: what the process keeps. The connection's process has read it.
   ProcessGrammar(std::shared_ptr<GrammarConnection> connection, std::shared_ptr<const TokenTrie> tokens,
-                 Automaton::Program program, bool is_printable, size_t compiled_bytes);
+                 Automaton::Program program, bool is_printable, SpecialTokens marks, size_t compiled_bytes);
 
   std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override;
 
@@ -39,12 +39,17 @@ class ProcessGrammar final : public Grammar, public std::enable_shared_from_this
   // By place. What may come also depends on what ends a response.
   using States = std::unordered_map<Automaton::Place, std::shared_ptr<AskedState>>;
 
+  const std::string& bytes_of(int32_t token) const;
+  // Where a token leads to.
+  Automaton::Place after(Automaton::Place place, int32_t token) const;
+  void allow_tokens(Automaton::Place begun, std::vector<int32_t>& mask) const;
   bool find_allowed(Automaton::Place place, const std::vector<int32_t>& stop_token_ids, GrammarState& state) const;
   void count_bytes() const;
 
   const std::shared_ptr<GrammarConnection> connection_;
   const std::shared_ptr<const TokenTrie> tokens_;
   const bool is_printable_;
+  const SpecialTokens marks_;
   const size_t compiled_bytes_;
   // Matchers of the step thread change what is learned, and nobody else looks at it.
   mutable Automaton automaton_;

@@ -7,6 +7,10 @@
 
 namespace turbomind {
 
+void allow(std::vector<int32_t>& mask, int32_t token) {
+  mask[static_cast<size_t>(token) / 32] |= static_cast<int32_t>(uint32_t{1} << token % 32);
+}
+
 TokenTrie::TokenTrie(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {
   std::vector<int32_t> order(vocabulary_.size());
   std::iota(order.begin(), order.end(), 0);
@@ -46,10 +50,7 @@ void TokenTrie::find_allowed(Automaton& automaton, Automaton::Place place, bool 
       continue;
     }
     places[node.depth + 1] = next;
-    for (uint32_t k = node.tokens; k < nodes_[i + 1].tokens; ++k) {
-      const auto token = static_cast<uint32_t>(tokens_[k]);
-      mask[token / 32] |= static_cast<int32_t>(uint32_t{1} << token % 32);
-    }
+    for (uint32_t k = node.tokens; k < nodes_[i + 1].tokens; ++k) allow(mask, tokens_[k]);
     ++i;
   }
 }

@@ -11,16 +11,19 @@ namespace turbomind {
 
 using Vocabulary = std::vector<std::string>;  // the bytes of each token; none: it stands for no text
 
+// Sets a token's bit.
+void allow(std::vector<int32_t>& mask, int32_t token);
+
 class TokenTrie {
  public:
   explicit TokenTrie(Vocabulary vocabulary);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
   const std::string& bytes_of(int32_t token) const { return vocabulary_[static_cast<size_t>(token)]; }
-  // Bytes of the longest token.
+  // Bytes of the longest one.
   size_t longest() const { return longest_; }
-  // Sets the bits of the tokens that may come at a place; `is_printable`: of none with a control character. Without
-  // meaning when the automaton is given up meanwhile.
+  // Sets the bits of the tokens whose bytes may come at a place where a token begins; `is_printable`: of none with a
+  // control character. Without meaning when the automaton is given up meanwhile.
   void find_allowed(Automaton& automaton, Automaton::Place place, bool is_printable, std::vector<int32_t>& mask) const;
 
  private:

@@ -26,8 +26,9 @@ enum Type : uint8_t {
   kOpen,     // uint32 matcher, int32 stop tokens
   kAdvance,  // uint32 matcher, uint32 question, int32 tokens
   kClose,    // uint32 matcher
-  kReady,  // uint8 whether no control characters come, uint64 bytes if compiled, uint32 nodes, uint32 numbers of lists,
-           // their int32s; int32 starts
+  kReady,    // uint32 marks, and for each int32 token, uint32 bytes of its text and they; uint8 whether no control
+             // characters come, uint64 bytes if compiled, uint32 nodes, uint32 numbers of lists, their int32s; int32
+             // starts
   kSlow,
   kFailed,  // uint8 whether the format is to blame, text
   kState,   // uint32 question, uint8 whether the response is complete, int32 mask

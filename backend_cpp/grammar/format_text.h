@@ -1,0 +1,25 @@
+// A schema or structural tag as xgrammar is to read it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+
+namespace turbomind {
+
+struct FormatText {
+  std::string text;                   // JSON
+  std::vector<std::string> patterns;  // of its strings in JSON
+};
+
+// The number of a token that a structural tag names by its text. Throws Error(kInvalidArgument).
+using TokenNumber = std::function<int32_t(const std::string& text)>;
+
+// Tokens by number, since xgrammar would want the vocabulary for texts; patterns in ASCII, since it reads others as if
+// they were outside of JSON.
+FormatText format_text(const Json& format, const TokenNumber& token_number);
+
+}  // namespace turbomind
