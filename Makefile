@@ -122,7 +122,7 @@ model: setup ## Make the default model, once, offline
 serve: build model ## Set everything up, then serve Triton, the OpenAI API and the chat page
 	$(say) 'starting Triton, the OpenAI API and the chat page (about 3 s, the page follows); Ctrl-C stops all of them'
 	@exec $(VENV)/bin/lmdeploy serve api_server $(strip $(MODEL)) --server-port $(strip $(PORT)) \
-	    --enable-prefix-caching --speculative-config '{"method": "ngram"}' --webui --webui-port $(strip $(WEBUI_PORT)) --triton-http-port $(strip $(HTTP_PORT)) \
+	    --webui --webui-port $(strip $(WEBUI_PORT)) --triton-http-port $(strip $(HTTP_PORT)) \
 	    --triton-grpc-port $(strip $(GRPC_PORT)) --triton-metrics-port $(strip $(METRICS_PORT)) $(strip $(SERVE_ARGS))
 
 browser:

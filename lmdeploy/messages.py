@@ -35,7 +35,7 @@ KV_EVENTS_CONFIG = (
 )
 SPECULATIVE_CONFIG = (
     "Speculative decoding: draft tokens and verify several in a step; same output, sooner: a JSON object with what "
-    'docs/guides/speculative-decoding.md lists, such as {"method": "ngram"}.'
+    'docs/guides/speculative-decoding.md lists, such as {"method": "ngram"}'
 )
 MODEL_FORMATS = (
     None,
@@ -279,9 +279,11 @@ class TurbomindEngineConfig:
         "at the ends of prompts and responses, and where prompts part, alone.",
         high=1_000_000,
     )
-    enable_prefix_caching: bool = field.boolean(False, "Reuse the cached blocks of equal prompt prefixes.")
+    enable_prefix_caching: bool = field.boolean(True, "Reuse the cached blocks of equal prompt prefixes.")
     kv_events_config: dict[str, Any] | None = field.json_object(KV_EVENTS_CONFIG)
-    speculative_config: dict[str, Any] | None = field.json_object(SPECULATIVE_CONFIG)
+    speculative_config: dict[str, Any] | str | None = field.json_object(
+        SPECULATIVE_CONFIG + "; auto: that on CPUs, where it pays; none: off.", words=("auto", "none")
+    )
     quant_policy: int = field.integer(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
     rope_scaling_factor: float = field.number(
         0.0, "Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.", low=0
@@ -331,6 +333,8 @@ class TurbomindEngineConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.speculative_config is None:
+            self.speculative_config = "none"
         field.require_valid(
             self,
             kv_events_problems(self.kv_events_config, self.enable_prefix_caching)
@@ -368,9 +372,11 @@ class PytorchEngineConfig:
     thread_safe: bool = field.boolean(
         False, "Several threads may use the engine.", no_effect="several threads always may use an engine"
     )
-    enable_prefix_caching: bool = field.boolean(False, "Reuse the cached blocks of equal prompt prefixes.")
+    enable_prefix_caching: bool = field.boolean(True, "Reuse the cached blocks of equal prompt prefixes.")
     kv_events_config: dict[str, Any] | None = field.json_object(KV_EVENTS_CONFIG)
-    speculative_config: dict[str, Any] | None = field.json_object(SPECULATIVE_CONFIG)
+    speculative_config: dict[str, Any] | str | None = field.json_object(
+        SPECULATIVE_CONFIG + "; none: off.", words=("none",)
+    )
     device_type: str = field.string("auto", "What to run on; auto: a GPU where PyTorch finds one, else the CPU.")
     eager_mode: bool = field.boolean(False, "Do not capture graphs.")
     custom_module_map: dict[str, str] | str | None = field.other(
@@ -385,6 +391,8 @@ class PytorchEngineConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.speculative_config is None:
+            self.speculative_config = "none"
         field.require_valid(
             self,
             kv_events_problems(self.kv_events_config, self.enable_prefix_caching)

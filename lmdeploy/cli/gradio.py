@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
         if args.target.startswith(("http://", "https://")):
             _launch(args.target, args)
             return 0
-        args.enable_prefix_caching = True  # each turn sends all that was said: only what is new is to cost something
         with served_model(args.target, args) as served:
             import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, field
         help_text += f" (default: {field.default})"
     help_text = help_text.replace("%", "%%")
     if field.kind is Kind.BOOLEAN:
-        parser.add_argument(flag, action="store_true", default=None, help=help_text)
+        action: Any = argparse.BooleanOptionalAction if field.default else "store_true"
+        parser.add_argument(flag, action=action, default=None, help=help_text)
     elif field.name == "device":
         parser.add_argument(flag, type=_device, metavar="{auto,cpu,cuda}", help=help_text)
     elif field.name == "model_format":
@@ -85,7 +87,9 @@ def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, field
             help=f"{help_text} A path alone is called default.",
         )
     elif field.kind is Kind.JSON:
-        parser.add_argument(flag, type=_json_object, metavar="JSON", help=help_text)
+        parser.add_argument(
+            flag, type=partial(_json_object, words=field.choices), metavar="|".join((*field.choices, "JSON")), help=help_text
+        )
     else:
         kind = _TYPES[field.kind]
         choices = [choice for choice in field.choices if choice is not None] or None
@@ -112,8 +116,10 @@ class _Names(argparse.Action):
         setattr(namespace, self.dest, names or None)
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object; an argparse type."""
+def _json_object(text: str, words: Sequence[str]) -> dict[str, Any] | str:
+    """Return a JSON object or one of some words; an argparse type."""
+    if text in words:
+        return text
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

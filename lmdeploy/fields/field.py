@@ -109,7 +109,7 @@ class FieldInfo:
     @property
     def range_text(self) -> str:
         """The range in words, e.g. ``in [0, 2]`` or ``>= 1``; empty without one."""
-        if self.choices:
+        if self.choices and self.kind is not Kind.JSON:
             return "one of " + ", ".join(str(choice) for choice in self.choices if choice is not None)
         low, high = (f"{limit:g}" if limit is not None else "" for limit in (self.low, self.high))
         if self.above is not None:
@@ -122,7 +122,7 @@ class FieldInfo:
         """Return what is wrong with `value`, in a sentence that names the field; None: nothing."""
         if value is None and (self.default is None or self.is_optional):
             return None
-        if self.choices:
+        if self.choices and self.kind is not Kind.JSON:
             return checks.one_of(self.name, value, self.choices)
         match self.kind:
             case Kind.BOOLEAN:
@@ -142,7 +142,9 @@ class FieldInfo:
             case Kind.BIASES:
                 return checks.token_biases(self.name, value, self.max_items)
             case Kind.JSON:
-                return None if isinstance(value, Mapping) else f"{self.name} must be a dict, got {value!r}"
+                words = "".join(f"{word!r} or " for word in self.choices)
+                is_fine = isinstance(value, Mapping) or (isinstance(value, str) and value in self.choices)
+                return None if is_fine else f"{self.name} must be {words}a dict, got {value!r}"
             case Kind.NAMES:
                 is_fine = isinstance(value, Mapping) and all(
                     isinstance(text, str) and text for item in value.items() for text in item
@@ -195,9 +197,11 @@ def biases(description: str, **more: Any) -> Any:
     return _field(FieldInfo(default=None, kind=Kind.BIASES, description=description, **more))
 
 
-def json_object(description: str, **more: Any) -> Any:
-    """Declare a JSON object, None by default."""
-    return _field(FieldInfo(default=None, kind=Kind.JSON, description=description, **more))
+def json_object(description: str, words: tuple[str, ...] = (), **more: Any) -> Any:
+    """Declare a JSON object, or one of some words, the first of them by default; without any, None by default."""
+    default = words[0] if words else None
+    info = FieldInfo(default=default, kind=Kind.JSON, description=description, choices=words, **more)
+    return _field(replace(info, is_optional=True))
 
 
 def names(description: str, **more: Any) -> Any:

@@ -88,8 +88,8 @@ class SpeculativeConfig:
 
 
 def located(
-    given: Mapping[str, Any] | None, locate: Callable[[str], str], locate_head: Callable[[str, str], str]
-) -> dict[str, Any] | None:
+    given: Mapping[str, Any] | str, locate: Callable[[str], str], locate_head: Callable[[str, str], str]
+) -> dict[str, Any] | str:
     """Return an engine's ``speculative_config`` with a path in place of its model's name.
 
     Parameters
@@ -101,8 +101,8 @@ def located(
     locate_head
         From a method and a head's name, ``""`` where the model's checkpoint has it, to the head's engine directory.
     """
-    if given is None:
-        return None
+    if isinstance(given, str):
+        return given
     method, model = given.get("method"), given.get("model") or ""
     if method in MTP_METHODS + EAGLE_METHODS:
         return {**given, "model": locate_head(method, model)}

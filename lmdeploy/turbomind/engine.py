@@ -145,11 +145,12 @@ class Engine:
             settings.get("custom_module_map", ""),
         )
         settings["adapters"] = located_adapters(settings.get("adapters"))
-        settings["speculative_config"] = located(
-            settings.get("speculative_config"),
-            lambda model: str(resolve(model, None, settings.get("download_dir")).path),
-            lambda method, model: str(find_head(self.directory.path, method, model, settings.get("download_dir"))),
-        )
+        if speculation := settings.get("speculative_config"):
+            settings["speculative_config"] = located(
+                speculation,
+                lambda model: str(resolve(model, None, settings.get("download_dir")).path),
+                lambda method, model: str(find_head(self.directory.path, method, model, settings.get("download_dir"))),
+            )
         self._engine = _turbomind.Engine(str(self.directory.path), json.dumps(settings))
         for note in self._engine.notes:
             logger.warning("%s", note)

@@ -25,6 +25,7 @@ POSITIONALS = {
 # Where the default is another one than documented, and why.
 OTHER_DEFAULTS = {
     "--device": "a GPU is used where there is one, as documented; without one this product runs on the CPU",
+    "--enable-prefix-caching": "prefixes are cached unless --no-enable-prefix-caching says otherwise",
     "--max-log-len": "prompts are not logged unless that is asked for",
     "--session-id": "two terminals must not share a conversation, so a number is drawn",
     "--w-group-size": "128, or the largest size below that fits the model's layers",

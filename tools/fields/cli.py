@@ -83,7 +83,9 @@ def _title(group: argparse._ArgumentGroup) -> str:
 def _of_group(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> str:
     page = _DOCUMENT.search(group.title or "")
     if page and page[1] == _SETTINGS:
-        names = ", ".join(f"`{action.option_strings[-1]}`" for action in _arguments(group))
+        names = ", ".join(
+            f"`{name}`" for action in _arguments(group) for name in action.option_strings if name.startswith("--")
+        )
         return f"Described among the {_linked(page[0])}: {names}."
     return (f"See {_linked(page[0])}.\n\n" if page else "") + _table(_lines(parser, group))
 

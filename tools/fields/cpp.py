@@ -147,7 +147,7 @@ def _literal(kind: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return f'"{value}"'
+        return f'Json::parse(R"("{value}")")' if kind == "Json" else f'"{value}"'
     return f"{value}f" if kind == "float" else str(value)
 
 
@@ -160,7 +160,7 @@ def _visits(fields: Iterable[FieldInfo], what: str) -> str:
 
 
 def _limits(field: FieldInfo) -> str:
-    if field.choices:
+    if field.choices and field.kind is not Kind.JSON:
         shown = ", ".join(str(choice) for choice in field.choices if choice is not None)
         none = f".none = {field.none_means:g}, " if isinstance(field.none_means, int) else ""
         return f'Limits{{{none}.choices = "{shown}"}}'

@@ -40,13 +40,14 @@ struct EngineSettings {
   // the ends of prompts and responses, and where prompts part, alone.
   int state_snapshot_interval = 512;
   // Reuse the cached blocks of equal prompt prefixes.
-  bool enable_prefix_caching = false;
+  bool enable_prefix_caching = true;
   // Publish to routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
   // "enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.
   Json kv_events_config;
   // Speculative decoding: draft tokens and verify several in a step; same output, sooner: a JSON object with what
-  // docs/guides/speculative-decoding.md lists, such as {"method": "ngram"}.
-  Json speculative_config;
+  // docs/guides/speculative-decoding.md lists, such as {"method": "ngram"}; auto: that on CPUs, where it pays;
+  // none: off.
+  Json speculative_config = Json::parse(R"("auto")");
   // Bits of the KV cache; 0: not quantized.
   int quant_policy = 0;
   // Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.

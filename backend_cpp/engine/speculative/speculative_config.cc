@@ -28,9 +28,16 @@ int whole(const Json& setting, const char* name, int fallback, int low, int high
 
 }  // namespace
 
-SpeculativeConfig SpeculativeConfig::of(const Json& setting) {
+SpeculativeConfig SpeculativeConfig::of(const Json& setting, bool is_automatic) {
   SpeculativeConfig config;
   if (setting.is_null()) return config;
+  if (setting.is_string()) {
+    const std::string word = setting.as_string();
+    if (word != "auto" && word != "none") {
+      throw invalid_argument("speculative_config must be auto, none or a JSON object, got " + setting.dump());
+    }
+    return word == "auto" && is_automatic ? of(Json::parse(R"({"method": "ngram"})"), false) : config;
+  }
   const Json* method = setting.find("method");
   const Json* model = setting.find("model");
   if (model != nullptr) config.model = model->as_string();

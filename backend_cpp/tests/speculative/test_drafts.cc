@@ -237,7 +237,7 @@ TEST(a_text_is_likely_written_with_its_longest_tokens) {
 TEST(what_a_speculative_config_may_not_hold_is_named) {
   const auto problem = [](const char* text) -> std::string {
     try {
-      SpeculativeConfig::of(Json::parse(text));
+      SpeculativeConfig::of(Json::parse(text), true);
     } catch (const Error& error) {
       return error.what();
     }
@@ -247,8 +247,12 @@ TEST(what_a_speculative_config_may_not_hold_is_named) {
         std::string::npos);
   CHECK(problem(R"({"method": "medusa"})").find("medusa") != std::string::npos);
   CHECK(problem(R"({"prompt_lookup_min": 9, "prompt_lookup_max": 8})").find("larger") != std::string::npos);
-  CHECK(!SpeculativeConfig::of(Json()).is_on());
-  const SpeculativeConfig config = SpeculativeConfig::of(Json::parse(R"({"num_speculative_tokens": 4})"));
+  CHECK(!SpeculativeConfig::of(Json(), true).is_on());
+  CHECK(!SpeculativeConfig::of(Json::parse(R"("none")"), true).is_on());
+  CHECK(!SpeculativeConfig::of(Json::parse(R"("auto")"), false).is_on());
+  const SpeculativeConfig automatic = SpeculativeConfig::of(Json::parse(R"("auto")"), true);
+  CHECK(automatic.is_on() && automatic.is_adaptive && !automatic.has_model);
+  const SpeculativeConfig config = SpeculativeConfig::of(Json::parse(R"({"num_speculative_tokens": 4})"), true);
   CHECK_EQUAL(config.num_speculative_tokens, 4);
   CHECK_EQUAL(config.prompt_lookup_min, 1);
 }
