@@ -38,6 +38,7 @@ from tools.bench.report import machine, table
 from tools.bench.server import running_server
 from tools.bench.stats import median
 from tools.bench.turns import ratio, take_turns
+from tools.bench.workload import EVERY_TOKEN
 from tools.profile_isolation import WARM_UP_SECONDS, Measurements, alongside, wait_until_idle
 from tools.soaking.corpus import Ask
 
@@ -141,7 +142,7 @@ def measure_questions(
 ) -> tuple[float, float]:
     """Return eight images at once over in turn, and the first question's first token over the second's."""
     one = GenerationConfig(max_new_tokens=1, ignore_eos=True)
-    settings = TurbomindEngineConfig(session_len=2048, cache_max_entry_count=0.1, enable_prefix_caching=True)
+    settings = TurbomindEngineConfig(session_len=2048, cache_max_entry_count=0.1)
     with pipeline(str(checkpoint), settings) as pipe:
 
         def asked() -> list[Any]:
@@ -182,7 +183,9 @@ def measure_alongside(
         shown.append(ask([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]))
     texts = [ask(f"{number:04d}" + "x" * (ROWS + 1)) for number in range(60)]  # a byte is a token
     medians: dict[str, list[float]] = {}
-    with running_server(str(checkpoint), TurbomindEngineConfig(session_len=2048, cache_max_entry_count=0.1)) as url:
+    with running_server(
+        str(checkpoint), TurbomindEngineConfig(session_len=2048, cache_max_entry_count=0.1, **EVERY_TOKEN)
+    ) as url:
         asyncio.run(alongside(url, texts[-2:], 1, WARM_UP_SECONDS, slot, 0))
         asyncio.run(alongside(url, shown[-2:], 1, WARM_UP_SECONDS, slot, 0))
         for turn in range(rounds):

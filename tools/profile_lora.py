@@ -23,6 +23,7 @@ from lmdeploy.turbomind.engine import Engine, EngineOutput
 from tools.bench.report import machine
 from tools.bench.stats import median
 from tools.bench.turns import ratio, take_turns
+from tools.bench.workload import EVERY_TOKEN
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 EVERYTHING = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
@@ -87,7 +88,7 @@ def main() -> None:
         for seed, name in enumerate(names):
             write_adapter(Path(folder) / name, model, targets, args.rank, seed)
         adapters = {name: str(Path(folder) / name) for name in names}
-        config = TurbomindEngineConfig(weight_bits=args.weight_bits, adapters=adapters)
+        config = TurbomindEngineConfig(weight_bits=args.weight_bits, adapters=adapters, **EVERY_TOKEN)
         engine = Engine(str(model), config)
         sides: dict[str, list[str | None]] = {
             "none": [None] * args.streams,

@@ -12,7 +12,7 @@ from lmdeploy.messages import GenerationConfig
 from lmdeploy.paths import default_model_dir
 from lmdeploy.turbomind.engine_settings import EngineConfig, engine_config_for
 from tools.bench.peers.places import NAMES
-from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
+from tools.bench.workload import EVERY_TOKEN, Lengths, Request, dataset_requests, random_requests
 
 _ENGINE = ("dtype", "weight_bits", "quant_policy", "tp", "threads", "cache_max_entry_count", "max_prefill_token_num")
 
@@ -111,7 +111,7 @@ def engine_config(arguments: argparse.Namespace, batch: int) -> EngineConfig:
     """
     given = {name: getattr(arguments, name) for name in _ENGINE if getattr(arguments, name) is not None}
     try:
-        return engine_config_for(None, arguments.backend, {**given, "max_batch_size": batch})
+        return engine_config_for(None, arguments.backend, {**EVERY_TOKEN, **given, "max_batch_size": batch})
     except TypeError as error:
         raise ValueError(f"--backend {arguments.backend}: {error}") from error
 

@@ -24,7 +24,7 @@ from tools.bench.server import running_server
 from tools.bench.stats import Record, median, steady_rate
 from tools.bench.targets import OURS
 from tools.bench.turns import take_turns
-from tools.bench.workload import GREEDY, Lengths, TokenRequest, random_requests, token_requests
+from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, TokenRequest, random_requests, token_requests
 
 MOST_STREAMS = 32
 PREFILLS = 2  # prompts of a measurement
@@ -107,7 +107,11 @@ def engine_config(bits: int) -> TurbomindEngineConfig:
     """Return our engine's config with weights of this many bits."""
     rounded = bits if bits < 16 else None
     return TurbomindEngineConfig(
-        dtype="bfloat16", weight_bits=rounded, max_batch_size=MOST_STREAMS, cache_max_entry_count=SMALL_CACHE
+        dtype="bfloat16",
+        weight_bits=rounded,
+        max_batch_size=MOST_STREAMS,
+        cache_max_entry_count=SMALL_CACHE,
+        **EVERY_TOKEN,
     )
 
 

@@ -13,7 +13,7 @@ from tools.bench.peers.hf import Transformers
 from tools.bench.quiet import wait_until_quiet
 from tools.bench.report import machine, print_summaries, table, write_json
 from tools.bench.turns import numbered, ratio, take_turns, throughput
-from tools.bench.workload import Lengths, random_requests
+from tools.bench.workload import EVERY_TOKEN, Lengths, random_requests
 
 STREAMS = 16
 TARGETS = (
@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
     arguments = parser.parse_args()
     print(f"-- machine: {machine()}", flush=True)
-    config = PytorchEngineConfig(dtype=arguments.dtype, max_batch_size=STREAMS, session_len=512, num_gpu_blocks=128)
+    config = PytorchEngineConfig(
+        dtype=arguments.dtype, max_batch_size=STREAMS, session_len=512, num_gpu_blocks=128, **EVERY_TOKEN
+    )
     greedy = GenerationConfig(do_sample=False)
     single = random_requests(1, Lengths(64, 64), Lengths(96, 96), arguments.seed)
     many = random_requests(STREAMS, Lengths(64, 64), Lengths(96, 96), arguments.seed + 1)

@@ -164,13 +164,17 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a quiet machine")
     arguments = parser.parse_args()
 
-    def engine(config: dict[str, Any] | None) -> AsyncEngine:
+    def engine(config: dict[str, Any] | str) -> AsyncEngine:
         settings = TurbomindEngineConfig(
-            dtype=arguments.dtype, weight_bits=arguments.weight_bits, session_len=2048, speculative_config=config
+            dtype=arguments.dtype,
+            weight_bits=arguments.weight_bits,
+            session_len=2048,
+            speculative_config=config,
+            enable_prefix_caching=False,
         )
         return pipeline(arguments.model or str(default_model_dir()), backend_config=settings)
 
-    with engine(None) as plain, engine(arguments.speculative_config) as drafting:
+    with engine("none") as plain, engine(arguments.speculative_config) as drafting:
         print(
             "| kind of text | plain, tokens/s | speculating, tokens/s | ratio | accepted of drafted | tokens a step |"
         )

@@ -17,7 +17,7 @@ from tools.bench.report import machine, print_summaries, table, write_json
 from tools.bench.server import running_server
 from tools.bench.stats import Summary
 from tools.bench.turns import numbered, ratio, take_turns, throughput
-from tools.bench.workload import Lengths, random_requests
+from tools.bench.workload import EVERY_TOKEN, Lengths, random_requests
 from tools.cache_capacity import print_table as print_cache_capacity
 
 STREAMS = 16
@@ -43,7 +43,7 @@ def measure(model_path: str, rounds: int, seed: int) -> Runs:
     dict[str, list[Summary]]
         The rounds of each run, by the names that ``TARGETS`` uses.
     """
-    config = TurbomindEngineConfig(dtype="float32", max_batch_size=STREAMS, cache_max_entry_count=0.05)
+    config = TurbomindEngineConfig(dtype="float32", max_batch_size=STREAMS, cache_max_entry_count=0.05, **EVERY_TOKEN)
     greedy = GenerationConfig(do_sample=False)
     single = random_requests(1, Lengths(64, 64), Lengths(96, 96), seed)
     many = random_requests(2 * STREAMS, Lengths(16, 128), Lengths(32, 128), seed + 1)

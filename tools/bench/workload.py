@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lmdeploy.messages import GenerationConfig
 
@@ -21,6 +22,8 @@ WORDS = (
 ).split()
 
 GREEDY = GenerationConfig(do_sample=False)
+# Settings of an engine that finds nothing in its cache and computes one token after another.
+EVERY_TOKEN: dict[str, Any] = {"enable_prefix_caching": False, "speculative_config": "none"}
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ def slot_tokens(longest: int) -> int:
 
 
 @contextmanager
-def serving(model: Path, slots: int, longest: int, *, keeps_prompts: bool = False) -> Iterator[str]:
+def serving(
+    model: Path, slots: int, longest: int, *, keeps_prompts: bool = False, cache_type: str = "f16"
+) -> Iterator[str]:
     """Run ``llama-server`` for as long as the block lasts.
 
     Parameters
@@ -58,6 +60,8 @@ def serving(model: Path, slots: int, longest: int, *, keeps_prompts: bool = Fals
         Most tokens of a request, prompt and response.
     keeps_prompts
         Whether it keeps prompts for later requests, with its own defaults.
+    cache_type
+        Of keys and values.
 
     Yields
     ------
@@ -73,7 +77,7 @@ def serving(model: Path, slots: int, longest: int, *, keeps_prompts: bool = Fals
     command = [
         *(str(llama_tool("llama-server")), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)),
         *("-t", str(thread_count()), "-np", str(slots), "-c", str(slots * slot_tokens(longest))),
-        *("-fa", "on", "--no-webui"),
+        *("-fa", "on", "--no-webui", "-ctk", cache_type, "-ctv", cache_type),
         *(() if keeps_prompts else ("--no-cache-prompt", "--cache-ram", "0")),
     ]
     with running(command, f"http://127.0.0.1:{port}") as url:

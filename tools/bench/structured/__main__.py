@@ -13,6 +13,7 @@ from typing import Any
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir
+from tools.bench.workload import EVERY_TOKEN
 
 STREAMS = 16
 TOKENS = 96
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--only", default=None, help="a format by name")
     arguments = parser.parse_args()
     config = TurbomindEngineConfig(
-        cache_max_entry_count=256, weight_bits=arguments.weight_bits, grammar_compile_seconds=60
+        cache_max_entry_count=256, weight_bits=arguments.weight_bits, grammar_compile_seconds=60, **EVERY_TOKEN
     )
     with pipeline(arguments.model or str(default_model_dir()), backend_config=config) as engine:
         for response_format in [None, *FORMATS.values()]:  # compiled beforehand; what may come is not known yet

@@ -184,7 +184,6 @@ def main() -> None:
         cache_max_entry_count=256,
         enable_prefix_caching=False,
         weight_bits=arguments.weight_bits,
-        speculative_config={"method": "ngram"},
     )
     with pipeline(str(model), backend_config=settings) as engine:
         engine("Hello", config(8, 0, None))

@@ -8,7 +8,7 @@ import time
 from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench.inprocess import in_process
 from tools.bench.stats import duration
-from tools.bench.workload import GREEDY, TokenRequest
+from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
 from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context, LeftOut
 
@@ -27,7 +27,12 @@ def main(context: Context) -> None:
     prompt, response = (8, 4) if context.is_dry_run else (_PROMPT, _OUTPUT)
     theirs = dict(_theirs(context, prompt, response))
     config = TurbomindEngineConfig(
-        device="cuda", dtype="bfloat16", max_batch_size=max(_BATCHES), session_len=512, cache_max_entry_count=256
+        **EVERY_TOKEN,
+        device="cuda",
+        dtype="bfloat16",
+        max_batch_size=max(_BATCHES),
+        session_len=512,
+        cache_max_entry_count=256,
     )
     with in_process(str(context.model(_SHAPE)), config) as engine:
         tokens = random.Random(0)

@@ -8,7 +8,7 @@ from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench.inprocess import in_process
 from tools.bench.roofline import head_bytes
 from tools.bench.stats import duration
-from tools.bench.workload import GREEDY, TokenRequest
+from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
 from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context
 
@@ -27,7 +27,8 @@ def main(context: Context) -> None:
     for bits in (16, 8, 4):
         cached = _SHARE * count * (prompt + response) * head_bytes(head_dim, 16) / head_bytes(head_dim, bits)
         config = TurbomindEngineConfig(
-            device="cuda", dtype="bfloat16", max_batch_size=count, session_len=prompt + response + _BLOCK,
+            **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=count,
+            session_len=prompt + response + _BLOCK,
             quant_policy=0 if bits == 16 else bits, cache_block_seq_len=_BLOCK,
             cache_max_entry_count=int(cached) // _BLOCK,
         )  # fmt: skip

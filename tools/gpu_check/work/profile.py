@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from tools.bench.report import table
+from tools.bench.workload import EVERY_TOKEN
 from tools.gpu_check.work.context import Context, LeftOut
 
 _SHAPE = "llama-8b-2-layers"
@@ -100,7 +101,7 @@ def _run(context: Context, step: str) -> None:
     engines = importlib.import_module("lmdeploy.turbomind.engine")
     length, batch = (24, 2) if context.is_dry_run else (2048, 32 if step == "decode" else 1)
     config = TurbomindEngineConfig(
-        device="cuda", dtype="bfloat16", max_batch_size=batch, session_len=length + 128,
+        **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=batch, session_len=length + 128,
         cache_max_entry_count=batch * (length // 64 + 3),
     )  # fmt: skip
     engine = engines.Engine(str(context.model(_SHAPE)), config)

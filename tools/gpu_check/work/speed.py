@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench.inprocess import InProcess, in_process
 from tools.bench.stats import median, steady_rate
-from tools.bench.workload import GREEDY, TokenRequest
+from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
 from tools.gpu_check.cost import Cost, cost_of
 from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context
@@ -57,6 +57,7 @@ def main(context: Context, name: str, variant: str = "") -> None:
 def _config(sizes: Sizes) -> TurbomindEngineConfig:
     needs = [(1, sizes.prompt), *sizes.decoding]
     return TurbomindEngineConfig(
+        **EVERY_TOKEN,
         device="cuda",
         dtype="bfloat16",
         max_batch_size=max(batch for batch, _ in needs),

@@ -7,7 +7,7 @@ import random
 from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench.inprocess import in_process
 from tools.bench.stats import duration
-from tools.bench.workload import GREEDY, TokenRequest
+from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
 from tools.gpu_check.cost import Limits, cost_of, least_seconds
 from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context
@@ -45,7 +45,7 @@ def main(context: Context) -> None:
     tokens = random.Random(1)
     requests = [TokenRequest(tuple(tokens.choices(range(256), k=prompt)), response) for prompt, response in wanted]
     config = TurbomindEngineConfig(
-        device="cuda", dtype="bfloat16", max_batch_size=batch, max_prefill_token_num=_TOKENS_A_STEP,
+        **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=batch, max_prefill_token_num=_TOKENS_A_STEP,
         session_len=128 if context.is_dry_run else 2112,
     )  # fmt: skip
     if context.is_dry_run:  # else a share of the GPU's memory

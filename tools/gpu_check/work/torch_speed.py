@@ -8,7 +8,7 @@ import time
 from lmdeploy.messages import PytorchEngineConfig
 from tools.bench.inprocess import InProcess, in_process
 from tools.bench.stats import median, steady_rate
-from tools.bench.workload import GREEDY, TokenRequest
+from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
 from tools.gpu_check.work.context import Context
 
 _SHAPE = "llama-8b"
@@ -25,6 +25,7 @@ def main(context: Context) -> None:
     batches = (1, 4) if context.is_dry_run else _BATCHES
     length, output = (16, 5) if context.is_dry_run else (_CONTEXT, _OUTPUT)
     config = PytorchEngineConfig(
+        **EVERY_TOKEN,
         device_type=context.torch_device,
         dtype="bfloat16",
         max_batch_size=max(batches),

@@ -1,6 +1,6 @@
-"""How models with recurrent layers find prefixes again, and what context and drafts cost them.
+"""What conversations cost: prefixes that are found again, long contexts, drafts.
 
-``python -m tools.bench.peers.hybrid MODEL`` prints a table. ``python -m tools.bench.random_model qwen3.5-0.8b FOLDER``
+``python -m tools.bench.peers.conversations MODEL`` prints a table. ``python -m tools.bench.random_model SHAPE FOLDER``
 writes a model to measure; what it says does not matter here. Prompts are token ids in the form of ChatML.
 With ``--llama-server FILE``, a GGUF file of the same model, llama-server is asked for the same prompts.
 """
@@ -27,6 +27,8 @@ from tools.bench.stats import median
 
 TIMEOUT = 600.0  # seconds, of one request
 DOCUMENT, SYSTEM, MESSAGE, RESPONSE = 6000, 1300, 40, 64  # tokens
+AGENT_TURNS, TOOL_RESULT = 20, 150
+LONG = 16000
 SESSION = 8192  # tokens of a sequence
 SLOTS = 8  # of llama-server
 
@@ -63,6 +65,12 @@ class Asked:
         return self.tokens
 
 
+def seconds_a_token(asked: Asked) -> float:
+    """Return the time from the first token to the last, a token."""
+    asked.wait()
+    return (asked.times[-1] - asked.times[0]) / max(1, len(asked.times) - 1)
+
+
 class Conversations:
     """Prompts between special tokens, of random tokens that repeat with the seed."""
 
@@ -94,9 +102,12 @@ class Measured(Protocol):
     ----------
     first_token
         Seconds to the first token of each prompt of the last call.
+    later_token
+        Seconds of each token after it, of each response.
     """
 
     first_token: list[float]
+    later_token: list[float]
 
     def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[list[int]]]:
         """Return how many tokens of these prompts, asked at once, were computed, and their responses."""
@@ -108,6 +119,7 @@ class Ours:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.first_token: list[float] = []
+        self.later_token: list[float] = []
 
     def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[list[int]]]:
         """See `Measured`."""
@@ -116,6 +128,7 @@ class Ours:
         asked = [Asked(self.engine, prompt, tokens) for prompt in prompts]
         responses = [each.wait() for each in asked]
         self.first_token = [each.times[0] - start for each in asked]
+        self.later_token = [seconds_a_token(each) for each in asked]
         after = self.engine.metrics()["tokens_computed_total"]
         return int(after - before) - len(prompts) * (tokens - 1), responses
 
@@ -126,15 +139,17 @@ class LlamaServer:
     def __init__(self, url: str) -> None:
         self.url = url
         self.first_token: list[float] = []
+        self.later_token: list[float] = []
 
     def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[list[int]]]:
         """See `Measured`."""
         with ThreadPoolExecutor(len(prompts)) as pool:
             answered = list(pool.map(lambda prompt: self._ask(prompt, tokens), prompts))
-        self.first_token = [first for _, _, first in answered]
-        return sum(computed for computed, _, _ in answered), [response for _, response, _ in answered]
+        self.first_token = [first for _, _, first, _ in answered]
+        self.later_token = [later for _, _, _, later in answered]
+        return sum(computed for computed, *_ in answered), [response for _, response, _, _ in answered]
 
-    def _ask(self, prompt: Sequence[int], tokens: int) -> tuple[int, list[int], float]:
+    def _ask(self, prompt: Sequence[int], tokens: int) -> tuple[int, list[int], float, float]:
         body = {"prompt": list(prompt), "n_predict": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
         start, first, response = time.perf_counter(), 0.0, []
         with httpx.stream(
@@ -147,7 +162,8 @@ class LlamaServer:
                 first = first or time.perf_counter() - start
                 response += event["tokens"]
                 if event["stop"]:
-                    return event["timings"]["prompt_n"], response, first
+                    later = (time.perf_counter() - start - first) / max(1, tokens - 1)
+                    return event["timings"]["prompt_n"], response, first, later
         raise SystemExit("llama-server did not end a response")
 
 
@@ -183,6 +199,25 @@ def measure_chat(measured: Measured, chat: Conversations, row: "Row") -> None:
             row(f"{name} question about the same document, beyond it (target: 128)", beyond(measured, computed - 35))
 
 
+def measure_agent(measured: Measured, chat: Conversations, row: "Row") -> None:
+    """An agent's day: a system prompt, then turn by turn a call of a tool and its result."""
+    prompt = chat.asked(chat.message(0, chat.tokens(1000)), chat.message(2, chat.tokens(60)))
+    times = []
+    for _ in range(AGENT_TURNS):
+        _, [response] = measured.ask([prompt])
+        times += measured.first_token
+        prompt = [*prompt, *chat.ended(response), *chat.asked(chat.message(3, chat.tokens(TOOL_RESULT)))]
+    name = f"an agent's {AGENT_TURNS} turns with results of {TOOL_RESULT} tokens: sum of times to first token"
+    row(f"{name} (target: 0.7 of llama-server's)", f"{sum(times):.2f} s")
+
+
+def measure_long(measured: Measured, chat: Conversations, row: "Row") -> None:
+    """A long prompt, and how fast tokens come after it."""
+    measured.ask([chat.tokens(LONG)], 48)
+    row(f"a prompt of {LONG:,} tokens (target: 2 times the peer's)", f"{LONG / measured.first_token[0]:.0f} tokens/s")
+    row("decode after it (target: 1.5 times the peer's)", f"{1 / measured.later_token[0]:.1f} tokens/s")
+
+
 def measure_shared(measured: Measured, chat: Conversations, row: "Row") -> None:
     """Six conversations with one system prompt."""
     for name in ("one after another (target: 1.02)", "all at once (target: 1.15)"):
@@ -209,12 +244,6 @@ def measure_interleaved(measured: Measured, chat: Conversations, row: "Row") -> 
         row(f"forty conversations interleaved, round {turn + 1}: computed of new tokens", f"{computed} of {new}")
 
 
-def seconds_a_token(asked: Asked) -> float:
-    """Return the time from the first token to the last, a token."""
-    asked.wait()
-    return (asked.times[-1] - asked.times[0]) / (len(asked.times) - 1)
-
-
 def measure_context(engine: Engine, chat: Conversations, row: "Row") -> None:
     """Decode after a long context and a short one, in turns."""
     short, long = chat.tokens(100), chat.tokens(16000)
@@ -229,7 +258,7 @@ def measure_drafts(model: Path, settings: dict[str, Any], chat: Conversations, r
     """One stream that says what was said before, with drafts and without, in turns."""
     prompt = chat.asked(chat.message(2, chat.tokens(100)))
     config = TurbomindEngineConfig(**settings, session_len=1024)
-    drafting = TurbomindEngineConfig(**settings, session_len=1024, speculative_config={"method": "ngram"})
+    drafting = TurbomindEngineConfig(**settings | {"speculative_config": "auto"}, session_len=1024)
     ratios = []
     with closing(Engine(str(model), config)) as plain, closing(Engine(str(model), drafting)) as engine:
         Asked(engine, prompt, 256).wait()
@@ -266,7 +295,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--weight-bits", type=int, default=4)
     parser.add_argument("--quant-policy", type=int, default=0, help="bits of the KV cache; 0: those of the weights")
-    parser.add_argument("--only", default="chat,shared,interleaved,context,drafts")
+    parser.add_argument("--only", default="chat,agent,shared,interleaved,long,context,drafts")
     parser.add_argument(
         "--llama-server", type=Path, metavar="FILE", help="GGUF file for llama-server, measured instead"
     )
@@ -276,21 +305,24 @@ def main() -> None:
     settings: dict[str, Any] = {
         "weight_bits": arguments.weight_bits,
         "quant_policy": arguments.quant_policy,
-        "enable_prefix_caching": True,
+        "speculative_config": "none",
     }
     row = Row()
-    for name, measure in {
-        "chat": measure_chat,
-        "shared": measure_shared,
-        "interleaved": measure_interleaved,
+    for name, (measure, slots, session) in {
+        "chat": (measure_chat, SLOTS, SESSION),
+        "agent": (measure_agent, SLOTS, SESSION),
+        "shared": (measure_shared, SLOTS, SESSION),
+        "interleaved": (measure_interleaved, SLOTS, SESSION),
+        "long": (measure_long, 1, LONG + 64),
     }.items():
         if name not in parts:
             continue
         if arguments.llama_server:
-            with llama_cpp.serving(arguments.llama_server, SLOTS, SESSION, keeps_prompts=True) as url:
+            cache = {0: "f16", 8: "q8_0", 4: "q4_0"}[arguments.quant_policy]
+            with llama_cpp.serving(arguments.llama_server, slots, session, keeps_prompts=True, cache_type=cache) as url:
                 measure(LlamaServer(url), chat, row)
             continue
-        with closing(Engine(str(arguments.model), TurbomindEngineConfig(**settings, session_len=SESSION))) as engine:
+        with closing(Engine(str(arguments.model), TurbomindEngineConfig(**settings, session_len=session))) as engine:
             measure(Ours(engine), chat, row)
     if arguments.llama_server:
         return
