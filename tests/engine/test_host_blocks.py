@@ -22,7 +22,7 @@ ROUNDS = 2
 def turbomind(blocks: int, **more: Any) -> Config:
     return TurbomindEngineConfig(
         dtype="float32", cache_max_entry_count=blocks, cache_block_seq_len=BLOCK, session_len=1024,
-        enable_prefix_caching=True, **more,
+        speculative_config="none", **more,
     )  # fmt: skip
 
 

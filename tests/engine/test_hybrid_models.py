@@ -16,6 +16,7 @@ from lmdeploy.errors import CheckpointError
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine import Engine, EngineOutput
+from tests.support.both_engines import PLAIN
 from tests.support.hybrid_models import MODELS, make_hybrid
 from tests.support.prompts import CONVERSATIONS
 from tests.support.token_engine import TIMEOUT, TokenEngine, relative_error
@@ -35,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine(directory: Path, **settings: Any) -> AsyncEngine:
     config = {"dtype": "float32", "cache_max_entry_count": 1600, "cache_block_seq_len": BLOCK, "session_len": 1024}
-    return pipeline(str(directory), backend_config=TurbomindEngineConfig(**(config | settings)))
+    return pipeline(str(directory), backend_config=TurbomindEngineConfig(**(PLAIN | config | settings)))
 
 
 def traces(model: AsyncEngine) -> list[Any]:

@@ -217,9 +217,10 @@ def test_what_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> Non
 
 def test_events_without_prefix_caching_are_refused() -> None:
     with pytest.raises(ValueError, match="kv_events_config needs enable_prefix_caching"):
-        PytorchEngineConfig(kv_events_config={"enable_kv_cache_events": True})
+        PytorchEngineConfig(enable_prefix_caching=False, kv_events_config={"enable_kv_cache_events": True})
     assert not KvEventsConfig.of({"enable_kv_cache_events": True, "publisher": "null"}).publishes
-    TurbomindEngineConfig(kv_events_config={"enable_kv_cache_events": True, "publisher": "null"})
+    nobody = {"enable_kv_cache_events": True, "publisher": "null"}
+    TurbomindEngineConfig(enable_prefix_caching=False, kv_events_config=nobody)
 
 
 def test_an_address_in_use_is_reported_before_a_model_is_loaded(directory: Path) -> None:

@@ -18,6 +18,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
+from tests.support.both_engines import PLAIN
 from tests.support.glm_4v_reference import Glm4vReference, make_tiny_glm_4v
 from tests.support.images import make_image
 from tests.support.llama4_pixels import llama4_inputs
@@ -203,7 +204,7 @@ class Seeing:
             return self.theirs(input_ids=tokens, **arguments).logits[0]
 
     def engine(self, **settings: Any) -> AsyncEngine:
-        return pipeline(str(self.directory), TurbomindEngineConfig(**(SETTINGS | settings)))
+        return pipeline(str(self.directory), TurbomindEngineConfig(**(PLAIN | SETTINGS | settings)))
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -318,7 +319,7 @@ def test_steps_hold_an_image_whose_tokens_see_each_other(tmp_path: Path, caplog:
     prompt = ("what is it?", make_image(40, 60))
     responses = []
     for tokens in (8, 64):
-        settings = TurbomindEngineConfig(**(SETTINGS | {"num_tokens_per_iter": tokens}))
+        settings = TurbomindEngineConfig(**(PLAIN | SETTINGS | {"num_tokens_per_iter": tokens}))
         with pipeline(str(directory), settings) as pipe:
             responses.append(pipe(prompt, ALL))
     assert f"a step holds {tiny.GEMMA3_ROWS + 4} tokens instead of 8" in caplog.text

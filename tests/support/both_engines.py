@@ -5,11 +5,14 @@ from typing import Any
 from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
 
 BACKENDS = ("turbomind", "pytorch")
+# Nothing is found in the cache, and nothing is drafted.
+PLAIN: dict[str, Any] = {"enable_prefix_caching": False, "speculative_config": "none"}
 _NAMES_OF_PYTORCH = {"cache_block_seq_len": "block_size", "num_tokens_per_iter": "max_prefill_token_num"}
 
 
 def config_for(backend: str, **fields: Any) -> TurbomindEngineConfig | PytorchEngineConfig:
-    """Return a configuration; ``fields`` are such that both have, under TurboMind's names."""
+    """Return a configuration; ``fields`` are such that both have, under TurboMind's names, ``PLAIN`` by default."""
+    fields = PLAIN | fields
     if backend == "turbomind":
         return TurbomindEngineConfig(**fields)
     return PytorchEngineConfig(**{_NAMES_OF_PYTORCH.get(name, name): value for name, value in fields.items()})
