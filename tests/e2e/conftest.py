@@ -10,8 +10,8 @@ from tests.support.servers import running_triton
 
 @pytest.fixture(scope="session")
 def triton_server() -> Iterator[TritonServer]:
-    """A real tritonserver with the default model in float32, which drafts as that of ``make serve`` does."""
-    with running_triton(speculative_config={"method": "ngram"}) as server:
+    """A real tritonserver with the default model in float32; it caches and drafts as that of ``make serve`` does."""
+    with running_triton() as server:
         yield server
 
 
