@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from lmdeploy import GenerationConfig, Response, pipeline
+from lmdeploy import GenerationConfig, Response, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.both_engines import BACKENDS, config_for
 from tests.support.heads import rewrite_weights, without_memory
@@ -113,6 +113,23 @@ def test_what_repeats_takes_fewer_steps(pair: tuple[AsyncEngine, AsyncEngine]) -
     assert drafted["draft_tokens_accepted_total"] > 40
     assert drafted["steps_total"] == plain["steps_total"] - drafted["draft_tokens_accepted_total"]
     assert drafted["tokens_out_total"] == plain["tokens_out_total"] == 120
+
+
+@pytest.mark.parametrize(("setting", "drafts"), [("auto", True), ("none", False), (None, False)])
+def test_tokens_are_drafted_by_default_and_not_where_that_is_off(directory: Path, setting: Any, drafts: bool) -> None:
+    given = TurbomindEngineConfig(speculative_config=setting, cache_max_entry_count=64)
+    defaults = TurbomindEngineConfig(cache_max_entry_count=64)
+    assert (given.speculative_config == defaults.speculative_config) == drafts
+    with pipeline(str(directory), backend_config=given) as model:
+        for _ in range(20):  # where that seems to pay, by the time that steps take
+            if drafted(model) == 0:
+                model(PROMPTS[0], GenerationConfig(max_new_tokens=60, ignore_eos=True, logit_bias=FEW))
+        assert (drafted(model) > 0) == drafts
+
+
+def test_a_word_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(ValueError, match="speculative_config must be 'auto' or 'none' or a dict, got 'fast'"):
+        TurbomindEngineConfig(speculative_config="fast")
 
 
 @pytest.mark.parametrize("quant_policy", [0, 4, 8])
