@@ -87,9 +87,8 @@ def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, field
             help=f"{help_text} A path alone is called default.",
         )
     elif field.kind is Kind.JSON:
-        parser.add_argument(
-            flag, type=partial(_json_object, words=field.choices), metavar="|".join((*field.choices, "JSON")), help=help_text
-        )
+        kinds = "|".join((*field.choices, "JSON"))
+        parser.add_argument(flag, type=partial(_json_object, words=field.choices), metavar=kinds, help=help_text)
     else:
         kind = _TYPES[field.kind]
         choices = [choice for choice in field.choices if choice is not None] or None

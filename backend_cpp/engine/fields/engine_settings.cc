@@ -43,7 +43,8 @@ void read(const Json& value, const char* name, int& field) {
 }
 
 void read(const Json& value, const char* name, Json& field) {
-  if (!value.is_object() && !(field.is_string() && value.is_string())) {  // where the default is a word, there are others
+  const bool is_word = field.is_string() && value.is_string();  // where the default is a word, there are others
+  if (!value.is_object() && !is_word) {
     throw invalid_argument(std::string(name) + " must be a JSON object, got " + value.dump());
   }
   field = value;
