@@ -42,14 +42,14 @@ class Case:
     """How a checkpoint is made, and what is changed in it before it is converted.
 
     ``published`` renames tensors, ``narrow`` are those that the converter keeps in 16 bits, ``settings`` are its image
-    processor's, and ``text`` is the architecture that its text part names.
+    processor's, and ``changes`` are fields of parts of its config.
     """
 
     make: Callable[[Path], Path]
     published: tuple[str, str] = ("^$", "")
     narrow: str = "^$"
     settings: dict[str, Any] = field(default_factory=dict)
-    text: str = ""
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 QWEN_SIZES = {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 16384}}  # as published
@@ -60,8 +60,17 @@ CASES = {
         "mm_input_projection_weight",
         {"image_seq_length": tiny.GEMMA3_ROWS},
     ),
-    "idefics3": Case(tiny.make_tiny_idefics3, text="LlamaForCausalLM"),
-    # The converter finds the last matrix of the projector in towers of more than two layers.
+    "idefics3": Case(tiny.make_tiny_idefics3, changes={"text_config": {"architectures": ["LlamaForCausalLM"]}}),
+    "internvl": Case(
+        functools.partial(tiny.make_tiny_internvl, depth=4),
+        ("^(?=vision_tower|multi_modal_projector)", "model."),
+        settings={"max_patches": 12},
+        changes={
+            "vision_config": {"architectures": ["InternVisionModel"]},
+            "text_config": {"architectures": ["Qwen2ForCausalLM"]},
+        },
+    ),
+    # The converter finds the last matrix of a projector in towers of more than two layers.
     "qwen2vl_merger": Case(functools.partial(tiny.make_tiny_qwen_vl, depth=4), settings=QWEN_SIZES),
     "qwen2.5vl_merger": Case(
         functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL", window=112, depth=4), settings=QWEN_SIZES
@@ -88,10 +97,10 @@ def make(case: Case, folder: Path) -> tuple[Path, Path]:
     settings = source / "preprocessor_config.json"
     said = json.loads(settings.read_text(encoding="utf-8")) | case.settings
     settings.write_text(json.dumps(said), encoding="utf-8")
-    if case.text:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        config["text_config"]["architectures"] = [case.text]
-        (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    for part, fields in case.changes.items():
+        config[part] |= fields
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     add_tokens(source, tiny.TEXT["vocab_size"])
     files.mkdir()
     run("llama_cpp_convert.py", str(llama_sources()), str(source), str(files / "mmproj-model.gguf"), "f32", "--mmproj")

@@ -197,6 +197,7 @@ def make_tiny_internvl(
     seed: int = 0,
     text: str = "qwen2",
     rope_theta: float = 1e4,
+    depth: int = 2,
     vision: Mapping[str, Any] = MappingProxyType({}),
     **pixels: Any,
 ) -> Path:
@@ -206,7 +207,14 @@ def make_tiny_internvl(
     write_tokenizer(directory, ["<IMG_CONTEXT>", "<img>", "</img>"], TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>"))
     sides = [IMAGE_SIDE, IMAGE_SIDE]
     config = InternVLConfig(
-        vision_config={**_VISION, "image_size": sides, "patch_size": [PATCH, PATCH], "attention_bias": True, **vision},
+        vision_config={
+            **_VISION,
+            "image_size": sides,
+            "patch_size": [PATCH, PATCH],
+            "attention_bias": True,
+            "num_hidden_layers": depth,
+            **vision,
+        },
         text_config={
             "model_type": text,
             "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},

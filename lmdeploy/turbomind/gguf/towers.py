@@ -41,6 +41,20 @@ _QWEN: dict[str, Published] = {
     "attn_v": ("attn.qkv", 2),
     "attn_out": "attn.proj",
 }
+_INTERNVL: dict[str, Published] = {
+    "ln1": "layernorm_before",
+    "ln2": "layernorm_after",
+    "ls1.weight": "lambda_1",
+    "ls2.weight": "lambda_2",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm",
+    "attn_out": "attention.projection_layer",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
 _QWEN_OUTSIDE: dict[str, Published] = {
     "v.patch_embd.weight": ("visual.patch_embed.proj.weight", 0),
     "v.patch_embd.weight.1": ("visual.patch_embed.proj.weight", 1),
@@ -69,11 +83,11 @@ class Tower:
     texts
         GGUF's architectures that its text part may have.
     text_type
-        The text part's ``model_type`` in the whole config.
+        The text part's ``model_type`` in the whole config; empty: its own.
     layer
         Beginning of the published names of a layer's tensors; ``{}`` is its number.
     parts
-        GGUF's names within a layer, and published ones.
+        GGUF's names within a layer, with or without ``.weight`` and ``.bias``, and published ones.
     outside
         GGUF's names elsewhere, with or without ``.weight`` and ``.bias``, and published ones.
     config
@@ -128,8 +142,10 @@ class TowerFile:
             found = self.tower.outside.get(stem)
         else:
             begin = self.tower.layer.format(layer[1])
-            part = layer[2]
-            found = self.tower.parts.get(_SWAPPED.get(part, part) if self.is_swapped else part)
+            part = _SWAPPED.get(layer[2], layer[2]) if self.is_swapped else layer[2]
+            if isinstance(whole := self.tower.parts.get(f"{part}.{suffix}"), str):
+                return begin + whole, 0
+            found = self.tower.parts.get(part)
         if found is None:
             return None
         own, place = found if isinstance(found, tuple) else (found, 0)
@@ -154,7 +170,7 @@ class TowerFile:
         return whole | {
             "architectures": [self.tower.architecture],
             "model_type": self.tower.model_type,
-            "text_config": {**text, "model_type": self.tower.text_type},
+            "text_config": {**text, "model_type": self.tower.text_type or text["model_type"]},
             "tie_word_embeddings": text["tie_word_embeddings"],
         }
 
@@ -195,6 +211,31 @@ def _idefics3(file: TowerFile, tokens: Mapping[str, int]) -> dict[str, Any]:
         "vision_config": _siglip(file, "idefics3_vision"),
         "image_token_id": tokens["<image>"],
         "scale_factor": file.get("projector.scale_factor"),
+    }
+
+
+def _internvl(file: TowerFile, tokens: Mapping[str, int]) -> dict[str, Any]:
+    side, patch, factor = file.get("image_size"), file.get("patch_size"), file.get("projector.scale_factor")
+    tensors = file.header.tensors
+    vision = {
+        "model_type": "internvl_vision",
+        "attention_bias": "v.blk.0.attn_q.bias" in tensors,
+        "hidden_act": "gelu",
+        "hidden_size": file.get("embedding_length"),
+        "image_size": [side, side],
+        "intermediate_size": file.get("feed_forward_length"),
+        "layer_norm_eps": file.get("attention.layer_norm_epsilon"),
+        "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in tensors else "rms_norm",
+        "num_attention_heads": file.get("attention.head_count"),
+        "num_hidden_layers": file.get("block_count"),
+        "patch_size": [patch, patch],
+        "use_qk_norm": "v.blk.0.attn_q_norm.weight" in tensors,
+    }
+    return {
+        "vision_config": vision,
+        "image_token_id": tokens["<IMG_CONTEXT>"],
+        "image_seq_length": (side // patch // factor) ** 2,
+        "downsample_ratio": 1 / factor,
     }
 
 
@@ -283,6 +324,29 @@ TOWERS = {
             "size": {"longest_edge": values.get(f"{_KEY}preproc_image_size", 4 * values[f"{_KEY}image_size"])},
             "max_image_size": {"longest_edge": values[f"{_KEY}image_size"]},
             "do_image_splitting": True,
+        },
+    ),
+    "internvl": Tower(
+        "InternVLForConditionalGeneration",
+        "internvl",
+        ("qwen2", "qwen3", "qwen3moe", "gpt-oss", "llama"),
+        "",
+        "model.vision_tower.encoder.layer.{}.",
+        _INTERNVL,
+        {
+            "v.class_embd": ("model.vision_tower.embeddings.cls_token", 0),
+            "v.position_embd.weight": ("model.vision_tower.embeddings.position_embeddings", 0),
+            "v.patch_embd": "model.vision_tower.embeddings.patch_embeddings.projection",
+            "mm.model.mlp.0": "model.multi_modal_projector.layer_norm",
+            "mm.model.mlp.1": "model.multi_modal_projector.linear_1",
+            "mm.model.mlp.3": "model.multi_modal_projector.linear_2",
+        },
+        _internvl,
+        lambda values: {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": dict.fromkeys(("height", "width"), values[f"{_KEY}image_size"]),
+            "min_patches": values.get(f"{_KEY}preproc_min_tiles", 1),
+            "max_patches": values.get(f"{_KEY}preproc_max_tiles", 12),
         },
     ),
     "qwen2vl_merger": Tower(
