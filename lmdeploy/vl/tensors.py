@@ -49,6 +49,8 @@ def _tower_tensors(file: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
             numbers = torch.from_numpy(stored_numbers(file, info, name)).reshape(info.shape)
         except ValueError as error:
             raise CheckpointError(file.resolve(), [str(error)]) from error
+        if heads := tower.turned_heads(name):
+            numbers = numbers.reshape(heads, -1, 2, info.shape[1]).transpose(1, 2).reshape(info.shape)
         numbers = numbers - tower.tower.added.get(published[0], 0.0)
         found.setdefault(published[0], {})[published[1]] = numbers.to(narrow.get(info.dtype, torch.float32))
     for name, parts in found.items():

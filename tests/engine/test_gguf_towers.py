@@ -70,6 +70,7 @@ CASES = {
             "text_config": {"architectures": ["Qwen2ForCausalLM"]},
         },
     ),
+    "pixtral": Case(functools.partial(tiny.make_tiny_mistral3, depth=3)),
     # The converter finds the last matrix of a projector in towers of more than two layers.
     "qwen2vl_merger": Case(functools.partial(tiny.make_tiny_qwen_vl, depth=4), settings=QWEN_SIZES),
     "qwen2.5vl_merger": Case(
@@ -161,7 +162,12 @@ def test_a_tower_alone_is_refused_and_one_that_is_not_read_is_named(
     tower = folder / "mmproj-model.gguf"
     with pytest.raises(UnsupportedModelError, match="is a vision tower: name the model's own file"):
         locate_model(str(tower))
-    tower.write_bytes(tower.read_bytes().replace(b"idefics3", b"idefics9"))
-    with caplog.at_level(logging.WARNING):
-        assert family_in(locate_model(str(folder))) is None  # it reads text
-    assert "has a projector of the kind 'idefics9'" in caplog.text
+    known, token = tower.read_bytes(), b"projector.scale_factor"
+    for content, reason in (
+        (known.replace(b"idefics3", b"idefics9"), "has a projector of the kind 'idefics9'"),
+        (known.replace(token, b"x" * len(token)), "asks for 'clip.vision.projector.scale_factor', which is not there"),
+    ):
+        tower.write_bytes(content)
+        with caplog.at_level(logging.WARNING):
+            assert family_in(locate_model(str(folder))) is None  # it reads text
+        assert reason in caplog.text

@@ -250,13 +250,19 @@ def make_tiny_idefics3(directory: Path, *, seed: int = 0, kind: str = "Idefics3"
     return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
 
 
-def make_tiny_mistral3(directory: Path, *, text: dict[str, Any] | None = None, seed: int = 0) -> Path:
+def make_tiny_mistral3(directory: Path, *, text: dict[str, Any] | None = None, seed: int = 0, depth: int = 2) -> Path:
     """Make a Mistral 3 that sees squares of 28 pixels as a row; ``text`` are fields of its text part."""
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessorPil
 
     write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], TEMPLATE.replace("IMAGE\n", "[IMG]"))
     config = Mistral3Config(
-        vision_config={"model_type": "pixtral", **_VISION, "image_size": 112, "head_dim": 8},
+        vision_config={
+            "model_type": "pixtral",
+            **_VISION,
+            "image_size": 112,
+            "head_dim": 8,
+            "num_hidden_layers": depth,
+        },
         text_config={"model_type": "mistral", **TEXT, "sliding_window": None} | (text or {}),
         image_token_index=token_id(directory, "[IMG]"),
         spatial_merge_size=2,

@@ -55,6 +55,17 @@ _INTERNVL: dict[str, Published] = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+_PIXTRAL: dict[str, Published] = {
+    "ln1": "attention_norm",
+    "ln2": "ffn_norm",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.o_proj",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
 _QWEN_OUTSIDE: dict[str, Published] = {
     "v.patch_embd.weight": ("visual.patch_embed.proj.weight", 0),
     "v.patch_embd.weight.1": ("visual.patch_embed.proj.weight", 1),
@@ -98,6 +109,8 @@ class Tower:
         What an image's rows take the place of, if the text part's file may lack it.
     added
         What is added to the numbers of a tensor in GGUF, by published name.
+    is_turned
+        Rows of queries and keys are in pairs that turn together, ``2 i`` and ``2 i + 1`` of a head.
     """
 
     architecture: str
@@ -111,6 +124,7 @@ class Tower:
     processor: Callable[[Mapping[str, Any]], dict[str, Any]]
     token: str = ""
     added: Mapping[str, float] = field(default_factory=dict)
+    is_turned: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,12 @@ class TowerFile:
             return None
         own, place = found if isinstance(found, tuple) else (found, 0)
         return f"{begin}{own}.{suffix}", place
+
+    def turned_heads(self, name: str) -> int:
+        """Return the heads of a matrix whose rows are in pairs that turn together; 0: of another one."""
+        layer = _LAYER.fullmatch(name)
+        is_turned = self.tower.is_turned and layer is not None and layer[2] in {"attn_q", "attn_k"}
+        return int(self.get("attention.head_count")) if is_turned else 0
 
     @property
     def is_swapped(self) -> bool:
@@ -236,6 +256,28 @@ def _internvl(file: TowerFile, tokens: Mapping[str, int]) -> dict[str, Any]:
         "image_token_id": tokens["<IMG_CONTEXT>"],
         "image_seq_length": (side // patch // factor) ** 2,
         "downsample_ratio": 1 / factor,
+    }
+
+
+def _pixtral(file: TowerFile, tokens: Mapping[str, int]) -> dict[str, Any]:
+    size, heads = file.get("embedding_length"), file.get("attention.head_count")
+    vision = {
+        "model_type": "pixtral",
+        "head_dim": size // heads,
+        "hidden_act": "silu" if file.header.metadata.get("clip.use_silu") else "gelu",
+        "hidden_size": size,
+        "image_size": file.get("image_size"),
+        "intermediate_size": file.get("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_hidden_layers": file.get("block_count"),
+        "patch_size": file.get("patch_size"),
+    }
+    return {
+        "vision_config": vision,
+        "image_token_index": tokens["[IMG]"],
+        "multimodal_projector_bias": "mm.1.bias" in file.header.tensors,
+        "spatial_merge_size": file.get("spatial_merge_size"),
+        "vision_feature_layer": -1,
     }
 
 
@@ -349,6 +391,29 @@ TOWERS = {
             "max_patches": values.get(f"{_KEY}preproc_max_tiles", 12),
         },
     ),
+    "pixtral": Tower(
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+        ("mistral3", "llama"),
+        "",
+        "vision_tower.transformer.layers.{}.",
+        _PIXTRAL,
+        {
+            "v.pre_ln": "vision_tower.ln_pre",
+            "v.patch_embd": "vision_tower.patch_conv",
+            "mm.input_norm": "multi_modal_projector.norm",
+            "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+            "mm.1": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+        _pixtral,
+        lambda values: {
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": dict.fromkeys(("height", "width"), values[f"{_KEY}patch_size"]),
+            "size": {"longest_edge": values[f"{_KEY}image_size"]},
+        },
+        is_turned=True,
+    ),
     "qwen2vl_merger": Tower(
         "Qwen2VLForConditionalGeneration",
         "qwen2_vl",
@@ -391,10 +456,20 @@ def read_tower(path: Path) -> TowerFile:
     return TowerFile(path.resolve(), header, TOWERS[kind])
 
 
-def tower_for(model: Path, text: Mapping[str, Any]) -> TowerFile | None:
-    """Return the tower alongside a model's file that fits its text part's config, the first by name; None without one.
+def tower_for(model: Path, text: Mapping[str, Any], tokens: object) -> TowerFile | None:
+    """Return the tower alongside a model's file that fits its text part, the first by name; None without one.
 
-    Towers that are not read are named in the log: without another one, the model reads text only.
+    Towers that are not read, or ask for a token or a number that is not there, are named in the log: without another
+    one, the model reads text only.
+
+    Parameters
+    ----------
+    model
+        The model's file.
+    text
+        The text part's config.
+    tokens
+        Texts of its tokens, in order; anything but a list: there are none.
     """
     for path in sorted(filter(is_tower, model.parent.glob("*.gguf"))):
         try:
@@ -403,6 +478,12 @@ def tower_for(model: Path, text: Mapping[str, Any]) -> TowerFile | None:
             logger.warning("%s %s: no images are seen with it", path, error)
             continue
         size = found.header.metadata.get(f"{_KEY}projection_dim")
-        if text["gguf_architecture"] in found.tower.texts and size == text.get("hidden_size"):
-            return found
+        if text["gguf_architecture"] not in found.tower.texts or size != text.get("hidden_size"):
+            continue
+        try:
+            found.config_with(text, [*(tokens if isinstance(tokens, list) else ()), found.tower.token])
+        except KeyError as error:
+            logger.warning("%s asks for %s, which is not there: no images are seen with it", path, error)
+            continue
+        return found
     return None

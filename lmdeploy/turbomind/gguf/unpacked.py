@@ -97,7 +97,7 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
             write_numbers(target / f"weights-{len(parts) + 1:05}.gguf", numbers)
         if is_encoder(metadata):
             write_modules(metadata, target)
-        tower = tower_for(parts[0], config)
+        tower = tower_for(parts[0], config, metadata.values.get("tokenizer.ggml.tokens"))
         values = metadata.values if tower is None else with_token(metadata.values, tower.tower.token)
         generation = write_tokenizer(values, target)
         if tower is not None:
@@ -105,7 +105,7 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
             config["image_tokens"] = max(0, len(values["tokenizer.ggml.tokens"]) - (metadata.vocab_size or 0))
             (target / "preprocessor_config.json").write_text(json.dumps(tower.processor()), encoding="utf-8")
             (target / LINK).symlink_to(tower.path)
-    except (TypeError, AttributeError, ArithmeticError, KeyError) as error:
+    except (TypeError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(path, [f"its metadata are invalid: {error}"]) from error
     except CheckpointError:
         raise
