@@ -283,7 +283,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   config.max_waiting = settings.max_waiting;
   config.embedding_bytes = static_cast<size_t>(settings.max_embedding_mib) << 20;
   config.adapter_bytes = static_cast<size_t>(settings.max_adapter_mib) << 20;
-  // On GPUs drafts keep steps from being launched ahead, and a worker's rows may depend on those beside them.
+  // On GPUs drafts keep steps from being launched ahead, and a worker's rows may depend on those next to them.
   const bool drafts_pay = defaults.runs_drafters && !has_worker(directory) && !spec.encoder;
   config.speculation = SpeculativeConfig::of(settings.speculative_config, drafts_pay);
   SpeculativeConfig& speculation = config.speculation;

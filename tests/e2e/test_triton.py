@@ -69,7 +69,7 @@ def test_generate_stream_sends_the_pieces(triton_server: TritonServer) -> None:
     assert 3 < len(events) <= 8  # one a token, where none was drafted, and the end
 
 
-def test_a_server_caches_prefixes_unless_it_is_told_not_to(triton_server: TritonServer) -> None:
+def test_a_server_caches_prefixes_unless_a_setting_says_no(triton_server: TritonServer) -> None:
     body = {"text_input": "Some facts about cities. " * 30, "max_new_tokens": 2, "cache_salt": "cities"}
     cached = [post(triton_server, "ensemble/generate", body).json()["cached_token_len"] for _ in range(2)]
     assert cached[0] == 0
