@@ -160,10 +160,18 @@ def test_tiles_of_few_outputs_and_many_inputs_are_put_together(cuda: Device, row
 # ---- what the CPU promises beyond ----
 
 
+# Fewer chunks of inputs than lanes, as many, a part of one; panels and groups of tiles that are not full; blocks.
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_bitwise_the_same_alone_and_among_others(cpu: Device, kind: str) -> None:
-    torch.manual_seed(0)
-    check_rows_are_alone(cpu, make_weight(cpu, torch.randn(70, 600), kind, 32), torch.randn(101, 600))
+@pytest.mark.parametrize(
+    ("rows", "out_features", "in_features"),
+    [(190, 70, 600), (150, 16, 1), (130, 49, 256), (140, 100, 511), (900, 34, 40)],
+)
+def test_a_row_is_bitwise_the_same_alone_and_among_others(
+    cpu: Device, rows: int, out_features: int, in_features: int, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    weight = make_weight(cpu, torch.randn(out_features, in_features), kind, 32, torch.randn(out_features))
+    check_rows_are_alone(cpu, weight, torch.randn(rows, in_features))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -12,6 +12,7 @@
 #include "kernels/cpu/amx/bf16_rows.h"
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/linear/packed_tile.h"
+#include "kernels/cpu/linear/transpose.h"
 
 namespace turbomind::TM_ISA {
 
@@ -21,32 +22,6 @@ inline void for_constants(Visit&& visit) {
   [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
     (visit(std::integral_constant<int, kIndex>()), ...);
   }(std::make_integer_sequence<int, kCount>());
-}
-
-inline void transpose(Vec (&rows)[16]) {
-  Vec pairs[16];
-  for (int i = 0; i < 16; i += 2) {
-    pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-  }
-  Vec quads[16];
-  for (int i = 0; i < 16; i += 4) {
-    quads[i] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
-    quads[i + 1] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
-    quads[i + 2] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
-    quads[i + 3] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
-  }
-  // quads[4 g + c]: columns c, 4 + c, 8 + c, 12 + c of rows 4 g to 4 g + 3
-  for (int c = 0; c < 4; ++c) {
-    const Vec low = _mm512_shuffle_f32x4(quads[c], quads[4 + c], 0x88);
-    const Vec high = _mm512_shuffle_f32x4(quads[8 + c], quads[12 + c], 0x88);
-    rows[c] = _mm512_shuffle_f32x4(low, high, 0x88);
-    rows[8 + c] = _mm512_shuffle_f32x4(low, high, 0xDD);
-    const Vec odd_low = _mm512_shuffle_f32x4(quads[c], quads[4 + c], 0xDD);
-    const Vec odd_high = _mm512_shuffle_f32x4(quads[8 + c], quads[12 + c], 0xDD);
-    rows[4 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
-    rows[12 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xDD);
-  }
 }
 
 // Loads outputs [first, first + 16) and inputs [k, k + 32); those that the weight does not have are 0.

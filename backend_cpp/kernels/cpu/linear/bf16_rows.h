@@ -18,6 +18,10 @@ inline __m256i to_bf16s(Vec v) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(nearest, is_nan, quiet), 16));
 }
 
+inline IVec to_bf16s(Vec low, Vec high) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16s(low)), to_bf16s(high), 1);
+}
+
 inline void round_to_bf16(const float* x, int count, bf16* rounded) {
   for (int i = 0; i < count; i += kLanes) {
     const bool is_whole = i + kLanes <= count;

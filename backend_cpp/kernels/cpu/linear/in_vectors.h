@@ -8,18 +8,32 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear/bf16_block.h"
 #include "kernels/cpu/linear/float8_block.h"
+#include "kernels/cpu/linear/panel_block.h"
 #include "kernels/packed_weight.h"
 
 namespace turbomind::TM_ISA {
 
 inline constexpr int kTogetherRows = 8;
 
-// Up to eight rows are adjacent, four inputs of each; the last rows may be missing. Rows for a bfloat16 weight, where
-// pairs of those are multiplied, are consecutive.
+inline bool multiplies_pairs([[maybe_unused]] const LinearWeight& weight) {
+#if defined(__AVX512BF16__)
+  return weight.format == WeightFormat::kBFloat16;
+#else
+  return false;
+#endif
+}
+
+// Up to eight rows are adjacent, four inputs of each; the last rows may be missing. Rows for a weight that is not
+// packed are consecutive.
 inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   RowsPlan plan;
+#if defined(__AVX512F__)
+  if (!weight.is_packed() && rows >= kMinRowsOfPanels) {
+    return panel_plan(weight, rows, multiplies_pairs(weight) ? 2 : 1);
+  }
+#endif
 #if defined(__AVX512BF16__)
-  if (weight.format == WeightFormat::kBFloat16) {
+  if (multiplies_pairs(weight)) {
     plan.kind = RowsPlan::Kind::kWide;
     plan.layout = bf16_layout(weight.in_features);
     return plan;
@@ -33,6 +47,9 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
 }
 
 inline void widen_row_in_vectors(const float* x, int in_features, int row, const WideRows& wide) {
+#if defined(__AVX512F__)
+  if (is_for_panels(wide.layout)) return widen_row_for_panels(x, in_features, row, wide);
+#endif
 #if defined(__AVX512BF16__)
   if (wide.layout.unit == kBf16Unit) return widen_row_to_bf16(x, in_features, row, wide);
 #endif
@@ -41,6 +58,11 @@ inline void widen_row_in_vectors(const float* x, int in_features, int row, const
 
 inline void wide_block_in_vectors(const LinearWeight& weight, const WideRows& x, int first_row, int rows,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
+#if defined(__AVX512F__)
+  if (is_for_panels(x.layout)) {
+    return panel_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
+  }
+#endif
 #if defined(__AVX512BF16__)
   if (weight.format == WeightFormat::kBFloat16) {
     return bf16_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);

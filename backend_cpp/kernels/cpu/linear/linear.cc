@@ -11,25 +11,34 @@ namespace turbomind {
 
 namespace {
 
-// Weight bytes one chunk streams: large enough to hide the cost of a claim, small enough to balance two cores.
-constexpr size_t kChunkBytes = 128 << 10;
 // Scales of this many rows fill a cache line, which threads should not share.
 constexpr int kLineRows = 16;
 constexpr size_t kCacheLine = 64;
 
+// Weight bytes one chunk streams: large enough to hide the cost of a claim, small enough to balance two cores; and the
+// fewest that are worth a claim.
+constexpr size_t kChunkBytes = 128 << 10;
+constexpr size_t kMinChunkBytes = 16 << 10;
+
 // Calls body(first row, rows, first unit, last unit) for blocks of rows and of units of the weight. Units vary fastest,
-// so that all threads work on the same rows of x.
+// so that all threads work on the same rows of x. Chunks are of about equal size and a multiple of the threads, so that
+// those end together.
 template <class Body>
-void for_blocks(ThreadPool& pool, int rows, int block_rows, int units, size_t unit_bytes, int unit_multiple,
+void for_blocks(ThreadPool& pool, const RowsPlan& plan, int rows, int units, size_t unit_bytes, int unit_multiple,
                 Body&& body) {
-  const int wanted = static_cast<int>(kChunkBytes / std::max<size_t>(unit_bytes, 1)) / unit_multiple * unit_multiple;
-  const int chunk_units = std::max(unit_multiple, wanted);
+  const int row_chunks = (rows + plan.block_rows - 1) / plan.block_rows;
+  const auto threads = static_cast<size_t>(pool.thread_count());
+  const size_t bytes = unit_bytes * units;
+  const size_t multiples = (static_cast<size_t>(units) + unit_multiple - 1) / unit_multiple;
+  size_t wanted = std::max(bytes / kChunkBytes, std::min(2 * threads / row_chunks, bytes / kMinChunkBytes));
+  if (wanted > 1) wanted = (wanted + threads - 1) / threads * threads;
+  wanted = std::clamp<size_t>(wanted, 1, multiples);
+  const int chunk_units = static_cast<int>((multiples + wanted - 1) / wanted) * unit_multiple;
   const int unit_chunks = (units + chunk_units - 1) / chunk_units;
-  const int row_chunks = (rows + block_rows - 1) / block_rows;
   pool.parallel_for(row_chunks * unit_chunks, [&](int chunk) {
-    const int row = chunk / unit_chunks * block_rows;
+    const int row = chunk / unit_chunks * plan.block_rows;
     const int first = chunk % unit_chunks * chunk_units;
-    body(row, std::min(block_rows, rows - row), first, std::min(first + chunk_units, units));
+    body(row, std::min(plan.block_rows, rows - row), first, std::min(first + chunk_units, units));
   });
 }
 
@@ -138,7 +147,7 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
         for_rows(pool, rows, 4 * size, [&](size_t row) { make_row(input, row, size, input.workspace + row * size); });
         x = input.workspace;
       }
-      for_blocks(pool, rows, plan.block_rows, weight.out_features, row_bytes(weight), 4,
+      for_blocks(pool, plan, rows, weight.out_features, row_bytes(weight), 4,
                  [&](int row, int count, int first, int last) {
                    table.linear_block(weight, x + static_cast<size_t>(row) * weight.in_features, count, first, last,
                                       y + static_cast<size_t>(row) * weight.out_features, accumulate);
@@ -151,7 +160,7 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
         table.quantize_row(inputs, weight.in_features, weight.group, row, rounded);
       });
       const PackedShape shape = packed_shape(weight);
-      for_blocks(pool, rows, plan.block_rows, tiles, shape.group_bytes() * shape.groups(), 1,
+      for_blocks(pool, plan, rows, tiles, shape.group_bytes() * shape.groups(), 1,
                  [&](int row, int count, int first, int last) {
                    table.packed_block(weight, rounded, row, count, first, last, y, accumulate);
                  });
@@ -162,7 +171,7 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
       for_inputs(pool, weight, input, rows,
                  [&](const float* inputs, int row) { table.widen_row(inputs, weight.in_features, row, wide); });
       const size_t bytes = weight.is_packed() ? plan.layout.features : row_bytes(weight);
-      for_blocks(pool, rows, plan.block_rows, tiles, bytes * kTileOutputs, plan.block_tiles,
+      for_blocks(pool, plan, rows, tiles, bytes * kTileOutputs, plan.block_tiles,
                  [&](int row, int count, int first, int last) {
                    table.wide_block(weight, wide, row, count, first, last, y, accumulate);
                  });

@@ -30,6 +30,7 @@ struct FloatProducts {
     return TM_ISA::load_partial(p, count);
   }
   static Vec add(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
+  static Vec add_lanes(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
 };
 
 #if defined(__AVX512BF16__)
@@ -46,6 +47,7 @@ struct PairProducts {
     return load(inputs);
   }
   static Vec add(Vec sum, IVec x, IVec w) { return dot2(sum, x, w); }
+  static Vec add_lanes(Vec sum, Vec x, Vec w) { return dot2(sum, as_ints(x), as_ints(w)); }
 };
 #endif
 
