@@ -11,8 +11,6 @@ namespace {
 constexpr int kRowsAtOnce = 64;    // bounds scratch memory
 constexpr int kMaxHistories = 64;  // 0.6 MB each for a vocabulary of 150,000
 
-constexpr int kNothingCounted = -1;
-
 // Room for lists: a mask and some tokens for each of this many rows.
 constexpr size_t kMaxListRows = 256;
 constexpr size_t kListBytes = 1024;
@@ -20,10 +18,6 @@ constexpr size_t kListAlignment = 8;
 
 size_t aligned(size_t bytes) {
   return (bytes + kListAlignment - 1) / kListAlignment * kListAlignment;
-}
-
-int context_of(const TokenChoice& choice) {
-  return static_cast<int>(choice.tokens->size()) + choice.in_flight;
 }
 
 // Puts lists one after the other, on the host for the device.
@@ -48,15 +42,10 @@ class ListWriter {
 
 }  // namespace
 
-CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices) : ops_(ops), vocab_size_(vocab_size) {
+CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices)
+    : ops_(ops), vocab_size_(vocab_size), histories_(std::min(max_choices, kMaxHistories)) {
   const auto rows = static_cast<size_t>(max_choices);
-  const size_t history_words = mask_words() + static_cast<size_t>(vocab_size);
-  histories_.resize(std::min(rows, size_t{kMaxHistories}));
-  history_memory_ = ops.allocate(histories_.size() * history_words * sizeof(int32_t));
-  for (size_t i = 0; i < histories_.size(); ++i) {
-    histories_[i].seen = history_memory_.as<uint32_t>() + i * history_words;
-    histories_[i].counts = reinterpret_cast<int32_t*>(histories_[i].seen + mask_words());
-  }
+  history_memory_ = ops.allocate(std::min(rows, size_t{kMaxHistories}) * history_words() * sizeof(int32_t));
   rows_ = Staged(ops, rows * sizeof(cuda::SamplingRow));
   lists_ = Staged(ops, std::min(rows, kMaxListRows) * (mask_words() * sizeof(uint32_t) + kListBytes));
   moves_ = Staged(ops, rows * sizeof(cuda::TokenMove));
@@ -90,36 +79,17 @@ CudaSampler::~CudaSampler() {
 
 // ---- penalties ----
 
-CudaSampler::History* CudaSampler::find(uint64_t sequence) {
-  const auto found = std::find_if(histories_.begin(), histories_.end(), [sequence](const History& history) {
-    return history.used_in > 0 && history.sequence == sequence;
-  });
-  return found != histories_.end() ? &*found : nullptr;
+CudaSampler::Counts CudaSampler::counts_at(int place) const {
+  auto* seen = history_memory_.as<uint32_t>() + static_cast<size_t>(place) * history_words();
+  return {seen, reinterpret_cast<int32_t*>(seen + mask_words())};
 }
 
 bool CudaSampler::reserve(const TokenChoice& choice) {
   if (choice.top_n_sigma > 0 && !choice.is_greedy) return false;
   const size_t list_bytes = reserved_list_bytes_ + bytes_of_lists(choice);
   if (list_bytes > lists_.size()) return false;
-  if (choice.has_penalties() && !reserve_history(choice)) return false;
+  if (choice.has_penalties() && !histories_.reserve(choice)) return false;
   reserved_list_bytes_ = list_bytes;
-  return true;
-}
-
-bool CudaSampler::reserve_history(const TokenChoice& choice) {
-  const int64_t next = step_ + 1;
-  History* history = find(choice.sequence);
-  if (choice.in_flight > 0) {
-    // Nobody can see the device what it did not count itself.
-    if (history == nullptr || history->tokens != context_of(choice)) return false;
-  } else if (history == nullptr) {
-    history = &*std::min_element(histories_.begin(), histories_.end(),
-                                 [](const History& a, const History& b) { return a.used_in < b.used_in; });
-    if (history->used_in == next) return false;
-    history->sequence = choice.sequence;
-    history->tokens = kNothingCounted;
-  }
-  history->used_in = next;
   return true;
 }
 
@@ -129,26 +99,24 @@ size_t CudaSampler::bytes_of_lists(const TokenChoice& choice) const {
          aligned(choice.mask != nullptr ? mask_words() * sizeof(uint32_t) : 0);
 }
 
-// Counts the sequence's tokens, unless that was done when they came.
-void CudaSampler::count_tokens(History& history, const TokenChoice& choice) {
-  if (history.tokens != context_of(choice)) {
-    std::vector<uint32_t> seen(mask_words());
-    std::vector<int32_t> counts(static_cast<size_t>(vocab_size_));
-    for (size_t i = 0; i < choice.tokens->size(); ++i) {
-      const auto token = static_cast<size_t>((*choice.tokens)[i]);
-      seen[token / 32] |= 1u << token % 32;
-      if (i >= static_cast<size_t>(choice.prompt_len)) ++counts[token];
-    }
-    ops_.upload(seen.data(), seen.size() * sizeof(uint32_t), history.seen);
-    ops_.upload(counts.data(), counts.size() * sizeof(int32_t), history.counts);
+// Counts the sequence's tokens from its beginning.
+void CudaSampler::count_tokens(const Counts& counts, const TokenChoice& choice) {
+  std::vector<uint32_t> seen(mask_words());
+  std::vector<int32_t> times(static_cast<size_t>(vocab_size_));
+  for (size_t i = 0; i < choice.tokens->size(); ++i) {
+    const auto token = static_cast<size_t>((*choice.tokens)[i]);
+    seen[token / 32] |= 1u << token % 32;
+    if (i >= static_cast<size_t>(choice.prompt_len)) ++times[token];
   }
-  history.tokens = context_of(choice) + 1;
+  ops_.upload(seen.data(), seen.size() * sizeof(uint32_t), counts.seen);
+  ops_.upload(times.data(), times.size() * sizeof(int32_t), counts.counts);
 }
 
 // ---- a step ----
 
 void CudaSampler::begin(const std::vector<const TokenChoice*>& choices) {
   ++step_;
+  histories_.begin_step();
   reserved_list_bytes_ = 0;
   StepInFlight& step = steps_[static_cast<size_t>(step_ % 2)];
   ops_.mark(step.began);
@@ -165,10 +133,11 @@ void CudaSampler::fill_rows(const std::vector<const TokenChoice*>& choices) {
     cuda::SamplingRow row;
     static_cast<SamplingParams&>(row) = choice;
     if (choice.has_penalties()) {
-      History& history = *find(choice.sequence);
-      count_tokens(history, choice);
-      row.seen = history.seen;
-      row.counts = history.counts;
+      bool recounts = false;
+      const Counts counts = counts_at(histories_.count(choice, recounts));
+      if (recounts) count_tokens(counts, choice);
+      row.seen = counts.seen;
+      row.counts = counts.counts;
     }
     if (choice.biases != nullptr && !choice.biases->empty()) {
       biases.clear();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device/cuda/operators.h"
+#include "device/token_histories.h"
 #include "device/token_sampler.h"
 #include "kernels/cuda/sampling/sampling.h"
 
@@ -27,12 +28,9 @@ class CudaSampler final : public TokenSampler {
 
  private:
   // Which tokens a sequence has and how often, for its penalties.
-  struct History {
-    uint64_t sequence = 0;
-    int tokens = 0;       // that were counted, the one chosen by the step under way included
-    int64_t used_in = 0;  // step
-    uint32_t* seen = nullptr;
-    int32_t* counts = nullptr;
+  struct Counts {
+    uint32_t* seen;
+    int32_t* counts;
   };
   // Choices whose log probabilities are wanted: their rows among the logits that are chosen from at once, and the way
   // their tokens go.
@@ -57,10 +55,10 @@ class CudaSampler final : public TokenSampler {
   };
 
   size_t mask_words() const { return (static_cast<size_t>(vocab_size_) + 31) / 32; }
-  History* find(uint64_t sequence);
-  bool reserve_history(const TokenChoice& choice);
+  size_t history_words() const { return mask_words() + static_cast<size_t>(vocab_size_); }
+  Counts counts_at(int place) const;
   size_t bytes_of_lists(const TokenChoice& choice) const;
-  void count_tokens(History& history, const TokenChoice& choice);
+  void count_tokens(const Counts& counts, const TokenChoice& choice);
   void fill_rows(const std::vector<const TokenChoice*>& choices);
   void fill_logprob_rows(const std::vector<const TokenChoice*>& choices);
   void choose_at_once(int first, int count, float* logits);
@@ -70,7 +68,7 @@ class CudaSampler final : public TokenSampler {
   int64_t step_ = 0;                // under way
   size_t reserved_list_bytes_ = 0;  // for the next
   AlignedBuffer history_memory_;
-  std::vector<History> histories_;
+  TokenHistories histories_;
 
   Staged rows_;   // SamplingRow [max_choices]
   Staged lists_;  // what the rows point at: biases, forbidden tokens, masks
