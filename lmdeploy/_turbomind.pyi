@@ -46,6 +46,8 @@ class Order:
     rows: int
     spans: int
     wanted: int
+    choices: int
+    area: int
     slot: int
     directory: str
 
@@ -53,15 +55,29 @@ def read_adapter(
     directory: str,
 ) -> dict[str, tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float32]], float]]: ...
 
-class WorkerChannel:
+choice_dtype: np.dtype[np.void]  # of WorkerArea.choices
+
+class WorkerArea:
     tokens: np.ndarray[Any, np.dtype[np.int32]]
     spans: np.ndarray[Any, np.dtype[np.int32]]
     blocks: np.ndarray[Any, np.dtype[np.int32]]
+    embedded_rows: np.ndarray[Any, np.dtype[np.int32]]
+    embeddings: np.ndarray[Any, np.dtype[np.float32]]
+    grid_positions: np.ndarray[Any, np.dtype[np.int32]]
+    choices: np.ndarray[Any, np.dtype[np.void]]
+    lists: np.ndarray[Any, np.dtype[np.int32]]
+    chosen: np.ndarray[Any, np.dtype[np.int32]]
+    logprobs: np.ndarray[Any, np.dtype[np.float32]]
+    top_tokens: np.ndarray[Any, np.dtype[np.int32]]
+    top_logprobs: np.ndarray[Any, np.dtype[np.float32]]
+
+class WorkerChannel:
     logits: np.ndarray[Any, np.dtype[np.float32]]
     hidden: np.ndarray[Any, np.dtype[np.float32]]
     def __init__(self, fd: int, rank: int) -> None: ...
-    def wait(self, seconds: float) -> Order | None: ...
-    def finish(self, has_failed: bool, text: str) -> None: ...
+    def wait(self, seconds: float) -> tuple[int, Order] | None: ...
+    def finish(self, number: int, has_failed: bool, text: str) -> None: ...
+    def area(self, index: int) -> WorkerArea: ...
 
 _Rows = tuple[int, int]
 _Heads = tuple[int, int, int, int, int, int]

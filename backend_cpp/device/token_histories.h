@@ -23,7 +23,7 @@ class TokenHistories {
   // The next step begins.
   void begin_step() { ++step_; }
   // The place of a reserved sequence, the token that the step chooses included; `recounts`: its counts are to begin
-  // anew, with the tokens that the host knows.
+  // again, with the tokens that the host knows.
   int count(const TokenChoice& choice, bool& recounts);
 
  private:

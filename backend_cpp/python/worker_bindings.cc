@@ -30,26 +30,40 @@ class WorkerChannel {
     {
       const py::gil_scoped_release unlocked;
       const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
-      if (!channel_.wait_order(rank_, timeout)) return py::none();
+      if (!channel_.wait_order(last_, timeout)) return py::none();
     }
-    return py::cast(channel_.order());
+    ++last_;
+    Order order = channel_.order(last_);
+    return py::make_tuple(last_, std::move(order));
   }
 
-  void finish(bool has_failed, const std::string& text) { channel_.finish(rank_, has_failed, text); }
+  void finish(uint32_t number, bool has_failed, const std::string& text) {
+    channel_.finish(rank_, number, has_failed, text);
+  }
 
   // Views of the shared memory; `owner` keeps it.
-  static py::array tokens(const py::object& owner) {
+  static py::object area(const py::object& owner, int index) {
     const StepChannel& channel = of(owner);
-    return py::array_t<int32_t>(channel.shape().rows, channel.tokens(), owner);
-  }
-  static py::array spans(const py::object& owner) {
-    const StepChannel& channel = of(owner);
-    return py::array_t<int32_t>({channel.shape().spans, kSpanFields}, reinterpret_cast<int32_t*>(channel.spans()),
-                                owner);
-  }
-  static py::array blocks(const py::object& owner) {
-    const StepChannel& channel = of(owner);
-    return py::array_t<int32_t>(channel.shape().blocks, channel.blocks(), owner);
+    if (index < 0 || index >= kAreas) throw invalid_argument("there is no area " + std::to_string(index));
+    const ChannelShape& shape = channel.shape();
+    const int seeing_rows = shape.embedding_width > 0 ? shape.rows : 0;
+    const auto view = [&owner]<class T>(T* data, std::vector<py::ssize_t> sizes) {
+      return py::array_t<T>(std::move(sizes), data, owner);
+    };
+    py::dict views;
+    views["tokens"] = view(channel.tokens(index), {shape.rows});
+    views["spans"] = view(reinterpret_cast<int32_t*>(channel.spans(index)), {shape.spans, kSpanFields});
+    views["blocks"] = view(channel.blocks(index), {shape.blocks});
+    views["embedded_rows"] = view(channel.embedded_rows(index), {seeing_rows});
+    views["embeddings"] = view(channel.embeddings(index), {seeing_rows, shape.embedding_width});
+    views["grid_positions"] = view(channel.grid_positions(index), {seeing_rows, 3});
+    views["choices"] = view(channel.choices(index), {shape.spans});
+    views["lists"] = view(channel.lists(index), {shape.list_words});
+    views["chosen"] = view(channel.chosen(index), {shape.spans});
+    views["logprobs"] = view(channel.logprobs(index), {shape.spans});
+    views["top_tokens"] = view(channel.top_tokens(index), {shape.spans, kMaxChoiceLogprobs});
+    views["top_logprobs"] = view(channel.top_logprobs(index), {shape.spans, kMaxChoiceLogprobs});
+    return py::module_::import("types").attr("SimpleNamespace")(**views);
   }
   static py::array logits(const py::object& owner) {
     const StepChannel& channel = of(owner);
@@ -59,27 +73,13 @@ class WorkerChannel {
     const StepChannel& channel = of(owner);
     return py::array_t<float>({channel.shape().rows, channel.shape().hidden_size}, channel.hidden(), owner);
   }
-  static py::array embedded_rows(const py::object& owner) {
-    const StepChannel& channel = of(owner);
-    return py::array_t<int32_t>(seeing_rows(channel), channel.embedded_rows(), owner);
-  }
-  static py::array embeddings(const py::object& owner) {
-    const StepChannel& channel = of(owner);
-    return py::array_t<float>({seeing_rows(channel), channel.shape().embedding_width}, channel.embeddings(), owner);
-  }
-  static py::array grid_positions(const py::object& owner) {
-    const StepChannel& channel = of(owner);
-    return py::array_t<int32_t>({seeing_rows(channel), 3}, channel.grid_positions(), owner);
-  }
 
  private:
-  static int seeing_rows(const StepChannel& channel) {
-    return channel.shape().embedding_width > 0 ? channel.shape().rows : 0;
-  }
   static const StepChannel& of(const py::object& owner) { return owner.cast<const WorkerChannel&>().channel_; }
 
   StepChannel channel_;
   int rank_;
+  uint32_t last_ = 0;  // order
 };
 
 py::array matrix(const CheckpointTensor& tensor) {
@@ -101,6 +101,10 @@ py::dict read_adapter(const std::string& directory) {
 }  // namespace
 
 void bind_worker(py::module_& m) {
+  PYBIND11_NUMPY_DTYPE(ChannelChoice, u, row, is_greedy, temperature, top_k, top_p, min_p, top_n_sigma,
+                       repetition_penalty, presence_penalty, frequency_penalty, logprobs, history, first_list, biases,
+                       forbidden, mask_words, counted, prompt_len);
+  m.attr("choice_dtype") = py::dtype::of<ChannelChoice>();
   py::enum_<OrderKind>(m, "OrderKind", py::module_local())
       .value("LOAD", OrderKind::kLoad)
       .value("ALLOCATE", OrderKind::kAllocate)
@@ -118,6 +122,8 @@ void bind_worker(py::module_& m) {
       .def_readonly("rows", &Order::rows)
       .def_readonly("spans", &Order::spans)
       .def_readonly("wanted", &Order::wanted)
+      .def_readonly("choices", &Order::choices)
+      .def_readonly("area", &Order::area)
       .def_readonly("embedded", &Order::embedded)
       .def_readonly("has_grid", &Order::has_grid)
       .def_readonly("slot", &Order::slot)
@@ -128,15 +134,10 @@ void bind_worker(py::module_& m) {
   py::class_<WorkerChannel>(m, "WorkerChannel", py::module_local())
       .def(py::init<int, int>(), py::arg("fd"), py::arg("rank"))
       .def("wait", &WorkerChannel::wait, py::arg("seconds"))
-      .def("finish", &WorkerChannel::finish, py::arg("has_failed"), py::arg("text"))
-      .def_property_readonly("tokens", &WorkerChannel::tokens)
-      .def_property_readonly("spans", &WorkerChannel::spans)
-      .def_property_readonly("blocks", &WorkerChannel::blocks)
+      .def("finish", &WorkerChannel::finish, py::arg("number"), py::arg("has_failed"), py::arg("text"))
+      .def("area", &WorkerChannel::area, py::arg("index"))
       .def_property_readonly("logits", &WorkerChannel::logits)
-      .def_property_readonly("hidden", &WorkerChannel::hidden)
-      .def_property_readonly("embedded_rows", &WorkerChannel::embedded_rows)
-      .def_property_readonly("embeddings", &WorkerChannel::embeddings)
-      .def_property_readonly("grid_positions", &WorkerChannel::grid_positions);
+      .def_property_readonly("hidden", &WorkerChannel::hidden);
 }
 
 }  // namespace turbomind

@@ -32,17 +32,32 @@ ChannelShape small_shape(int ranks) {
 // Does orders until one has no rows: the first logit of a row is its token, the first hidden number its rank.
 void work(int fd, int rank) {
   StepChannel channel(dup(fd));
-  while (true) {
-    while (!channel.wait_order(rank, kLong)) continue;
-    const int rows = channel.order().rows;
+  for (uint32_t number = 1;; ++number) {
+    while (!channel.wait_order(number - 1, kLong)) continue;
+    const Order order = channel.order(number);
     if (rank == 0) {
-      for (int row = 0; row < rows; ++row) {
-        channel.logits()[row * 7] = static_cast<float>(channel.tokens()[row]);
-        channel.hidden()[row * 3 + 2] = channel.embeddings()[row * 3 + 2] + channel.grid_positions()[row * 3 + 1];
+      for (int row = 0; row < order.rows; ++row) {
+        channel.logits()[row * 7] = static_cast<float>(channel.tokens(order.area)[row]);
+        channel.hidden()[row * 3 + 2] =
+            channel.embeddings(order.area)[row * 3 + 2] + channel.grid_positions(order.area)[row * 3 + 1];
+        if (row < 4) channel.chosen(order.area)[row] = channel.tokens(order.area)[row] + 5;
       }
     }
-    channel.finish(rank, rows == 13, rows == 13 ? "thirteen rows" : "");
-    if (rows == 0) return;
+    channel.finish(rank, number, order.rows == 13, order.rows == 13 ? "thirteen rows" : "");
+    if (order.rows == 0) return;
+  }
+}
+
+uint32_t give(StepChannel& channel, int rows, int area = 0) {
+  channel.order() = {};
+  channel.order().rows = rows;
+  channel.order().area = area;
+  return channel.give();
+}
+
+void await(const StepChannel& channel, uint32_t number) {
+  for (int rank = 0; rank < channel.shape().ranks; ++rank) {
+    while (!channel.wait_done(rank, number, kLong)) continue;
   }
 }
 
@@ -51,45 +66,55 @@ void work(int fd, int rank) {
 TEST(steps_travel_to_every_rank_and_back) {
   StepChannel channel(small_shape(2));
   std::vector<std::thread> workers;
-  const auto run = [&](int rows) {
-    channel.order() = {};
-    channel.order().rows = rows;
-    channel.give();
-    for (int rank = 0; rank < 2; ++rank) {
-      while (!channel.wait_done(rank, kLong)) continue;
-    }
-  };
-  channel.order().rows = 1;  // the order that is given from the start
+  channel.order(channel.given()).rows = 1;  // the order that is given from the start
   for (int rank = 0; rank < 2; ++rank) workers.emplace_back(work, channel.fd(), rank);
-  for (int rank = 0; rank < 2; ++rank) {
-    while (!channel.wait_done(rank, kLong)) continue;
-  }
+  await(channel, channel.given());
   for (int step = 0; step < 500; ++step) {
     const int rows = 1 + step % 12;
-    std::iota(channel.tokens(), channel.tokens() + rows, step);
-    std::iota(channel.embeddings(), channel.embeddings() + 3 * rows, 0.25F);
-    std::iota(channel.grid_positions(), channel.grid_positions() + 3 * rows, step);
-    run(rows);
+    const int area = step % 2;
+    std::iota(channel.tokens(area), channel.tokens(area) + rows, step);
+    std::iota(channel.embeddings(area), channel.embeddings(area) + 3 * rows, 0.25F);
+    std::iota(channel.grid_positions(area), channel.grid_positions(area) + 3 * rows, step);
+    const uint32_t number = give(channel, rows, area);
+    await(channel, number);
     for (int row = 0; row < rows; ++row) {
       CHECK_EQUAL(channel.logits()[row * 7], static_cast<float>(step + row));
       CHECK_EQUAL(channel.hidden()[row * 3 + 2], static_cast<float>(step + 6 * row + 3) + 0.25F);
     }
-    CHECK(!channel.has_failed(0) && !channel.has_failed(1));
+    CHECK(!channel.has_failed(0, number) && !channel.has_failed(1, number));
   }
-  run(13);
-  CHECK(channel.has_failed(0) && channel.has_failed(1));
-  CHECK_EQUAL(channel.text(1), std::string("thirteen rows"));
-  run(1);
-  CHECK(!channel.has_failed(1));
-  run(0);
+  give(channel, 0);
   for (std::thread& worker : workers) worker.join();
+}
+
+TEST(two_steps_are_under_way_and_the_first_failure_stays_known) {
+  StepChannel channel(small_shape(1));
+  channel.order(channel.given()).rows = 1;
+  std::thread worker(work, channel.fd(), 0);
+  uint32_t before = channel.given();
+  for (int step = 0; step < 500; ++step) {
+    const int area = step % 2;
+    std::iota(channel.tokens(area), channel.tokens(area) + 4, step);
+    const uint32_t number = give(channel, 4, area);
+    await(channel, before);
+    if (step > 0) CHECK_EQUAL(channel.chosen(1 - area)[3], step - 1 + 3 + 5);
+    before = number;
+  }
+  const uint32_t failed = give(channel, 13);
+  const uint32_t after = give(channel, 1);
+  await(channel, after);
+  CHECK(!channel.has_failed(0, before));
+  CHECK(channel.has_failed(0, failed) && channel.has_failed(0, after));
+  CHECK_EQUAL(channel.text(0), std::string("thirteen rows"));
+  give(channel, 0);
+  worker.join();
 }
 
 TEST(a_rank_that_does_nothing_is_waited_for_as_long_as_reported) {
   StepChannel channel(small_shape(1));
-  channel.give();
+  const uint32_t number = channel.give();
   const auto begin = std::chrono::steady_clock::now();
-  CHECK(!channel.wait_done(0, std::chrono::milliseconds(20)));
+  CHECK(!channel.wait_done(0, number, std::chrono::milliseconds(20)));
   CHECK(std::chrono::steady_clock::now() - begin < kLong);
 }
 

@@ -156,8 +156,9 @@ class GpuPagedCache:
             slots = slots_of_rows(
                 step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets, rows, block_len
             )
-            # The only number that has to come to the host; decoding, which graphs capture, needs none.
-            found = _Rows(slots, 1 if step.is_decoding else int(step.q_seqlens.max()))
+            # Decoding, which graphs capture, needs no number on the host.
+            longest = 1 if step.is_decoding else step.max_q_len or int(step.q_seqlens.max())
+            found = _Rows(slots, longest)
             step.extras["gpu_cache_rows"] = found
         assert isinstance(found, _Rows)
         return found

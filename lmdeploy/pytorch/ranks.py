@@ -40,6 +40,12 @@ class Ranks:
             dist.all_reduce(x)
         return x
 
+    def from_first(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the first rank has, in place."""
+        if self.count > 1:
+            dist.broadcast(x, 0)
+        return x
+
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return what all ranks have, one after the other along the last axis."""
         if self.count == 1:

@@ -35,6 +35,8 @@ class StepContext:
         ``[wanted]`` int64: the tokens whose logits are asked for.
     prompt_lens
         ``[spans]`` int64: how many tokens each sequence's prompt has; None: ``kv_seqlens``.
+    max_q_len
+        The largest of ``q_seqlens``, which the host knows; 0: look at them.
     input_embeddings, input_embedding_indexing
         ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
     grid_positions
@@ -51,6 +53,7 @@ class StepContext:
     is_decoding: bool
     wanted: torch.Tensor
     prompt_lens: torch.Tensor | None = None
+    max_q_len: int = 0
     input_embeddings: torch.Tensor | None = None
     input_embedding_indexing: torch.Tensor | None = None
     grid_positions: torch.Tensor | None = None

@@ -36,7 +36,7 @@ class StepDevice(Protocol):
     ) -> Any:
         """Return an empty cache."""
 
-    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
+    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> Ints:
         """Make a step's block tables known, and return them where attention takes them from the step."""
 
     def free_memory(self) -> int:
@@ -58,11 +58,11 @@ class CpuSteps:
         self._cache = PagedCache(shapes, quant_policy, dtype, self._kernels, states)
         return self._cache
 
-    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
+    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> Ints:
         """Hand the tables to the operators, and return none."""
         self._kernels.set_spans(spans, blocks, block_len)
         self._kernels.set_states(spans, blocks, self._cache.state_pages)
-        return torch.empty(0)
+        return np.empty(0, np.int64)
 
     def free_memory(self) -> int:
         """Return 0."""
@@ -87,12 +87,12 @@ class GpuSteps:
 
         return GpuPagedCache(shapes, quant_policy, dtype, self.device)
 
-    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
+    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> Ints:
         """Return ``[spans, most blocks]`` int64, 0 after a sequence's last block."""
         first, count = spans[:, FIRST_BLOCK, None], spans[:, BLOCKS, None]
         place = np.arange(max(1, int(count.max(initial=0))))
-        table = np.where(place < count, blocks[np.minimum(first + place, len(blocks) - 1)], 0)
-        return torch.from_numpy(table.astype(np.int64)).to(self.device)
+        table: Ints = np.where(place < count, blocks[np.minimum(first + place, len(blocks) - 1)], 0)
+        return table
 
     def free_memory(self) -> int:
         """Return what the GPU has left."""

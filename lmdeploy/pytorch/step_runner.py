@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +14,7 @@ import torch
 
 from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.cpu_kernels import kernels
+from lmdeploy.pytorch.device_sampler import Choices, Chosen, DeviceSampler, agrees_with_cpu
 from lmdeploy.pytorch.graphs import DecodingGraphs, cuda_capture
 from lmdeploy.pytorch.models.hf_config import read_hf_config
 from lmdeploy.pytorch.models.patch import model_class_for
@@ -28,6 +32,11 @@ from lmdeploy.pytorch.step_devices import (
     StepDevice,
     step_device,
 )
+from lmdeploy.pytorch.uploads import Uploads
+
+logger = logging.getLogger(__name__)
+
+_AREAS = 2  # of the channel; steps that may be under way at once
 
 
 @dataclass(frozen=True)
@@ -94,10 +103,11 @@ class StepRunner:
     def __init__(self, args: WorkerArguments, channel: Any) -> None:
         own = model_class_for(read_hf_config(args.checkpoint), args.custom_module_map)
         self._channel = channel
+        self._areas = [channel.area(index) for index in range(_AREAS)]
         self._device = step_device(args.device, args.rank, args.ranks, kernels(args.threads))
         torch.set_num_threads(args.threads)
-        ranks = join(args.rank, args.ranks, args.meeting_place, self._device.device)
-        self._model: SteppingModel = _model_of(args, self._device, ranks, own is not None)
+        self._ranks = join(args.rank, args.ranks, args.meeting_place, self._device.device)
+        self._model: SteppingModel = _model_of(args, self._device, self._ranks, own is not None)
         self._cache = self._device.cache_of(
             self._model.shapes, args.quant_policy, self._model.dtype, self._model.states
         )
@@ -105,6 +115,9 @@ class StepRunner:
         if self._device.device.type == "cuda" and not args.eager_mode:
             self._forward = DecodingGraphs(self._model, cuda_capture()).forward
         self._is_first = args.rank == 0
+        self._uploads = Uploads(self._device.device)
+        self._sampler = DeviceSampler(channel.logits.shape[1], self._device.device)
+        self._chosen = torch.empty(0, dtype=torch.int64, device=self._device.device)  # by the last step
         self._block_len = 0
         torch.set_num_threads(1)  # what is left to PyTorch is small, and the kernels' threads need the cores
 
@@ -118,6 +131,7 @@ class StepRunner:
             "state_layers": len(states),
             "state_bytes": states[0].state_bytes if states else 0,
             "layers": self._model.layers,
+            "chooses_tokens": _chooses_tokens(self._device.device),
         }
 
     def place_adapter(self, slot: int, directory: str) -> None:
@@ -133,57 +147,126 @@ class StepRunner:
         self._block_len = block_len
         self._cache.allocate(block_count, block_len, host_block_count, page_bytes)
 
-    def move_blocks(self, count: int) -> None:
+    def move_blocks(self, count: int, area: int) -> None:
         """Do what the channel has: this many pairs of blocks, whose content goes from the first to the second."""
-        self._cache.move(self._channel.blocks[: 2 * count].reshape(count, 2))
+        self._cache.move(self._areas[area].blocks[: 2 * count].reshape(count, 2))
 
     @torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]
-    def step(self, order: Any) -> None:
-        """Run a step, and leave what it brings in the channel."""
-        spans = self._channel.spans[: order.spans]
+    def step(self, order: Any) -> Callable[[], None] | None:
+        """Run a step, and leave what it brings in the channel.
+
+        Returns
+        -------
+        Callable[[], None] or None
+            What waits for the device and leaves it there; it may be called by another thread, while the next step is
+            launched. None: it is there.
+        """
+        area = self._areas[order.area]
+        spans = area.spans[: order.spans]
+        choices = area.choices[: order.choices]
         self._model.adapters.begin_step(np.repeat(spans[:, ADAPTER], spans[:, COUNT]))
-        context = self._context(order, spans)
+        context = self._context(order, area, spans, choices)
+        staged = self._sampler.stage(choices, area.lists, self._uploads) if self._is_first and len(choices) else None
         # Which rows adapters add to, and what images bring, differs from step to step.
         is_fixed = context.input_embeddings is None and context.grid_positions is None
         forward = self._forward if is_fixed and not self._model.adapters.is_used else self._model.forward
         logits, hidden = forward(context)
         if self._is_first and order.wanted:
-            torch.from_numpy(self._channel.logits[: order.wanted]).copy_(logits)
-            torch.from_numpy(self._channel.hidden[: order.wanted]).copy_(hidden)
+            torch.from_numpy(self._channel.logits[: order.wanted]).copy_(logits[order.choices :])
+            torch.from_numpy(self._channel.hidden[: order.wanted]).copy_(hidden[order.choices :])
+        if not order.choices:
+            return None
+        if staged is None:
+            self._chosen = self._ranks.from_first(torch.empty_like(logits[: order.choices, 0], dtype=torch.int64))
+            return None
+        chosen = self._sampler.choose(logits[: order.choices], staged)
+        self._chosen = self._ranks.from_first(chosen.tokens)
+        return _deliver(chosen, staged, area)
 
-    def _context(self, order: Any, spans: Ints) -> StepContext:
+    def _context(self, order: Any, area: Any, spans: Ints, choices: Ints) -> StepContext:
         first_rows, counts, positions = spans[:, FIRST_ROW], spans[:, COUNT], spans[:, POSITION]
         rows = np.arange(order.rows)
         position_ids = rows + np.repeat(positions - first_rows, counts)
         within = rows - np.repeat(first_rows, counts)
         wanted = np.flatnonzero(within >= np.repeat(spans[:, WANTED_FROM], counts))
+        tokens = area.tokens[: order.rows]
+        in_flight = np.flatnonzero(tokens < 0)  # the last step's, which may not have come to the host
+        arrays = {
+            "input_ids": tokens[None].clip(0), "position_ids": position_ids[None], "q_start_loc": first_rows,
+            "q_seqlens": counts, "kv_seqlens": positions + counts,
+            "block_offsets": self._device.block_offsets(spans, area.blocks, self._block_len),
+            "wanted": np.concatenate([choices["row"], wanted]), "prompt_lens": spans[:, PROMPT_LEN],
+            "in_flight": in_flight, "chosen": -1 - tokens[in_flight],
+        }  # fmt: skip
+        sent = self._uploads.send({name: np.ascontiguousarray(array, np.int64) for name, array in arrays.items()})
+        row_of, choice_of = sent.pop("in_flight"), sent.pop("chosen")
         context = StepContext(
-            input_ids=self._tensor(self._channel.tokens[None, : order.rows]),
-            position_ids=self._tensor(position_ids[None]),
-            q_start_loc=self._tensor(first_rows),
-            q_seqlens=self._tensor(counts),
-            kv_seqlens=self._tensor(positions + counts),
-            block_offsets=self._device.block_offsets(spans, self._channel.blocks, self._block_len),
+            **sent,
             kv_caches=self._cache,
             is_decoding=order.rows == order.spans,
-            wanted=self._tensor(wanted),
-            prompt_lens=self._tensor(spans[:, PROMPT_LEN]),
+            max_q_len=int(counts.max(initial=0)),
         )
+        if len(in_flight):
+            # -1 ends the request when it comes to the host; until then any token will do.
+            context.input_ids[0, row_of] = self._chosen[choice_of].clamp_min(0)
         if order.embedded:
-            context.input_embeddings = torch.from_numpy(self._channel.embeddings[: order.embedded]).to(
+            context.input_embeddings = torch.from_numpy(area.embeddings[: order.embedded]).to(
                 self._device.device, copy=True
             )
             is_embedded = np.zeros((1, order.rows), bool)
-            is_embedded[0, self._channel.embedded_rows[: order.embedded]] = True
+            is_embedded[0, area.embedded_rows[: order.embedded]] = True
             context.input_embedding_indexing = torch.from_numpy(is_embedded).to(self._device.device)
             context.input_ids[context.input_embedding_indexing] = 0  # tokens of images may be after the vocabulary
         if order.has_grid:
-            context.grid_positions = self._tensor(self._channel.grid_positions[: order.rows].T)
+            grid = area.grid_positions[: order.rows].T.astype(np.int64)
+            context.grid_positions = torch.from_numpy(grid).to(self._device.device)
         return context
 
-    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """Return a copy as int64, where the model runs."""
-        return torch.from_numpy(array.astype(np.int64)).to(self._device.device)
+
+def _chooses_tokens(device: torch.device) -> bool:
+    """Return whether tokens are chosen in PyTorch: as it is asked, else on a GPU that does what the CPU does."""
+    wanted = os.environ.get("LMDEPLOY_DEVICE_SAMPLER", "")
+    if wanted or device.type != "cuda":
+        return wanted == "1"
+    try:
+        problem = None if agrees_with_cpu(device) else "it chooses other tokens than on the CPU"
+    except RuntimeError as error:  # of CUDA: no memory, no kernel for this GPU
+        problem = " ".join(str(error).split())
+    if problem is not None:
+        logger.warning(
+            "tokens are chosen on the CPU, not by PyTorch %s (CUDA %s) on the GPU: %s",
+            torch.__version__, torch.version.cuda, problem,
+        )  # fmt: skip
+    return problem is None
+
+
+def _deliver(chosen: Chosen, choices: Choices, area: Any) -> Callable[[], None] | None:
+    """Return what leaves the chosen tokens in the channel, once the device has them."""
+    rows = choices.reported_rows
+    if not chosen.tokens.is_cuda:
+        _leave(chosen.tensors(), rows, area)
+        return None
+    there = [
+        torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+        for tensor in chosen.tensors()
+    ]
+    are_there = torch.cuda.Event()
+    are_there.record()
+
+    def deliver() -> None:
+        are_there.synchronize()
+        _leave(there, rows, area)
+
+    return deliver
+
+
+def _leave(tensors: list[torch.Tensor], rows: Ints, area: Any) -> None:
+    tokens, logprobs, top_tokens, top_logprobs = (tensor.numpy() for tensor in tensors)
+    area.chosen[: len(tokens)] = tokens
+    if len(rows):
+        area.logprobs[rows] = logprobs
+        area.top_tokens[rows, : top_tokens.shape[1]] = top_tokens
+        area.top_logprobs[rows, : top_tokens.shape[1]] = top_logprobs
 
 
 def _model_of(args: WorkerArguments, on: StepDevice, ranks: Any, has_own_class: bool) -> SteppingModel:

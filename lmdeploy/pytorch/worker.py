@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +32,74 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # the kernels' threads need the cores
     channel = _turbomind.WorkerChannel(CHANNEL_FILE, args.rank)
+    finisher = _Finisher(channel)
     runner: Any = None
     while True:
-        order = channel.wait(_TIMEOUT)
-        if order is None:
+        given = channel.wait(_TIMEOUT)
+        if given is None:
             continue
+        number, order = given
+        is_step = order.kind == _turbomind.OrderKind.STEP
+        text, deliver = "", None
         try:
-            text = ""
             if order.kind == _turbomind.OrderKind.LOAD:
                 runner = _load(args, channel)
                 text = json.dumps(runner.facts())
             elif order.kind == _turbomind.OrderKind.ALLOCATE:
                 runner.allocate(order.block_count, order.block_len, order.host_block_count, order.page_bytes)
-            elif order.kind == _turbomind.OrderKind.STEP:
-                runner.step(order)
+            elif is_step:
+                deliver = runner.step(order)
             elif order.kind == _turbomind.OrderKind.MOVE_BLOCKS:
-                runner.move_blocks(order.moves)
+                runner.move_blocks(order.moves, order.area)
             elif order.kind == _turbomind.OrderKind.PLACE_ADAPTER:
                 runner.place_adapter(order.slot, order.directory)
             else:
                 runner.drop_adapter(order.slot)
-        except (ValueError, OSError) as error:  # what the user can do something about
-            if order.kind == _turbomind.OrderKind.STEP:
-                traceback.print_exc()
-            channel.finish(True, " ".join(str(error).split()))
         except Exception as error:
-            traceback.print_exc()
-            channel.finish(True, f"{type(error).__name__}: {' '.join(str(error).split())}")
+            finisher.finish(number, None, _reason(error, is_step))
         else:
-            channel.finish(False, text)
+            finisher.finish(number, deliver, text=text)
+
+
+class _Finisher:
+    """Says which orders are done, in their sequence: at once, or when the device is done with them.
+
+    While a step's device works, its thread waits, so that the next step can be launched meanwhile.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._waiting: queue.SimpleQueue[tuple[int, Callable[[], None] | None, str, str]] | None = None
+
+    def finish(self, number: int, deliver: Callable[[], None] | None, failure: str = "", text: str = "") -> None:
+        if deliver is not None and self._waiting is None:
+            self._waiting = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(self._waiting,), name="finisher", daemon=True).start()
+        if self._waiting is None:
+            self._finish(number, deliver, failure, text)
+        else:
+            self._waiting.put((number, deliver, failure, text))
+
+    def _run(self, waiting: queue.SimpleQueue[tuple[int, Callable[[], None] | None, str, str]]) -> None:
+        while True:
+            self._finish(*waiting.get())
+
+    def _finish(self, number: int, deliver: Callable[[], None] | None, failure: str, text: str) -> None:
+        try:
+            if deliver is not None:
+                deliver()
+        except Exception as error:
+            failure = _reason(error, True)
+        self._channel.finish(number, bool(failure), failure or text)
+
+
+def _reason(error: Exception, is_step: bool) -> str:
+    """Return what the engine says about an order that failed, and show where it did."""
+    text = " ".join(str(error).split())
+    is_users = isinstance(error, ValueError | OSError)  # what the user can do something about
+    if is_step or not is_users:
+        traceback.print_exception(error)
+    return text if is_users and text else f"{type(error).__name__}: {text}"
 
 
 def _load(args: argparse.Namespace, channel: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lmdeploy import _turbomind
 from lmdeploy.pytorch import step_runner
 from lmdeploy.pytorch.step_runner import StepRunner, WorkerArguments
 
@@ -22,6 +23,8 @@ class Order:
     wanted: int
     embedded: int = 0
     has_grid: int = 0
+    choices: int = 0
+    area: int = 0
 
 
 @dataclass
@@ -54,6 +57,9 @@ class StepDriver:
         self.blocks = np.zeros(1024, np.int32)
         self.logits = np.zeros((256, vocab_size), np.float32)
         self.hidden = np.zeros((256, hidden_size), np.float32)
+        self.choices = np.zeros(64, _turbomind.choice_dtype)
+        self.lists = np.zeros(4096, np.int32)
+        self.chosen = np.zeros(64, np.int32)
         with pytest.MonkeyPatch.context() as patch:
             if by_transformers:
                 patch.setattr(step_runner, "model_class_for", lambda *_: None)
@@ -62,6 +68,11 @@ class StepDriver:
         self._tables: dict[int, list[int]] = {}
         # Not in order, so that a mistake with block numbers shows.
         self._free = [int(block) for block in np.random.default_rng(5).permutation(256)]
+
+    def area(self, index: int) -> "StepDriver":
+        """Return what holds an area's arrays: both areas are the same here, since a step is done before the next."""
+        assert index in (0, 1)
+        return self
 
     def step(self, *parts: Part) -> list[np.ndarray]:
         """Run a step and return the logits that each part wants."""

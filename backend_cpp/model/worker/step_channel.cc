@@ -16,8 +16,13 @@ namespace turbomind {
 
 namespace {
 
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kPage = 4096;
+
+// Whether `number` is that one or after it; numbers of orders start from 0 after the largest.
+bool has_reached(uint32_t number, uint32_t other) {
+  return static_cast<int32_t>(number - other) >= 0;
+}
 
 Error unavailable(const std::string& what) {
   return {ErrorCode::kUnavailable, "memory shared with workers: " + what + ": " + std::strerror(errno)};
@@ -27,7 +32,7 @@ Error unavailable(const std::string& what) {
 
 struct StepChannel::Rank {
   alignas(64) std::atomic<uint32_t> done{0};
-  int32_t has_failed = 0;
+  std::atomic<uint32_t> failed{0};  // the first order that failed; 0: none did
   uint32_t text_bytes = 0;
   char text[kTextBytes];
 };
@@ -35,8 +40,8 @@ struct StepChannel::Rank {
 struct StepChannel::Header {
   uint32_t version = kVersion;
   ChannelShape shape;
-  Order order;
-  alignas(64) std::atomic<uint32_t> given{1};  // the first order, to load the model, is given from the start
+  Order orders[kMaxOrders];
+  alignas(64) std::atomic<uint32_t> given{1};
   Rank ranks[kMaxRanks];
 };
 
@@ -73,16 +78,24 @@ void StepChannel::lay_out(const ChannelShape& shape) {
     return begin;
   };
   const auto rows = static_cast<size_t>(shape.rows);
-  tokens_ = reserve(rows, sizeof(int32_t));
-  spans_ = reserve(static_cast<size_t>(shape.spans), sizeof(ChannelSpan));
-  blocks_ = reserve(static_cast<size_t>(shape.blocks), sizeof(int32_t));
+  const auto spans = static_cast<size_t>(shape.spans);
   logits_ = reserve(rows * static_cast<size_t>(shape.vocab_size), sizeof(float));
   hidden_ = reserve(rows * static_cast<size_t>(shape.hidden_size), sizeof(float));
+  tokens_ = reserve(rows, sizeof(int32_t));
+  spans_ = reserve(spans, sizeof(ChannelSpan));
+  blocks_ = reserve(static_cast<size_t>(shape.blocks), sizeof(int32_t));
   const size_t seeing_rows = shape.embedding_width > 0 ? rows : 0;
   embedded_rows_ = reserve(seeing_rows, sizeof(int32_t));
   embeddings_ = reserve(seeing_rows * static_cast<size_t>(shape.embedding_width), sizeof(float));
   grid_positions_ = reserve(seeing_rows * 3, sizeof(int32_t));
-  bytes_ = end;
+  choices_ = reserve(spans, sizeof(ChannelChoice));
+  lists_ = reserve(static_cast<size_t>(shape.list_words), sizeof(int32_t));
+  chosen_ = reserve(spans, sizeof(int32_t));
+  logprobs_ = reserve(spans, sizeof(float));
+  top_tokens_ = reserve(spans * kMaxChoiceLogprobs, sizeof(int32_t));
+  top_logprobs_ = reserve(spans * kMaxChoiceLogprobs, sizeof(float));
+  area_bytes_ = (end + kPage - 1) / kPage * kPage - tokens_;
+  bytes_ = tokens_ + kAreas * area_bytes_;
 }
 
 void StepChannel::map() {
@@ -100,26 +113,31 @@ StepChannel::Rank& StepChannel::rank(int index) const {
 const ChannelShape& StepChannel::shape() const {
   return header().shape;
 }
-Order& StepChannel::order() const {
-  return header().order;
+Order& StepChannel::order(uint32_t number) const {
+  return header().orders[number % kMaxOrders];
 }
 
-void StepChannel::give() {
-  header().given.fetch_add(1, std::memory_order_release);
+uint32_t StepChannel::given() const {
+  return header().given.load(std::memory_order_relaxed);
+}
+
+uint32_t StepChannel::give() {
+  const uint32_t number = header().given.fetch_add(1, std::memory_order_release) + 1;
   futex_wake(header().given);
+  return number;
 }
 
-bool StepChannel::wait_done(int index, std::chrono::nanoseconds timeout) const {
-  const uint32_t given = header().given.load(std::memory_order_relaxed);
+bool StepChannel::wait_done(int index, uint32_t number, std::chrono::nanoseconds timeout) const {
   const std::atomic<uint32_t>& done = rank(index).done;
   const uint32_t seen = done.load(std::memory_order_acquire);
-  if (seen == given) return true;
+  if (has_reached(seen, number)) return true;
   futex_wait(done, seen, timeout);
-  return done.load(std::memory_order_acquire) == given;
+  return has_reached(done.load(std::memory_order_acquire), number);
 }
 
-bool StepChannel::has_failed(int index) const {
-  return rank(index).has_failed != 0;
+bool StepChannel::has_failed(int index, uint32_t number) const {
+  const uint32_t failed = rank(index).failed.load(std::memory_order_acquire);
+  return failed != 0 && has_reached(number, failed);
 }
 
 std::string StepChannel::text(int index) const {
@@ -127,20 +145,21 @@ std::string StepChannel::text(int index) const {
   return {said.text, std::min<size_t>(said.text_bytes, kTextBytes)};
 }
 
-bool StepChannel::wait_order(int index, std::chrono::nanoseconds timeout) const {
-  const uint32_t done = rank(index).done.load(std::memory_order_relaxed);
+bool StepChannel::wait_order(uint32_t after, std::chrono::nanoseconds timeout) const {
   const std::atomic<uint32_t>& given = header().given;
-  if (given.load(std::memory_order_acquire) != done) return true;
-  futex_wait(given, done, timeout);
-  return given.load(std::memory_order_acquire) != done;
+  if (given.load(std::memory_order_acquire) != after) return true;
+  futex_wait(given, after, timeout);
+  return given.load(std::memory_order_acquire) != after;
 }
 
-void StepChannel::finish(int index, bool has_failed, std::string_view text) {
+void StepChannel::finish(int index, uint32_t number, bool has_failed, std::string_view text) {
   Rank& own = rank(index);
-  own.has_failed = has_failed ? 1 : 0;
-  own.text_bytes = static_cast<uint32_t>(std::min(text.size(), kTextBytes));
-  std::memcpy(own.text, text.data(), own.text_bytes);
-  own.done.store(header().given.load(std::memory_order_relaxed), std::memory_order_release);
+  if (own.failed.load(std::memory_order_relaxed) == 0) {
+    own.text_bytes = static_cast<uint32_t>(std::min(text.size(), kTextBytes));
+    std::memcpy(own.text, text.data(), own.text_bytes);
+    if (has_failed) own.failed.store(number, std::memory_order_release);
+  }
+  own.done.store(number, std::memory_order_release);
   futex_wake(own.done);
 }
 

@@ -1,12 +1,12 @@
 // The memory through which an engine hands steps to the processes that run its model, and takes back what they bring.
 //
 //   engine                                   each worker, one a rank
-//   writes the order; order += 1; wakes      waits until order changes
-//   waits until every done == order          does it; the first rank writes logits and hidden rows;
-//                                            done = order; wakes
+//   writes the order; given += 1; wakes      waits until given changes
+//   waits until every done >= the order's    does it; the first rank writes logits and hidden rows, or tokens;
+//                                            done = the order's number; wakes
 //
-// One order is under way at a time, so whoever's turn it is owns all of the memory. It is an anonymous file that
-// workers inherit; pages take no memory before they are touched.
+// Orders are done in their sequence. Two steps may be under way, each in its own area; logits and hidden rows there are
+// once. It is an anonymous file that workers inherit; pages take no memory before they are touched.
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,9 @@ namespace turbomind {
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kLongestPath = 4096;
 inline constexpr size_t kTextBytes = 16384;
+inline constexpr int kMaxOrders = 4;  // that were given and are not done
+inline constexpr int kAreas = 2;
+inline constexpr int kMaxChoiceLogprobs = 32;
 
 // What an order holds at most, and the sizes of its rows.
 struct ChannelShape {
@@ -34,6 +37,7 @@ struct ChannelShape {
   int32_t spans = 0;
   int32_t blocks = 0;           // entries of all block tables of a step
   int32_t embedding_width = 0;  // numbers of a row of an image; 0: the model reads text alone
+  int32_t list_words = 0;       // of the lists of all choices of a step
 };
 
 enum class OrderKind : int32_t { kLoad, kAllocate, kStep, kPlaceAdapter, kDropAdapter, kMoveBlocks };
@@ -50,8 +54,33 @@ struct ChannelSpan {
   int32_t adapter;
 };
 
+// How a token is chosen (TokenChoice); its lists are words of the step's lists from first_list on: biases (token, then
+// the float's bits), forbidden tokens, the mask, and what its history is counted from.
+struct ChannelChoice {
+  double u;     // the random number that it is drawn by
+  int32_t row;  // of the step, whose logits it is chosen from
+  int32_t is_greedy;
+  float temperature;
+  int32_t top_k;
+  float top_p;
+  float min_p;
+  float top_n_sigma;
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  int32_t logprobs;
+  int32_t history;  // where the worker counts its tokens; -1: nowhere
+  int32_t first_list;
+  int32_t biases;
+  int32_t forbidden;
+  int32_t mask_words;
+  int32_t counted;     // tokens that the history begins again with; -1: it is continued
+  int32_t prompt_len;  // of these, tokens of the prompt
+};
+
 struct Order {
   OrderKind kind = OrderKind::kLoad;
+  int32_t area = 0;  // of kStep and kMoveBlocks
   // Of kAllocate.
   int64_t page_bytes = 0;
   int32_t block_count = 0;  // pages; a block of all layers takes one
@@ -63,6 +92,7 @@ struct Order {
   int32_t rows = 0;
   int32_t spans = 0;
   int32_t wanted = 0;
+  int32_t choices = 0;
   int32_t embedded = 0;  // rows that have embeddings of images in place of their tokens'
   int32_t has_grid = 0;  // whether grid_positions() holds the rows' positions
   // Of kPlaceAdapter and kDropAdapter.
@@ -81,32 +111,46 @@ class StepChannel {
   int fd() const { return fd_.get(); }
   const ChannelShape& shape() const;
 
-  Order& order() const;
-  int32_t* tokens() const { return at<int32_t>(tokens_); }                  // [rows]
-  ChannelSpan* spans() const { return at<ChannelSpan>(spans_); }            // [spans]
-  int32_t* blocks() const { return at<int32_t>(blocks_); }                  // [blocks]
-  float* logits() const { return at<float>(logits_); }                      // [rows, vocab_size]
-  float* hidden() const { return at<float>(hidden_); }                      // [rows, hidden_size]
-  int32_t* embedded_rows() const { return at<int32_t>(embedded_rows_); }    // [rows], of which order().embedded
-  float* embeddings() const { return at<float>(embeddings_); }              // [rows, embedding_width]
-  int32_t* grid_positions() const { return at<int32_t>(grid_positions_); }  // [rows, 3]
+  // The order that is given next.
+  Order& order() const { return order(given() + 1); }
+  Order& order(uint32_t number) const;
+
+  // Of the areas:
+  int32_t* tokens(int area) const { return at<int32_t>(tokens_, area); }  // [rows]; -1 - i: choice i of the last step
+  ChannelSpan* spans(int area) const { return at<ChannelSpan>(spans_, area); }            // [spans]
+  int32_t* blocks(int area) const { return at<int32_t>(blocks_, area); }                  // [blocks]
+  int32_t* embedded_rows(int area) const { return at<int32_t>(embedded_rows_, area); }    // [rows], embedded ones first
+  float* embeddings(int area) const { return at<float>(embeddings_, area); }              // [rows, embedding_width]
+  int32_t* grid_positions(int area) const { return at<int32_t>(grid_positions_, area); }  // [rows, 3]
+  ChannelChoice* choices(int area) const { return at<ChannelChoice>(choices_, area); }    // [spans]
+  int32_t* lists(int area) const { return at<int32_t>(lists_, area); }                    // [list_words]
+  int32_t* chosen(int area) const { return at<int32_t>(chosen_, area); }                  // [spans]
+  float* logprobs(int area) const { return at<float>(logprobs_, area); }                  // [spans], of chosen tokens
+  int32_t* top_tokens(int area) const { return at<int32_t>(top_tokens_, area); }          // [spans, kMaxChoiceLogprobs]
+  float* top_logprobs(int area) const { return at<float>(top_logprobs_, area); }          // the same
+
+  float* logits() const { return at<float>(logits_); }  // [rows, vocab_size]
+  float* hidden() const { return at<float>(hidden_); }  // [rows, hidden_size]
 
   // ---- the engine ----
 
-  // Hands over what order() says.
-  void give();
-  // Whether a rank has done what was given last; waits so long for it.
-  bool wait_done(int rank, std::chrono::nanoseconds timeout) const;
-  // What a rank says about the last order: facts of the model, or, if it failed, why.
-  bool has_failed(int rank) const;
+  // The number of the order given last; the first one, to load the model, is given from the start.
+  uint32_t given() const;
+  // Hands over what order() says; returns its number.
+  uint32_t give();
+  // Whether a rank has done this order; waits so long for it.
+  bool wait_done(int rank, uint32_t number, std::chrono::nanoseconds timeout) const;
+  // Whether that order, or one before it, failed there.
+  bool has_failed(int rank, uint32_t number) const;
+  // What a rank says: why its first order that failed did; without one, facts about what it has done last.
   std::string text(int rank) const;
 
   // ---- a worker ----
 
-  // Whether there is an order that this rank has not done; waits so long for it.
-  bool wait_order(int rank, std::chrono::nanoseconds timeout) const;
-  // The order is done. `text` is cut to what there is room for.
-  void finish(int rank, bool has_failed, std::string_view text);
+  // Whether there is an order after this one; waits so long for it.
+  bool wait_order(uint32_t after, std::chrono::nanoseconds timeout) const;
+  // The order is done, as all before it. `text` is cut to what there is room for.
+  void finish(int rank, uint32_t number, bool has_failed, std::string_view text);
 
  private:
   struct Header;
@@ -117,8 +161,8 @@ class StepChannel {
   struct Rank;
 
   template <class T>
-  T* at(size_t offset) const {
-    return reinterpret_cast<T*>(memory_.get() + offset);
+  T* at(size_t offset, int area = 0) const {
+    return reinterpret_cast<T*>(memory_.get() + offset + static_cast<size_t>(area) * area_bytes_);
   }
   Header& header() const;
   Rank& rank(int index) const;
@@ -128,9 +172,11 @@ class StepChannel {
   FileDescriptor fd_;
   std::unique_ptr<std::byte, Unmap> memory_;
   size_t bytes_ = 0;
-  // Offsets.
+  // Offsets, those of areas in the first one.
   size_t tokens_ = 0, spans_ = 0, blocks_ = 0, logits_ = 0, hidden_ = 0;
   size_t embedded_rows_ = 0, embeddings_ = 0, grid_positions_ = 0;
+  size_t choices_ = 0, lists_ = 0, chosen_ = 0, logprobs_ = 0, top_tokens_ = 0, top_logprobs_ = 0;
+  size_t area_bytes_ = 0;
 };
 
 }  // namespace turbomind

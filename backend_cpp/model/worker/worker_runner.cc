@@ -18,6 +18,9 @@ namespace turbomind {
 
 namespace {
 
+// Space for lists of choices: a mask and some tokens each, and all tokens of this many sequences.
+constexpr size_t kWordsOfChoice = 256;
+constexpr size_t kCountedSequences = 4;
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a wait asks whether the worker still runs
 
 ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
@@ -29,6 +32,9 @@ ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
   shape.spans = options.max_rows;
   shape.embedding_width = options.images.width;
   const int state_pages = options.layers;  // at most: a page holds the state of a layer
+  const size_t words_of_mask = static_cast<size_t>(options.vocab_size) / 32 + 1;
+  shape.list_words = static_cast<int32_t>(static_cast<size_t>(limits.spans) * (words_of_mask + kWordsOfChoice) +
+                                          kCountedSequences * static_cast<size_t>(limits.context));
   shape.blocks = limits.spans * ((limits.context + limits.block_len - 1) / limits.block_len + 1 + state_pages);
   return shape;
 }
@@ -47,7 +53,8 @@ std::string meeting_file() {
 WorkerRunner::WorkerRunner(WorkerOptions options, const StepLimits& limits)
     : ModelRunner({.vocab_size = options.vocab_size, .hidden_size = options.hidden_size, .images = options.images}),
       options_(std::move(options)),
-      shape_(shape_of(options_, limits)) {
+      shape_(shape_of(options_, limits)),
+      choices_(shape_) {
   traits_.adapters = this;
   traits_.processes = this;
   if (options_.ranks > kMaxRanks) {
@@ -62,6 +69,8 @@ WorkerRunner::~WorkerRunner() {
 }
 
 void WorkerRunner::start() {
+  choices_ = WorkerChoices(shape_);
+  steps_.clear();
   channel_ = std::make_unique<StepChannel>(shape_);
   const std::string meeting_place = meeting_file();
   for (int rank = 0; rank < options_.ranks; ++rank) {
@@ -70,8 +79,9 @@ void WorkerRunner::start() {
     command.push_back(std::to_string(rank));
     workers_.push_back(std::make_unique<WorkerProcess>(command, channel_->fd()));
   }
+  const uint32_t load = channel_->given();
   try {
-    wait();
+    wait(load);
   } catch (const Error&) {
     std::filesystem::remove(meeting_place);
     stop();
@@ -85,6 +95,7 @@ void WorkerRunner::start() {
   facts_.state_layers = static_cast<int>(said.at("state_layers").as_int());
   facts_.state_bytes = static_cast<size_t>(said.at("state_bytes").as_int());
   facts_.layers = AdaptableLayers(said.at("layers"));
+  traits_.chooses_tokens = said.at("chooses_tokens").as_bool();
   end_of_watch_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
   watcher_ = std::thread([this] { watch(); });
 }
@@ -128,29 +139,29 @@ void WorkerRunner::lose(const std::string& reason) {
   throw Error(ErrorCode::kUnavailable, reason);
 }
 
-void WorkerRunner::wait() {
+void WorkerRunner::wait(uint32_t number, bool is_step) {
   const auto begin = std::chrono::steady_clock::now();
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    while (!channel_->wait_done(rank, kLook)) {
+    while (!channel_->wait_done(rank, number, kLook)) {
       // One that failed or ended may be what the others wait for.
-      for (int other = 0; other < options_.ranks; ++other) check(other);
-      const bool may_take_long = channel_->order().kind != OrderKind::kStep;
-      if (!may_take_long && std::chrono::steady_clock::now() - begin > options_.step_timeout) {
+      for (int other = 0; other < options_.ranks; ++other) check(other, number);
+      if (is_step && std::chrono::steady_clock::now() - begin > options_.step_timeout) {
         lose(name_of(rank) + " did not finish a step in " +
              std::to_string(static_cast<int>(options_.step_timeout.count())) + " s");
       }
     }
-    check(rank);
+    check(rank, number);
   }
 }
 
-void WorkerRunner::check(int rank) {
+void WorkerRunner::check(int rank, uint32_t number) {
   const std::string end = workers_[static_cast<size_t>(rank)]->how_it_ended();
-  const bool is_done = channel_->wait_done(rank, {});
-  if (is_done && channel_->has_failed(rank)) {
-    const OrderKind kind = channel_->order().kind;
-    if (kind == OrderKind::kLoad || kind == OrderKind::kAllocate) throw invalid_argument(channel_->text(rank));
-    lose(name_of(rank) + " failed: " + channel_->text(rank));
+  const bool is_done = channel_->wait_done(rank, number, {});
+  if (is_done && channel_->has_failed(rank, number)) {
+    const OrderKind kind = channel_->order(number).kind;
+    const std::string reason = channel_->text(rank);
+    if (kind == OrderKind::kLoad || kind == OrderKind::kAllocate) throw invalid_argument(reason);
+    lose(name_of(rank) + " failed: " + reason);
   }
   if (!is_done && !end.empty()) lose(name_of(rank) + " " + end);
 }
@@ -190,16 +201,21 @@ std::byte* WorkerRunner::allocate_cache(const CacheShare& share) {
   return nullptr;
 }
 
-void WorkerRunner::order_cache() {
+Order& WorkerRunner::new_order(OrderKind kind) {
   Order& order = channel_->order();
   order = {};
-  order.kind = OrderKind::kAllocate;
+  order.kind = kind;
+  order.area = area_;
+  return order;
+}
+
+void WorkerRunner::order_cache() {
+  Order& order = new_order(OrderKind::kAllocate);
   order.page_bytes = static_cast<int64_t>(cache_.plan.page_bytes);
   order.block_count = cache_.size.page_count;
   order.block_len = cache_.plan.block_len;
   order.host_block_count = cache_.size.host_page_count;
-  channel_->give();
-  wait();
+  wait(channel_->give());
 }
 
 std::unique_ptr<AdapterFile> WorkerRunner::open_adapter(const std::string& directory) const {
@@ -224,8 +240,7 @@ void WorkerRunner::order_adapter(OrderKind kind, int slot, const std::string& di
   order.slot = slot;
   order.directory_bytes = static_cast<int32_t>(directory.size());
   std::copy(directory.begin(), directory.end(), order.directory);
-  channel_->give();
-  wait();
+  wait(channel_->give());
 }
 
 void WorkerRunner::move_pages(const std::vector<PageMove>& moves) {
@@ -233,26 +248,21 @@ void WorkerRunner::move_pages(const std::vector<PageMove>& moves) {
   const auto at_once = static_cast<size_t>(shape_.blocks / 2);
   for (size_t first = 0; first < moves.size(); first += at_once) {
     const size_t count = std::min(at_once, moves.size() - first);
-    Order& order = channel_->order();
-    order = {};
-    order.kind = OrderKind::kMoveBlocks;
+    Order& order = new_order(OrderKind::kMoveBlocks);
     order.moves = static_cast<int32_t>(count);
-    std::memcpy(channel_->blocks(), moves.data() + first, count * sizeof(PageMove));
-    channel_->give();
-    wait();
+    std::memcpy(channel_->blocks(order.area), moves.data() + first, count * sizeof(PageMove));
+    wait(channel_->give());
   }
 }
 
 void WorkerRunner::begin(const StepInput& input) {
   if (is_lost_) lose("a worker has ended");
-  Order& order = channel_->order();
-  order = {};
-  order.kind = OrderKind::kStep;
+  Order& order = new_order(OrderKind::kStep);
   order.rows = static_cast<int32_t>(input.tokens.size());
   order.spans = static_cast<int32_t>(input.spans.size());
-  std::copy(input.tokens.begin(), input.tokens.end(), channel_->tokens());
-  ChannelSpan* to = channel_->spans();
-  int32_t* blocks = channel_->blocks();
+  choices_.begin(input, *channel_, order);
+  ChannelSpan* to = channel_->spans(area_);
+  int32_t* blocks = channel_->blocks(area_);
   int32_t used = 0;
   for (const StepSpan& span : input.spans) {
     const int wanted = span.wanted_rows();
@@ -272,17 +282,18 @@ void WorkerRunner::begin(const StepInput& input) {
       if (!is_state) sent.block_count = needed;
     }
   }
-  send_images(input);
-  channel_->give();
+  send_images(input, order);
+  const int choices = order.choices;
+  steps_.push_back({channel_->give(), area_, choices});
+  area_ = (area_ + 1) % kAreas;
 }
 
-void WorkerRunner::send_images(const StepInput& input) {
+void WorkerRunner::send_images(const StepInput& input, Order& order) {
   if (options_.images.width == 0) return;
   const std::vector<EmbeddedRow> sources = embedded_rows(input);
-  Order& order = channel_->order();
   order.embedded = static_cast<int32_t>(sources.size());
-  int32_t* row = channel_->embedded_rows();
-  float* to = channel_->embeddings();
+  int32_t* row = channel_->embedded_rows(order.area);
+  float* to = channel_->embeddings(order.area);
   for (const EmbeddedRow& source : sources) {
     *row++ = source.row;
     source.rows->read(source.source, 0, options_.images.width, to);
@@ -290,12 +301,16 @@ void WorkerRunner::send_images(const StepInput& input) {
   }
   if (!options_.images.has_grid) return;
   order.has_grid = 1;
-  for (const StepSpan& span : input.spans) fill_grid_positions(span, channel_->grid_positions() + 3 * span.first_row);
+  for (const StepSpan& span : input.spans)
+    fill_grid_positions(span, channel_->grid_positions(order.area) + 3 * span.first_row);
 }
 
 StepOutput WorkerRunner::take() {
-  wait();
+  const StepInFlight step = steps_.front();
+  wait(step.number, true);
+  steps_.pop_front();
   StepOutput output;
+  output.chosen = choices_.take(*channel_, step.area, step.choices);
   output.logits = channel_->logits();
   output.hidden = channel_->hidden();
   return output;

@@ -1,11 +1,14 @@
 // Runs a model in other processes, one a rank: the steps travel through shared memory (model/worker/step_channel.h).
 //
+// Where the workers say so, they choose the tokens, and the next step is on its way before those of this one are here.
+//
 // A worker that ends, or takes longer over a step than it may, is a fault of the device: the step throws, and restart()
 // brings all workers back with an empty cache.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,6 +21,7 @@
 #include "model/model_runner.h"
 #include "model/worker/step_channel.h"
 #include "model/worker/worker_adapters.h"
+#include "model/worker/worker_choices.h"
 #include "model/worker/worker_process.h"
 
 namespace turbomind {
@@ -44,6 +48,7 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   size_t free_cache_memory() override;
   std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override;
+  bool reserve(const TokenChoice& choice) override { return traits_.chooses_tokens && choices_.reserve(choice); }
   void begin(const StepInput& input) override;
   StepOutput take() override;
 
@@ -66,15 +71,23 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
     AdaptableLayers layers;
   };
 
+  struct StepInFlight {
+    uint32_t number;  // of its order
+    int area;
+    int choices;
+  };
+
   void start();
   void order_cache();
-  void send_images(const StepInput& input);
+  // The next order, of this kind; of steps and moves in the area that no step under way has.
+  Order& new_order(OrderKind kind);
+  void send_images(const StepInput& input, Order& order);
   void stop();
   void watch();
-  // Until all ranks have done the order. Throws Error with what one of them says, or how it ended.
-  void wait();
+  // Until all ranks have done an order. Throws Error with what one of them says, or how it ended.
+  void wait(uint32_t number, bool is_step = false);
   void order_adapter(OrderKind kind, int slot, const std::string& directory);
-  void check(int rank);
+  void check(int rank, uint32_t number);
   std::string name_of(int rank) const;
   [[noreturn]] void lose(const std::string& reason);
 
@@ -85,6 +98,9 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   std::map<int, std::string> adapters_;  // directories, by slot
 
   std::unique_ptr<StepChannel> channel_;
+  WorkerChoices choices_;
+  std::deque<StepInFlight> steps_;  // that were given and not taken
+  int area_ = 0;                    // of the next step
   std::vector<std::unique_ptr<WorkerProcess>> workers_;
   std::mutex mu_;
   std::function<void()> on_loss_;  // guarded by mu_

@@ -39,6 +39,7 @@ void bind_linear(pybind11::module_& m, DeviceClass& device);
 void bind_lora(DeviceClass& device);
 void bind_moe(DeviceClass& device);
 void bind_ranks(pybind11::module_& m);  // of groups
+void bind_host_sampling(pybind11::module_& m);
 void bind_recurrence(DeviceClass& device);
 
 }  // namespace turbomind

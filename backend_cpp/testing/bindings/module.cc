@@ -63,6 +63,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   bind_lora(device);
   bind_moe(device);
   bind_recurrence(device);
+  bind_host_sampling(m);
 
   m.def("device_count", find_device("cuda").count);
   cuda::bind_attention_internals(device);

@@ -103,7 +103,7 @@ def test_a_class_says_what_may_be_captured(said: object, tmp_path: Path, monkeyp
     driver.step(Part(0, 0, [5]))
     model = driver.runner._model
     assert isinstance(model, PatchedModel)
-    step = driver.runner._context(Order(1, 1, 1), driver.spans[:1])
+    step = driver.runner._context(Order(1, 1, 1), driver, driver.spans[:1], driver.choices[:0])
     assert model.can_capture(step)
     monkeypatch.setattr(model._model, "support_cuda_graph", said)
     assert not model.can_capture(step)

@@ -1,0 +1,149 @@
+"""Workers that choose tokens, and get the next step before the engine has seen them, give what the engine's own sampler
+gives: here on the CPU, where LMDEPLOY_DEVICE_SAMPLER asks for it; on a GPU it is how steps run."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
+from lmdeploy.turbomind.engine import EngineOutput
+from tests.engine.test_cuda_sampling import PROMPTS, SETTINGS, wanted
+from tests.support.both_engines import PLAIN
+from tools.bench import random_model
+
+TIMEOUT = 60.0
+Pair = tuple[Any, Any]  # pipelines: the worker chooses, the engine chooses
+
+
+@contextmanager
+def opened(directory: Path, chooser: str, **more: Any) -> Iterator[Any]:
+    settings: dict[str, Any] = {"dtype": "float32", "session_len": 96, "block_size": 16, "num_gpu_blocks": 60}
+    config = PytorchEngineConfig(device_type="cpu", **PLAIN | settings | {"max_batch_size": 8} | more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMDEPLOY_DEVICE_SAMPLER", "1" if chooser == "worker" else "0")
+        pipe = pipeline(str(directory), backend_config=config)
+    with pipe:
+        yield pipe
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model.write("tiny", tmp_path_factory.mktemp("overlap") / "model")
+
+
+@pytest.fixture(scope="module")
+def pair(directory: Path) -> Iterator[Pair]:
+    with opened(directory, "worker") as ours, opened(directory, "engine") as theirs:
+        yield ours, theirs
+
+
+def all_requests() -> tuple[list[str], list[GenerationConfig]]:
+    kinds = [(prompt, wanted(name, 3 * seed)) for seed, prompt in enumerate(PROMPTS) for name in SETTINGS]
+    return [prompt for prompt, _ in kinds], [chosen for _, chosen in kinds]
+
+
+def test_a_crowd_gets_the_same_tokens_and_log_probabilities(pair: Pair) -> None:
+    ours, theirs = (pipe(prompts, gen_config=chosen) for pipe in pair for prompts, chosen in [all_requests()])
+    assert [response.token_ids for response in ours] == [response.token_ids for response in theirs]
+    reported = 0
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.finish_reason == other.finish_reason
+        for mine, its in zip(one.logprobs or [], other.logprobs or [], strict=True):
+            assert list(mine) == list(its)
+            assert list(mine.values()) == pytest.approx(list(its.values()), rel=2.0**-20)
+            reported += 1
+    assert reported == 10 * len(PROMPTS)
+
+
+def test_a_crowd_that_is_preempted_gets_what_each_gets_alone(directory: Path, pair: Pair) -> None:
+    prompts, chosen = all_requests()
+    with opened(directory, "worker", max_batch_size=16, num_gpu_blocks=12, session_len=64) as pipe:
+        crowd = pipe(prompts, gen_config=chosen)
+        assert pipe.engine.metrics()["preemptions_total"] >= 3
+    assert [response.token_ids for response in crowd] == [
+        response.token_ids for response in pair[1](prompts, gen_config=chosen)
+    ]
+
+
+def test_two_ranks_go_on_with_the_first_ones_tokens(directory: Path) -> None:
+    prompts = PROMPTS[:2] * len(SETTINGS)
+    chosen = [wanted(name, seed) for name in SETTINGS for seed in range(2)]
+    tokens = []
+    for chooser in ("worker", "engine"):
+        with opened(directory, chooser, tp=2) as pipe:
+            tokens.append([response.token_ids for response in pipe(prompts, gen_config=chosen)])
+    assert tokens[0] == tokens[1]
+
+
+def test_the_step_after_a_stop_word_was_under_way_and_leaves_nothing_behind(pair: Pair) -> None:
+    plain = GenerationConfig(max_new_tokens=12, ignore_eos=True)
+    text = pair[1](PROMPTS[1], gen_config=plain).text
+    stop = next(character for character in text[3:] if character != "\ufffd")  # which stands for broken bytes
+    stops = GenerationConfig(max_new_tokens=12, ignore_eos=True, stop_words=[stop])
+    responses, steps = [], []
+    for pipe in pair:
+        before = pipe.engine.metrics()["steps_total"]
+        responses.append(pipe(PROMPTS[1], gen_config=stops))
+        steps.append(pipe.engine.metrics()["steps_total"] - before)
+    assert responses[0].text == responses[1].text
+    assert responses[0].finish_reason == responses[1].finish_reason == "stop"
+    assert steps[0] == steps[1] + 1
+    assert pair[0](PROMPTS[1], gen_config=plain).text == text
+
+
+def test_several_responses_of_a_request(pair: Pair) -> None:
+    several = GenerationConfig(max_new_tokens=8, n=3, do_sample=True, top_k=0, random_seed=5, ignore_eos=True)
+    ours, theirs = ([response.token_ids for response in pipe(PROMPTS[0], gen_config=several)] for pipe in pair)
+    assert ours == theirs
+
+
+def test_responses_keep_to_a_response_format(pair: Pair) -> None:
+    pytest.importorskip("xgrammar", reason="grammars need xgrammar")
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 999}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    chosen = GenerationConfig(max_new_tokens=40, do_sample=True, random_seed=3, response_format=form)
+    ours, theirs = ([response.token_ids for response in pipe(PROMPTS, gen_config=chosen)] for pipe in pair)
+    assert ours == theirs
+
+
+class Answer:
+    """A request's tokens as they come; it may be cancelled after some."""
+
+    def __init__(self, engine: Any, seed: int, cancel_after: int = 0) -> None:
+        self.tokens: list[int] = []
+        self.reason: str | None = None
+        self._engine, self._cancel_after = engine, cancel_after
+        self._ended = threading.Event()
+        config = GenerationConfig(max_new_tokens=60, ignore_eos=True, do_sample=True, top_k=0, random_seed=seed)
+        self._is_submitted = threading.Event()
+        self._number = engine.submit([5, 17, 200 + seed], config, self._take)
+        self._is_submitted.set()
+
+    def _take(self, output: EngineOutput) -> None:
+        self.tokens += output.token_ids
+        if 0 < self._cancel_after <= len(self.tokens):
+            self._is_submitted.wait(TIMEOUT)
+            self._engine.cancel(self._number)
+        if output.is_final:
+            self.reason = output.finish_reason
+            self._ended.set()
+
+    def wait(self) -> "Answer":
+        assert self._ended.wait(TIMEOUT), "no response"
+        return self
+
+
+def test_cancelled_requests_end_and_the_others_go_on(pair: Pair) -> None:
+    ours, theirs = (pipe.engine for pipe in pair)
+    expected = [Answer(theirs, seed).wait().tokens for seed in range(8)]
+    answers = [Answer(ours, seed, cancel_after=seed % 2 * (1 + seed)) for seed in range(8)]
+    for seed, answer in enumerate(answers):
+        answer.wait()
+        assert answer.tokens == expected[seed][: len(answer.tokens)]
+        if seed % 2 == 0:
+            assert (len(answer.tokens), answer.reason) == (60, "length")
+    assert Answer(ours, 3).wait().tokens == expected[3]
