@@ -24,6 +24,15 @@ from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, rms_no
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.replacing import attention_interface
+from lmdeploy.pytorch.replacing.experts import (
+    NativeExperts,
+    coded_experts,
+    fill_with_numbers,
+    is_coded,
+    is_experts,
+    layer_of,
+    numbers_among_codes,
+)
 from lmdeploy.pytorch.replacing.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.replacing.recurrent_layers import keeps_state, recurrent_layer_of
 from lmdeploy.pytorch.served_by_transformers import KEEPS_NOTHING, model_class_of, refuse_unsupported
@@ -75,6 +84,7 @@ class TransformersModel:
         self._stretches = swap_rotaries(model)
         swap_grid_rotaries(model, checkpoint)
         _swap_recurrent_layers(checkpoint, model, kernels, ranks)
+        _swap_experts(checkpoint, model, kernels, ranks, coded)
         if kernels is None and ranks.count == 1 and coded is None:
             self.layers = _let_adapt(model, self.adapters)
         else:
@@ -159,6 +169,8 @@ def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None)
     if dtype == "auto":
         wanted = getattr(config, "dtype", None) or torch.float16
     numbers = {name: tensor for name, tensor in tensors_of(checkpoint) if coded is None or name not in coded.hidden}
+    if problems := numbers_among_codes(numbers, coded_experts(coded)):
+        raise CheckpointError(checkpoint, problems)
     with without_bars():
         model, found_keys = found.from_pretrained(
             None, state_dict=numbers, dtype=wanted, output_loading_info=True, **given
@@ -169,8 +181,14 @@ def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None)
 
 def _require_all(checkpoint: Path, keys: dict[str, Any], coded: CodedWeights | None) -> None:
     """Raise ``CheckpointError`` unless every weight is there, as a number or as codes."""
-    layers = {} if coded is None else coded.shapes
-    missing = {name for name in keys["missing_keys"] if name.removesuffix(".weight") not in layers}
+    experts = coded_experts(coded)
+    of_experts = {name for names in experts.values() for name in names.values()}
+    layers = set() if coded is None else coded.shapes.keys() - of_experts
+    missing = {
+        name
+        for name in keys["missing_keys"]
+        if name.removesuffix(".weight") not in layers and not is_coded(name, experts)
+    }
     strange = sorted(layer for layer in layers if f"{layer}.weight" not in keys["missing_keys"])
     problems = [f"tensor {name} is missing" for name in sorted(missing)]
     problems += [f"the codes of {layer} are of no linear layer that transformers has" for layer in strange]
@@ -209,6 +227,26 @@ def _swap_recurrent_layers(checkpoint: Path, model: Any, kernels: Kernels | None
             _put(model, name, recurrent_layer_of(module, kernels))
         except ValueError as error:
             raise UnsupportedModelError(f"{checkpoint}: {error}") from error
+
+
+def _swap_experts(
+    checkpoint: Path, model: Any, kernels: Kernels | None, ranks: Ranks, coded: CodedWeights | None
+) -> None:
+    """Put our experts in the place of those of ``transformers``; without kernels, numbers in the place of codes."""
+    names = coded_experts(coded)
+    for name, module in list(model.named_modules()):
+        if not is_experts(module):
+            continue
+        if kernels is None and ranks.count > 1:
+            raise UnsupportedModelError(f"{checkpoint}: tp is not supported with experts of transformers on GPUs")
+        own = names.get(layer_of(name))
+        try:
+            if kernels is not None:
+                _put(model, name, NativeExperts(module, kernels, ranks, coded, own))
+            elif coded is not None and own:
+                fill_with_numbers(module, coded, own)
+        except ValueError as error:
+            raise CheckpointError(checkpoint, [f"{name}: {error}"]) from error
 
 
 def _put(model: Any, name: str, module: nn.Module) -> None:
@@ -278,7 +316,8 @@ class _Plan:
 
     def __init__(self, model: Any, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._styles: dict[str, str] = dict(model.tp_plan or {}) if ranks.count > 1 else {}
+        plan = dict(model.tp_plan or {}) if ranks.count > 1 else {}
+        self._styles: dict[str, str] = {name: style for name, style in plan.items() if ".experts" not in name}
         self._unused = {name for name, style in self._styles.items() if style not in _WHOLE}
         if ranks.count > 1 and not self._unused:
             raise UnsupportedModelError(f"{type(model).__name__}: transformers has no plan for more than one device")

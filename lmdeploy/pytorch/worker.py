@@ -103,10 +103,13 @@ def _reason(error: Exception, is_step: bool) -> str:
 
 
 def _load(args: argparse.Namespace, channel: Any) -> Any:
+    from lmdeploy.pytorch.cpu_kernels import kernels
     from lmdeploy.pytorch.replacing.elementwise import make_independent_of_place
+    from lmdeploy.pytorch.replacing.products import multiply_by
     from lmdeploy.pytorch.step_runner import StepRunner, WorkerArguments
 
     make_independent_of_place()
+    multiply_by(kernels(args.threads))
     given = WorkerArguments(
         checkpoint=args.checkpoint, dtype=args.dtype, device=args.device, rank=args.rank, ranks=args.ranks,
         meeting_place=args.meeting_place, threads=args.threads, quant_policy=args.quant_policy,

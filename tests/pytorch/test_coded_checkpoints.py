@@ -14,7 +14,7 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.pytorch.coded_weights import coded_weights
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.description import describe_for_worker
-from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off, tokens_of
+from tests.pytorch.test_transformers_models import HIDDEN, LATENT, VOCAB, make, off, tokens_of
 from tests.support import quantized_checkpoints, row_codes, scaled_checkpoints
 from tests.support.quantized_checkpoints import Scheme
 from tests.support.row_codes import RowForm
@@ -22,6 +22,7 @@ from tests.support.scaled_checkpoints import FLOAT8, Form
 from tests.support.worker_steps import Part, StepDriver
 
 TOKENS = tokens_of(40)
+WITH_EXPERTS = ["Qwen3MoeForCausalLM", "MixtralForCausalLM", "DeepseekV2ForCausalLM"]
 WIDE = {"intermediate_size": 128, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 # How the tools store them. 8-bit activations cost up to a hundredth of the largest logit of a tiny random model.
@@ -70,6 +71,36 @@ def with_values(plain: Path, target: Path, values: dict[str, torch.Tensor]) -> P
     tensors = load_file(plain / "model.safetensors") | {name: value.contiguous() for name, value in values.items()}
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+@pytest.fixture(scope="module", params=WITH_EXPERTS)
+def with_experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("experts")
+    more = LATENT | {"kv_lora_rank": 32} if request.param == "DeepseekV2ForCausalLM" else {}
+    # All experts of a layer, so that no rounding chooses others.
+    make(directory, request.param, **WIDE | more | {"moe_intermediate_size": 64, "num_experts_per_tok": 4})
+    return directory
+
+
+@pytest.mark.alike(most=6)
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_are_codes_too(with_experts: Path, tmp_path: Path, form: str) -> None:
+    values = write(with_experts, tmp_path / "coded", FORMS[form])
+    assert any(".experts." in name for name in values)
+    wanted = logits_of(with_values(with_experts, tmp_path / "numbers", values))
+    assert off(logits_of(tmp_path / "coded"), wanted) < 0.05
+    assert off(logits_of(tmp_path / "coded", by_transformers=True), wanted) < 0.05
+
+
+def test_an_expert_that_is_no_code_is_named(tmp_path: Path) -> None:
+    make(tmp_path / "plain", "Qwen3MoeForCausalLM", **WIDE, moe_intermediate_size=64)
+    write(tmp_path / "plain", tmp_path / "coded", Scheme("awq", plain=("lm_head", "layers.1.mlp.experts.2.down_proj")))
+    for by_transformers, reason in (
+        (True, r"experts\.2\.down_proj\.weight is not stored as codes"),
+        (False, "3 of 4 matrices"),
+    ):
+        with pytest.raises(CheckpointError, match=reason):
+            logits_of(tmp_path / "coded", by_transformers=by_transformers)
 
 
 @pytest.mark.parametrize("form", FORMS)

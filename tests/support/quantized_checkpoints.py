@@ -131,8 +131,9 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme) -> dict[str,
     """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
     tensors, values = copy_files(source, target), {}
     # As GPTQ does, which orders inputs by what they carry: layers with the same inputs have the same order.
-    seeds = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "gate_proj": 2, "up_proj": 2}
-    for name in [name for name in tensors if name.endswith(("_proj.weight", "lm_head.weight"))]:
+    seeds = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "gate_proj": 2, "up_proj": 2, "w1": 2, "w3": 2}
+    ends = ("_proj.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+    for name in [name for name in tensors if name.endswith(ends)]:
         layer = name.removesuffix(".weight")
         if layer.endswith(scheme.plain):
             continue

@@ -9,7 +9,8 @@ from lmdeploy.pytorch.config import ModelConfig
 from lmdeploy.pytorch.configurations import AutoModelConfigBuilder
 from lmdeploy.pytorch.models.hf_config import read_hf_config
 from lmdeploy.pytorch.models.patch import CustomModuleMap, model_class_for, read_module_map
-from lmdeploy.pytorch.nn.linear import refuse_quantized
+from lmdeploy.turbomind.checkpoint import read_config
+from lmdeploy.turbomind.quantized import weight_format
 
 _TYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -49,9 +50,8 @@ def check_model(model_path: str | Path, dtype: str = "auto", custom_module_map: 
         config = AutoModelConfigBuilder.build(hf_config, str(path))
     except ValueError as error:
         raise CheckpointError(path, [str(error)]) from error
-    if model_class_for(hf_config, custom) is not None:
-        refuse_quantized(getattr(hf_config, "quantization_config", None))
-    elif type(hf_config).model_type != hf_config.model_type:
+    weight_format(read_config(path))
+    if model_class_for(hf_config, custom) is None and type(hf_config).model_type != hf_config.model_type:
         names = ", ".join(hf_config.architectures or [str(hf_config.model_type)])
         raise UnsupportedModelError(
             f"{path}: neither MODULE_MAP nor transformers has a class for {names}; name one in custom_module_map"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.pytorch.adapted_layers import AdaptedPart, current_trace
 from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_place, require_numbers
@@ -267,18 +266,6 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.shape != source.shape:
         raise ValueError(f"the checkpoint has {list(source.shape)} where the model has {list(target.shape)}")
     target.copy_(source)
-
-
-def refuse_quantized(quant_config: Any) -> None:
-    """Raise ``UnsupportedModelError`` if a checkpoint's weights are quantized: layers of experts take numbers alone."""
-    if quant_config is None:
-        return
-    if not isinstance(quant_config, Mapping):
-        quant_config = {"quant_method": getattr(quant_config, "quant_method", quant_config)}
-    raise UnsupportedModelError(
-        f"experts quantized by {quant_config.get('quant_method', 'an unnamed method')} are not read by models of "
-        "lmdeploy.pytorch; the TurboMind engine reads those of the models in docs/reference/supported-models.md"
-    )
 
 
 def build_linear(

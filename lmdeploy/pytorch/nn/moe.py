@@ -8,9 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lmdeploy.pytorch.chosen_experts import sum_of_chosen
+from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_place
+from lmdeploy.pytorch.cpu_kernels import Matrix
 from lmdeploy.pytorch.nn import device as on
 from lmdeploy.pytorch.nn.build_context import build_context
-from lmdeploy.pytorch.nn.linear import copy_into, refuse_quantized
+from lmdeploy.pytorch.nn.linear import copy_into
 
 
 class SoftmaxTopK(nn.Module):
@@ -56,20 +59,64 @@ class ExpertWeights(nn.Module):
         device: torch.device | str | None,
     ) -> None:
         super().__init__()
-        self._ranks = build_context().ranks
+        self._ranks, self._kernels = build_context().ranks, build_context().kernels
         self._shards, self._is_colwise = shards, is_colwise
+        self._matrices: dict[int, Matrix | CodedMatrix] = {}
+        self._codes: dict[tuple[int, int], torch.Tensor] = {}  # where the outputs of an expert's shard are stored
+        self._inputs = slice(0, inputs)
         part = self._ranks.slice_of(outputs if is_colwise else inputs, "the channels of an expert")
         size = part.stop - part.start
+        if not is_colwise:
+            self._inputs = part
         shape = (experts, size * len(shards), inputs) if is_colwise else (experts, outputs, size)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
         self.weight.weight_loader = self.weight_loader
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor, expert_id: int, shard_id: str) -> None:
         """Copy this rank's part of a layer of an expert."""
-        target = param.data[expert_id].chunk(len(self._shards))[self._shards.index(shard_id)]
-        axis = 0 if self._is_colwise else 1
+        number, axis = self._shards.index(shard_id), 0 if self._is_colwise else 1
         own = self._ranks.slice_of(loaded_weight.shape[axis], "the channels of an expert")
+        if is_place(loaded_weight):
+            self._codes[expert_id, number] = (loaded_weight[own] if self._is_colwise else loaded_weight)[:, 0].clone()
+            return
+        target = param.data[expert_id].chunk(len(self._shards))[number]
         copy_into(target, loaded_weight[own] if self._is_colwise else loaded_weight[:, own])
+
+    def take_codes(self, coded: CodedWeights) -> None:
+        """Use the codes whose places were loaded, in the place of the weights.
+
+        Raises
+        ------
+        ValueError
+            If not all matrices of all experts are codes.
+        """
+        if not self._codes:
+            return
+        experts = len(self.weight)
+        if len(self._codes) != experts * len(self._shards):
+            raise ValueError(
+                f"{len(self._codes)} of {experts * len(self._shards)} matrices of experts are codes: all "
+                "must be, or none"
+            )
+        takes_codes = self._kernels is not None and self.weight.device.type == "cpu"
+        for expert in range(experts):
+            rows = [row for shard in range(len(self._shards)) for row in coded.rows_of(self._codes[expert, shard])]
+            if takes_codes:
+                self._matrices[expert] = coded.matrix(rows, self._inputs)
+            else:
+                parts = [coded.numbers(layer)[outputs, self._inputs] for layer, outputs in rows]
+                self.weight.data[expert] = torch.cat(parts).to(self.weight)
+        if takes_codes:
+            self.weight.data = torch.empty(0, dtype=self.weight.dtype)
+
+    def multiply(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[rows, outputs]`` of an expert for ``[rows, inputs]``."""
+        if self._kernels is None or x.device.type != "cpu":
+            return functional.linear(x, self.weight[expert].to(x.dtype))
+        if expert not in self._matrices:
+            self._matrices[expert] = Matrix(self.weight[expert])
+        matrix = self._matrices[expert]
+        return self._kernels.linear(matrix.native, matrix.out_features, x)
 
 
 class FusedMoE(nn.Module):
@@ -101,20 +148,12 @@ class FusedMoE(nn.Module):
 
             out = fused_moe(hidden_states, self.gate_up.weight, self.down.weight, topk_weights, topk_ids)
         else:
-            out = self._forward_by_expert(hidden_states, topk_weights, topk_ids)
+            out = sum_of_chosen(hidden_states, topk_weights, topk_ids, self._run)
         return self._ranks.sum(out) if self._all_reduce else out
 
-    def _forward_by_expert(
-        self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-    ) -> torch.Tensor:
-        # A row's experts are summed in the order of its choice, whatever else is in the step.
-        parts = hidden_states.new_zeros(*topk_ids.shape, hidden_states.shape[-1])
-        for expert in topk_ids.unique().tolist():
-            row, place = (topk_ids == expert).nonzero(as_tuple=True)
-            x = hidden_states[row]
-            gate, up = functional.linear(x, self.gate_up.weight[expert].to(x.dtype)).chunk(2, -1)
-            parts[row, place] = functional.linear(functional.silu(gate) * up, self.down.weight[expert].to(x.dtype))
-        return (parts * topk_weights[..., None].to(parts.dtype)).sum(1)
+    def _run(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up.multiply(expert, x).chunk(2, -1)
+        return self.down.multiply(expert, functional.silu(gate) * up)
 
 
 def build_fused_moe(
@@ -140,6 +179,7 @@ def build_fused_moe(
         Whether a row's weights are made to sum to 1.
     all_reduce
         Whether the ranks' results are summed here.
+    quant_config
+        Not looked at: whether weights are codes is seen when they are loaded.
     """
-    refuse_quantized(quant_config)
     return FusedMoE(hidden_dim, ffn_dim, num_experts, top_k, renormalize, dtype, device, all_reduce)

@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from lmdeploy.pytorch.nn import device as on
 from lmdeploy.pytorch.nn.build_context import build_context
-from lmdeploy.pytorch.nn.linear import refuse_quantized
 
 
 class RMSNorm(nn.Module):
@@ -24,6 +23,8 @@ class RMSNorm(nn.Module):
         Added to the mean square.
     offset
         Added to the weight: 1 where checkpoints keep the distance from 1 (Gemma).
+    quant_config
+        Not looked at: weights of norms are numbers.
     """
 
     def __init__(
@@ -36,7 +37,6 @@ class RMSNorm(nn.Module):
         offset: float = 0.0,
     ) -> None:
         super().__init__()
-        refuse_quantized(quant_config)
         self._kernels = build_context().kernels
         self.weight = nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device), requires_grad=False)
         self._eps, self._offset = float(eps), offset

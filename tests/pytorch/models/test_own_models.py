@@ -234,10 +234,10 @@ def test_check_model_says_what_the_engine_would_work_with(llama: Path, copied: P
     assert (config.num_layers, config.num_key_value_heads, config.head_dim, config.vocab_size) == (2, 2, 8, 1000)
     with pytest.raises(ValueError, match="dtype must be one of auto, float32"):
         check_model(llama, dtype="int3")
-    change_config(copied, quantization_config={"quant_method": "awq", "bits": 4})
-    with pytest.raises(UnsupportedModelError, match=r"quantized by awq are not read by models of lmdeploy\.pytorch"):
+    change_config(copied, quantization_config={"quant_method": "hqq"})
+    with pytest.raises(UnsupportedModelError, match="weights of method 'hqq' are not supported"):
         check_model(copied)
-    change_config(copied, architectures=["Unheard"], model_type="unheard")
+    change_config(copied, architectures=["Unheard"], model_type="unheard", quantization_config=None)
     with pytest.raises(UnsupportedModelError, match="has a class for Unheard; name one in custom_module_map"):
         check_model(copied)
 

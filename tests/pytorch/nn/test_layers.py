@@ -208,8 +208,7 @@ def test_a_parameter_without_a_loader_takes_a_tensor_of_its_shape_alone() -> Non
 def test_what_cannot_be_built_is_refused_by_name() -> None:
     for config in ({"quant_method": "awq"}, SimpleNamespace(quant_method="awq")):
         assert build_colwise_linear(8, 8, bias=False, quant_config=config).out_features == 8  # codes come when loading
-        with pytest.raises(UnsupportedModelError, match="experts quantized by awq"):
-            build_fused_moe(8, 8, 2, 1, quant_config=config)
+        assert build_fused_moe(8, 8, 2, 1, quant_config=config).top_k == 1
     with pytest.raises(UnsupportedModelError, match="runs on CPUs alone"):
         Attention(2, 8, alibi=True)
     with pytest.raises(ValueError, match="layout must be 'default' or 'hgd', got 'q'"):

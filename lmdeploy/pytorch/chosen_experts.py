@@ -1,0 +1,35 @@
+"""Each row's sum over the experts that it chose, so that a row's result depends on nothing else in the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def sum_of_chosen(
+    hidden_states: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    run: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return ``[rows, hidden]``: experts are added in the order in which a row chose them.
+
+    Parameters
+    ----------
+    hidden_states
+        ``[rows, hidden]``.
+    weights, ids
+        ``[rows, chosen]``: numbers of experts, and what their outputs are multiplied with.
+    run
+        Returns an expert's ``[some, hidden]`` for the ``[some, hidden]`` rows that chose it.
+    """
+    parts = hidden_states.new_empty(*ids.shape, hidden_states.shape[-1])
+    for expert in ids.unique().tolist():
+        row, place = (ids == expert).nonzero(as_tuple=True)
+        parts[row, place] = run(expert, hidden_states[row]).to(parts.dtype)
+    parts *= weights[..., None].to(parts.dtype)
+    total = parts[:, 0]
+    for place in range(1, ids.shape[1]):
+        total = total + parts[:, place]
+    return total

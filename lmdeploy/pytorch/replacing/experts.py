@@ -1,0 +1,197 @@
+"""The experts of models of ``transformers`` on the C++ engine's kernels, as numbers or as a checkpoint's codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmdeploy.pytorch.chosen_experts import sum_of_chosen
+from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights
+from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
+from lmdeploy.pytorch.ranks import Ranks
+
+# A layer's number, an expert's, and which of its matrices: families call them w1, w3 and w2, or by what they do.
+_EXPERT = re.compile(r".*\.(\d+)\.[^.]+\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)")
+_PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
+_MODULE = re.compile(r".*\.(\d+)\.[^.]+\.experts")
+Names = Mapping[tuple[int, str], str]  # of an expert's coded matrices, by its number and ``gate``, ``up`` or ``down``
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module holds a layer's experts in tensors of three dimensions, or as DBRX does."""
+    return hasattr(module, "is_transposed") or type(module).__name__ == "DbrxExperts"
+
+
+def coded_experts(coded: CodedWeights | None) -> dict[int, Names]:
+    """Return the experts that a checkpoint stores as codes, by the layer's number."""
+    found: dict[int, dict[tuple[int, str], str]] = {}
+    for name in () if coded is None else coded.shapes:
+        if match := _EXPERT.fullmatch(name):
+            layer, expert, part = match.groups()
+            found.setdefault(int(layer), {})[int(expert), _PARTS[part]] = name
+    return dict(found)
+
+
+def numbers_among_codes(tensors: Iterable[str], experts: Mapping[int, Names]) -> list[str]:
+    """Return what is wrong with experts whose matrices of one kind are codes in some and numbers in others."""
+    problems = []
+    for name in tensors:
+        match = _EXPERT.fullmatch(name.removesuffix(".weight"))
+        if match is None:
+            continue
+        part = _PARTS[match.group(3)]
+        if any(of == part for _, of in experts.get(int(match.group(1)), ())):
+            problems.append(f"tensor {name} is not stored as codes, as those of other experts of its layer are")
+    return problems
+
+
+def layer_of(name: str) -> int:
+    """Return the number of the layer that experts of this name are of; -1 if it is of no experts."""
+    match = _MODULE.fullmatch(name)
+    return int(match.group(1)) if match else -1
+
+
+def is_coded(parameter: str, experts: Mapping[int, Names]) -> bool:
+    """Return whether what a parameter of experts would hold is stored as codes."""
+    module, _, own = parameter.rpartition(".")
+    part = _PARTS.get(own, "up")  # gate and up are one parameter
+    return any(of == part for _, of in experts.get(layer_of(module), ()))
+
+
+class NativeExperts(nn.Module):
+    """A layer's experts; ranks have a part of each.
+
+    Parameters
+    ----------
+    theirs
+        The layer of ``transformers``, whose activation is kept.
+    kernels
+        What computes.
+    ranks
+        Among whom the channels between an expert's two halves are divided; results are summed.
+    coded, names
+        Where the matrices are codes.
+
+    Raises
+    ------
+    ValueError
+        If matrices are missing among the codes, or channels do not divide by the ranks.
+    """
+
+    def __init__(
+        self, theirs: Any, kernels: Kernels, ranks: Ranks, coded: CodedWeights | None = None, names: Names | None = None
+    ) -> None:
+        super().__init__()
+        self._kernels, self._ranks = kernels, ranks
+        count = int(theirs.num_experts)
+        self._first: list[Matrix | CodedMatrix] = []
+        self._second: list[Matrix | CodedMatrix] = []
+        has_gate = getattr(theirs, "has_gate", True)
+        parts = ("gate", "up") if has_gate else ("up",)
+        for expert in range(count):
+            numbers = _numbers_of(theirs, expert, has_gate, ranks)
+            first = _codes_of(coded, names or {}, expert, parts, ranks)
+            second = _codes_of(coded, names or {}, expert, ("down",), ranks)
+            self._first.append(first or numbers[0]())
+            self._second.append(second or numbers[1]())
+        self.act_fn: Any = theirs.mlp.activation_fn if hasattr(theirs, "mlp") else getattr(theirs, "act_fn", None)
+        self._norm = theirs.post_expert_norm if getattr(theirs, "has_post_expert_norm", False) else None
+        if self._norm is not None and ranks.count > 1:
+            raise ValueError("tp is not supported with a norm after each expert")
+        self._activate = theirs._apply_gate if has_gate and hasattr(theirs, "_apply_gate") else None
+        for name in list(theirs._parameters):  # the activation alone stays
+            setattr(theirs, name, None)
+        self._has_gate = has_gate
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
+        """Return float32 of the shape of ``hidden_states``, for ids and weights ``[rows, chosen]``."""
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        total = sum_of_chosen(rows.float(), top_k_weights, top_k_index, self._run)
+        return self._ranks.sum(total).view_as(hidden_states)
+
+    def _run(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        first, second = self._first[expert], self._second[expert]
+        x = self._kernels.linear(first.native, first.out_features, x)
+        if self._activate is not None:
+            x = self._activate(x)
+        elif self._has_gate:
+            gate, up = x.chunk(2, -1)
+            x = self.act_fn(gate) * up
+        else:
+            x = self.act_fn(x)
+        y = self._kernels.linear(second.native, second.out_features, x)
+        return y if self._norm is None else self._norm(y)
+
+
+def _codes_of(
+    coded: CodedWeights | None, names: Names, expert: int, parts: tuple[str, ...], ranks: Ranks
+) -> CodedMatrix | None:
+    """Return this rank's part of an expert's matrix, or of two that are one; None if no expert has it as codes."""
+    if coded is None or not any(part in parts for _, part in names):
+        return None
+    for part in parts:
+        if (expert, part) not in names:
+            raise ValueError(f"the matrix {part} of expert {expert} is not stored as codes, as others of its layer are")
+    layers = [names[expert, part] for part in parts]
+    outputs, inputs = coded.shapes[layers[0]]
+    if parts == ("down",):
+        return coded.matrix([(layers[0], slice(0, outputs))], ranks.slice_of(inputs, "the channels of an expert"))
+    own = ranks.slice_of(outputs, "the channels of an expert")
+    return coded.matrix([(layer, own) for layer in layers])
+
+
+def _numbers_of(
+    theirs: Any, expert: int, has_gate: bool, ranks: Ranks
+) -> tuple[Callable[[], Matrix], Callable[[], Matrix]]:
+    """Return what makes this rank's part of an expert's two matrices from tensors."""
+    bias, last_bias = None, None
+    if hasattr(theirs, "mlp"):  # DBRX
+        size = theirs.ffn_hidden_size
+        matrices = (theirs.mlp.w1, theirs.mlp.v1, theirs.mlp.w2)
+        gate, up, down = (matrix[expert * size : (expert + 1) * size] for matrix in matrices)
+        first, second = torch.cat([gate, up]), down.t()
+    else:
+        first, second = (theirs.gate_up_proj if has_gate else theirs.up_proj)[expert], theirs.down_proj[expert]
+        if theirs.is_transposed:
+            first, second = first.t(), second.t()
+        if theirs.has_bias:
+            bias = (theirs.gate_up_proj_bias if has_gate else theirs.up_proj_bias)[expert]
+            last_bias = theirs.down_proj_bias[expert] if ranks.rank == 0 else None  # summed with the others
+    if ranks.count > 1:
+        own = ranks.slice_of(second.shape[1], "the channels of an expert")
+        rows = torch.arange(len(first))
+        if has_gate:  # two halves, or neighbours
+            rows = rows.view(2, -1)[:, own] if getattr(theirs, "is_concatenated", True) else rows.view(-1, 2)[own]
+        else:
+            rows = rows[own]
+        first, second = first[rows.flatten()], second[:, own]
+        bias = None if bias is None else bias[rows.flatten()]
+    return partial(Matrix, first, bias), partial(Matrix, second, last_bias)
+
+
+def fill_with_numbers(theirs: Any, coded: CodedWeights, names: Names) -> None:
+    """Give a layer's tensors the numbers that its experts' codes stand for.
+
+    Raises
+    ------
+    ValueError
+        If codes are missing, or the tensors are laid out otherwise.
+    """
+    has_gate = getattr(theirs, "has_gate", True)
+    if getattr(theirs, "is_transposed", True) or not theirs.is_concatenated:
+        raise ValueError("experts of this layout are not read from codes")
+    joined = (("gate", "up") if has_gate else ("up",), theirs.gate_up_proj if has_gate else theirs.up_proj)
+    for parts, tensor in (joined, (("down",), theirs.down_proj)):
+        if not any(part in parts for _, part in names):
+            continue
+        for expert in range(theirs.num_experts):
+            try:
+                numbers = torch.cat([coded.numbers(names[expert, part]) for part in parts])
+            except KeyError as error:
+                raise ValueError(f"the matrix {error} of an expert is not stored as codes, as others are") from error
+            tensor.data[expert] = numbers.to(tensor)
