@@ -8,17 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lmdeploy.pytorch.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
+from lmdeploy.pytorch.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, Rotation
 from lmdeploy.pytorch.nn import Attention
 from lmdeploy.pytorch.step_context import StepContextManager
 
 # The vocabulary of Baichuan2, whose output layer is normalised; the config has no other mark of it.
 _BAICHUAN2_VOCAB = 125696
-
-
-class _NoRotation(nn.Module):
-    def forward(self, query: torch.Tensor, key: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return query, key
 
 
 class BaichuanAttention(LlamaAttention):
@@ -28,10 +23,14 @@ class BaichuanAttention(LlamaAttention):
         self, config: Any, layer_idx: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
         super().__init__(config, layer_idx, dtype=dtype, device=device)
+        self._rotates = not config.attends_by_alibi
         if config.attends_by_alibi:
-            self.apply_rotary_pos_emb = _NoRotation()
             heads = config.num_attention_heads
             self.attn_fwd = Attention(heads, config.hidden_size // heads, alibi=True)
+
+    def rotate(self, query: torch.Tensor, key: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys as the cache keeps them."""
+        return super().rotate(query, key, rotation) if self._rotates else (query, key)
 
 
 class BaichuanDecoderLayer(LlamaDecoderLayer):

@@ -71,6 +71,11 @@ class LlamaAttention(nn.Module):
         """Return queries and keys as they are rotated."""
         return query, key
 
+    def rotate(self, query: torch.Tensor, key: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys as the cache keeps them."""
+        rotated: tuple[torch.Tensor, torch.Tensor] = self.apply_rotary_pos_emb(query, key, *rotation)
+        return rotated
+
     def forward(
         self, hidden_states: torch.Tensor, rotary_pos_emb: Rotation, past_key_value: Any, attn_metadata: Any
     ) -> torch.Tensor:
@@ -78,7 +83,7 @@ class LlamaAttention(nn.Module):
         qkv_states = self.qkv_proj(hidden_states).flatten(0, -2)
         query, key, value = self.qkv_proj.split_qkv(qkv_states)
         query, key = self.norm_heads(query, key)
-        query, key = self.apply_rotary_pos_emb(query, key, *rotary_pos_emb)
+        query, key = self.rotate(query, key, rotary_pos_emb)
         attended = self.attn_fwd(query, key, value, past_key_value[0], past_key_value[1], attn_metadata)
         return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1))
 

@@ -53,6 +53,8 @@ class Attention(nn.Module):
         ``[heads]``: a score more in each softmax, without a value.
     alibi
         Scores fall with the distance, in each head by another slope (Press et al., 2022); on CPUs alone.
+    alibi_factor
+        Multiplies the slopes.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Attention(nn.Module):
         sliding_window: int | None = None,
         logit_softcapping: float | None = None,
         sinks: torch.Tensor | None = None,
+        alibi_factor: float = 1.0,
     ) -> None:
         super().__init__()
         context = build_context()
@@ -78,7 +81,7 @@ class Attention(nn.Module):
             window=max(0, sliding_window or 0),
             softcap=float(logit_softcapping or 0.0),
             sinks=sinks,
-            alibi_slopes=_slopes(num_heads, context.ranks) if alibi else None,
+            alibi_slopes=_slopes(num_heads, context.ranks) * alibi_factor if alibi else None,
         )
 
     def forward(

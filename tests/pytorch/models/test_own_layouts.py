@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import FalconForCausalLM
 
+from lmdeploy.errors import UnsupportedModelError
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make, off, reference, tokens_of
 from tests.support import published
 from tests.support.worker_steps import Part, StepDriver
@@ -97,6 +99,37 @@ def test_stablelm_s_logits_are_those_of_transformers(tmp_path: Path, more: dict[
     [second] = driver.step(Part(0, 25, tokens[25:]))
     assert off(first, wanted[:25]) < 1e-4
     assert off(second, wanted[25:]) < 1e-4
+
+
+FALCON = {"num_key_value_heads": None, "ffn_hidden_size": 96}
+NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
+FALCONS: dict[str, dict[str, Any]] = {
+    "7B": {"multi_query": True, "parallel_attn": True},
+    "without multi-query": {"multi_query": False, "bias": True},
+    "in sequence": {"parallel_attn": False},
+    "40B": NEW,
+    "11B": NEW | {"num_ln_in_parallel_attn": 1},
+    "RW": {"multi_query": False, "alibi": True, "parallel_attn": False, "bias": True},
+}
+
+
+@pytest.mark.parametrize("size", FALCONS)
+def test_falcon_s_logits_are_those_of_transformers(tmp_path: Path, size: str) -> None:
+    model = make(tmp_path, "FalconForCausalLM", **FALCON | FALCONS[size])
+    if size == "RW":  # its eager attention adds the distances twice
+        model = FalconForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+    wanted = reference(model, tokens := tokens_of(40))
+    driver = StepDriver(tmp_path, VOCAB, HIDDEN)
+    first, _ = driver.step(Part(0, 0, tokens[:25]), Part(1, 0, tokens[:3]))
+    [second] = driver.step(Part(0, 25, tokens[25:]))
+    assert off(first, wanted[:25]) < 1e-4
+    assert off(second, wanted[25:]) < 1e-4
+
+
+def test_falcon_with_another_activation_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, "FalconForCausalLM", **FALCON | {"activation": "relu"})
+    with pytest.raises(UnsupportedModelError, match="Falcon with activation 'relu'"):
+        StepDriver(tmp_path, VOCAB, HIDDEN)
 
 
 def test_baichuan_13b_attends_by_alibi(tmp_path: Path) -> None:
