@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.paged import StateShape
@@ -35,12 +36,15 @@ class GatedDeltaNet(nn.Module):
         self._key_heads, self._heads = int(theirs.num_k_heads), int(theirs.num_v_heads)
         self._key_dim, self._value_dim = int(theirs.head_k_dim), int(theirs.head_v_dim)
         for name, module in theirs.named_children():
-            if name not in ("conv1d", "norm"):
+            if name not in ("conv1d", "norm", "o_norm"):
                 self.add_module(name, module)
+        self._last = "o_proj" if hasattr(theirs, "o_proj") else "out_proj"
+        norm = theirs.o_norm if hasattr(theirs, "o_norm") else theirs.norm
+        self._beta_factor = 2.0 if getattr(theirs, "allow_neg_eigval", False) else 1.0
         self._conv = _floats(theirs.conv1d.weight.squeeze(1))
         self._conv_bias = None if theirs.conv1d.bias is None else _floats(theirs.conv1d.bias)
         self._a_log, self._dt_bias = _floats(theirs.A_log), _floats(theirs.dt_bias)
-        self._norm, self._norm_eps = _floats(theirs.norm.weight), float(theirs.norm.variance_epsilon)
+        self._norm, self._norm_eps = _floats(norm.weight), float(norm.variance_epsilon)
         # A norm makes a vector's mean square 1, so that its length is the root of its size.
         self._query_scale = torch.full((self._key_dim,), 1 / self._key_dim)
         self._key_scale = torch.full((self._key_dim,), self._key_dim**-0.5)
@@ -60,16 +64,19 @@ class GatedDeltaNet(nn.Module):
         self._kernels.rms_norm_heads(self._query_scale, eps, query)
         self._kernels.rms_norm_heads(self._key_scale, eps, key)
         decay, beta = self._kernels.delta_gates(self._a_log, self._dt_bias, a, b)
-        out = self._kernels.recurrence(state.matrices, decay, beta, query, key, value)
+        out = self._kernels.recurrence(state.matrices, decay, beta * self._beta_factor, query, key, value)
         self._kernels.rms_norm_heads(self._norm, self._norm_eps, out)
         self._kernels.silu_gate(gate.reshape(rows, self._heads, self._value_dim), out)
-        projected: torch.Tensor = self.out_proj(out.reshape(1, rows, -1))
+        projected: torch.Tensor = getattr(self, self._last)(out.reshape(1, rows, -1))
         return projected
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values, their gate, and the inputs of decays and of betas: ``[rows, ..]``."""
         if hasattr(self, "in_proj_qkv"):
             return self.in_proj_qkv(x)[0], self.in_proj_z(x)[0], self.in_proj_a(x)[0], self.in_proj_b(x)[0]
+        if hasattr(self, "q_proj"):  # OLMo Hybrid
+            mixed = torch.cat([self.q_proj(x)[0], self.k_proj(x)[0], self.v_proj(x)[0]], dim=1)
+            return mixed, self.g_proj(x)[0], self.a_proj(x)[0], self.b_proj(x)[0]
         # Qwen3-Next: what belongs to a key head lies together.
         per_key = self._heads // self._key_heads
         values = per_key * self._value_dim
@@ -177,10 +184,46 @@ class ShortConvolution(nn.Module):
         return result
 
 
+class LightningAttention(nn.Module):
+    """MiniMax's linear attention, whose decays are constants, in the place of its authors'; projections and norm stay.
+
+    Parameters
+    ----------
+    theirs
+        The layer.
+    kernels
+        What computes.
+    """
+
+    def __init__(self, theirs: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.layer_idx = int(theirs.layer_idx)
+        self._heads, self._size = int(theirs.num_attention_heads), int(theirs.head_dim)
+        self.qkv_proj, self.output_gate = theirs.qkv_proj, theirs.output_gate
+        self.norm, self.out_proj, self.act_fn = theirs.norm, theirs.out_proj, theirs.act_fn
+        self._decay = torch.exp(-_floats(theirs.slope_rate).flatten())
+        self._shape = StateShape(0, 0, self._heads, self._size, self._size)
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
+        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        mixed = self.act_fn(self.qkv_proj(hidden_states)[0].float()).unflatten(1, (self._heads, 3 * self._size))
+        query, key, value = mixed.split(self._size, dim=2)
+        decay = self._decay.repeat(len(mixed), 1)
+        out = self._kernels.recurrence(
+            state.matrices, decay, torch.ones_like(decay), query, key, value, has_delta=False
+        )
+        gated = functional.sigmoid(self.output_gate(hidden_states)) * self.norm(out.reshape(1, len(out), -1))
+        return self.out_proj(gated), None
+
+
 # By what the modelling code of a layer has.
-_Kind = type[GatedDeltaNet | Mamba2 | ShortConvolution]
+_Kind = type[GatedDeltaNet | Mamba2 | ShortConvolution | LightningAttention]
 _KINDS: tuple[tuple[_Kind, tuple[str, ...]], ...] = (
     (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "norm", "num_k_heads", "num_v_heads", "out_proj")),
+    (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "o_norm", "num_k_heads", "num_v_heads", "o_proj")),
+    (LightningAttention, ("slope_rate", "qkv_proj", "output_gate", "norm", "out_proj")),
     (Mamba2, ("A_log", "D", "conv1d", "dt_bias", "in_proj", "n_groups", "ssm_state_size", "out_proj")),
     (ShortConvolution, ("conv", "conv_kernel_size", "in_proj", "out_proj")),
 )
@@ -203,11 +246,13 @@ def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
     if kind is None or getattr(theirs, "activation", "silu") not in ("silu", "swish"):
         raise ValueError(f"the activation {theirs.activation} of its recurrent layers is not supported")
     wide = copy.deepcopy(theirs).float()
-    x = torch.randn(1, _TRIED_ROWS, wide.out_proj.out_features, generator=torch.Generator().manual_seed(0))
+    width = (wide.out_proj if hasattr(wide, "out_proj") else wide.o_proj).out_features
+    x = torch.randn(1, _TRIED_ROWS, width, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(_TRIED_ROWS)
     step = RecordingCache().step(rows, rows, kernels)
     with torch.inference_mode(), get_step_ctx_manager().context(step):
-        expected, got = wide(x), kind(wide, kernels)(x)
+        given = {"position_embeddings": None, "attention_mask": None} if kind is LightningAttention else {}
+        expected, got = _first(wide(x, **given)), _first(kind(wide, kernels)(x))
     off = float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     if not off <= _TOLERANCE:
         raise ValueError(f"its recurrent layers do more than ours: outputs are off by {off:.1%}")
@@ -216,6 +261,10 @@ def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
 
 def _kind_of(module: nn.Module) -> _Kind | None:
     return next((kind for kind, names in _KINDS if all(hasattr(module, name) for name in names)), None)
+
+
+def _first(output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output[0]
 
 
 def _floats(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,9 @@ def make(name: str, directory: Path) -> Path:
     return make_tiny(directory / "model", architecture, **overrides)
 
 
-@pytest.fixture(scope="module", params=["Qwen3.5", "Falcon-H1 with norms", "LFM2", "Mamba2"])
+@pytest.fixture(
+    scope="module", params=["Qwen3.5", "Falcon-H1 with norms", "LFM2 with experts", "Mamba2", "MiniMax-Text-01"]
+)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(request.param, tmp_path_factory.mktemp("tiny"))
 
@@ -62,6 +64,8 @@ def alone(directory: Path) -> Iterator[list[Any]]:
         "LFM2",
         "LFM2 with experts",
         "Mamba2",
+        "MiniMax-Text-01",
+        "OLMo Hybrid",
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
