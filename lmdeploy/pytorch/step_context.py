@@ -39,6 +39,8 @@ class StepContext:
         The largest of ``q_seqlens``, which the host knows; 0: look at them.
     input_embeddings, input_embedding_indexing
         ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
+    deeper_embeddings
+        ``[count, layers, hidden]``: what these rows add to the outputs of the first layers; None: nothing.
     grid_positions
         ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None.
     """
@@ -56,6 +58,7 @@ class StepContext:
     max_q_len: int = 0
     input_embeddings: torch.Tensor | None = None
     input_embedding_indexing: torch.Tensor | None = None
+    deeper_embeddings: torch.Tensor | None = None
     grid_positions: torch.Tensor | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 

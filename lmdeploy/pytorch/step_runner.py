@@ -210,9 +210,10 @@ class StepRunner:
             # -1 ends the request when it comes to the host; until then any token will do.
             context.input_ids[0, row_of] = self._chosen[choice_of].clamp_min(0)
         if order.embedded:
-            context.input_embeddings = torch.from_numpy(area.embeddings[: order.embedded]).to(
-                self._device.device, copy=True
-            )
+            images = torch.from_numpy(area.embeddings[: order.embedded]).to(self._device.device, copy=True)
+            parts = images.unflatten(1, (-1, self._channel.hidden.shape[1]))
+            context.input_embeddings = parts[:, 0]
+            context.deeper_embeddings = parts[:, 1:] if parts.shape[1] > 1 else None
             is_embedded = np.zeros((1, order.rows), bool)
             is_embedded[0, area.embedded_rows[: order.embedded]] = True
             context.input_embedding_indexing = torch.from_numpy(is_embedded).to(self._device.device)

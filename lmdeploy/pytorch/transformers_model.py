@@ -37,6 +37,7 @@ from lmdeploy.pytorch.replacing.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.replacing.recurrent_layers import keeps_state, recurrent_layer_of
 from lmdeploy.pytorch.served_by_transformers import KEEPS_NOTHING, model_class_of, refuse_unsupported
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
+from lmdeploy.pytorch.text_part.deeper_rows import add_deeper_rows
 from lmdeploy.pytorch.text_part.grid_rotary import swap_grid_rotaries
 from lmdeploy.pytorch.text_part.tensors import text_tensors
 from lmdeploy.pytorch.weight_loader.model_weight_loader import tensors_of
@@ -83,6 +84,7 @@ class TransformersModel:
         self._kernels = kernels
         self._stretches = swap_rotaries(model)
         swap_grid_rotaries(model, checkpoint)
+        add_deeper_rows(model, checkpoint)
         _swap_recurrent_layers(checkpoint, model, kernels, ranks)
         _swap_experts(checkpoint, model, kernels, ranks, coded)
         if kernels is None and ranks.count == 1 and coded is None:

@@ -26,6 +26,7 @@ from lmdeploy.pytorch.paged import LayerShape, StateShape
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
+from lmdeploy.pytorch.text_part.deeper_rows import add_deeper_rows
 from lmdeploy.pytorch.text_part.grid_rotary import swap_grid_rotaries
 from lmdeploy.pytorch.weight_loader.model_weight_loader import load_model_weights
 
@@ -95,6 +96,7 @@ class PatchedModel:
         with tracing(SourceTrace()) as trace:
             load_model_weights(self._model, checkpoint)
         swap_grid_rotaries(self._model, checkpoint)
+        add_deeper_rows(self._model, checkpoint)
         self._device = torch.device(device)
         if self._device.type == "cpu":
             _widen_embeddings(self._model, kernels)

@@ -57,7 +57,13 @@ def describe_text_part(
     config = _config_of_text(text.raw, whole)
     (target / "config.json").write_text(json.dumps(config, default=str), encoding="utf-8")
     axes = whole.ropes[0].axes if whole.ropes else ()
-    content = {"checkpoint": str(model_dir), "names": text_names(whole, text, read_checkpoint(model_dir)), "axes": axes}
+    assert whole.images is not None
+    content = {
+        "checkpoint": str(model_dir),
+        "names": text_names(whole, text, read_checkpoint(model_dir)),
+        "axes": axes,
+        "deeper_layers": whole.images.deepstack_layers,
+    }
     (target / TEXT_TENSORS).write_text(json.dumps(content), encoding="utf-8")
     try:
         spec = describe_for_worker(target, model_name, custom_module_map)
@@ -99,8 +105,6 @@ def _reason_against(whole: ModelSpec, raw: Mapping[str, Any]) -> str:
     assert whole.images is not None
     if whole.images.cross_layers:
         return "its text looks at images by cross-attention"
-    if whole.images.deepstack_layers:
-        return "it adds features of images after its first layers"
     if whole.images.whole_rows:
         return "the tokens of its images see each other"
     if raw.get("quantization_config"):

@@ -22,11 +22,14 @@ class TextTensors:
         From the names there to those of the text part.
     axes
         Which number of a position turns each pair of the rotation (`RopeSpec.axes`); empty: it has one.
+    deeper_layers
+        How many of the first layers add features of images to their output (`ImagesSpec.deepstack_layers`).
     """
 
     checkpoint: Path
     names: Mapping[str, str]
     axes: tuple[int, ...]
+    deeper_layers: int = 0
 
 
 def text_tensors(directory: Path) -> TextTensors | None:
@@ -35,4 +38,4 @@ def text_tensors(directory: Path) -> TextTensors | None:
     if not file.is_file():
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
-    return TextTensors(Path(content["checkpoint"]), content["names"], tuple(content["axes"]))
+    return TextTensors(Path(content["checkpoint"]), content["names"], tuple(content["axes"]), content["deeper_layers"])
