@@ -2,11 +2,42 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+#include <string>
+
 #include "base/cpu_share.h"
+#include "base/kernel_choice.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa.h"
 #include "python/engine_bindings.h"
 #include "python/worker_bindings.h"
+
+namespace {
+
+// One dictionary an operator, in the table's order; `order` are the kernels' sources.
+pybind11::list kernel_operators() {
+  pybind11::list operators;
+  for (const turbomind::KernelOperator& op : turbomind::kernel_operators()) {
+    pybind11::list order;
+    for (const turbomind::KernelSource source : op.order) order.append(turbomind::name_of(source));
+    pybind11::dict fields;
+    fields["name"] = op.name;
+    fields["engine"] = op.engine;
+    fields["what"] = op.what;
+    fields["order"] = order;
+    fields["checked"] = op.checked;
+    operators.append(fields);
+  }
+  return operators;
+}
+
+// What LMDEPLOY_CUDA_KERNELS says of an operator; None: nothing. Raises for a value that says nothing at all.
+std::optional<std::string> wanted_kernels(const std::string& engine, const std::string& name) {
+  const auto wanted = turbomind::wanted_kernels(engine, name);
+  return wanted ? std::optional<std::string>(turbomind::name_of(*wanted)) : std::nullopt;
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_turbomind, m) {
   turbomind::bind_engine(m);
@@ -14,6 +45,8 @@ PYBIND11_MODULE(_turbomind, m) {
   turbomind::bind_kernels(m);
   turbomind::bind_coded(m);
   m.def("available_cpu_count", &turbomind::available_cpu_count);
+  m.def("kernel_operators", &kernel_operators);
+  m.def("wanted_kernels", &wanted_kernels, pybind11::arg("engine"), pybind11::arg("name"));
   m.def("cpu_isas", &turbomind::supported_isas);
   m.def("cpu_isa", [] { return turbomind::kernels().name; });
 }

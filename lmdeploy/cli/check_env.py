@@ -216,7 +216,27 @@ def _our_parts() -> dict[str, str]:
         "triton backend": str(library) if library.is_file() else not_built,
         "engine module": "built" if importlib.util.find_spec("lmdeploy._turbomind") else not_built,
         "cpu kernels": _kernels() if importlib.util.find_spec("lmdeploy._turbomind") else not_built,
+        **(_gpu_kernels() if importlib.util.find_spec("lmdeploy._turbomind") else {}),
     }
+
+
+def _gpu_kernels() -> dict[str, str]:
+    """Return what serves each operator on a GPU, in the order of trust, a line an operator of an engine."""
+    from lmdeploy import _turbomind
+
+    lines = {}
+    for operator in _turbomind.kernel_operators():
+        text = ", else ".join(operator["order"])
+        if operator["checked"]:
+            text += f" (compared with {operator['checked']} at start)"
+        try:
+            wanted = _turbomind.wanted_kernels(operator["engine"], operator["name"])
+        except ValueError as error:
+            return {"GPU kernels": str(error)}
+        if wanted is not None:
+            text = f"{wanted}, as LMDEPLOY_CUDA_KERNELS says; otherwise {text}"
+        lines[f"GPU kernels, {operator['engine']} {operator['name']}"] = text
+    return lines
 
 
 def _kernels() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from lmdeploy import _turbomind
 from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.device_sampler import Choices, Chosen, DeviceSampler, agrees_with_cpu
@@ -112,7 +112,8 @@ class StepRunner:
             self._model.shapes, args.quant_policy, self._model.dtype, self._model.states
         )
         self._forward = self._model.forward
-        if self._device.device.type == "cuda" and not args.eager_mode:
+        uses_graphs = not args.eager_mode and _turbomind.wanted_kernels("pytorch", "graphs") != "off"
+        if self._device.device.type == "cuda" and uses_graphs:
             self._forward = DecodingGraphs(self._model, cuda_capture()).forward
         self._is_first = args.rank == 0
         self._uploads = Uploads(self._device.device)
@@ -226,9 +227,9 @@ class StepRunner:
 
 def _chooses_tokens(device: torch.device) -> bool:
     """Return whether tokens are chosen in PyTorch: as it is asked, else on a GPU that does what the CPU does."""
-    wanted = os.environ.get("LMDEPLOY_DEVICE_SAMPLER", "")
-    if wanted or device.type != "cuda":
-        return wanted == "1"
+    wanted = _turbomind.wanted_kernels("pytorch", "sampling")
+    if wanted is not None or device.type != "cuda":
+        return wanted == "torch"
     try:
         problem = None if agrees_with_cpu(device) else "it chooses other tokens than on the CPU"
     except RuntimeError as error:  # of CUDA: no memory, no kernel for this GPU

@@ -47,6 +47,22 @@ def test_steps_that_decode_are_captured_before_the_first_request(tmp_path: Path,
     assert launches >= 5 * tp
 
 
+def test_steps_run_without_what_the_environment_leaves_out(
+    tmp_path: Path, cuda: NativeModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
+    tokens, copies = [], {}
+    for kernels in ("", "graphs=off", "sampling=off", "own,graphs=off,sampling=off"):
+        monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", kernels)
+        with TokenEngine(directory, device="cuda") as engine:
+            launches = cuda.calls_of("cudaGraphLaunch")
+            tokens.append([token for output in wait(submit(engine, PROMPT, 6)) for token in output.token_ids])
+            assert (cuda.calls_of("cudaGraphLaunch") == launches) == ("graphs" in kernels)
+            copies[kernels] = calls_of_one_more_token(cuda, engine, "cudaMemcpyAsync")
+    assert tokens == tokens[:1] * 4
+    assert copies["sampling=off"] > copies[""]  # logits come to the host
+
+
 def test_kernels_of_a_model_on_several_gpus_are_loaded_at_start(tmp_path: Path, cuda: NativeModule) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     os.unsetenv("CUDA_MODULE_LOADING")  # as the process sees it

@@ -1,5 +1,5 @@
 """Workers that choose tokens, and get the next step before the engine has seen them, give what the engine's own sampler
-gives: here on the CPU, where LMDEPLOY_DEVICE_SAMPLER asks for it; on a GPU it is how steps run."""
+gives: here on the CPU, where LMDEPLOY_CUDA_KERNELS asks for it; on a GPU it is how steps run."""
 
 import threading
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def opened(directory: Path, chooser: str, **more: Any) -> Iterator[Any]:
     settings: dict[str, Any] = {"dtype": "float32", "session_len": 96, "block_size": 16, "num_gpu_blocks": 60}
     config = PytorchEngineConfig(device_type="cpu", **PLAIN | settings | {"max_batch_size": 8} | more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMDEPLOY_DEVICE_SAMPLER", "1" if chooser == "worker" else "0")
+        patch.setenv("LMDEPLOY_CUDA_KERNELS", "sampling=torch" if chooser == "worker" else "sampling=off")
         pipe = pipeline(str(directory), backend_config=config)
     with pipe:
         yield pipe

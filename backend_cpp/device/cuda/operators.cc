@@ -198,7 +198,7 @@ void CudaOperators::set_row_count(int32_t rows) {
 }
 
 void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
-  if (!is_repeatable) return body();
+  if (!is_repeatable || !uses_graphs_) return body();
   bring_staged();  // not as a part of the graph
   graphs_.run(shape_of(rows), body);
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/kernel_choice.h"
 #include "device/cuda/graphs.h"
 #include "device/cuda/grouped.h"
 #include "device/cuda/latents.h"
@@ -47,7 +48,7 @@ class CudaOperators final : public Operators {
   void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) override;
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
   std::vector<DecodingShape> decoding_shapes(int most_rows, int most_context) const override {
-    return CudaGraphs::shapes(most_rows, most_context);
+    return uses_graphs_ ? CudaGraphs::shapes(most_rows, most_context) : std::vector<DecodingShape>{};
   }
   void set_empty_spans(const DecodingShape& shape) override;
   void warm_up(const std::function<void()>& body) override;
@@ -125,6 +126,7 @@ class CudaOperators final : public Operators {
   CudaRank rank_;
   cudaStream_t stream_;
   CudaGraphs graphs_;
+  const bool uses_graphs_ = wanted_kernels("turbomind", "graphs") != KernelSource::kOff;
   std::array<size_t, 3> taken_{};  // bytes, by MemoryUse
   std::unique_ptr<cuda::Gemm> gemm_;
   std::unique_ptr<cuda::SplitCounters> counters_;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/kernel_choice.h"
 #include "base/thread_team.h"
 #include "device/cuda/self_check.h"
 
@@ -29,6 +30,7 @@ constexpr std::array<size_t, 5> kCounts = {1, 1001, P2pAllReduce::kMaxCount, 409
 constexpr auto kTimeout = std::chrono::seconds(20);
 
 bool is_wanted() {
+  if (const auto said = wanted_kernels("turbomind", "peers")) return *said == KernelSource::kOwn;
   const char* wanted = std::getenv("LMDEPLOY_CUDA_PEERS");
   return wanted == nullptr || std::string_view(wanted) != "0";
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/kernel_choice.h"
 #include "kernels/cuda/elementwise/embedding.h"
 
 namespace turbomind {
@@ -43,7 +44,10 @@ class ListWriter {
 }  // namespace
 
 CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices)
-    : ops_(ops), vocab_size_(vocab_size), histories_(std::min(max_choices, kMaxHistories)) {
+    : ops_(ops),
+      vocab_size_(vocab_size),
+      is_wanted_(wanted_kernels("turbomind", "sampling") != KernelSource::kOff),
+      histories_(std::min(max_choices, kMaxHistories)) {
   const auto rows = static_cast<size_t>(max_choices);
   history_memory_ = ops.allocate(std::min(rows, size_t{kMaxHistories}) * history_words() * sizeof(int32_t));
   rows_ = Staged(ops, rows * sizeof(cuda::SamplingRow));
@@ -85,7 +89,7 @@ CudaSampler::Counts CudaSampler::counts_at(int place) const {
 }
 
 bool CudaSampler::reserve(const TokenChoice& choice) {
-  if (choice.top_n_sigma > 0 && !choice.is_greedy) return false;
+  if (!is_wanted_ || (choice.top_n_sigma > 0 && !choice.is_greedy)) return false;
   const size_t list_bytes = reserved_list_bytes_ + bytes_of_lists(choice);
   if (list_bytes > lists_.size()) return false;
   if (choice.has_penalties() && !histories_.reserve(choice)) return false;

@@ -9,11 +9,15 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/kernel_choice.h"
 
 namespace turbomind {
 
 bool may_use_library(LibraryUse use) {
   static constexpr std::array<std::string_view, 4> kNames = {"experts", "latents", "prompts", "scales"};
+  if (const auto wanted = wanted_kernels("turbomind", kNames[static_cast<size_t>(use)])) {
+    return *wanted == KernelSource::kLibrary;
+  }
   const char* variable = std::getenv("LMDEPLOY_CUDA_LIBRARIES");
   std::string_view wanted = variable != nullptr ? variable : "";
   if (wanted.empty()) return true;

@@ -19,7 +19,8 @@ namespace turbomind {
 // What libraries' kernels are for.
 enum class LibraryUse { kExperts, kLatents, kPrompts, kScales };
 
-// Whether the environment lets a library's kernels be used: LMDEPLOY_CUDA_LIBRARIES is not set, or names what they are
+// Whether the environment lets a library's kernels be used: LMDEPLOY_CUDA_KERNELS (base/kernel_choice.h) says so, or it
+// says nothing of them and LMDEPLOY_CUDA_LIBRARIES is not set, or names what they are
 // for (experts, latents, prompts, scales) between commas; 0: none. Throws Error (kInvalidArgument) for other names.
 bool may_use_library(LibraryUse use);
 

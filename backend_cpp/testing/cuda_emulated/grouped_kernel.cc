@@ -3,6 +3,7 @@
 #include <array>
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
+#include "kernels/cuda/grouped/plain_groups.h"
 #include "kernels/types.h"
 #include "testing/cuda_emulated/libraries.h"
 
@@ -54,7 +55,11 @@ bool runs_on(int) {
 }
 
 template <cuda::GroupedType kType>
-void run(cudaStream_t, const cuda::GroupedCall& call) {
+void run(cudaStream_t stream, const cuda::GroupedCall& call) {
+  if (library("products") == Library::kWrong) {  // as cuBLASLt's, it has no algorithms
+    count_library_launch("products");
+    return cuda::plain_groups(stream, kType, call);
+  }
   cuda::check(begin_call("cudaLaunchKernelExC"), "products of groups by an emulated library");
   submit([call, is_wrong = library(kName) == Library::kWrong] {
     count_library_launch(kName);

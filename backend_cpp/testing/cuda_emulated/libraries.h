@@ -6,7 +6,8 @@
 namespace turbomind::emulated {
 
 // What the library for an operator ("experts", "latents", "prompts", "scales") does: there is none, it is right, or it
-// computes nonsense.
+// computes nonsense; of "products", cuBLASLt's, it has no algorithms, and
+// what it is asked for counts as launched.
 enum class Library { kNone, kRight, kWrong };
 // From the next device on; its launches are counted again.
 void set_library(const std::string& name, Library library);

@@ -9,8 +9,9 @@ namespace turbomind::cuda {
 
 namespace {
 
-constexpr const char* kScales = "scales";  // the library that applies them
-constexpr int kMaxRefusedRows = 16;        // of int8, by cuBLASLt
+constexpr const char* kScales = "scales";      // the library that applies them
+constexpr const char* kProducts = "products";  // where it is wrong, it has no algorithm for any of them
+constexpr int kMaxRefusedRows = 16;            // of int8, by cuBLASLt
 
 // Elements as float32; products of int8 stay exact in it, sums do in `Sum`.
 inline float element(int8_t value) {
@@ -104,17 +105,25 @@ class PlainGemm : public Gemm {
     return scales == GemmScales::kNone || emulated::library(kScales) != emulated::Library::kNone;
   }
 
-  void multiply(cudaStream_t, Scratch scratch, const GemmCall& call) override {
+  bool multiply(cudaStream_t, Scratch scratch, const GemmCall& call) override {
+    if (emulated::library(kProducts) == emulated::Library::kWrong) {
+      emulated::count_library_launch(kProducts);
+      return false;
+    }
     if (call.type == GemmType::kInt8 && call.rows <= kMaxRefusedRows) {
       throw internal_error("cuBLASLt multiplies no " + std::to_string(call.rows) + " rows of int8");
     }
     if (!has_result(call)) throw internal_error("cuBLASLt makes no such results of such operands");
     scratch.take<std::byte>(kGemmScratchBytes);
-    if (call.scales == GemmScales::kNone) return emulated::submit([call] { multiply_now(call); });
+    if (call.scales == GemmScales::kNone) {
+      emulated::submit([call] { multiply_now(call); });
+      return true;
+    }
     emulated::submit([call, is_wrong = emulated::library(kScales) == emulated::Library::kWrong] {
       emulated::count_library_launch(kScales);
       call.result == DType::kFloat32 ? multiply_scaled<float>(call, is_wrong) : multiply_scaled<bf16>(call, is_wrong);
     });
+    return true;
   }
 };
 

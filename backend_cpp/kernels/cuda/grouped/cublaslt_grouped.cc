@@ -3,12 +3,15 @@
 #include <cublasLt.h>
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
+#include "kernels/cuda/grouped/plain_groups.h"
 #include "kernels/cuda/linear/cublaslt.h"
 
 #if CUBLAS_VERSION >= 130200
 
 #include <bit>
+#include <cstdio>
 #include <map>
+#include <optional>
 #include <tuple>
 
 namespace turbomind::cuda {
@@ -22,8 +25,8 @@ using Shape = std::tuple<int, int, int, int, unsigned>;  // device, groups, outp
 
 // Of this thread, since each drives one device.
 struct State {
-  std::map<int, Library> libraries;  // by device
-  std::map<Shape, cublasLtMatmulAlgo_t> algorithms;
+  std::map<int, Library> libraries;                                 // by device
+  std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> algorithms;  // none: a kernel of ours multiplies
 };
 
 bool runs_on(int capability) {
@@ -51,7 +54,17 @@ struct Description {
   }
 };
 
-cublasLtMatmulAlgo_t algorithm_for(const Library& library, const Description& described, const GroupedCall& call) {
+std::optional<cublasLtMatmulAlgo_t> no_algorithm(const GroupedCall& call) {
+  std::fprintf(
+      stderr,
+      "turbomind: cuBLASLt %zu (built with %d) has no algorithm for %d products of %d inputs and %d outputs: a "
+      "slower kernel of ours makes them\n",
+      cublasLtGetVersion(), CUBLAS_VERSION, call.groups, call.inputs, call.outputs);
+  return std::nullopt;
+}
+
+std::optional<cublasLtMatmulAlgo_t> algorithm_for(const Library& library, const Description& described,
+                                                  const GroupedCall& call) {
   Preference preference;
   check_status(cublasLtMatmulPreferenceCreate(preference.out()), "stating what a product prefers");
   prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kGroupedWorkspaceBytes});
@@ -68,11 +81,13 @@ cublasLtMatmulAlgo_t algorithm_for(const Library& library, const Description& de
   hint(CUBLASLT_MATMUL_PREF_GROUPED_AVERAGE_REDUCTION_DIM, call.inputs);
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
-  check_status(
+  const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(library.get(), described.product.get(), described.w.get(), described.x.get(),
-                                     described.y.get(), described.y.get(), preference.get(), 1, &found, &count),
-      "choosing an algorithm for groups");
-  if (count == 0) throw internal_error("cuBLASLt knows no algorithm for groups of such products");
+                                     described.y.get(), described.y.get(), preference.get(), 1, &found, &count);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) {
+    return no_algorithm(call);
+  }
+  check_status(status, "choosing an algorithm for groups");
   return found.algo;
 }
 
@@ -89,13 +104,20 @@ void run(cudaStream_t stream, const GroupedCall& call) {
     if (state.algorithms.size() == kMaxAlgorithms) state.algorithms.clear();
     known = state.algorithms.emplace(shape, algorithm_for(library, described, call)).first;
   }
+  std::optional<cublasLtMatmulAlgo_t>& algorithm = known->second;
+  if (!algorithm) return plain_groups(stream, GroupedType::kBFloat16, call);
   const GroupedTable& table = call.table;
   const float alpha = 1.0f;  // of all groups
   const float beta = 0.0f;
-  check_status(cublasLtMatmul(library.get(), described.product.get(), &alpha, table.w, described.w.get(), table.x,
-                              described.x.get(), &beta, table.y, described.y.get(), table.y, described.y.get(),
-                              &known->second, call.workspace, kGroupedWorkspaceBytes, stream),
-               "multiplying groups");
+  const cublasStatus_t status =
+      cublasLtMatmul(library.get(), described.product.get(), &alpha, table.w, described.w.get(), table.x,
+                     described.x.get(), &beta, table.y, described.y.get(), table.y, described.y.get(), &*algorithm,
+                     call.workspace, kGroupedWorkspaceBytes, stream);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
+    algorithm = no_algorithm(call);
+    return plain_groups(stream, GroupedType::kBFloat16, call);
+  }
+  check_status(status, "multiplying groups");
 }
 
 const bool is_added = add_grouped_kernel(2, {"cuBLASLt", GroupedType::kBFloat16, runs_on, run});

@@ -1,4 +1,4 @@
-#include <string>
+#include <cstdio>
 #include <tuple>
 
 #include "base/recent_map.h"
@@ -18,6 +18,7 @@ struct Plan {
   Matrix w;
   Matrix x;
   Matrix y;
+  bool has_algorithm = false;
   cublasLtMatmulAlgo_t algorithm{};
 };
 
@@ -52,7 +53,14 @@ Types types_of(const GemmCall& call) {
 
 class CublasLtGemm : public Gemm {
  public:
-  CublasLtGemm() : has_float8_(compute_capability() >= 89) { check_status(cublasLtCreate(handle_.out()), "starting"); }
+  CublasLtGemm() : has_float8_(compute_capability() >= 89) {
+    check_status(cublasLtCreate(handle_.out()), "starting");
+    if (compute_capability() != 90 || has_scales(GemmScales::kRows)) return;
+    std::fprintf(stderr,
+                 "turbomind: cuBLASLt %zu (built with %d) applies no scales of fp8, as 120900 does: our kernel applies "
+                 "them\n",
+                 cublasLtGetVersion(), CUBLAS_VERSION);
+  }
 
   bool has_float8() const override { return has_float8_; }
   bool has_scales(GemmScales scales) const override {
@@ -63,9 +71,10 @@ class CublasLtGemm : public Gemm {
 #endif
   }
 
-  void multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) override {
+  bool multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) override {
     auto* workspace = scratch.take<std::byte>(kGemmScratchBytes);
-    const Plan& plan = plan_of(call);
+    Plan& plan = plan_of(call);
+    if (!plan.has_algorithm) return false;
     if (call.scales != GemmScales::kNone) {
       describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.w_scales);
       describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.x_scales);
@@ -76,16 +85,30 @@ class CublasLtGemm : public Gemm {
     const bool is_whole = call.type == GemmType::kInt8;  // alpha and beta have the type of sums
     const void* alpha = is_whole ? static_cast<const void*>(&whole_alpha) : &call.alpha;
     const void* kept = is_whole ? static_cast<const void*>(&whole_beta) : &beta;
-    check_status(cublasLtMatmul(handle_.get(), plan.product.get(), alpha, call.w, plan.w.get(), call.x, plan.x.get(),
-                                kept, call.y, plan.y.get(), call.y, plan.y.get(), &plan.algorithm, workspace,
-                                kGemmScratchBytes, stream),
-                 "multiplying");
+    const cublasStatus_t status = cublasLtMatmul(handle_.get(), plan.product.get(), alpha, call.w, plan.w.get(), call.x,
+                                                 plan.x.get(), kept, call.y, plan.y.get(), call.y, plan.y.get(),
+                                                 &plan.algorithm, workspace, kGemmScratchBytes, stream);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
+      plan.has_algorithm = false;
+      report_missing(call);
+      return false;
+    }
+    check_status(status, "multiplying");
+    return true;
   }
 
  private:
   using Shape = std::tuple<GemmType, GemmScales, DType, int, int, int, size_t>;
 
-  const Plan& plan_of(const GemmCall& call) {
+  // Once a shape.
+  static void report_missing(const GemmCall& call) {
+    std::fprintf(stderr,
+                 "turbomind: cuBLASLt %zu (built with %d) has no algorithm for a product of %d rows, %d inputs and %d "
+                 "outputs: a slower kernel of ours makes it\n",
+                 cublasLtGetVersion(), CUBLAS_VERSION, call.rows, call.inputs, call.outputs);
+  }
+
+  Plan& plan_of(const GemmCall& call) {
     const Shape shape{call.type, call.scales, call.result, call.rows, call.outputs, call.inputs, call.y_stride};
     return plans_.get(shape, [&] { return make_plan(call); });
   }
@@ -125,14 +148,15 @@ class CublasLtGemm : public Gemm {
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, kAlignment);
     cublasLtMatmulHeuristicResult_t found{};
     int count = 0;
-    check_status(cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.product.get(), plan.w.get(), plan.x.get(),
-                                                plan.y.get(), plan.y.get(), preference.get(), 1, &found, &count),
-                 "choosing an algorithm");
-    if (count == 0) {
-      throw internal_error("cuBLASLt knows no algorithm for a product of " + std::to_string(call.rows) + " rows, " +
-                           std::to_string(call.inputs) + " inputs and " + std::to_string(call.outputs) + " outputs");
-    }
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.product.get(), plan.w.get(), plan.x.get(), plan.y.get(),
+                                       plan.y.get(), preference.get(), 1, &found, &count);
+    plan.has_algorithm = status == CUBLAS_STATUS_SUCCESS && count > 0;
     plan.algorithm = found.algo;
+    if (!plan.has_algorithm) {
+      if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_status(status, "choosing an algorithm");
+      report_missing(call);
+    }
     return plan;
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/linear/plain_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
 #include "kernels/cuda/quantize/float8_blocks.cuh"
@@ -74,7 +75,7 @@ void library_product(cudaStream_t stream, const LinearScratch& scratch, const Li
              first, call.outputs, blocks, block_scales);
       call.w_scales = block_scales;
     }
-    scratch.gemm->multiply(stream, memory, call);
+    multiply(stream, *scratch.gemm, memory, call);
   }
 }
 

@@ -1,12 +1,13 @@
 #include "kernels/cuda/linear/linear.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <string>
+#include <optional>
 
+#include "base/kernel_choice.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/linear/library_product.h"
 #include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/plain_product.h"
 #include "kernels/cuda/linear/scaled_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
@@ -37,15 +38,12 @@ enum class Variant : uint8_t {
 };
 
 // The most rows that kernels of ours multiply: of 16 bits none, since cuBLASLt took 0.65 to 0.28 of their time for 1 to
-// 16 rows (H200). Environment variable LMDEPLOY_CUDA_LINEAR: `own` or `library` as far as there is a choice.
+// 16 rows (H200). What LMDEPLOY_CUDA_KERNELS says of `linear` holds as far as there is a choice.
 int own_rows(const LinearWeight& weight) {
-  static const std::string wanted = [] {
-    const char* value = std::getenv("LMDEPLOY_CUDA_LINEAR");
-    return std::string(value != nullptr ? value : "");
-  }();
-  if (wanted == "library" && weight.output_scales != nullptr) return kStreamRows;
-  if (weight.is_packed() && wanted != "library") return kWidenRows - 1;
-  return wanted == "own" ? kStreamRows : 0;
+  static const std::optional<KernelSource> wanted = wanted_kernels("turbomind", "linear");
+  if (wanted == KernelSource::kLibrary && weight.output_scales != nullptr) return kStreamRows;
+  if (weight.is_packed() && wanted != KernelSource::kLibrary) return kWidenRows - 1;
+  return wanted == KernelSource::kOwn ? kStreamRows : 0;
 }
 
 Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
@@ -100,7 +98,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   call.accumulates = accumulate;
   if (weight.format == WeightFormat::kFloat32) {
     call.inputs = weight.in_features;
-    scratch.gemm->multiply(stream, scratch.memory, call);
+    multiply(stream, *scratch.gemm, scratch.memory, call);
     return;
   }
   Scratch memory = scratch.memory;
@@ -111,7 +109,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   }
   call.type = weight.format == WeightFormat::kBFloat16 ? GemmType::kBFloat16 : GemmType::kFloat16;
   if (!weight.is_packed()) {
-    scratch.gemm->multiply(stream, memory, call);
+    multiply(stream, *scratch.gemm, memory, call);
     return;
   }
   const int step = wide_outputs(weight);
@@ -121,7 +119,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
     call.outputs = std::min(step, weight.out_features - first);
     call.y = result.from(first).data;
     widen_weight(stream, weight, first, call.outputs, wide);
-    scratch.gemm->multiply(stream, memory, call);
+    multiply(stream, *scratch.gemm, memory, call);
   }
 }
 

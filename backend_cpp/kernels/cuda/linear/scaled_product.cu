@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/linear/plain_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
 
@@ -103,7 +104,7 @@ void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const Lin
     for (int row = 0; row < rows; row += piece_rows) {
       call.x = rounded + row * row_bytes;
       call.rows = std::min(piece_rows, rows - row);
-      scratch.gemm->multiply(stream, memory, call);
+      multiply(stream, *scratch.gemm, memory, call);
       constexpr int kThreads = 256;
       const dim3 grid(divide_up(outputs, kThreads), call.rows);
       const auto finish = [&]<class Sum, class Result>(const Sum* typed_sums, Result* y) {
