@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +16,8 @@ from lmdeploy.pytorch.paged import LayerShape, PagedCache, StateShape
 
 # Columns of the channel's spans (backend_cpp/model/worker/step_channel.h).
 FIRST_ROW, COUNT, POSITION, PROMPT_LEN, FIRST_BLOCK, BLOCKS, WANTED_FROM, ADAPTER = range(8)
+
+logger = logging.getLogger(__name__)
 
 Ints = np.ndarray[Any, Any]  # of a step, as the channel has them
 
@@ -120,11 +125,28 @@ def step_device(wanted: str, rank: int, ranks: int, kernels: Kernels) -> StepDev
         return CpuSteps(kernels)
     problem = None
     if not torch.cuda.is_available():
-        problem = "PyTorch finds no GPU"
+        problem = f"PyTorch {torch.__version__} (CUDA {torch.version.cuda or 'none'}) finds no GPU"
+        if (driver := _driver_version()) is not None:
+            problem += f", though there is driver {driver}"
     elif torch.cuda.device_count() < ranks:
         problem = f"tp={ranks} needs a GPU for each rank, PyTorch finds {torch.cuda.device_count()}"
     if problem is None:
         return GpuSteps(torch.device("cuda", rank))
     if wanted == "cuda":
         raise ValueError(f"device_type must be cpu: {problem}")
+    if _driver_version() is not None:
+        logger.warning("the model runs on the CPU: %s", problem)
     return CpuSteps(kernels)
+
+
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+def _driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None where there is none."""
+    try:
+        text = _DRIVER_FILE.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)", text)
+    return found[1] if found else "of an unknown version"

@@ -168,7 +168,11 @@ def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(
 @pytest.mark.parametrize(
     ("call", "error", "reported"),
     [
-        ("cudaGetDeviceCount", OLD_DRIVER, r"driver version is insufficient.*install a newer NVIDIA driver"),
+        (
+            "cudaGetDeviceCount",
+            OLD_DRIVER,
+            r"driver version is insufficient.* \(the driver is for CUDA 12.4, this build for CUDA 13.0\)",
+        ),
         ("cudaLaunchKernel", NO_CODE, r"no kernel image.*no code for this GPU: it needs compute capability 8.0"),
         ("cudaStreamCreateWithFlags", LOST, "creating a stream: CUDA: CUDA-capable device"),
     ],
@@ -179,3 +183,15 @@ def test_a_device_that_cannot_be_used_is_refused_at_start(
     cuda.inject_fault(call, 0, error, True)
     with pytest.raises(RuntimeError, match=reported):
         TokenEngine(model, device="cuda")
+
+
+def test_with_a_driver_too_old_the_cpu_computes_and_stderr_says_why(
+    model: Path, cuda: NativeModule, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cuda.inject_fault("cudaGetDeviceCount", 0, OLD_DRIVER, True)
+    with TokenEngine(model, device="auto") as engine:
+        assert len(wait(submit(engine, PROMPT, 2))[-1].token_ids) > 0
+    assert (
+        "turbomind: GPUs are not used: CUDA driver version is insufficient for CUDA runtime version (the driver is for "
+        "CUDA 12.4, this build for CUDA 13.0); install a newer NVIDIA driver" in capfd.readouterr().err
+    )

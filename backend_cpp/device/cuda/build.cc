@@ -1,4 +1,5 @@
 // GPUs as a device (device/device.h).
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -11,9 +12,33 @@ namespace turbomind {
 
 namespace {
 
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+// What a driver is too old for, for example. Without a driver its version is 0.
+std::string reason_of(cudaError_t error, int& driver) {
+  int built_with = 0;
+  driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+  if (cudaRuntimeGetVersion(&built_with) != cudaSuccess) built_with = 0;
+  const std::string there =
+      driver > 0 ? "the driver is for CUDA " + version_text(driver) : std::string("there is no driver");
+  return std::string(cudaGetErrorString(error)) + " (" + there + ", this build for CUDA " + version_text(built_with) +
+         ")" + cuda::advice_on(error);
+}
+
+// Where GPUs cannot be used though there is a driver, stderr says why.
 int device_count() {
   int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found == cudaSuccess) return count;
+  int driver = 0;
+  const std::string reason = reason_of(found, driver);
+  if (found != cudaErrorNoDevice && driver > 0) {
+    std::fprintf(stderr, "turbomind: GPUs are not used: %s\n", reason.c_str());
+  }
+  return 0;
 }
 
 void require_a_gpu() {
@@ -21,8 +46,9 @@ void require_a_gpu() {
   cudaError_t found = cudaGetDeviceCount(&count);
   if (found == cudaSuccess && count == 0) found = cudaErrorNoDevice;
   if (found != cudaSuccess) {
-    throw Error(ErrorCode::kUnavailable, std::string("device is cuda, but no usable NVIDIA GPU was found: ") +
-                                             cudaGetErrorString(found) + cuda::advice_on(found));
+    int driver = 0;
+    throw Error(ErrorCode::kUnavailable,
+                "device is cuda, but no usable NVIDIA GPU was found: " + reason_of(found, driver));
   }
 }
 

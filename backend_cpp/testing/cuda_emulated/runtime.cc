@@ -289,6 +289,16 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 12040;
+  return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+
 cudaError_t cudaSetDevice(int device) {
   if (const cudaError_t error = begin_call("cudaSetDevice")) return error;
   if (device < 0 || device >= kDevices) return cudaErrorInvalidValue;

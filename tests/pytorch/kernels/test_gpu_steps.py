@@ -1,5 +1,6 @@
 """Steps on a GPU: which models get there, and that they bring what the CPU brings."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lmdeploy.pytorch import step_devices
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.nn import device as nn_device
 from lmdeploy.pytorch.step_devices import GpuSteps, step_device
@@ -66,13 +68,25 @@ def test_block_tables_are_filled_up_with_zeros() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "ranks", "reason"),
-    [(0, 1, "PyTorch finds no GPU"), (1, 2, "tp=2 needs a GPU for each rank, PyTorch finds 1")],
+    [
+        (0, 1, r"PyTorch .* \(CUDA .*\) finds no GPU, though there is driver 535.54.03"),
+        (1, 2, "tp=2 needs a GPU for each rank, PyTorch finds 1"),
+    ],
 )
 def test_what_cannot_run_on_a_gpu_runs_on_the_cpu_or_is_refused(
-    gpus: int, ranks: int, reason: str, monkeypatch: pytest.MonkeyPatch
+    gpus: int,
+    ranks: int,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\n")
+    monkeypatch.setattr(step_devices, "_DRIVER_FILE", version)
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: gpus > 0, device_count=lambda: gpus))
     assert step_device("auto", 0, ranks, kernels(1)).device.type == "cpu"
+    assert re.search(f"the model runs on the CPU: {reason}", caplog.text)
     assert step_device("cpu", 0, ranks, kernels(1)).device.type == "cpu"
     with pytest.raises(ValueError, match=f"device_type must be cpu: {reason}"):
         step_device("cuda", 0, ranks, kernels(1))
