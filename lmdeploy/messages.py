@@ -29,6 +29,11 @@ NUM_CPU_BLOCKS = (
     "More blocks of the KV cache, in the host's memory: blocks evicted from the device go there, and are copied back "
     "instead of computed again; 0: none."
 )
+CACHE_DIR = (
+    "A directory for cached blocks, of this user alone: what prompts and responses leave in the cache is kept in files "
+    "there, found again after a restart and by other servers on the directory. Needs enable_prefix_caching."
+)
+CACHE_DIR_BYTES = "Most bytes in cache_dir; what has not been used for longest is removed."
 KV_EVENTS_CONFIG = (
     "Publish to routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
     '"enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.'
@@ -273,6 +278,8 @@ class TurbomindEngineConfig:
         64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512)
     )
     num_cpu_blocks: int = field.integer(0, NUM_CPU_BLOCKS)
+    cache_dir: str | None = field.string(None, CACHE_DIR, none_means="")
+    cache_dir_bytes: float = field.number(10e9, CACHE_DIR_BYTES, low=0, high=1e15)
     state_snapshot_interval: int = field.integer(
         512,
         "Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts continue; 0: "

@@ -119,8 +119,8 @@ MUTATIONS = (
     Mutation(
         "running sequences keep the blocks that they will need",
         SCHEDULER,
-        "missing + blocks_.plan().pages_of_block() > blocks_.available_count() - reserved",
-        "missing > blocks_.available_count()",
+        "missing + blocks_.plan().pages_of_block() <= blocks_.available_count() - reserved",
+        "missing <= blocks_.available_count()",
     ),
     Mutation(
         "who is not admitted holds nothing",

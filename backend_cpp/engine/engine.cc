@@ -57,7 +57,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
           [this] { inbox_.wake(); }),
       inbox_(config_.max_waiting),
       events_(std::move(events)),
-      core_(config_, *runner_, tokens_, events_.get(), draft_runner_.get()),
+      core_(config_, *runner_, tokens_, events_.get(), draft_runner_.get(), [this] { inbox_.wake(); }),
       stats_(core_.stats()) {
   if (compiler) {
     compiler->notify([this] { inbox_.wake(); });
@@ -144,6 +144,7 @@ void Engine::run() {
     add(std::move(messages));
     if (is_closed) {
       core_.end_all(nullptr);
+      core_.finish_files();
     } else {
       step();
     }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/disk/disk_config.h"
 #include "engine/speculative/speculative_config.h"
 #include "model/cache_plan.h"
 
@@ -19,6 +20,7 @@ struct EngineConfig {
   CachePlan plan;  // of the runners' groups; none yet: it is made of what they say
   int page_count = 1;
   int host_page_count = 0;    // of the cache's second tier, in the host's memory
+  DiskTierConfig disk;        // of its third tier, in files
   int snapshot_interval = 0;  // tokens of a prompt between snapshots of its state; 0: at anchors alone
   bool enable_prefix_caching = false;
   int max_waiting = 4096;  // requests beyond are refused as "overloaded"

@@ -38,23 +38,32 @@ std::optional<Speculator> make_speculator(const EngineConfig& config, Drafter* d
   return std::make_optional<Speculator>(config.speculation, drafter, tokens);
 }
 
+std::unique_ptr<DiskTier> make_disk_tier(const EngineConfig& config, BlockCache& blocks, ModelRunner& runner,
+                                         std::function<void()> wake) {
+  if (config.disk.directory.empty()) return nullptr;
+  return std::make_unique<DiskTier>(config.disk, blocks, runner, wake ? std::move(wake) : [] {});
+}
+
 }  // namespace
 
 EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
-                       CacheEventSink* events, ModelRunner* draft_runner)
+                       CacheEventSink* events, ModelRunner* draft_runner, std::function<void()> wake)
     : config_(config),
       runner_(runner),
       space_{tokens, runner.traits().vocab_size, runner.traits().hidden_size},
       blocks_(config.plan, {config.page_count, config.host_page_count}),
+      disk_(make_disk_tier(config, blocks_, runner, std::move(wake))),
       likely_tokens_(tokens, runner.traits().vocab_size),
       drafter_(make_drafter(config, draft_runner, runner.traits().vocab_size)),
       speculator_(make_speculator(config, drafter_.get(), &likely_tokens_)),
-      scheduler_({config.max_batch_size, config.max_step_tokens, runner.traits().images.needs_whole,
-                  runner.traits().reads_whole},
-                 blocks_, speculator_ ? &*speculator_ : nullptr,
-                 [&runner](const std::vector<PageMove>& moves) {
-                   if (!moves.empty()) runner.move_pages(moves);
-                 }),
+      scheduler_(
+          {config.max_batch_size, config.max_step_tokens, runner.traits().images.needs_whole,
+           runner.traits().reads_whole},
+          blocks_, speculator_ ? &*speculator_ : nullptr,
+          [&runner](const std::vector<PageMove>& moves) {
+            if (!moves.empty()) runner.move_pages(moves);
+          },
+          disk_.get()),
       sessions_({config.session_idle_limit, config.max_sessions, config.session_len, config.embedding_bytes / 2},
                 blocks_, config.enable_prefix_caching),
       steps_(scheduler_, runner, counts_),
@@ -105,6 +114,7 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   if (request.adapter) owner = {request.adapter->id, request.adapter->name};
   if (request.adapter && request.adapter->failure) throw Error(*request.adapter->failure);
   turn.scope = config_.enable_prefix_caching ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
+  if (disk_ && config_.enable_prefix_caching && owner.adapter == 0) disk_->note_realm(turn.scope, params.cache_salt);
   if (request.session) turn = sessions_.prepare(*request.session, request.input_ids.size(), turn.scope, owner);
 
   const int history_len = static_cast<int>(turn.history.size());
@@ -205,11 +215,13 @@ void EngineCore::step() {
     take(sequence, output);
   };
   const EngineStats before = counts_;
-  is_stalled_ = !steps_.run(on_output) && !waiting_.empty();
-  if (speculator_ && counts_.steps == before.steps + 1 && !steps_.is_in_flight()) {
-    speculator_->note_step(static_cast<int>(counts_.tokens_computed - before.tokens_computed),
-                           counts_.step_seconds - before.step_seconds);
-  }
+  if (disk_) disk_->exchange(scheduler_.running_count() > 0);
+  const bool has_run = steps_.run(on_output);
+  is_stalled_ = !has_run && (!waiting_.empty() || (disk_ && scheduler_.waiting_count() > 0));
+  if (counts_.steps != before.steps + 1 || steps_.is_in_flight()) return;
+  const auto tokens = static_cast<int>(counts_.tokens_computed - before.tokens_computed);
+  if (speculator_) speculator_->note_step(tokens, counts_.step_seconds - before.step_seconds);
+  if (disk_) disk_->note_step(tokens, counts_.step_seconds - before.step_seconds);
 }
 
 void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
@@ -425,6 +437,7 @@ EngineStats EngineCore::stats() const {
   stats.host_blocks_used = blocks_.host_used_count();
   stats.swapped_out = blocks_.swapped_out_count();
   stats.swapped_in = blocks_.swapped_in_count();
+  if (disk_) stats.disk = disk_->stats();
   stats.preemptions = scheduler_.preemption_count();
   stats.prefix_cache_queries = scheduler_.prefix_cache_queries();
   stats.prefix_cache_hits = scheduler_.prefix_cache_hits();

@@ -21,6 +21,7 @@
 #include "engine/output_queue.h"
 #include "engine/schedule/block_cache.h"
 #include "engine/schedule/cache_scopes.h"
+#include "engine/schedule/disk_tier.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/session_table.h"
@@ -35,9 +36,9 @@ class EngineCore {
  public:
   // `config` is what the runners' caches were allocated for. Runners and table must outlive the core, as must `events`,
   // which is notified of what the cache holds; null: nobody is. `draft_runner` drafts for `runner`; null: there is
-  // none.
+  // none. `wake` is called on another thread when something was read from files, and step() is to be called.
   EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
-             CacheEventSink* events = nullptr, ModelRunner* draft_runner = nullptr);
+             CacheEventSink* events = nullptr, ModelRunner* draft_runner = nullptr, std::function<void()> wake = {});
 
   // Takes a checked request, or answers why it cannot be taken; its session is then as it was.
   void add(Submission&& submission);
@@ -49,12 +50,17 @@ class EngineCore {
   void end_overdue(Clock::time_point now);
   // Ends everything, as cancelled or, with an error, as failed; steps in flight are forgotten.
   void end_all(const Error* error);
+  // Has what the cache holds written to files, where there are any; nothing is open.
+  void finish_files() {
+    if (disk_) disk_->finish();
+  }
   // What the cache held is lost; nothing is open.
   void forget_cache() { blocks_.forget_all(); }
 
   bool has_work() const;
-  // Whether step() has nothing to do until a message comes, a grammar's state becomes known or it is next_deadline().
-  bool is_idle() const { return is_stalled_ || !has_work(); }
+  // Whether step() has nothing to do until a message comes, a grammar's state becomes known, something was read from
+  // files or it is next_deadline().
+  bool is_idle() const { return (is_stalled_ || !has_work()) && !(disk_ && disk_->has_work()); }
   Clock::time_point next_deadline() const { return next_deadline_; }
   // Runs a step, if there is work. Throws what the model runner throws.
   void step();
@@ -96,6 +102,7 @@ class EngineCore {
   EngineStats counts_;  // counters alone
   std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
+  std::unique_ptr<DiskTier> disk_;  // null: nothing outlives memory
   LikelyTokens likely_tokens_;
   std::unique_ptr<Drafter> drafter_;  // null: none computes
   std::optional<Speculator> speculator_;
@@ -105,7 +112,7 @@ class EngineCore {
   Sampler sampler_;
   std::vector<Delivery> outputs_;
   std::vector<std::shared_ptr<Sequence>> waiting_;  // for their grammars; may have ended
-  bool is_stalled_ = false;                         // all there are wait for their grammars
+  bool is_stalled_ = false;                         // all there are wait for their grammars, or for files
   uint64_t next_arrival_ = 1;
   CacheScopes scopes_;
   CacheScopes draft_scopes_;                                    // the same, a caller each

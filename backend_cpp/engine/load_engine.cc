@@ -12,6 +12,7 @@
 #include "device/cpu_operators.h"
 #include "device/device.h"
 #include "device/rank_group.h"
+#include "engine/disk/fingerprint.h"
 #include "engine/grammar/load_grammar.h"
 #include "engine/load_worker.h"
 #include "engine/plan_caches.h"
@@ -236,6 +237,24 @@ std::unique_ptr<EventPublisher> start_event_publisher(const EngineSettings& sett
   return std::make_unique<EventPublisher>(std::move(command), settings.cache_block_seq_len);
 }
 
+// Files that keep the cache; none where nobody asks for them, or the model has nothing to keep.
+DiskTierConfig disk_config(const EngineSettings& settings, const std::string& directory, const ModelSpec& spec,
+                           const std::string& device, const CachePlan& plan, std::vector<std::string>& notes) {
+  if (settings.cache_dir.empty()) return {};
+  if (!settings.enable_prefix_caching) {
+    throw invalid_argument(
+        "cache_dir needs enable_prefix_caching: without it no request looks for what others computed");
+  }
+  if (has_worker(directory) || spec.encoder || plan.groups.empty()) {
+    notes.push_back("cache_dir is ignored: " + spec.model_name +
+                    (has_worker(directory) ? " runs in processes of its own, whose cache files cannot keep"
+                                           : " has no cache that files could keep"));
+    return {};
+  }
+  return {settings.cache_dir, static_cast<uint64_t>(settings.cache_dir_bytes),
+          cache_fingerprint(directory, settings, device, plan)};
+}
+
 // A worker's runner ends steps that take too long itself, and starts the worker again.
 std::chrono::seconds step_timeout(const EngineSettings& settings, bool has_worker) {
   const std::chrono::seconds given(settings.step_timeout);
@@ -303,6 +322,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   config.plan = plan_caches(*runner, draft_runner.get(), limits);
   config.page_count = cache_page_count(settings, config, *runner, defaults.cache_limit);
   config.host_page_count = host_page_count(settings, config);
+  config.disk = disk_config(settings, directory, spec, device.name, config.plan, loaded.notes);
   SpecialTokens special;
   std::vector<std::string> vocabulary = grammar_vocabulary(tokens, spec.vocab_size, special);
   auto compiler = load_grammar_compiler(std::move(vocabulary), special, spec.eos_token_ids,

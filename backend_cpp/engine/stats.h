@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "engine/disk/disk_config.h"
 #include "engine/speculative/speculative_config.h"
 
 namespace turbomind {
@@ -36,6 +37,7 @@ struct EngineStats {
   int64_t evictions = 0;
   int64_t swapped_out = 0;  // blocks whose content went to the host's memory
   int64_t swapped_in = 0;   // and came back
+  DiskStats disk;
   int64_t preemptions = 0;
   int64_t event_batches = 0;         // of cache events, a step each
   int64_t event_losses = 0;          // times that all events had to be given again

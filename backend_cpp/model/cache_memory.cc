@@ -1,5 +1,7 @@
 #include "model/cache_memory.h"
 
+#include <cstring>
+
 namespace turbomind {
 
 void CacheMemory::allocate(Operators& ops, size_t page_bytes, const CacheSize& size) {
@@ -11,12 +13,12 @@ void CacheMemory::allocate(Operators& ops, size_t page_bytes, const CacheSize& s
   host_pages_ = ops.allocate_staging(page_bytes * static_cast<size_t>(size.host_page_count));
 }
 
+std::byte* CacheMemory::place(int32_t page) const {
+  if (!is_of_host(page)) return pages_.as<std::byte>() + static_cast<size_t>(page) * page_bytes_;
+  return host_pages_.as<std::byte>() + static_cast<size_t>(page - page_count_) * page_bytes_;
+}
+
 void CacheMemory::move(Operators& ops, const std::vector<PageMove>& moves) const {
-  const auto is_of_host = [this](int32_t page) { return page >= page_count_; };
-  const auto place = [&](int32_t page) {
-    if (!is_of_host(page)) return pages_.as<std::byte>() + static_cast<size_t>(page) * page_bytes_;
-    return host_pages_.as<std::byte>() + static_cast<size_t>(page - page_count_) * page_bytes_;
-  };
   for (const auto [from, to] : moves) {
     if (is_of_host(to)) {
       ops.download_later(place(from), page_bytes_, place(to));
@@ -25,6 +27,25 @@ void CacheMemory::move(Operators& ops, const std::vector<PageMove>& moves) const
     } else {
       ops.copy(place(from), page_bytes_, place(to));
     }
+  }
+}
+
+void CacheMemory::read(Operators& ops, std::span<const int32_t> pages, std::byte* to) const {
+  for (const int32_t page : pages) {
+    if (is_of_host(page)) {
+      ops.wait();  // it may have been asked for later
+      std::memcpy(to, place(page), page_bytes_);
+    } else {
+      ops.download(place(page), page_bytes_, to);
+    }
+    to += page_bytes_;
+  }
+}
+
+void CacheMemory::write(Operators& ops, std::span<const int32_t> pages, const std::byte* from) const {
+  for (const int32_t page : pages) {
+    ops.upload(from, page_bytes_, place(page));
+    from += page_bytes_;
   }
 }
 

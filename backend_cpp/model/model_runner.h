@@ -217,6 +217,20 @@ class ModelRunner {
   virtual std::byte* allocate_cache(const CacheShare& share) = 0;
   // Moves pages of the cache, one after the other, after all steps that were begun.
   virtual void move_pages(const std::vector<PageMove>& moves) = 0;
+  // Where pages can be kept outside of the cache: the bytes of one, of all ranks; 0: they cannot. What they hold means
+  // something to a runner of the same model that is set up alike.
+  virtual size_t kept_page_bytes() const { return 0; }
+  // Copies what pages hold out of the cache, or into it, one after the other, after all steps that were begun.
+  virtual void read_pages(std::span<const int32_t> pages, std::byte* to) {
+    (void)pages;
+    (void)to;
+    throw internal_error("pages of this runner's cache cannot be read");
+  }
+  virtual void write_pages(std::span<const int32_t> pages, const std::byte* from) {
+    (void)pages;
+    (void)from;
+    throw internal_error("pages of this runner's cache cannot be written");
+  }
   // Called once, when the cache is there: does now what steps that only decode would do when they come first, for as
   // many shapes of steps as it returns. Whatever it does, every step is right without it.
   virtual size_t prepare_decoding(const StepLimits& limits) {

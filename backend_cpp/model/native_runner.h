@@ -40,6 +40,9 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void lower_priority() override { ops_->lower_priority(); }
   std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override { cache_.move(*ops_, moves); }
+  size_t kept_page_bytes() const override { return cache_.page_bytes(); }
+  void read_pages(std::span<const int32_t> pages, std::byte* to) override { cache_.read(*ops_, pages, to); }
+  void write_pages(std::span<const int32_t> pages, const std::byte* from) override { cache_.write(*ops_, pages, from); }
   size_t prepare_decoding(const StepLimits& limits) override;
   void keep_prepared(size_t count) override;
   bool reserve(const TokenChoice& choice) override { return outputs_.reserve(choice); }

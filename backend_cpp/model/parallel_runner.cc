@@ -86,6 +86,23 @@ void ParallelRunner::move_pages(const std::vector<PageMove>& moves) {
   run([&](ModelRunner& runner, int) { runner.move_pages(moves); });
 }
 
+size_t ParallelRunner::kept_page_bytes() const {
+  return ranks_.front()->kept_page_bytes() * ranks_.size();
+}
+
+// A rank's part of all pages comes behind that of the rank before it.
+void ParallelRunner::read_pages(std::span<const int32_t> pages, std::byte* to) {
+  run([&](ModelRunner& runner, int rank) {
+    runner.read_pages(pages, to + static_cast<size_t>(rank) * pages.size() * runner.kept_page_bytes());
+  });
+}
+
+void ParallelRunner::write_pages(std::span<const int32_t> pages, const std::byte* from) {
+  run([&](ModelRunner& runner, int rank) {
+    runner.write_pages(pages, from + static_cast<size_t>(rank) * pages.size() * runner.kept_page_bytes());
+  });
+}
+
 size_t ParallelRunner::prepare_decoding(const StepLimits& limits) {
   std::vector<size_t> prepared(ranks_.size());
   run([&](ModelRunner& runner, int rank) { prepared[static_cast<size_t>(rank)] = runner.prepare_decoding(limits); });

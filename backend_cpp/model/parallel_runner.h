@@ -33,6 +33,9 @@ class ParallelRunner final : public ModelRunner, public AdapterSlots {
   // The pages of the first rank.
   std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override;
+  size_t kept_page_bytes() const override;
+  void read_pages(std::span<const int32_t> pages, std::byte* to) override;
+  void write_pages(std::span<const int32_t> pages, const std::byte* from) override;
   // Ranks must do alike: what not all could prepare, none keeps.
   size_t prepare_decoding(const StepLimits& limits) override;
   bool reserve(const TokenChoice& choice) override;

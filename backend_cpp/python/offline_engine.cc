@@ -240,6 +240,12 @@ py::dict OfflineEngine::stats() const {
   result["host_blocks_used"] = stats.host_blocks_used;
   result["swapped_out_total"] = stats.swapped_out;
   result["swapped_in_total"] = stats.swapped_in;
+  result["disk_bytes"] = stats.disk.bytes;
+  result["disk_files"] = stats.disk.files;
+  result["disk_blocks_written_total"] = stats.disk.written;
+  result["disk_blocks_read_total"] = stats.disk.read;
+  result["disk_damaged_total"] = stats.disk.damaged;
+  result["disk_failures_total"] = stats.disk.failures;
   result["preemptions_total"] = stats.preemptions;
   result["kv_event_batches_total"] = stats.event_batches;
   result["kv_event_losses_total"] = stats.event_losses;

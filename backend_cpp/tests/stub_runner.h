@@ -7,9 +7,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -80,6 +82,32 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
     for (const auto [from, to] : moves) {
       std::copy_n(cache_.begin() + from * block_len_, block_len_, cache_.begin() + to * block_len_);
       states_[static_cast<size_t>(to)] = states_[static_cast<size_t>(from)];
+    }
+  }
+
+  // A page: its tokens, and of a state after how many tokens it is and their hash.
+  size_t kept_page_bytes() const override { return static_cast<size_t>(block_len_) * sizeof(int32_t) + 16; }
+  void read_pages(std::span<const int32_t> pages, std::byte* to) override {
+    for (const int32_t page : pages) {
+      const size_t tokens = static_cast<size_t>(block_len_) * sizeof(int32_t);
+      std::memcpy(to, &cache_.at(static_cast<size_t>(page) * block_len_), tokens);
+      const std::map<int, uint64_t>& state = states_.at(static_cast<size_t>(page));
+      std::array<uint64_t, 2> words{};
+      if (!state.empty()) words = {static_cast<uint64_t>(state.begin()->first), state.begin()->second};
+      std::memcpy(to + tokens, words.data(), 16);
+      to += kept_page_bytes();
+    }
+  }
+  void write_pages(std::span<const int32_t> pages, const std::byte* from) override {
+    for (const int32_t page : pages) {
+      const size_t tokens = static_cast<size_t>(block_len_) * sizeof(int32_t);
+      std::memcpy(&cache_.at(static_cast<size_t>(page) * block_len_), from, tokens);
+      std::array<uint64_t, 2> words{};
+      std::memcpy(words.data(), from + tokens, 16);
+      std::map<int, uint64_t>& state = states_.at(static_cast<size_t>(page));
+      state.clear();
+      if (words[0] > 0) state[static_cast<int>(words[0])] = words[1];
+      from += kept_page_bytes();
     }
   }
 

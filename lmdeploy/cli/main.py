@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lmdeploy.cli import chat, check_env, convert, list, lite, plan, serve
 from lmdeploy.cli.batch import command as batch
+from lmdeploy.cli.batch import warm
 from lmdeploy.cli.parser import Parser, print_help_of
 from lmdeploy.cli.pull import command as pull
 from lmdeploy.extras import MissingExtraError
@@ -21,7 +22,7 @@ def make_parser() -> Parser:
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.set_defaults(run=print_help_of(parser))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, chat, batch, pull, convert, lite, plan, list, check_env):
+    for command in (serve, chat, batch, warm, pull, convert, lite, plan, list, check_env):
         command.add_parser(subparsers)
     return parser
 

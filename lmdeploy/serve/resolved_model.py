@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lmdeploy.extras import require
@@ -63,6 +64,8 @@ def resolved_model(path: str, backend: str, chat_template: str, settings: Mappin
     require_valid_settings(together)
     if together.get("adapters"):
         together["adapters"] = located_adapters(together["adapters"])
+    if together.get("cache_dir"):
+        together["cache_dir"] = str(Path(together["cache_dir"]).expanduser().absolute())
     engine = resolve(
         directory,
         backend="pytorch" if backend == "pytorch" else None,

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lmdeploy._turbomind as _turbomind
@@ -145,6 +146,8 @@ class Engine:
             settings.get("custom_module_map", ""),
         )
         settings["adapters"] = located_adapters(settings.get("adapters"))
+        if settings.get("cache_dir"):
+            settings["cache_dir"] = str(Path(settings["cache_dir"]).expanduser().absolute())
         if speculation := settings.get("speculative_config"):
             settings["speculative_config"] = located(
                 speculation,

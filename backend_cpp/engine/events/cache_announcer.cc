@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/sha256.h"
 
 namespace turbomind {
 
@@ -23,16 +24,6 @@ uint64_t hash_of(uint64_t parent, std::span<const int32_t> tokens, std::string_v
   for (const int32_t token : tokens) mix(hash, static_cast<uint32_t>(token), 4);
   for (const char c : extra_keys) mix(hash, static_cast<unsigned char>(c), 1);
   return hash;
-}
-
-std::string hex(const ContentDigest& digest) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const uint8_t byte : digest) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
 }
 
 // The adapter, images with where they begin in the block, and in the first block the salt.

@@ -36,6 +36,11 @@ struct EngineSettings {
   // More blocks of the KV cache, in the host's memory: blocks evicted from the device go there, and are copied back
   // instead of computed again; 0: none.
   int num_cpu_blocks = 0;
+  // A directory for cached blocks, of this user alone: what prompts and responses leave in the cache is kept in
+  // files there, found again after a restart and by other servers on the directory. Needs enable_prefix_caching.
+  std::string cache_dir;
+  // Most bytes in cache_dir; what has not been used for longest is removed.
+  double cache_dir_bytes = 10000000000.0;
   // Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts continue; 0: at
   // the ends of prompts and responses, and where prompts part, alone.
   int state_snapshot_interval = 512;
@@ -107,6 +112,8 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("cache_chunk_size", settings.cache_chunk_size, Limits{.low = -1});
   visit("cache_block_seq_len", settings.cache_block_seq_len, Limits{.choices = "16, 32, 64, 128, 256, 512"});
   visit("num_cpu_blocks", settings.num_cpu_blocks, Limits{.low = 0});
+  visit("cache_dir", settings.cache_dir, Limits{});
+  visit("cache_dir_bytes", settings.cache_dir_bytes, Limits{.low = 0, .high = 1e+15});
   visit("state_snapshot_interval", settings.state_snapshot_interval, Limits{.low = 0, .high = 1e+06});
   visit("enable_prefix_caching", settings.enable_prefix_caching, Limits{});
   visit("kv_events_config", settings.kv_events_config, Limits{});

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/schedule/prefix_hits.h"
 
 namespace turbomind {
 
@@ -145,7 +146,7 @@ void BlockCache::publish(const PrefixKey& prefix, int index, std::vector<int32_t
 
 bool BlockCache::make_snapshot(NodeId node, int group, int32_t block, bool is_rolling) {
   if (const int32_t known = stored(node, group); known != kNoBlock) {
-    if (!is_rolling) at(known).is_rolling = false;
+    if (!is_rolling) settle_snapshot(node, group);
     return true;
   }
   if (!make_room_for_snapshot(group)) return false;
@@ -158,6 +159,7 @@ bool BlockCache::make_snapshot(NodeId node, int group, int32_t block, bool is_ro
   move_pages(block, copy);
   at(copy).references = 0;
   put(copy, Place::kLatestSnapshot);
+  if (!is_rolling) note_content(copy);
   return true;
 }
 
@@ -193,6 +195,79 @@ void BlockCache::forget_rolling_snapshot(NodeId node, int group) {
   const int32_t snapshot = stored(node, group);
   if (snapshot == kNoBlock) return;
   if (at(snapshot).is_rolling && at(snapshot).uses == 0 && is_snapshot(at(snapshot).place)) lose(snapshot);
+}
+
+// ---- what outlives the process ----
+
+void BlockCache::note_content(int32_t block) {
+  Block& held = at(block);
+  if (!leaving_ || held.is_noted || !bounds_hits(group(held.group))) return;
+  held.is_noted = true;
+  noted_.push_back({held.node, tree_.number(held.node), held.group});
+  // Where far more leaves than anybody takes, the oldest have gone by now.
+  if (noted_.size() > 4 * blocks_.size()) noted_.erase(noted_.begin(), noted_.begin() + std::ssize(noted_) / 2);
+}
+
+BlockCache::Content BlockCache::take_content() {
+  while (!noted_.empty()) {
+    const auto [node, number, group] = noted_.back();
+    noted_.pop_back();
+    const bool is_there = static_cast<size_t>(node) < tree_.id_bound() && tree_.number(node) == number;
+    const int32_t block = is_there ? stored(node, group) : kNoBlock;
+    if (block == kNoBlock) continue;
+    at(block).is_noted = false;
+    return {node, group, block};
+  }
+  return {};
+}
+
+void BlockCache::touch(NodeId node) {
+  std::vector<int32_t> blocks;
+  add_unused(node, blocks);
+  for (const int32_t block : blocks) {
+    const Place place = at(block).place;
+    remove(block);
+    put(block, place);
+  }
+}
+
+void BlockCache::keep_content(NodeId node, int group) {
+  const int32_t block = stored(node, group);
+  if (block == kNoBlock || at(block).place != Place::kUntilNeeded) return;
+  remove(block);
+  put(block, Place::kNeededLast);
+  note_content(block);
+}
+
+void BlockCache::settle_snapshot(NodeId node, int group) {
+  const int32_t snapshot = stored(node, group);
+  if (snapshot == kNoBlock) return;
+  at(snapshot).is_rolling = false;
+  note_content(snapshot);
+}
+
+int32_t BlockCache::restore(const PrefixKey& prefix, int index, int count, NodeId parent, int group_index) {
+  const bool is_snapshot_of = count < block_len() || group(group_index).kind == MemoryKind::kState;
+  const NodeId node = tree_.get(parent, prefix, index, count);
+  tree_.hold(node);
+  int32_t block = kNoBlock;
+  if (stored(node, group_index) == kNoBlock && (!is_snapshot_of || make_room_for_snapshot(group_index))) {
+    block = allocate(group_index);
+  }
+  if (block != kNoBlock) {
+    at(block).references = 0;
+    if (is_snapshot_of) {
+      attached(node, group_index) = block;
+      at(block).node = node;
+      tree_.hold(node);
+      put(block, Place::kLatestSnapshot);
+    } else {
+      attach(prefix, index, node, group_index, block);
+      put(block, Place::kNeededLast);
+    }
+  }
+  tree_.let_go(node);
+  return block;
 }
 
 // ---- what is forgotten ----
@@ -283,6 +358,7 @@ void BlockCache::free_pages(int32_t block) {
   more.clear();
   to.push_back(block);
   at(block).is_rolling = false;
+  at(block).is_noted = false;
   at(block).uses = 0;
   at(block).place = Place::kNone;
 }
@@ -328,6 +404,7 @@ void BlockCache::drop(int32_t block, Keep keep) {
   if (held.node == kNoNode) return free_pages(block);
   if (keep == Keep::kNothing) return lose(block);
   put(block, keep == Keep::kContent ? Place::kNeededLast : Place::kUntilNeeded);
+  if (keep == Keep::kContent) note_content(block);
 }
 
 void BlockCache::evict_one() {
@@ -352,10 +429,13 @@ void BlockCache::move_out(int32_t block) {
   const int index = at(block).group;
   const auto pages = static_cast<size_t>(group(index).pages);
   while (host_free_.size() < pages && !list(Place::kHost).empty()) {
-    lose(list(Place::kHost).front());
+    const int32_t last = list(Place::kHost).front();
+    if (at(last).is_noted) leaving_({at(last).node, at(last).group, last});
+    lose(last);
     ++evictions_;
   }
   if (host_free_.size() < pages) {
+    if (at(block).is_noted) leaving_({at(block).node, index, block});
     lose(block);
     ++evictions_;
     return;
@@ -376,6 +456,7 @@ void BlockCache::hand_over(int32_t from, int32_t to) {
   const NodeId node = std::exchange(at(from).node, kNoNode);
   const int group = at(from).group;
   at(to).node = node;
+  at(to).is_noted = at(from).is_noted;
   attached(node, group) = to;
   if (observer_ == nullptr || !is_observed(node, group)) return;
   observer_->moved(tree_.number(node), tree_.tokens(node), is_of_host(to) ? CacheTier::kHost : CacheTier::kDevice);

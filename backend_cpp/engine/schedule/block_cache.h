@@ -41,6 +41,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <span>
 #include <utility>
@@ -141,6 +142,29 @@ class BlockCache {
   // Forgets a rolling snapshot that nobody has come back to.
   void forget_rolling_snapshot(NodeId node, int group);
 
+  // ---- what outlives the process (engine/schedule/disk_tier.h) ----
+
+  struct Content {
+    NodeId node = kNoNode;
+    int group = 0;
+    int32_t block = kNoBlock;
+  };
+  // From now on, contents that bound hits and that nobody references any more are noted for somebody who keeps them
+  // elsewhere; `leaving` is called with one that is noted before it is lost for want of space.
+  void note_contents(std::function<void(const Content&)> leaving) { leaving_ = std::move(leaving); }
+  // Takes a noted content that is still there; what follows a content comes after it. kNoBlock: none is left.
+  Content take_content();
+  bool has_contents() const { return !noted_.empty(); }
+  // What is attached to a node counts as used last.
+  void touch(NodeId node);
+  // A content that would have been the first to go is kept as long as others.
+  void keep_content(NodeId node, int group);
+  // Has a snapshot kept that the next one of its sequence would have replaced.
+  void settle_snapshot(NodeId node, int group);
+  // A block with the content of block number `index` of a prefix, after `parent`, or of its first `count` tokens, that
+  // the caller fills before anything else happens; used by nobody. kNoBlock: it is there, or there is no room.
+  int32_t restore(const PrefixKey& prefix, int index, int count, NodeId parent, int group);
+
   // Forgets what is attached to a node and used by nobody.
   void forget(NodeId node);
   // The same of all nodes of a realm, and of all there are.
@@ -180,6 +204,7 @@ class BlockCache {
     bool is_rolling = false;                // as make_snapshot() has it
     int uses = 0;                           // of a snapshot
     NodeId node = kNoNode;                  // that it is attached to; kNoNode: not published
+    bool is_noted = false;                  // for take_content()
     uint64_t stamp = 0;                     // when it became idle
     std::list<int32_t>::iterator position;  // in its list
     std::vector<int32_t> more_pages;        // after the first
@@ -218,6 +243,7 @@ class BlockCache {
   // Appends what is attached to a node and used by nobody.
   void add_unused(NodeId node, std::vector<int32_t>& blocks) const;
   bool make_room_for_snapshot(int group);
+  void note_content(int32_t block);
   static bool is_snapshot(Place place) { return place >= Place::kPassedSnapshot && place <= Place::kSharedSnapshot; }
 
   CachePlan plan_;
@@ -235,6 +261,13 @@ class BlockCache {
   int most_snapshot_pages_;
   int snapshot_interval_ = 0;
   uint64_t next_stamp_ = 1;
+  struct Noted {
+    NodeId node;
+    uint64_t number;
+    int group;
+  };
+  std::function<void(const Content&)> leaving_;  // empty: nothing is noted
+  std::vector<Noted> noted_;
   CacheObserver* observer_ = nullptr;  // may be null
   int64_t evictions_ = 0;
   int64_t swapped_out_ = 0;

@@ -46,6 +46,7 @@ NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index, int co
   Node& made = at(node);
   made.parent = parent;
   made.scope = at(parent).scope;
+  made.depth = is_root(parent) ? 0 : at(parent).depth + 1;
   made.tokens.assign(content.tokens.begin(), content.tokens.end());
   made.images = std::move(content.images);
   made.next = std::exchange(at(parent).first_child, node);
@@ -104,6 +105,34 @@ PrefixTree::Content PrefixTree::content_of(const PrefixKey& prefix, int index, i
                               range.grid, range.digest});
   }
   return content;
+}
+
+std::string PrefixTree::bytes_of(const Content& content) {
+  std::string bytes;
+  const auto add = [&bytes](const auto& value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
+  add(static_cast<uint32_t>(content.tokens.size()));
+  for (const int32_t token : content.tokens) add(token);
+  for (const ImagePart& part : content.images) {
+    for (const int value : {part.at, part.count, part.first_row, part.rows}) add(value);
+    for (const int value : {part.grid.frames, part.grid.rows, part.grid.columns}) add(value);
+    add(part.grid.frame_step);
+    add(part.digest);
+  }
+  return bytes;
+}
+
+Sha256 PrefixTree::digest_after(const Sha256& parent, const std::string& content) {
+  return sha256(std::string(as_bytes(parent)) + content);
+}
+
+const Sha256& PrefixTree::digest(NodeId node, const Sha256& root) {
+  std::vector<NodeId> path;
+  for (NodeId next = node; !is_root(next) && !at(next).digest; next = parent(next)) path.push_back(next);
+  for (auto next = path.rbegin(); next != path.rend(); ++next) {
+    const NodeId before = parent(*next);
+    at(*next).digest = digest_after(is_root(before) ? root : *at(before).digest, content_bytes(*next));
+  }
+  return is_root(node) ? root : *at(node).digest;
 }
 
 uint64_t PrefixTree::key_of(NodeId parent, const Content& content) const {

@@ -16,10 +16,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "base/sha256.h"
 #include "engine/schedule/prefix_key.h"
 
 namespace turbomind {
@@ -57,6 +60,15 @@ class PrefixTree {
   uint64_t number(NodeId node) const { return at(node).number; }
   std::span<const int32_t> tokens(NodeId node) const { return at(node).tokens; }
   const PrefixScope& scope(NodeId node) const { return at(node).scope; }
+  int depth(NodeId node) const { return at(node).depth; }  // nodes before it, its root not counted
+  // What a node stands for, in a form that other processes have too: all that a block's content follows from but for
+  // what is before it; and a digest of all of it, where `root` is that of its root's scope.
+  std::string content_bytes(NodeId node) const { return bytes_of({at(node).tokens, at(node).images}); }
+  std::string content_bytes(const PrefixKey& prefix, int index, int count) const {
+    return bytes_of(content_of(prefix, index, count));
+  }
+  const Sha256& digest(NodeId node, const Sha256& root);
+  static Sha256 digest_after(const Sha256& parent, const std::string& content);
   // Appends a node and all that follow it.
   void add_subtree(NodeId node, std::vector<NodeId>& nodes) const;
   // Appends the roots of a realm: one for each variant.
@@ -95,11 +107,14 @@ class PrefixTree {
     PrefixScope scope;
     std::vector<int32_t> tokens;  // [block_len], or fewer; none of a root
     std::vector<ImagePart> images;
+    int depth = 0;
+    std::optional<Sha256> digest;  // once it was asked for
   };
 
   Node& at(NodeId node) { return nodes_[static_cast<size_t>(node)]; }
   const Node& at(NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
   Content content_of(const PrefixKey& prefix, int index, int count) const;
+  static std::string bytes_of(const Content& content);
   uint64_t key_of(NodeId parent, const Content& content) const;
   NodeId find(NodeId parent, const Content& content, uint64_t key) const;
   // A node in `index`, at `key`.

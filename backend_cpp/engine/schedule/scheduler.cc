@@ -326,6 +326,7 @@ void Scheduler::preempt_last() {
   std::shared_ptr<Sequence> sequence = std::move(running_.back());
   running_.pop_back();
   give_up_memory(*sequence, Keep::kContent);
+  sequence->disk = {};
   insert_in_order(waiting_, std::move(sequence));
   ++preemptions_;
 }
@@ -350,7 +351,7 @@ void Scheduler::admit() {
   const int most = config_.reads_whole ? std::numeric_limits<int>::max() : config_.max_batch_size;
   while (waits < std::min<int>(waiting_count(), kMaxPrefixWaits) && running_count() < most) {
     const auto next = waiting_.begin() + waits;
-    if (waits_for_prefix(**next)) {
+    if (waits_for_prefix(**next) || waits_for_disk(**next, reserved)) {
       ++waits;
       continue;
     }
@@ -389,6 +390,25 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
   return false;
 }
 
+// Whether a waiting sequence that needs this many more pages can begin, alongside those reserved for running ones.
+bool Scheduler::has_room(int missing, int reserved) const {
+  return running_.empty() || missing + blocks_.plan().pages_of_block() <= blocks_.available_count() - reserved;
+}
+
+// Whether what files have of it is being read. It could begin otherwise: there is space for all its tokens.
+bool Scheduler::waits_for_disk(Sequence& sequence, int& reserved) {
+  const bool may_read = disk_ != nullptr && sequence.group->may_match && sequence.group->keeps_blocks;
+  if (!may_read || sequence.disk.is_settled) return false;
+  const int missing = missing_pages(sequence);
+  if (!has_room(missing, reserved)) return false;
+  const int tokens = static_cast<int>(sequence.tokens.size());
+  SequenceMemory anchored;
+  anchored.begin(blocks_, tokens, sequence.group->marks);
+  if (!disk_->holds_up(sequence.prefix(), tokens - 1, anchored.anchors(), sequence.disk)) return false;
+  reserved += missing;
+  return true;
+}
+
 // Takes what the cache holds of the sequence, if the rest fits too, alongside the blocks reserved for running ones.
 bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   const int tokens = static_cast<int>(sequence.tokens.size());
@@ -401,7 +421,7 @@ bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   const int covered = sequence.cached();
   sequence.images.match(blocks_, sequence.prefix(), covered);
   const int missing = missing_pages(sequence);
-  if (!running_.empty() && missing + blocks_.plan().pages_of_block() > blocks_.available_count() - reserved) {
+  if (!has_room(missing, reserved)) {
     give_up_memory(sequence, Keep::kContent);
     return false;
   }

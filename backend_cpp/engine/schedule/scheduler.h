@@ -16,6 +16,9 @@
 // both is not computed twice: the other waits until it is there, or until the first leaves, and holds nothing
 // meanwhile. That delays nobody, since the tokens of a step go to the first one anyway; others are admitted in between.
 //
+// Files. Where files have more of a waiting sequence's prefix than memory, it waits for that to be read, with space set
+// aside; others are admitted in between.
+//
 // Images. Where the tokens of an image see each other, a chunk does not end within one; a request's images are
 // small enough to fit into a step alongside all decoding sequences. Where tokens look at images by cross-attention,
 // these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
@@ -80,9 +83,10 @@ class Scheduler {
   using MovePages = std::function<void(const std::vector<PageMove>&)>;
 
   // `speculator`: null where nothing is drafted; must outlive the scheduler. `move_pages` moves pages at once.
+  // `disk`: null where nothing outlives memory; must outlive the scheduler.
   Scheduler(const SchedulerConfig& config, BlockCache& blocks, Speculator* speculator = nullptr,
-            MovePages move_pages = nullptr)
-      : config_(config), blocks_(blocks), speculator_(speculator), move_pages_(std::move(move_pages)) {}
+            MovePages move_pages = nullptr, DiskTier* disk = nullptr)
+      : config_(config), blocks_(blocks), speculator_(speculator), move_pages_(std::move(move_pages)), disk_(disk) {}
 
   void add(std::shared_ptr<Sequence> sequence);
 
@@ -130,6 +134,8 @@ class Scheduler {
   void preempt_last();
   void admit();
   bool waits_for_prefix(const Sequence& sequence);
+  bool has_room(int missing, int reserved) const;
+  bool waits_for_disk(Sequence& sequence, int& reserved);
   bool try_admit(Sequence& sequence, int& reserved);
   void give_up_memory(Sequence& sequence, Keep keep);
 
@@ -137,6 +143,7 @@ class Scheduler {
   BlockCache& blocks_;
   Speculator* speculator_;
   MovePages move_pages_;
+  DiskTier* disk_;
   std::vector<std::shared_ptr<Sequence>> waiting_;  // in order of service
   std::vector<std::shared_ptr<Sequence>> running_;  // in order of service
   int64_t preemptions_ = 0;

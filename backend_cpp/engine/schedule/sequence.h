@@ -18,6 +18,7 @@
 #include "engine/generation/generation_rules.h"
 #include "engine/request.h"
 #include "engine/schedule/block_cache.h"
+#include "engine/schedule/disk_tier.h"
 #include "engine/schedule/image_blocks.h"
 #include "engine/schedule/sequence_memory.h"
 #include "engine/speculative/speculator.h"
@@ -85,6 +86,7 @@ struct Sequence {
   Generation generation;
 
   SequenceMemory memory;
+  DiskQuestion disk;       // what it waits for before it begins
   int planned = 0;         // tokens of this sequence in the step being built or run, drafts included
   int in_flight = 0;       // tokens after `tokens` that steps under way choose; when one is planned, 0 or 1
   int in_flight_span = 0;  // the span that chooses the last of them

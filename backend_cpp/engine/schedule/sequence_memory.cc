@@ -5,17 +5,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/schedule/prefix_hits.h"
 
 namespace turbomind {
-
-namespace {
-
-// Whether a prefix hit needs what such a group holds.
-bool bounds_hits(const CacheGroup& group) {
-  return group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow || group.kind == MemoryKind::kState;
-}
-
-}  // namespace
 
 void SequenceMemory::begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks) {
   groups_.resize(static_cast<size_t>(cache.group_count()));
@@ -106,23 +98,10 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
   return {};
 }
 
-int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) const {
-  std::vector<bool> is_valid(static_cast<size_t>(most) + 1, true);
-  for (int index = 0; index < cache.group_count(); ++index) {
-    const CacheGroup& group = cache.group(index);
-    if (!bounds_hits(group)) continue;
-    int run = 0;  // blocks without a gap up to here
-    for (int count = 1; count <= most; ++count) {
-      const bool is_stored = cache.stored(path[static_cast<size_t>(count) - 1], index) != kNoBlock;
-      run = is_stored ? run + 1 : 0;
-      const int needed =
-          group.kind == MemoryKind::kState ? 1 : count - group.first_block_seen(count * cache.block_len());
-      if (run < needed) is_valid[static_cast<size_t>(count)] = false;
-    }
-  }
-  int count = most;
-  while (!is_valid[static_cast<size_t>(count)]) --count;
-  return count;
+int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) {
+  return longest_hit(cache.plan(), most, [&](int index, int group) {
+    return cache.stored(path[static_cast<size_t>(index)], group) != kNoBlock;
+  });
 }
 
 int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found) {
@@ -389,8 +368,23 @@ void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, 
   }
 }
 
+// Who continues from here begins at its last border.
+void SequenceMemory::keep_end(BlockCache& cache) {
+  for (int index = 0; index < cache.group_count(); ++index) {
+    const CacheGroup& group = cache.group(index);
+    if (group.kind == MemoryKind::kState && rolling_ > 0) {
+      cache.settle_snapshot(path_[static_cast<size_t>(rolling_) - 1], index);
+    }
+    if (group.kind != MemoryKind::kWindow) continue;
+    for (int i = group.first_block_seen(published_ * cache.block_len()); i < published_; ++i) {
+      cache.keep_content(path_[static_cast<size_t>(i)], index);
+    }
+  }
+}
+
 void SequenceMemory::give_up(BlockCache& cache, Keep keep) {
   drop_backup(cache);
+  if (keep == Keep::kContent) keep_end(cache);
   for (size_t index = 0; index < groups_.size(); ++index) cache.release(groups_[index].blocks, keep);
   if (!path_.empty()) {
     if (keep == Keep::kNothing) {

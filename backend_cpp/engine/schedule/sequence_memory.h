@@ -43,6 +43,8 @@ class SequenceMemory {
   void match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len, const std::vector<int>& marks);
   // The same without looking for content.
   void begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks);
+  // Its anchors in tokens, ascending.
+  const std::vector<int>& anchors() const { return anchors_; }
   // Another anchor, after this many tokens.
   void add_anchor(int tokens);
 
@@ -91,7 +93,7 @@ class SequenceMemory {
   };
 
   // How many blocks of a path can be taken, at most `most`.
-  int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) const;
+  static int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most);
   // The last anchor, after more than `least` and at most `limit` tokens, that can be taken and is no border of blocks.
   Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int least,
                   int limit) const;
@@ -102,6 +104,7 @@ class SequenceMemory {
   void make_snapshot(BlockCache& cache, const PrefixKey& prefix);
   void make_part(BlockCache& cache, const PrefixKey& prefix);
   void pass_windows(BlockCache& cache, Keep keep);
+  void keep_end(BlockCache& cache);
   // The last snapshot that it made or used is this node's now.
   void note_snapshot(BlockCache& cache, NodeId node);
   bool is_anchored(const CacheGroup& group, int index) const;

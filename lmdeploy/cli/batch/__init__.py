@@ -1,1 +1,1 @@
-"""``lmdeploy batch``: a file of requests, answered in this process."""
+"""``lmdeploy batch`` and ``lmdeploy warm``: a file of requests, computed in this process."""

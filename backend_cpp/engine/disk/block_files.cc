@@ -1,0 +1,359 @@
+#include "engine/disk/block_files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr const char* kLedger = ".ledger";
+constexpr std::string_view kSuffix = ".kv";
+constexpr std::string_view kTemporary = ".tmp";
+constexpr std::chrono::seconds kUsedAgain{5};  // a file's use is noted at most so often
+constexpr int64_t kAbandoned = 600;            // seconds after which a temporary file is nobody's
+constexpr int64_t kNanoseconds = 1'000'000'000;
+constexpr int kMaxNotes = 3;
+
+struct Header {
+  std::array<char, 8> magic = {'L', 'M', 'K', 'V', 'B', '0', '0', '1'};
+  uint64_t key_bytes = 0;
+  uint64_t content_bytes = 0;
+  uint64_t sum = 0;  // of all that follows
+
+  bool operator==(const Header&) const = default;
+};
+
+struct Ledger {
+  uint64_t bytes = 0;
+  uint64_t check = 0;  // ~bytes
+};
+
+Header header_of(const BlockKey& key, std::span<const std::byte> content) {
+  Header header;
+  header.key_bytes = key.bytes.size();
+  header.content_bytes = content.size();
+  header.sum = checksum(content, checksum(std::as_bytes(std::span(key.bytes))));
+  return header;
+}
+
+uint64_t file_bytes(const BlockKey& key, size_t content) {
+  return sizeof(Header) + key.bytes.size() + content;
+}
+
+std::string file_name(const Sha256& name) {
+  return hex(name) + std::string(kSuffix);
+}
+
+std::optional<Sha256> name_of(std::string_view file) {
+  if (file.size() != 64 + kSuffix.size() || !file.ends_with(kSuffix)) return std::nullopt;
+  const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; };
+  Sha256 name{};
+  for (size_t i = 0; i < 64; ++i) {
+    const int value = digit(file[i]);
+    if (value < 0) return std::nullopt;
+    name[i / 2] = static_cast<uint8_t>(name[i / 2] << 4 | value);
+  }
+  return name;
+}
+
+std::string reason(int error) {
+  return std::generic_category().message(error);
+}
+
+// Reads or writes all of `parts`. 0, or an errno; EIO where a file ends early.
+template <class Call>
+int transfer(Call call, std::vector<iovec> parts) {
+  size_t first = 0;
+  while (first < parts.size()) {
+    const ssize_t done = call(parts.data() + first, static_cast<int>(parts.size() - first));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) return errno;
+    auto left = static_cast<size_t>(done);
+    if (left == 0) return EIO;
+    while (first < parts.size() && left >= parts[first].iov_len) left -= parts[first++].iov_len;
+    if (first == parts.size()) break;
+    parts[first].iov_base = static_cast<std::byte*>(parts[first].iov_base) + left;
+    parts[first].iov_len -= left;
+  }
+  return 0;
+}
+
+iovec part_of(const void* data, size_t bytes) {
+  return {const_cast<void*>(data), bytes};
+}
+
+}  // namespace
+
+size_t BlockFiles::NameHash::operator()(const Sha256& name) const {
+  size_t hash;
+  std::memcpy(&hash, name.data(), sizeof(hash));
+  return hash;
+}
+
+BlockFiles::BlockFiles(std::string directory, uint64_t most_bytes, std::chrono::milliseconds retry)
+    : directory_(std::move(directory)), most_bytes_(most_bytes), retry_(retry) {
+  if (const std::string wrong = open_directory(); !wrong.empty()) throw invalid_argument("cache_dir: " + wrong);
+  const std::string probe = "probe." + std::to_string(getpid()) + std::string(kTemporary);
+  const FileDescriptor file(openat(folder_.get(), probe.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  if (!file) throw invalid_argument("cache_dir: nothing can be written to " + directory_ + ": " + reason(errno));
+  unlinkat(folder_.get(), probe.c_str(), 0);
+  if (!grant(0)) throw invalid_argument("cache_dir: " + directory_ + " cannot be locked: " + reason(errno));
+  for (const Found& found : scan()) {
+    if (found.name) note(*found.name);
+  }
+}
+
+std::string BlockFiles::open_directory() {
+  // Of a new one, the folders it is in may be missing too.
+  for (size_t slash = directory_.find('/', 1); slash != std::string::npos; slash = directory_.find('/', slash + 1)) {
+    mkdir(directory_.substr(0, slash).c_str(), 0777);
+  }
+  if (mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) {
+    return directory_ + " cannot be made: " + reason(errno);
+  }
+  folder_ = FileDescriptor(open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat status{};
+  if (!folder_ || fstat(folder_.get(), &status) != 0) return directory_ + " cannot be opened: " + reason(errno);
+  std::string wrong;
+  if (status.st_uid != geteuid()) {
+    wrong = directory_ + " belongs to user " + std::to_string(status.st_uid) + ", this process to user " +
+            std::to_string(geteuid()) + "; name a directory of its own";
+  } else if ((status.st_mode & 0077) != 0) {
+    wrong = "others may use " + directory_ + ", which will hold what users wrote; run: chmod 700 " + directory_;
+  }
+  if (!wrong.empty()) folder_ = FileDescriptor();
+  return wrong;
+}
+
+// ---- any thread ----
+
+bool BlockFiles::knows(const Sha256& name, int depth) {
+  const auto now = std::chrono::steady_clock::now();
+  const std::lock_guard lock(mu_);
+  const auto it = known_.find(name);
+  if (it == known_.end()) return false;
+  if (now - it->second > kUsedAgain) {
+    it->second = now;
+    used_.emplace_back(name, depth);
+  }
+  return true;
+}
+
+BlockFiles::Counts BlockFiles::counts() const {
+  const std::lock_guard lock(mu_);
+  Counts counts = counts_;
+  counts.files = static_cast<int64_t>(known_.size());
+  return counts;
+}
+
+void BlockFiles::note(const Sha256& name) {
+  const std::lock_guard lock(mu_);
+  known_[name] = std::chrono::steady_clock::now();
+}
+
+void BlockFiles::forget(const Sha256& name) {
+  const std::lock_guard lock(mu_);
+  known_.erase(name);
+}
+
+// ---- contents ----
+
+bool BlockFiles::has(const BlockKey& key, size_t bytes) {
+  struct stat status{};
+  const bool is_there =
+      folder_ && fstatat(folder_.get(), file_name(key.name).c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
+  if (!is_there || !S_ISREG(status.st_mode)) {
+    forget(key.name);
+    return false;
+  }
+  if (static_cast<uint64_t>(status.st_size) != file_bytes(key, bytes)) {
+    remove_damaged(key.name, "its length is wrong");
+    return false;
+  }
+  return true;
+}
+
+bool BlockFiles::read(const BlockKey& key, std::span<std::byte> to, int depth) {
+  if (!folder_) return false;
+  const FileDescriptor file(openat(folder_.get(), file_name(key.name).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file) {
+    forget(key.name);
+    return false;
+  }
+  Header header;
+  std::string stored(key.bytes.size(), '\0');
+  std::byte beyond{};
+  const auto call = [&](const iovec* parts, int count) { return ::readv(file.get(), parts, count); };
+  const int error = transfer(
+      call, {part_of(&header, sizeof(header)), part_of(stored.data(), stored.size()), part_of(to.data(), to.size())});
+  if (error != 0) {
+    remove_damaged(key.name, "it ends early");
+    return false;
+  }
+  if (stored != key.bytes || header != header_of(key, to) || ::read(file.get(), &beyond, 1) != 0) {
+    remove_damaged(key.name, "its checksum or its key is wrong");
+    return false;
+  }
+  note(key.name);
+  set_used(key.name, depth);
+  return true;
+}
+
+bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, int depth) {
+  if (std::chrono::steady_clock::now() < next_try_) return false;
+  struct stat status{};
+  if (!folder_ || fstat(folder_.get(), &status) != 0 || status.st_nlink == 0) {
+    // It was removed, with all that was in it.
+    {
+      const std::lock_guard lock(mu_);
+      known_.clear();
+    }
+    if (const std::string wrong = open_directory(); !wrong.empty()) return fail(wrong.c_str(), 0), false;
+  }
+  if (has(key, content.size())) return note(key.name), true;
+  const uint64_t bytes = file_bytes(key, content.size());
+  if (!grant(bytes)) return false;
+  const std::string name = file_name(key.name);
+  const std::string temporary = hex(key.name) + "." + std::to_string(getpid()) + "-" +
+                                std::to_string(next_temporary_++) + std::string(kTemporary);
+  FileDescriptor file(openat(folder_.get(), temporary.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+  if (!file) return fail("a file cannot be made", errno), false;
+  const Header header = header_of(key, content);
+  const auto call = [&](const iovec* parts, int count) { return ::writev(file.get(), parts, count); };
+  int error = transfer(call, {part_of(&header, sizeof(header)), part_of(key.bytes.data(), key.bytes.size()),
+                              part_of(content.data(), content.size())});
+  if (close(file.release()) != 0 && error == 0) error = errno;
+  if (error == 0 && renameat(folder_.get(), temporary.c_str(), folder_.get(), name.c_str()) != 0) error = errno;
+  if (error != 0) {
+    unlinkat(folder_.get(), temporary.c_str(), 0);
+    return fail("a file cannot be written", error), false;
+  }
+  note(key.name);
+  set_used(key.name, depth);
+  return true;
+}
+
+void BlockFiles::mark_used() {
+  std::vector<std::pair<Sha256, int>> used;
+  {
+    const std::lock_guard lock(mu_);
+    used.swap(used_);
+  }
+  for (const auto& [name, depth] : used) set_used(name, depth);
+}
+
+void BlockFiles::set_used(const Sha256& name, int depth) const {
+  // What follows a content is of no use without it, so it is to go first.
+  std::array<timespec, 2> times{};
+  clock_gettime(CLOCK_REALTIME, times.data());
+  const int64_t now = times[0].tv_sec * kNanoseconds + times[0].tv_nsec - int64_t{depth} * 1'000'000;
+  times[1] = {now / kNanoseconds, now % kNanoseconds};
+  times[0].tv_nsec = UTIME_OMIT;
+  utimensat(folder_.get(), file_name(name).c_str(), times.data(), AT_SYMLINK_NOFOLLOW);
+}
+
+void BlockFiles::remove_damaged(const Sha256& name, const char* why) {
+  unlinkat(folder_.get(), file_name(name).c_str(), 0);
+  const std::lock_guard lock(mu_);
+  known_.erase(name);
+  if (++counts_.damaged <= kMaxNotes) {
+    std::fprintf(stderr, "cache_dir: %s was removed: %s\n", file_name(name).c_str(), why);
+  }
+}
+
+void BlockFiles::fail(const char* what, int error) {
+  next_try_ = std::chrono::steady_clock::now() + retry_;
+  const std::lock_guard lock(mu_);
+  if (++counts_.failures > kMaxNotes) return;
+  std::fprintf(stderr, "cache_dir: %s%s%s; nothing is written to %s for %lld ms\n", what, error != 0 ? ": " : "",
+               error != 0 ? reason(error).c_str() : "", directory_.c_str(), static_cast<long long>(retry_.count()));
+}
+
+// ---- space ----
+
+std::vector<BlockFiles::Found> BlockFiles::scan() {
+  std::vector<Found> found;
+  const int copy = openat(folder_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(copy >= 0 ? fdopendir(copy) : nullptr, closedir);
+  if (!listing) return found;
+  const int64_t now = time(nullptr);
+  while (const dirent* entry = readdir(listing.get())) {
+    const std::string_view file = entry->d_name;
+    const std::optional<Sha256> name = name_of(file);
+    struct stat status{};
+    if (!name && !file.ends_with(kTemporary)) continue;
+    if (fstatat(folder_.get(), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!name && now - status.st_mtim.tv_sec > kAbandoned) {
+      unlinkat(folder_.get(), entry->d_name, 0);
+      continue;
+    }
+    found.push_back({std::string(file), name, static_cast<uint64_t>(status.st_size),
+                     status.st_mtim.tv_sec * kNanoseconds + status.st_mtim.tv_nsec});
+  }
+  return found;
+}
+
+bool BlockFiles::grant(uint64_t bytes) {
+  if (bytes > most_bytes_) return false;
+  const FileDescriptor file(openat(folder_.get(), kLedger, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file || flock(file.get(), LOCK_EX) != 0) return fail("the ledger cannot be locked", errno), false;
+  Ledger ledger;
+  const bool is_whole =
+      pread(file.get(), &ledger, sizeof(ledger), 0) == sizeof(ledger) && ledger.check == ~ledger.bytes;
+  if (bytes == 0 || !is_whole || ledger.bytes + bytes > most_bytes_) {
+    // More than this one file, so that the directory is not read for every file from now on.
+    const uint64_t wanted = most_bytes_ - std::max(bytes, most_bytes_ / 128);
+    std::vector<Found> found = scan();
+    std::ranges::sort(found, {}, &Found::used);
+    ledger.bytes = 0;
+    for (const Found& each : found) ledger.bytes += each.bytes;
+    const bool is_full = ledger.bytes + bytes > most_bytes_;
+    for (const Found& each : found) {
+      if (!is_full || ledger.bytes <= wanted) break;
+      if (!each.name || (unlinkat(folder_.get(), each.file.c_str(), 0) != 0 && errno != ENOENT)) continue;
+      ledger.bytes -= each.bytes;
+      forget(*each.name);
+    }
+    if (ledger.bytes + bytes > most_bytes_) return fail("there is no space in cache_dir_bytes", 0), false;
+  }
+  ledger.bytes += bytes;
+  ledger.check = ~ledger.bytes;
+  if (pwrite(file.get(), &ledger, sizeof(ledger), 0) != sizeof(ledger)) {
+    return fail("the ledger cannot be written", errno), false;
+  }
+  const std::lock_guard lock(mu_);
+  counts_.bytes = static_cast<int64_t>(ledger.bytes);
+  return true;
+}
+
+int64_t BlockFiles::drop_all() {
+  int64_t dropped = 0;
+  for (const Found& found : scan()) {
+    if (found.name && unlinkat(folder_.get(), found.file.c_str(), 0) == 0) ++dropped;
+  }
+  {
+    const std::lock_guard lock(mu_);
+    known_.clear();
+  }
+  grant(0);
+  return dropped;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,182 @@
+#include "engine/disk/block_transfers.h"
+
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kNice = 5;            // steps go first
+constexpr double kNewShare = 0.3;   // of a measurement in the estimate
+constexpr double kOptimism = 1.05;  // an estimate that keeps from reading would never be corrected otherwise
+constexpr auto kMarkUsed = std::chrono::seconds(5);
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+BlockTransfers::BlockTransfers(BlockFiles& files, std::function<void()> wake)
+    : files_(files), wake_(std::move(wake)), thread_([this] { run(); }) {}
+
+BlockTransfers::~BlockTransfers() {
+  {
+    const std::lock_guard lock(mu_);
+    is_closing_ = true;
+    asked_.clear();
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+// ---- the step thread ----
+
+bool BlockTransfers::has_room(size_t bytes) const {
+  const std::lock_guard lock(mu_);
+  return writes_.empty() || write_bytes_ + bytes <= kQueuedBytes;
+}
+
+void BlockTransfers::write(BlockKey key, std::vector<std::byte> content, int depth) {
+  const std::lock_guard lock(mu_);
+  write_bytes_ += content.size();
+  writes_.push_back({std::move(key), std::move(content), depth});
+  changed_.notify_all();
+}
+
+bool BlockTransfers::is_written() const {
+  const std::lock_guard lock(mu_);
+  return writes_.empty() && !is_busy_;
+}
+
+void BlockTransfers::ask(std::shared_ptr<const DiskRead> read) {
+  const std::lock_guard lock(mu_);
+  asked_.push_back(std::move(read));
+  changed_.notify_all();
+}
+
+std::optional<BlockTransfers::Part> BlockTransfers::take_read() {
+  const std::lock_guard lock(mu_);
+  if (parts_.empty()) return std::nullopt;
+  Part part = std::move(parts_.front());
+  parts_.pop_front();
+  read_bytes_ -= part.content.size();
+  changed_.notify_all();
+  return part;
+}
+
+bool BlockTransfers::has_read() const {
+  const std::lock_guard lock(mu_);
+  return !parts_.empty();
+}
+
+BlockTransfers::Counts BlockTransfers::counts() const {
+  const std::lock_guard lock(mu_);
+  return counts_;
+}
+
+// ---- its thread ----
+
+void BlockTransfers::run() {
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
+  auto marked = std::chrono::steady_clock::now();
+  std::unique_lock lock(mu_);
+  while (true) {
+    const bool is_woken =
+        changed_.wait_for(lock, kMarkUsed, [this] { return is_closing_ || !asked_.empty() || !writes_.empty(); });
+    if (is_closing_ && writes_.empty()) break;
+    is_busy_ = true;
+    if (!asked_.empty()) {
+      const std::shared_ptr<const DiskRead> read = std::move(asked_.front());
+      asked_.pop_front();
+      lock.unlock();
+      serve(read);
+      lock.lock();
+    } else if (!writes_.empty()) {
+      const Write next = std::move(writes_.front());
+      writes_.pop_front();
+      write_bytes_ -= next.content.size();
+      lock.unlock();
+      const bool is_written = files_.write(next.key, next.content, next.depth);
+      lock.lock();
+      if (is_written) ++counts_.written;
+    }
+    is_busy_ = false;
+    lock.unlock();
+    if (is_woken) wake_();
+    if (std::chrono::steady_clock::now() - marked >= kMarkUsed) {
+      files_.mark_used();
+      marked = std::chrono::steady_clock::now();
+    }
+    lock.lock();
+  }
+  lock.unlock();
+  files_.mark_used();
+}
+
+void BlockTransfers::serve(const std::shared_ptr<const DiskRead>& read) {
+  const auto is_there = [this](const DiskRead::Item& item) {
+    return queued(item.key.name) != nullptr || files_.has(item.key, item.bytes);
+  };
+  const DiskRead::Choice choice = read->choose(is_there);
+  if (is_worth(choice)) {
+    for (const DiskRead::Item* item : choice.items) {
+      if (!read->is_wanted) break;
+      std::vector<std::byte> content;
+      if (const Write* own = queued(item->key.name)) {
+        content = own->content;
+      } else {
+        content.resize(item->bytes);
+        const auto start = std::chrono::steady_clock::now();
+        if (!files_.read(item->key, content, item->index)) break;
+        const double rate = static_cast<double>(item->bytes) / std::max(seconds_since(start), 1e-9);
+        bytes_per_second_ = 1 / ((1 - kNewShare) / bytes_per_second_ + kNewShare / rate);
+      }
+      if (!put({read, item, std::move(content)})) break;
+    }
+  }
+  put({read, nullptr, {}});
+}
+
+// What is still to be written; it stays until this thread has written it.
+const BlockTransfers::Write* BlockTransfers::queued(const Sha256& name) const {
+  const std::lock_guard lock(mu_);
+  const auto it = std::ranges::find(writes_, name, [](const Write& write) { return write.key.name; });
+  return it == writes_.end() ? nullptr : &*it;
+}
+
+bool BlockTransfers::is_worth(const DiskRead::Choice& choice) {
+  if (choice.items.empty()) return false;
+  double bytes = 0;
+  for (const DiskRead::Item* item : choice.items) bytes += static_cast<double>(item->bytes);
+  if (choice.compute_seconds < 0 || bytes / bytes_per_second_ < choice.compute_seconds) return true;
+  bytes_per_second_ *= kOptimism;
+  const std::lock_guard lock(mu_);
+  ++counts_.not_worth;
+  return false;
+}
+
+bool BlockTransfers::put(Part&& part) {
+  const bool is_end = part.item == nullptr;
+  {
+    std::unique_lock lock(mu_);
+    while (!is_end && !is_closing_ && part.read->is_wanted && !parts_.empty() &&
+           read_bytes_ + part.content.size() > kQueuedBytes) {
+      changed_.wait_for(lock, std::chrono::milliseconds(100));
+    }
+    if (!is_end && (is_closing_ || !part.read->is_wanted)) return false;
+    if (!is_end) ++counts_.read;
+    read_bytes_ += part.content.size();
+    parts_.push_back(std::move(part));
+  }
+  wake_();
+  return true;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,265 @@
+#include "engine/schedule/disk_tier.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/schedule/prefix_hits.h"
+#include "engine/schedule/prefix_read.h"
+
+namespace turbomind {
+
+namespace {
+
+// Copied between two steps: a few milliseconds, and less while others wait for the next.
+constexpr size_t kIdleBytes = size_t{16} << 20;
+constexpr size_t kBusyBytes = size_t{4} << 20;
+constexpr int kBusyLookups = 64;
+constexpr size_t kMaxRealms = 8192;
+constexpr int kMeasuredTokens = 32;  // steps of fewer tell little of how fast prompts are computed
+constexpr double kNewShare = 0.2;    // of a step in that estimate
+constexpr auto kLastWrites = std::chrono::seconds(10);
+constexpr uint64_t kFewestBlocks = 16;
+
+uint64_t checked_bytes(const DiskTierConfig& config, const CachePlan& plan, size_t page_bytes) {
+  uint64_t largest = 0;
+  for (const CacheGroup& group : plan.groups) {
+    if (bounds_hits(group)) largest = std::max<uint64_t>(largest, static_cast<uint64_t>(group.pages) * page_bytes);
+  }
+  if (largest == 0) throw invalid_argument("cache_dir: this model, or what runs it, has no cache that files can keep");
+  if (config.bytes >= kFewestBlocks * largest) return config.bytes;
+  throw invalid_argument("cache_dir_bytes must be at least " + std::to_string(kFewestBlocks * largest) +
+                         ", 16 blocks of this model's cache, got " + std::to_string(config.bytes));
+}
+
+}  // namespace
+
+DiskTier::DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner& runner, std::function<void()> wake)
+    : blocks_(blocks),
+      runner_(runner),
+      fingerprint_(config.fingerprint),
+      files_(config.directory, checked_bytes(config, blocks.plan(), runner.kept_page_bytes())),
+      transfers_(files_, std::move(wake)) {
+  for (int group = 0; group < blocks.group_count(); ++group) largest_ = std::max(largest_, bytes_of(group));
+  blocks_.note_contents([this](const BlockCache::Content& content) {
+    if (leaving_bytes_ < kIdleBytes && transfers_.has_room(largest_)) leaving_bytes_ += send_out(content);
+  });
+}
+
+// ---- keys ----
+
+void DiskTier::note_realm(uint64_t realm, const std::string& salt) {
+  if (realms_.contains(realm)) return;
+  if (realms_.size() == kMaxRealms) realms_.erase(realms_.upper_bound(0));  // what is left of it is not written
+  realms_.emplace(realm, sha256(salt));
+}
+
+const Sha256* DiskTier::root_of(const PrefixScope& scope) {
+  const auto realm = realms_.find(scope.realm);
+  if (realm == realms_.end() || scope.is_cross) return nullptr;
+  root_ = sha256(fingerprint_ + std::string(as_bytes(realm->second)) + std::to_string(scope.variant));
+  return &root_;
+}
+
+DiskRead::Item DiskTier::item_of(const Sha256& parent, const std::string& content, int index, int tokens,
+                                 int group) const {
+  return {index, group, tokens, bytes_of(group),
+          BlockKey(std::string(as_bytes(parent)) + content + static_cast<char>(group))};
+}
+
+size_t DiskTier::bytes_of(int group) const {
+  return static_cast<size_t>(blocks_.group(group).pages) * runner_.kept_page_bytes();
+}
+
+// ---- reading ----
+
+bool DiskTier::holds_up(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskQuestion& question) {
+  if (question.is_settled) return false;
+  if (question.ticket) {
+    if (!question.ticket->read->is_done) return true;
+    const bool was_own = question.is_own;
+    question = {};
+    question.is_settled = was_own;
+    if (was_own) return false;
+  }
+  const Sha256* root = root_of(prefix.scope);
+  const auto read = root == nullptr ? nullptr : make_read(prefix, limit, anchors, *root);
+  if (!read) {
+    question.is_settled = true;
+    return false;
+  }
+  std::erase_if(open_, [](const std::weak_ptr<DiskTicket>& ticket) {
+    const auto open = ticket.lock();
+    return !open || open->read->is_done;
+  });
+  for (const std::weak_ptr<DiskTicket>& each : open_) {
+    const auto ticket = each.lock();
+    if (!ticket || ticket->read->first_missing()->key.name != read->first_missing()->key.name) continue;
+    question.ticket = ticket;
+    return true;
+  }
+  question.ticket = std::make_shared<DiskTicket>(read);
+  question.is_own = true;
+  open_.push_back(question.ticket);
+  transfers_.ask(read);
+  return true;
+}
+
+// Null where files could add nothing to what memory has.
+std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
+                                                const Sha256& root) {
+  const int len = blocks_.block_len();
+  PrefixTree& tree = blocks_.tree();
+  const auto read = std::make_shared<PrefixRead>(blocks_.plan(), prefix);
+  read->tokens_per_second = tokens_per_second_;
+  std::vector<Sha256> digests = {root};                       // in front of each border
+  std::vector<NodeId> path = {tree.find_root(prefix.scope)};  // as far as it is known
+  const auto next_of = [&](int index, int count) {
+    const NodeId before = path[static_cast<size_t>(index)];
+    return before == kNoNode ? kNoNode : tree.find(before, prefix, index, count);
+  };
+  for (int index = 0; index < limit / len; ++index) {
+    const NodeId node = next_of(index, len);
+    const std::string content = tree.content_bytes(prefix, index, len);
+    for (int group = 0; group < blocks_.group_count(); ++group) {
+      PrefixRead::Block& block = read->blocks.emplace_back();
+      if (!bounds_hits(blocks_.group(group))) continue;
+      block.is_in_memory = node != kNoNode && blocks_.stored(node, group) != kNoBlock;
+      block.item = item_of(digests.back(), content, index, len, group);
+    }
+    path.push_back(node);
+    digests.push_back(PrefixTree::digest_after(digests.back(), content));
+  }
+  const bool has_state = blocks_.plan().group_of(MemoryKind::kState) >= 0;
+  for (auto anchor = anchors.rbegin(); has_state && anchor != anchors.rend(); ++anchor) {
+    const int index = *anchor / len;
+    const int count = *anchor % len;
+    if (count == 0 || *anchor > limit) continue;
+    const NodeId node = next_of(index, count);
+    const std::string content = tree.content_bytes(prefix, index, count);
+    PrefixRead::Part& part = read->parts.emplace_back();
+    part.tokens = *anchor;
+    for (int group = 0; group < blocks_.group_count(); ++group) {
+      if (!bounds_hits(blocks_.group(group))) continue;
+      part.groups.push_back({item_of(digests[static_cast<size_t>(index)], content, index, count, group),
+                             node != kNoNode && blocks_.stored(node, group) != kNoBlock});
+    }
+  }
+  if (!read->compare_with_memory()) return nullptr;
+  // What memory has of it must not make room for the rest.
+  for (auto node = path.rbegin(); node != path.rend(); ++node) {
+    if (*node != kNoNode) blocks_.touch(*node);
+  }
+  return read;
+}
+
+void DiskTier::note_step(int tokens, double seconds) {
+  if (tokens < kMeasuredTokens || seconds <= 0) return;
+  const double rate = tokens / seconds;
+  tokens_per_second_ = tokens_per_second_ == 0 ? rate : (1 - kNewShare) * tokens_per_second_ + kNewShare * rate;
+}
+
+void DiskTier::bring_in(const BlockTransfers::Part& part) {
+  // What was asked for is changed by this thread alone.
+  auto& read = const_cast<PrefixRead&>(static_cast<const PrefixRead&>(*part.read));
+  PrefixTree& tree = blocks_.tree();
+  if (part.item == nullptr) {
+    read.is_done = true;
+    if (!read.path.empty()) tree.let_go(read.path.back());
+    read.path.clear();
+    return;
+  }
+  if (!read.is_wanted || read.is_broken) return;
+  const DiskRead::Item& item = *part.item;
+  const PrefixKey prefix = read.prefix();
+  const auto move_on = [&](NodeId node) {
+    tree.hold(node);
+    if (!read.path.empty()) tree.let_go(read.path.back());
+    read.path.push_back(node);
+  };
+  if (read.path.empty()) move_on(tree.get_root(prefix.scope));
+  while (static_cast<int>(read.path.size()) <= item.index) {
+    move_on(tree.get(read.path.back(), prefix, static_cast<int>(read.path.size()) - 1));
+  }
+  const NodeId parent = read.path[static_cast<size_t>(item.index)];
+  if (blocks_.stored(parent, item.group) == kNoBlock && item.index > 0) {
+    // In front of it something is missing that a chain needs; of other groups, that may be.
+    if (blocks_.group(item.group).kind == MemoryKind::kPaged) read.is_broken = true;
+    if (read.is_broken) return;
+  }
+  const int32_t block = blocks_.restore(prefix, item.index, item.tokens, parent, item.group);
+  if (block == kNoBlock) return;
+  flush_moves();
+  runner_.write_pages(pages_of(block), part.content.data());
+}
+
+// ---- writing ----
+
+size_t DiskTier::send_out(const BlockCache::Content& content) {
+  PrefixTree& tree = blocks_.tree();
+  const Sha256* root = root_of(tree.scope(content.node));
+  if (root == nullptr) return 0;
+  const int depth = tree.depth(content.node);
+  const Sha256 parent = tree.digest(tree.parent(content.node), *root);
+  DiskRead::Item item = item_of(parent, tree.content_bytes(content.node), depth,
+                                static_cast<int>(tree.tokens(content.node).size()), content.group);
+  if (files_.knows(item.key.name, depth)) return 0;
+  flush_moves();
+  std::vector<std::byte> bytes(item.bytes);
+  runner_.read_pages(pages_of(content.block), bytes.data());
+  transfers_.write(std::move(item.key), std::move(bytes), depth);
+  return item.bytes;
+}
+
+// What is to be moved before the next step is moved now, so that pages hold what their blocks say.
+void DiskTier::flush_moves() {
+  if (const std::vector<PageMove> moves = blocks_.take_moves(); !moves.empty()) runner_.move_pages(moves);
+}
+
+std::vector<int32_t> DiskTier::pages_of(int32_t block) const {
+  std::vector<int32_t> pages;
+  for (int i = 0; i < blocks_.pages_of(block); ++i) pages.push_back(blocks_.page(block, i));
+  return pages;
+}
+
+// ---- both ----
+
+void DiskTier::exchange(bool is_busy) {
+  leaving_bytes_ = 0;
+  const size_t most = is_busy ? kBusyBytes : kIdleBytes;
+  size_t bytes = 0;
+  while (bytes < most) {
+    const auto part = transfers_.take_read();
+    if (!part) break;
+    bytes += part->content.size();
+    bring_in(*part);
+  }
+  for (int looked = 0; bytes < most && transfers_.has_room(largest_) && (!is_busy || looked < kBusyLookups); ++looked) {
+    const BlockCache::Content content = blocks_.take_content();
+    if (content.block == kNoBlock) break;
+    bytes += send_out(content);
+  }
+}
+
+bool DiskTier::has_work() const {
+  return transfers_.has_read() || (blocks_.has_contents() && transfers_.has_room(largest_));
+}
+
+void DiskTier::finish() {
+  const auto until = std::chrono::steady_clock::now() + kLastWrites;
+  while (std::chrono::steady_clock::now() < until) {
+    exchange(false);
+    if (!blocks_.has_contents() && !transfers_.has_read() && transfers_.is_written()) break;
+    if (!has_work()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+DiskStats DiskTier::stats() const {
+  const BlockFiles::Counts files = files_.counts();
+  const BlockTransfers::Counts moved = transfers_.counts();
+  return {files.files, files.bytes, moved.written, moved.read, files.damaged, files.failures};
+}
+
+}  // namespace turbomind

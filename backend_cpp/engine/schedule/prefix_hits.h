@@ -1,0 +1,41 @@
+// How much of a prefix can be taken, by what is there of its blocks.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "model/cache_plan.h"
+
+namespace turbomind {
+
+// Whether a prefix hit needs what such a group holds.
+inline bool bounds_hits(const CacheGroup& group) {
+  return group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow || group.kind == MemoryKind::kState;
+}
+
+// The first block of a group that a hit of `tokens` tokens needs, of those in front of its end; of a state, which has
+// one, the last.
+inline int first_needed(const CachePlan& plan, const CacheGroup& group, int tokens) {
+  return group.kind == MemoryKind::kState ? tokens / plan.block_len - 1 : group.first_block_seen(tokens);
+}
+
+// The most leading blocks, at most `most`, all of whose groups have what a hit of them needs: `is_there(index, group)`
+// says what there is of block number `index`.
+template <class IsThere>
+int longest_hit(const CachePlan& plan, int most, IsThere is_there) {
+  std::vector<bool> is_valid(static_cast<size_t>(most) + 1, true);
+  for (int index = 0; index < static_cast<int>(plan.groups.size()); ++index) {
+    const CacheGroup& group = plan.groups[static_cast<size_t>(index)];
+    if (!bounds_hits(group)) continue;
+    int run = 0;  // blocks without a gap up to here
+    for (int count = 1; count <= most; ++count) {
+      run = is_there(count - 1, index) ? run + 1 : 0;
+      if (run < count - first_needed(plan, group, count * plan.block_len)) is_valid[static_cast<size_t>(count)] = false;
+    }
+  }
+  int count = most;
+  while (!is_valid[static_cast<size_t>(count)]) --count;
+  return count;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,84 @@
+"""`lmdeploy warm`: fill a cache directory with what prompts begin with, before anybody asks."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.cli.options import add_engine_options, add_model_options, engine_config
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser(
+        "warm",
+        help="compute prompts into a cache directory",
+        description="Compute prompts in this process and keep them in --cache-dir, where servers with the same "
+        "model and settings find them (docs/deployment/disk-cache.md).",
+    )
+    parser.add_argument(
+        "prompts",
+        type=Path,
+        metavar="PROMPTS",
+        help='a file with a JSON object a line: {"messages": [...]} or {"prompt": "..."}',
+    )
+    parser.add_argument(
+        "model_path",
+        nargs="?",
+        default="",
+        metavar="MODEL",
+        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model)",
+    )
+    add_engine_options(parser)
+    add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def read_prompts(path: Path) -> list[Any]:
+    """Return the prompts of a file, conversations and texts.
+
+    Raises
+    ------
+    ValueError
+        A line is something else; the error says which.
+    OSError
+        The file cannot be read.
+    """
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: no JSON: {error}") from None
+        known = [entry[key] for key in ("messages", "prompt") if isinstance(entry, dict) and key in entry]
+        if len(known) != 1 or not isinstance(known[0], (list, str)):
+            raise ValueError(f'{path}, line {number}: expected {{"messages": [...]}} or {{"prompt": "..."}}')
+        prompts.append(known[0])
+    return prompts
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compute the prompts; return the exit status."""
+    from lmdeploy.messages import GenerationConfig
+    from lmdeploy.offline.async_engine import AsyncEngine
+
+    try:
+        config = {"enable_prefix_caching": True, **engine_config(args)}
+        if not config.get("cache_dir"):
+            raise ValueError("--cache-dir is missing: prompts are kept there")
+        prompts = read_prompts(args.prompts)
+        backend = "pytorch" if args.backend == "pytorch" else None
+        with AsyncEngine(args.model_path, config, args.chat_template or None, backend=backend) as model:
+            gen_config = GenerationConfig(max_new_tokens=1)
+            for prompt in prompts:
+                response = model(prompt, gen_config, do_preprocess=not isinstance(prompt, str))
+                if response.finish_reason == "length" and not response.token_ids:
+                    print(f"lmdeploy warm: a prompt of {response.input_token_len} tokens is too long", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"lmdeploy warm: {error}", file=sys.stderr)
+        return 1
+    print(f"{len(prompts)} prompts are in {config['cache_dir']}", file=sys.stderr)
+    return 0
