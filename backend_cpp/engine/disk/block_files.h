@@ -26,8 +26,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/digest/sha256.h"
 #include "base/file_descriptor.h"
-#include "base/sha256.h"
 
 namespace turbomind {
 

@@ -3,9 +3,9 @@
 #include <filesystem>
 #include <span>
 
+#include "base/digest/sha256.h"
 #include "base/json.h"
 #include "base/mapped_file.h"
-#include "base/sha256.h"
 #include "kernels/cpu/isa.h"
 
 namespace turbomind {

@@ -4,8 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/digest/sha256.h"
 #include "base/json.h"
-#include "base/sha256.h"
 
 namespace turbomind {
 

@@ -22,7 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/sha256.h"
+#include "base/digest/sha256.h"
 #include "engine/schedule/prefix_key.h"
 
 namespace turbomind {

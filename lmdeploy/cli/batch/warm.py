@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from lmdeploy.offline.async_engine import AsyncEngine
 
     try:
-        config = {"enable_prefix_caching": True, **engine_config(args)}
+        config = engine_config(args)
         if not config.get("cache_dir"):
             raise ValueError("--cache-dir is missing: prompts are kept there")
         prompts = read_prompts(args.prompts)
