@@ -87,6 +87,7 @@ LINES = {
     "pull": Line("owner/tiny", says="success"),  # of a hub of the test's
     "rm": Line("owner/tiny", status=1, says="was not pulled"),
     "check_env": Line(says="tritonserver: "),
+    "warm": Line("{folder}/prompts.jsonl {model} --cache-dir {folder}/kept", says="/kept: 1"),
 }
 
 
@@ -176,6 +177,7 @@ def test_a_command_serves_or_finishes(
 ) -> None:
     line, output = LINES[command], tmp_path / "printed"
     (tmp_path / "in.jsonl").write_text(json.dumps(ROW) + "\n", encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n", encoding="utf-8")
     (port,) = free_ports(1)
     places: dict[str, object] = {"model": model, "folder": tmp_path, "port": port}
     if command == "serve api_server" or "{triton}" in line.words or "{url}" in line.words:

@@ -48,7 +48,8 @@ def test_nothing_but_dates_is_read_from_the_wall_clock() -> None:
     sources = [path for suffix in ("h", "cc", "cu", "cuh") for path in (ROOT / "backend_cpp").rglob(f"*.{suffix}")]
     wall = re.compile(r"system_clock|CLOCK_REALTIME|gettimeofday|\btime\((nullptr|NULL|0)\)")
     assert len(sources) > 150
-    assert [path.name for path in sources if wall.search(path.read_text("utf-8"))] == []
+    # Of files that outlive the process, the order in which they were used.
+    assert [path.name for path in sources if wall.search(path.read_text("utf-8"))] == ["block_files.cc"]
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])

@@ -80,5 +80,5 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f"lmdeploy warm: {error}", file=sys.stderr)
         return 1
-    print(f"{len(prompts)} prompts are in {config['cache_dir']}", file=sys.stderr)
+    print(f"prompts kept in {config['cache_dir']}: {len(prompts)}", file=sys.stderr)
     return 0
