@@ -90,7 +90,7 @@ size_t ParallelRunner::kept_page_bytes() const {
   return ranks_.front()->kept_page_bytes() * ranks_.size();
 }
 
-// A rank's part of all pages comes behind that of the rank before it.
+// A rank's part of all pages comes after that of the rank before it.
 void ParallelRunner::read_pages(std::span<const int32_t> pages, std::byte* to) {
   run([&](ModelRunner& runner, int rank) {
     runner.read_pages(pages, to + static_cast<size_t>(rank) * pages.size() * runner.kept_page_bytes());

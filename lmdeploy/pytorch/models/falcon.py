@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.pytorch.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, Rotation
-from lmdeploy.pytorch.models.stablelm import LayerNorm
+from lmdeploy.pytorch.models.llama import LlamaAttention, Rotation
+from lmdeploy.pytorch.models.stablelm import StableLmDecoderLayer, StableLmForCausalLM
 from lmdeploy.pytorch.nn import Attention, build_colwise_linear, build_rowwise_linear
 from lmdeploy.pytorch.step_context import StepContextManager
 from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
@@ -66,22 +66,10 @@ class FalconMLP(nn.Module):
         return self.dense_4h_to_h(functional.gelu(self.dense_h_to_4h(x)))
 
 
-class FalconDecoderLayer(LlamaDecoderLayer):
+class FalconDecoderLayer(StableLmDecoderLayer):
     """A layer."""
 
     attention_class = FalconAttention
-
-    def __init__(
-        self, config: Any, layer_idx: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> None:
-        super().__init__(config, layer_idx, dtype=dtype, device=device)
-        self._is_parallel = bool(config.new_decoder_architecture or config.parallel_attn)
-        self._shares_norm = self._is_parallel and not config.has_two_norms
-        self.input_layernorm = _norm(config, dtype, device)
-        if self._shares_norm:
-            del self.post_attention_layernorm
-        else:
-            self.post_attention_layernorm = _norm(config, dtype, device)
 
     def build_mlp(
         self, config: Any, layer_idx: int, dtype: torch.dtype | None, device: torch.device | str | None
@@ -89,25 +77,8 @@ class FalconDecoderLayer(LlamaDecoderLayer):
         """Return the MLP of the layer."""
         return FalconMLP(config, dtype=dtype, device=device)
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        rotary_pos_emb: Rotation,
-        past_key_value: Any,
-        residual: torch.Tensor | None,
-        attn_metadata: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the MLP's output, and the residual stream it is still to be added to."""
-        if not self._is_parallel:
-            return super().forward(hidden_states, rotary_pos_emb, past_key_value, residual, attn_metadata)
-        residual = hidden_states if residual is None else hidden_states + residual
-        normed = self.input_layernorm(residual)
-        attended = self.self_attn(normed, rotary_pos_emb, past_key_value, attn_metadata)
-        mlp_input = normed if self._shares_norm else self.post_attention_layernorm(residual)
-        return self.mlp(mlp_input), residual + attended
 
-
-class FalconForCausalLM(LlamaForCausalLM):
+class FalconForCausalLM(StableLmForCausalLM):
     """Falcon, with its head."""
 
     layer_class = FalconDecoderLayer
@@ -125,9 +96,9 @@ class FalconForCausalLM(LlamaForCausalLM):
         config.has_two_norms = is_new and config.num_ln_in_parallel_attn != 1
         heads = config.num_attention_heads
         config.num_key_value_heads = config.num_kv_heads if is_new else 1 if config.multi_query else heads
-        config.rms_norm_eps = config.layer_norm_epsilon
+        config.use_parallel_residual = is_new or config.parallel_attn
+        config.layer_norm_eps = config.layer_norm_epsilon
         super().__init__(config, ctx_mgr, dtype, device)
-        self.model.norm = _norm(config, dtype, device)
 
     def load_one(self, parameters: dict[str, nn.Parameter], name: str, tensor: torch.Tensor) -> None:
         """Load a tensor of a checkpoint."""
@@ -141,7 +112,3 @@ class FalconForCausalLM(LlamaForCausalLM):
         layout = "default" if self.config.num_key_value_heads == 1 else "hgd"
         for shard, part in zip("qkv", layer.weight_spliter(tensor, layout=layout), strict=True):
             load_weight(parameters[name], part, shard_id=shard)
-
-
-def _norm(config: Any, dtype: torch.dtype | None, device: torch.device | str | None) -> LayerNorm:
-    return LayerNorm(config.hidden_size, config.layer_norm_epsilon, dtype=dtype, device=device)

@@ -45,8 +45,9 @@ class StableLmDecoderLayer(LlamaDecoderLayer):
     ) -> None:
         super().__init__(config, layer_idx, dtype=dtype, device=device)
         self._is_parallel = bool(config.use_parallel_residual)
+        self._shares_norm = self._is_parallel and not getattr(config, "has_two_norms", False)
         self.input_layernorm = _norm(config, dtype, device)
-        if self._is_parallel:
+        if self._shares_norm:
             del self.post_attention_layernorm
         else:
             self.post_attention_layernorm = _norm(config, dtype, device)
@@ -65,7 +66,8 @@ class StableLmDecoderLayer(LlamaDecoderLayer):
         residual = hidden_states if residual is None else hidden_states + residual
         normed = self.input_layernorm(residual)
         attended = self.self_attn(normed, rotary_pos_emb, past_key_value, attn_metadata)
-        return self.mlp(normed), residual + attended
+        mlp_input = normed if self._shares_norm else self.post_attention_layernorm(residual)
+        return self.mlp(mlp_input), residual + attended
 
 
 class StableLmForCausalLM(LlamaForCausalLM):
