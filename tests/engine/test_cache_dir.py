@@ -175,7 +175,7 @@ def test_prompts_that_were_warmed_are_found(tmp_path: Path, capsys: pytest.Captu
     )
     options = ["--cache-dir", str(tmp_path / "cache"), "--dtype", "float32", "--cache-block-seq-len", "16"]
     assert main(["warm", str(prompts), str(model_path), *options]) == 0
-    assert "2 prompts" in capsys.readouterr().err
+    assert f"prompts kept in {tmp_path}/cache: 2" in capsys.readouterr().err
     with pipeline(str(model_path), backend_config=config(cache_dir=str(tmp_path / "cache"))) as model:
         model(ASKED[2], SAMPLED)
         model("seven rivers " * 40, SAMPLED, do_preprocess=False)
