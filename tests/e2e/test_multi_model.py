@@ -126,10 +126,12 @@ def test_a_model_that_was_unloaded_has_given_its_memory_back(
     server: ApiServer, http: httpx.Client, folders: dict[str, Path], expected: dict[str, str]
 ) -> None:
     triton = server.triton_pid()
+    processes = len(children(triton))
     loaded = load(http, "wide", folders["wide"])  # once before: what stays of a first time is no leak
     assert loaded.status_code == 200, (loaded.text, server.output)
     assert unload(http, "wide").status_code == 200
-    before, processes = resident(triton), len(children(triton))
+    eventually_sync(lambda: len(children(triton)) == processes, timeout=_SECONDS)
+    before = resident(triton)
     for _ in range(2):
         loaded = load(http, "wide", folders["wide"])
         assert loaded.status_code == 200, loaded.text
@@ -138,7 +140,7 @@ def test_a_model_that_was_unloaded_has_given_its_memory_back(
         assert len(children(triton)) > processes  # its Python models
         gone = unload(http, "wide")
         assert gone.status_code == 200, gone.text
-        assert resident(triton) < before + KEPT
+        eventually_sync(lambda: resident(triton) < before + KEPT, timeout=_SECONDS)
         eventually_sync(lambda: len(children(triton)) == processes, timeout=_SECONDS)
         assert http.post("/v1/completions", json=body("wide")).status_code == 404
         assert text(http, "small") == expected["small"]

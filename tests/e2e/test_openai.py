@@ -182,12 +182,13 @@ def test_the_reported_context_is_the_one_that_limits_are_held_against(gateway: s
 
 
 def test_ollama_s_durations_are_those_of_the_steps(gateway: str) -> None:
-    ask = {"model": DEFAULT_MODEL_NAME, "prompt": "Tell me a story.", "stream": False, "options": {"num_predict": 40}}
+    options = {"num_predict": 40, "seed": 1}
+    ask = {"model": DEFAULT_MODEL_NAME, "prompt": "Tell me a story.", "stream": False, "options": options}
     begin = time.perf_counter()
     reported = httpx.post(f"{gateway}/api/generate", json=ask, timeout=120, trust_env=False).json()
     seconds = time.perf_counter() - begin
     assert reported["eval_count"] > 5
-    assert reported["eval_duration"] / reported["eval_count"] / 1e9 > 1e-4  # no step of this model on a CPU is as short
+    assert reported["eval_duration"] / 1e9 > 1e-3  # a single step of this model on a CPU takes longer
     assert (
         (reported["prompt_eval_duration"] + reported["eval_duration"]) / 1e9
         <= reported["total_duration"] / 1e9
