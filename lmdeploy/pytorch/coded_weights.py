@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 import lmdeploy._turbomind as _turbomind
 from lmdeploy.errors import CheckpointError
+from lmdeploy.pytorch.text_part.tensors import text_tensors
 from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.manifest import (
     Expression,
@@ -83,6 +84,8 @@ class CodedWeights:
         Where each tensor of the checkpoint is.
     hidden
         The tensors that codes and what belongs to them are stored in: a model must not load them.
+    stored_as
+        What layers are called in the checkpoint, where that is another name: those of a text part.
     """
 
     shapes: dict[str, tuple[int, int]]
@@ -90,6 +93,10 @@ class CodedWeights:
     hidden: frozenset[str]
     files: Mapping[str, Path]
     native: _turbomind.CodedCheckpoint
+    stored_as: Mapping[str, str] = field(default_factory=dict)
+
+    def _stored(self, layer: str) -> str:
+        return self.stored_as.get(layer, layer) + _WEIGHT
 
     def matrix(
         self, outputs: Sequence[tuple[str, slice]], inputs: slice | None = None, bias: torch.Tensor | None = None
@@ -107,7 +114,7 @@ class CodedWeights:
         """
         width = self.shapes[outputs[0][0]][1]
         kept = slice(0, width) if inputs is None else inputs
-        parts = [(name + _WEIGHT, (self.shapes[name][0], rows.start, rows.stop)) for name, rows in outputs]
+        parts = [(self._stored(name), (self.shapes[name][0], rows.start, rows.stop)) for name, rows in outputs]
         return CodedMatrix(self.native, parts, (width, kept.start, kept.stop), bias)
 
     def places(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -142,7 +149,7 @@ class CodedWeights:
         """Return the weight ``[outputs, inputs]`` that a layer's codes stand for, float32."""
         outputs, inputs = self.shapes[layer]
         values = torch.empty(outputs, inputs, dtype=torch.float32)
-        self.native.read(layer + _WEIGHT, outputs, inputs, values.data_ptr())
+        self.native.read(self._stored(layer), outputs, inputs, values.data_ptr())
         return values
 
 
@@ -159,7 +166,7 @@ def require_numbers(tensor: torch.Tensor) -> None:
 
 @functools.lru_cache(maxsize=1)  # a worker asks twice for its one checkpoint
 def coded_weights(checkpoint: Path) -> CodedWeights | None:
-    """Return the coded layers of a checkpoint; None if its config.json names none.
+    """Return the coded layers of a checkpoint, or of the text part that a folder is; None if config.json names none.
 
     Raises
     ------
@@ -168,6 +175,8 @@ def coded_weights(checkpoint: Path) -> CodedWeights | None:
     CheckpointError
         If something is missing of them, or of another size than config.json says; names the tensor.
     """
+    text = text_tensors(checkpoint)
+    checkpoint = checkpoint if text is None else text.checkpoint
     raw = read_config(checkpoint)
     if not raw.get("quantization_config"):
         return None
@@ -191,7 +200,15 @@ def coded_weights(checkpoint: Path) -> CodedWeights | None:
         native = _turbomind.CodedCheckpoint(folder)
     layers = {name.removesuffix(_WEIGHT): made for name, made in coded.items()}
     files = {name: index.files[info.file] for name, info in index.tensors.items()}
-    return CodedWeights({name: shapes[name] for name in layers}, layers, frozenset(read | unused), files, native)
+    hidden = read | unused
+    stored_as = {}
+    if text is not None:
+        own = {layer: text.names.get(layer + _WEIGHT, "").removesuffix(_WEIGHT) for layer in layers}
+        stored_as = {name: layer for layer, name in own.items() if name}
+        hidden |= {text.names[name] for name in hidden if name in text.names}
+        layers = {name: layers[layer] for name, layer in stored_as.items()}
+    sizes = {name: shapes[stored_as.get(name, name)] for name in layers}
+    return CodedWeights(sizes, layers, frozenset(hidden), files, native, stored_as)
 
 
 def _shapes_of(

@@ -166,7 +166,7 @@ def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None)
     if coded is None and text_tensors(checkpoint) is None:
         with without_bars():
             return found.from_pretrained(checkpoint, dtype=wanted, **given)
-    if coded is not None:
+    if hasattr(config, "quantization_config"):  # a text part's config.json has none
         del config.quantization_config
     if dtype == "auto":
         wanted = getattr(config, "dtype", None) or torch.float16

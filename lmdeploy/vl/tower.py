@@ -15,6 +15,7 @@ from lmdeploy.vl.families import vision_families
 from lmdeploy.vl.families.common import VisionFamily, VisionPart, image_processor
 from lmdeploy.vl.tensors import seeing_tensors
 
+_CODES = (".qweight", ".weight_packed")
 _FAST_BFLOAT16 = {"amx_bf16", "avx512_bf16"}  # flags of processors
 
 
@@ -65,6 +66,8 @@ def seeing_part(checkpoint: Path) -> VisionPart:
 
     Raises
     ------
+    UnsupportedModelError
+        If they are quantized.
     CheckpointError
         If tensors are missing.
     """
@@ -82,9 +85,18 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     else:
         model_class = native.model(config) if native.model else getattr(transformers, config.architectures[0])
         tensors = dict(native.tensors((checkpoint, _config_json(checkpoint))))
+    code_types = (torch.int8, torch.float8_e4m3fn)
+    codes = sorted(name for name, tensor in tensors.items() if name.endswith(_CODES) or tensor.dtype in code_types)
+    if codes:
+        raise UnsupportedModelError(
+            f"{checkpoint}: tensor {codes[0]} of the part that sees is quantized; the text part alone may be"
+        )
     is_narrow = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
     dtype = torch.bfloat16 if is_narrow and _is_fast_at_bfloat16() else torch.float32
     text = config.get_text_config()
+    for each in (config, text):  # what is loaded here is no codes
+        if hasattr(each, "quantization_config"):
+            del each.quantization_config
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
     if getattr(text, "layer_types", None):
         text.layer_types = []

@@ -47,7 +47,7 @@ def describe_text_part(
     if not sees(raw) or _is_of_the_user(raw, custom_module_map):
         return None
     whole = describe(model_dir, model_name).spec
-    reason = _reason_against(whole, raw)
+    reason = _reason_against(whole)
     if reason:
         _without_images(model_dir, model_name, custom_module_map, reason)
         return None
@@ -100,15 +100,13 @@ def _is_of_the_user(raw: Mapping[str, Any], custom_module_map: str) -> bool:
     return not set(read_module_map(custom_module_map)).isdisjoint(raw["architectures"])
 
 
-def _reason_against(whole: ModelSpec, raw: Mapping[str, Any]) -> str:
+def _reason_against(whole: ModelSpec) -> str:
     """Return why images cannot be seen under the PyTorch engine; empty: they can."""
     assert whole.images is not None
     if whole.images.cross_layers:
         return "its text looks at images by cross-attention"
     if whole.images.whole_rows:
         return "the tokens of its images see each other"
-    if raw.get("quantization_config"):
-        return "its weights are quantized"
     return ""
 
 

@@ -1,0 +1,109 @@
+"""Models that see whose text parts are codes: under the PyTorch engine logits are those of what the codes stand for."""
+
+import functools
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lmdeploy import GenerationConfig, pipeline
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.turbomind.text_part import is_of_text
+from tests.pytorch.test_coded_checkpoints import FORMS, write
+from tests.support import tiny_own_layouts as own
+from tests.support import tiny_vision_models as tiny
+from tests.support.both_engines import BACKENDS, config_for
+from tests.support.images import make_image
+from tests.support.token_engine import relative_error
+
+SETTINGS = {"session_len": 256, "cache_max_entry_count": 32, "cache_block_seq_len": 16, "num_tokens_per_iter": 20}
+ALL = GenerationConfig(max_new_tokens=2, output_logits="all", do_sample=False, ignore_eos=True)
+PROMPT = ("what is in this image?", make_image(40, 60))
+FILE = "model.safetensors"
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "Qwen2-VL": tiny.make_tiny_qwen_vl,
+    "InternVL2 on Qwen2": own.make_tiny_internvl_chat,
+    "InternVL2 on InternLM2": functools.partial(own.make_tiny_internvl_chat, text="internlm2"),
+    "GLM-4.1V, by transformers' code": tiny.make_tiny_glm4v,
+}
+# All forms where Qwen2-VL is published in them, the others as 4-bit AWQ.
+CASES = [("Qwen2-VL", form) for form in FORMS] + [(name, "awq") for name in MODELS if name != "Qwen2-VL"]
+
+
+def quantize_text(source: Path, target: Path, form: Any) -> dict[str, torch.Tensor]:
+    """Write a copy whose text part is codes, the tower being numbers; return the values that the codes stand for."""
+    tensors = load_file(source / FILE)
+    tower = {name: tensors.pop(name) for name in list(tensors) if not is_of_text(name)}
+    text = target.with_name("text")
+    shutil.copytree(source, text)
+    save_file(tensors, text / FILE, metadata={"format": "pt"})
+    values = write(text, target, form)
+    save_file(load_file(target / FILE) | tower, target / FILE, metadata={"format": "pt"})
+    return values
+
+
+def with_values(source: Path, target: Path, values: dict[str, torch.Tensor]) -> Path:
+    shutil.copytree(source, target)
+    tensors = load_file(source / FILE) | {name: value.contiguous() for name, value in values.items()}
+    save_file(tensors, target / FILE, metadata={"format": "pt"})
+    return target
+
+
+def logits_of(directory: Path, backend: str = "pytorch") -> torch.Tensor:
+    """Return the logits of the prompt's tokens."""
+    with pipeline(str(directory), config_for(backend, **SETTINGS)) as pipe:
+        response = pipe(PROMPT, ALL)
+    return response.logits[: response.input_token_len]
+
+
+@pytest.mark.alike(most=4)
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_a_text_part_may_be_codes(name: str, form: str, tmp_path: Path) -> None:
+    plain = MODELS[name](tmp_path / "plain")
+    values = quantize_text(plain, tmp_path / "coded", FORMS[form])
+    assert values
+    expected = logits_of(with_values(plain, tmp_path / "numbers", values))
+    got, theirs = (logits_of(tmp_path / "coded", backend) for backend in ("pytorch", "turbomind"))
+    assert float((got - expected).norm() / expected.norm()) < 0.1  # activations of 8 bits cost hundredths
+    assert relative_error(got, theirs) < 1e-3
+
+
+def test_tools_that_quantize_the_text_part_alone_say_so_there(tmp_path: Path) -> None:
+    plain = own.make_tiny_internvl_chat(tmp_path / "plain")
+    quantize_text(plain, tmp_path / "coded", FORMS["awq"])
+    expected = logits_of(tmp_path / "coded")
+    file = tmp_path / "coded" / "config.json"
+    config = json.loads(file.read_text())
+    config["llm_config"]["quantization_config"] = config.pop("quantization_config")
+    file.write_text(json.dumps(config))
+    for backend in BACKENDS:
+        assert relative_error(logits_of(tmp_path / "coded", backend), expected) < 1e-4
+
+
+def test_a_quantized_tower_is_refused_with_the_tensor(tmp_path: Path) -> None:
+    quantize_text(tiny.make_tiny_qwen_vl(tmp_path / "plain"), tmp_path / "coded", FORMS["smooth_quant int8"])
+    tensors = load_file(tmp_path / "coded" / FILE)
+    layer = "visual.blocks.0.mlp.fc1"
+    [name] = [name for name in tensors if name.endswith(f"{layer}.weight")]
+    tensors |= {name: tensors[name].to(torch.int8), name.replace("weight", "scale"): torch.ones(len(tensors[name]), 1)}
+    save_file(tensors, tmp_path / "coded" / FILE, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=re.escape(f"tensor {name} of the part that sees is quantized")):
+        logits_of(tmp_path / "coded")
+
+
+def test_a_text_part_that_lacks_scales_is_refused_with_the_tensor(tmp_path: Path) -> None:
+    plain = tiny.make_tiny_qwen_vl(tmp_path / "plain")
+    quantize_text(plain, tmp_path / "coded", FORMS["awq"])
+    tensors = load_file(tmp_path / "coded" / FILE)
+    missing = next(name for name in tensors if name.endswith("layers.1.mlp.up_proj.scales"))
+    del tensors[missing]
+    save_file(tensors, tmp_path / "coded" / FILE, metadata={"format": "pt"})
+    with pytest.raises((CheckpointError, ValueError), match=re.escape(f"tensor {missing} is missing")):
+        logits_of(tmp_path / "coded")
