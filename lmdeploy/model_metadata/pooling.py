@@ -56,21 +56,21 @@ class DenseLayer:
         What follows it, by torch's name.
     weight, bias
         ``[outputs, inputs]`` and ``[outputs]``, float32.
-    norm, norm_eps
-        The weight ``[outputs]`` of a LayerNorm without a bias after it; empty: there is none.
+    norm, norm_eps, norm_bias
+        The weight ``[outputs]`` of a LayerNorm after it, empty: there is none; and its bias, empty: it has none.
     """
 
     activation: str = "Identity"
     weight: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), compare=False)
     bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
-
     norm: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
     norm_eps: float = 0.0
+    norm_bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
 
     @property
     def parts(self) -> tuple[NDArray[np.float32], ...]:
         """Its arrays, as files hold them."""
-        return self.weight, self.bias, self.norm
+        return self.weight, self.bias, self.norm, self.norm_bias
 
     def kept(self) -> dict[str, Any]:
         """Return the rest, as files hold it."""
@@ -91,16 +91,18 @@ class DenseLayer:
         if self.norm.size:
             centred = made - made.mean(axis=1, keepdims=True)
             made = centred / np.sqrt(centred.var(axis=1, keepdims=True) + self.norm_eps) * self.norm
+            if self.norm_bias.size:
+                made += self.norm_bias
         finished: NDArray[np.float32] = made.astype(np.float32)
         return finished
 
 
 def layers_of(kept: Sequence[Mapping[str, Any]], weights: Any) -> tuple[DenseLayer, ...]:
     """Return layers of what `DenseLayer.kept` says, and of the arrays of all of them, ``arr_0``, ``arr_1``, ..."""
-    each = [[weights[f"arr_{3 * i + part}"] for part in range(3)] for i in range(len(kept))]
+    each = [[weights[f"arr_{4 * i + part}"] for part in range(4)] for i in range(len(kept))]
     return tuple(
-        DenseLayer(one["activation"], weight, bias, norm, one["norm_eps"])
-        for one, (weight, bias, norm) in zip(kept, each, strict=True)
+        DenseLayer(one["activation"], weight, bias, norm, one["norm_eps"], norm_bias)
+        for one, (weight, bias, norm, norm_bias) in zip(kept, each, strict=True)
     )
 
 

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmdeploy.model_metadata.pooling import DenseLayer, layers_of, linear
-from lmdeploy.stored_rows import stored_rows
+from lmdeploy.model_metadata.stored_layers import linear_of, tensor_of
 from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
 from lmdeploy.turbomind.families.encoder_names import prefix_in
-from lmdeploy.turbomind.gguf.numbers import stored_numbers
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def read_score_head(engine_dir: Path) -> ScoreHead | None:
 
 
 def _classifier(model_dir: Path, raw: Mapping[str, Any], judges: bool) -> ScoreHead:
-    weight, bias = _linear(model_dir, "score")
+    weight, bias = linear_of(model_dir, "score")
     labels = _labels(raw, len(weight))
     return ScoreHead(labels, judges, _activation(raw, len(labels)), _refusal(raw), weight, bias)
 
@@ -203,13 +202,13 @@ def _encoder_head(model_dir: Path, raw: Mapping[str, Any]) -> ScoreHead:
         raise ValueError("its classifier is of no known form")
     layers = []
     for name, (_, activation) in zip(names, before, strict=True):
-        weight, bias = _linear(model_dir, name)
+        weight, bias = linear_of(model_dir, name)
         norm, eps = np.zeros(0, np.float32), 0.0
         if not activation:
             activation = _TORCH[str(raw.get("classifier_activation", "gelu"))]
-            norm, eps = _rows(model_dir, (name.removesuffix("dense") + "norm.weight",))[0], float(raw["norm_eps"])
+            norm, eps = tensor_of(model_dir, (name.removesuffix("dense") + "norm.weight",))[0], float(raw["norm_eps"])
         layers.append(DenseLayer(activation, weight, bias, norm, eps))
-    weight, bias = _linear(model_dir, last)
+    weight, bias = linear_of(model_dir, last)
     labels = _labels(raw, len(weight))
     return ScoreHead(labels, False, _activation(raw, len(labels)), "", weight, bias, tuple(layers))
 
@@ -217,17 +216,11 @@ def _encoder_head(model_dir: Path, raw: Mapping[str, Any]) -> ScoreHead:
 _TORCH = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
 
 
-def _linear(model_dir: Path, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    weight = _rows(model_dir, (f"{name}.weight",))
-    has_bias = f"{name}.bias" in read_checkpoint(model_dir).tensors
-    return weight, _rows(model_dir, (f"{name}.bias",))[0] if has_bias else np.zeros(len(weight), np.float32)
-
-
 def _speaker(model_dir: Path, raw: Mapping[str, Any], words: Sequence[int], judges: bool) -> ScoreHead:
     refusal = _refusal(raw)
     if not judges:
         refusal = refusal or "the words around its queries and documents are not known here"
-    rows = _rows(model_dir, _OUTPUT_LAYERS, words)
+    rows = tensor_of(model_dir, _OUTPUT_LAYERS, words)
     weight = rows[:1] - rows[1:] if len(words) == 2 else rows
     return ScoreHead(("yes",), judges, "sigmoid", refusal, weight, np.zeros(1, np.float32))
 
@@ -235,17 +228,6 @@ def _speaker(model_dir: Path, raw: Mapping[str, Any], words: Sequence[int], judg
 def _refusal(raw: Mapping[str, Any]) -> str:
     sees_all = raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
     return "its attention is bidirectional, which is not supported" if sees_all else ""
-
-
-def _rows(model_dir: Path, names: Sequence[str], rows: Sequence[int] | None = None) -> NDArray[np.float32]:
-    index = read_checkpoint(model_dir)
-    name = next((name for name in names if name in index.tensors), None)
-    if name is None:
-        raise ValueError(f"tensor {names[0]} is missing")
-    info = index.tensors[name]
-    if info.offset is not None:
-        return stored_numbers(index.files[info.file], info, name)[slice(None) if rows is None else list(rows)]
-    return stored_rows(index.files[info.file], name, rows)
 
 
 def _is_judge(model_dir: Path, model_name: str) -> bool:

@@ -4,7 +4,7 @@ Late interaction compares the tokens of two texts one by one (ColBERT: Khattab a
 lexical weights say how much each token of a text counts, which is a sparse vector over the vocabulary. BGE-M3 has a
 linear layer for each (Chen et al., 2024, arXiv 2402.03216), in ``colbert_linear.pt`` and ``sparse_linear.pt``.
 ColBERT's own checkpoints have ``linear.weight`` alongside the encoder, PyLate's have ``Dense`` steps without
-``Pooling`` (https://lightonai.github.io/pylate).
+``Pooling`` (https://lightonai.github.io/pylate). SPLADE weighs every token of the vocabulary, not of the text alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmdeploy.model_metadata.pooling import DenseLayer, dense_layer, layers_of, module_steps, unit
+from lmdeploy.model_metadata.vocabulary_head import VocabularyHead, vocabulary_head_of
 from lmdeploy.stored_rows import stored_rows
 from lmdeploy.turbomind.pickled_weights import read_tensors
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
@@ -31,6 +32,7 @@ _FILE = "token_heads.json"
 _WEIGHTS = "token_heads.npz"
 _VECTORS, _SPARSE = "colbert_linear.pt", "sparse_linear.pt"
 _COLBERT = "linear.weight"
+NO_SPARSE_LAYERS = "no sparse_linear.pt, and no layers that predict masked tokens"
 _UNWEIGHTED = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -51,6 +53,8 @@ class TokenHeads:
         The linear layer from a hidden state to a token's weight, at most one.
     unweighted
         Tokens of the vocabulary that never have a weight.
+    vocabulary
+        What weighs every token of the vocabulary, in place of `weights`; None: nothing does.
     refusal
         Why the layers cannot be used; empty: they can.
     """
@@ -60,7 +64,13 @@ class TokenHeads:
     skipped: int = 0
     weights: tuple[DenseLayer, ...] = ()
     unweighted: frozenset[int] = field(default_factory=frozenset)
+    vocabulary: VocabularyHead | None = None
     refusal: str = ""
+
+    @property
+    def makes_sparse_vectors(self) -> bool:
+        """Whether a text's sparse vector can be made."""
+        return bool(self.weights) or self.vocabulary is not None
 
     @property
     def size(self) -> int:
@@ -82,6 +92,8 @@ class TokenHeads:
 
     def sparse_vector_of(self, ids: Sequence[int], states: NDArray[np.float32]) -> dict[int, float]:
         """Return the weights above 0 by token of the vocabulary, ascending: of a token's places the largest."""
+        if self.vocabulary is not None:
+            return self.vocabulary.sparse_vector_of(states)
         found: dict[int, float] = {}
         for token, weight in zip(ids, self.weights_of(states).tolist(), strict=True):
             if weight > 0 and token not in self.unweighted:
@@ -96,7 +108,8 @@ def token_heads_of(model_dir: Path, tokenizer: Tokenizer, hidden_size: int) -> T
         vectors, skipped = _vectors(model_dir)
         roles = tokenizer.special_tokens
         ids = tokenizer.ids_of([roles[role] for role in _UNWEIGHTED if role in roles]) if sparse else []
-        heads = TokenHeads(hidden_size, vectors, skipped, sparse, frozenset(i for i in ids if i is not None))
+        unweighted = frozenset(i for i in ids if i is not None)
+        heads = TokenHeads(hidden_size, vectors, skipped, sparse, unweighted, vocabulary_head_of(model_dir))
         _check_widths(heads)
         return heads
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -106,13 +119,16 @@ def token_heads_of(model_dir: Path, tokenizer: Tokenizer, hidden_size: int) -> T
 def write_token_heads(model_dir: Path, engine_dir: Path, tokenizer: Tokenizer, hidden_size: int) -> None:
     """Write what :func:`token_heads_of` finds into an engine directory."""
     heads = token_heads_of(model_dir, tokenizer, hidden_size)
-    layers = (*heads.vectors, *heads.weights)
+    expanding = heads.vocabulary
+    layers = (*heads.vectors, *heads.weights, *(expanding.layers if expanding else ()))
     kept: dict[str, Any] = {
         "hidden_size": heads.hidden_size,
         "skipped": heads.skipped,
         "unweighted": sorted(heads.unweighted),
         "refusal": heads.refusal,
         "vectors": len(heads.vectors),
+        "weights": len(heads.weights),
+        "vocabulary": {"sums": expanding.sums, "logarithms": expanding.logarithms} if expanding else None,
         "layers": [layer.kept() for layer in layers],
     }
     (engine_dir / _FILE).write_text(json.dumps(kept), encoding="utf-8")
@@ -129,9 +145,17 @@ def read_token_heads(engine_dir: Path) -> TokenHeads | None:
     if kept["layers"]:
         with np.load(engine_dir / _WEIGHTS) as weights:
             layers = layers_of(kept["layers"], weights)
-    count = kept["vectors"]
-    unweighted = frozenset(kept["unweighted"])
-    return TokenHeads(kept["hidden_size"], layers[:count], kept["skipped"], layers[count:], unweighted, kept["refusal"])
+    vectors, others = layers[: kept["vectors"]], layers[kept["vectors"] :]
+    weights, others = others[: kept["weights"]], others[kept["weights"] :]
+    return TokenHeads(
+        kept["hidden_size"],
+        vectors,
+        kept["skipped"],
+        weights,
+        frozenset(kept["unweighted"]),
+        VocabularyHead(others, **kept["vocabulary"]) if others else None,
+        kept["refusal"],
+    )
 
 
 def _vectors(model_dir: Path) -> tuple[tuple[DenseLayer, ...], int]:
@@ -155,7 +179,7 @@ def _pickled_layer(file: Path) -> DenseLayer:
 
 
 def _check_widths(heads: TokenHeads) -> None:
-    for layers in (heads.vectors, heads.weights):
+    for layers in (heads.vectors, heads.weights, heads.vocabulary.layers if heads.vocabulary else ()):
         width = heads.hidden_size
         for layer in layers:
             if layer.weight.ndim != 2 or layer.weight.shape[1] != width:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lmdeploy.model_metadata.pooling import Pooling, read_pooling, unit
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head
-from lmdeploy.model_metadata.token_heads import TokenHeads, read_token_heads
+from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads, read_token_heads
 from lmdeploy.offline.outputs import raise_error
 from lmdeploy.turbomind.engine import Engine, EngineOutput
 
@@ -107,8 +107,8 @@ def sparse_vectors(
 ) -> list[dict[int, float]]:
     """Return the weights of each text's tokens; see ``AsyncEngine.embed_sparse``."""
     heads = _token_heads_of(engine)
-    if not heads.weights:
-        raise ValueError("the model makes no sparse vectors: its checkpoint has no sparse_linear.pt")
+    if not heads.makes_sparse_vectors:
+        raise ValueError(f"the model makes no sparse vectors: its checkpoint has {NO_SPARSE_LAYERS}")
     ids = _token_ids(engine, tokenizer, texts, prompt_name, truncate)
     rows = rows_of(engine, ((each, None) for each in ids), of_tokens=True)
     return [heads.sparse_vector_of(*each) for each in zip(ids, rows, strict=True)]

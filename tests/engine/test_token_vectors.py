@@ -129,11 +129,59 @@ def test_layers_of_colbert_make_vectors(has_modules: bool, tmp_path: Path) -> No
                 pipe.embed("w1")
 
 
+MASKED = ("Bert", "Roberta", "DistilBert", "MPNet", "ModernBert", "NomicBert", "JinaEmbeddingsV3")
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_layers_that_predict_masked_tokens_weigh_the_vocabulary(family: str, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, family, "ForMaskedLM")
+    texts = texts_of((1, 90, 17))
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        found = pipe.embed_sparse(texts)
+        for text, sparse in zip(texts, found, strict=True):
+            _, logits = states_of(pipe, model, text)
+            assert_weights(sparse, torch.log1p(torch.relu(logits)).amax(dim=0))
+        assert [pipe.embed_sparse(text) for text in texts] == found
+
+
+@pytest.mark.parametrize(("pools", "activation"), [("sum", "relu"), ("max", "log1p_relu"), ("mean", "relu")])
+def test_splade_pools_as_its_step_says(pools: str, activation: str, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "Bert", "ForMaskedLM")
+    kinds = ("MLMTransformer", "SpladePooling")
+    listed = [{"idx": i, "path": f"{i}_{kind}" if i else "", "type": f"s.{kind}"} for i, kind in enumerate(kinds)]
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    (tmp_path / "1_SpladePooling").mkdir()
+    config = {"pooling_strategy": pools, "activation_function": activation, "word_embedding_dimension": None}
+    (tmp_path / "1_SpladePooling" / "config.json").write_text(json.dumps(config))
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        if pools == "mean":
+            with pytest.raises(ValueError, match="SpladePooling with pooling_strategy mean and"):
+                pipe.embed_sparse("w1")
+            return
+        for text in texts_of((5, 90)):
+            _, logits = states_of(pipe, model, text)
+            weights = torch.log1p(torch.relu(logits))
+            if activation == "log1p_relu":
+                weights = torch.log1p(weights)
+            assert_weights(pipe.embed_sparse(text), weights.sum(dim=0) if pools == "sum" else weights.amax(dim=0))
+
+
+def assert_weights(found: dict[int, float], expected: torch.Tensor) -> None:
+    """Compare a sparse vector with the weights of the whole vocabulary."""
+    assert list(found) == sorted(found)
+    assert min(found.values()) > 0
+    dense = np.zeros(len(expected), np.float32)
+    dense[list(found)] = list(found.values())
+    assert_near(dense, expected)
+
+
 def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
     make_encoder(tmp_path, "Bert", max_position_embeddings=64)
     (long,) = texts_of((80,))
     with lmdeploy.pipeline(str(tmp_path)) as pipe:
-        with pytest.raises(ValueError, match=r"makes no sparse vectors: its checkpoint has no sparse_linear\.pt"):
+        with pytest.raises(
+            ValueError, match=r"makes no sparse vectors: its checkpoint has no sparse_linear\.pt, and no"
+        ):
             pipe.embed_sparse("w1")
         with pytest.raises(ValueError, match="text 1: a text must have at most the 64 tokens that the model reads"):
             pipe.embed_tokens(["w1", long])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from fastapi import Request
 
-from lmdeploy.model_metadata.token_heads import TokenHeads
+from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads
 from lmdeploy.tokenizer_readers.framed import NO_FRAME
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.endpoints.embeddings.vectors import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 _MOST_NUMBERS = 8 << 20  # of hidden states in memory at a time, and of vectors in a response
+_MOST_WEIGHTS = 1 << 20  # above 0 in the sparse vectors of a response
 _TOKENIZED_AT_A_TIME = 8
 
 
@@ -73,7 +74,12 @@ async def token_weights_of(
     ApiError
         The model has no layer for weights.
     """
-    heads = _weighing(chosen)
+    heads = _heads_of(chosen)
+    if not heads.weights:
+        message = (
+            f"The model `{chosen.model.name}` has no weight for each token: its checkpoint has no sparse_linear.pt."
+        )
+        raise ApiError(400, message, param="model")
     ids = await _ids_of(chosen, inputs, wanted)
     return await _made_of(gateway, request, chosen, ids, user, lambda _, states: heads.weights_of(states))
 
@@ -86,11 +92,25 @@ async def sparse_vectors_of(
     Raises
     ------
     ApiError
-        The model has no layer for weights.
+        The model has no layer for weights, or the vectors have more of them than a response may have.
     """
-    heads = _weighing(chosen)
+    heads = _heads_of(chosen)
+    if not heads.makes_sparse_vectors:
+        message = f"The model `{chosen.model.name}` makes no sparse vectors: its checkpoint has {NO_SPARSE_LAYERS}."
+        raise ApiError(400, message, param="model")
     ids = await _ids_of(chosen, inputs, wanted)
-    made, _ = await _made_of(gateway, request, chosen, ids, None, heads.sparse_vector_of)
+    count = 0
+
+    def make(tokens: list[int], states: NDArray[np.float32]) -> dict[int, float]:
+        nonlocal count
+        found = heads.sparse_vector_of(tokens, states)
+        count += len(found)
+        if count > _MOST_WEIGHTS:
+            message = f"the sparse vectors of a request must have at most {_MOST_WEIGHTS} weights"
+            raise ApiError(400, message, param="inputs")
+        return found
+
+    made, _ = await _made_of(gateway, request, chosen, ids, None, make)
     return made
 
 
@@ -99,14 +119,6 @@ def _heads_of(chosen: Chosen) -> TokenHeads:
     if heads is None or heads.refusal:
         reason = heads.refusal if heads else "it is no encoder"
         raise ApiError(400, f"The model `{chosen.model.name}` makes no vectors of tokens: {reason}.", param="model")
-    return heads
-
-
-def _weighing(chosen: Chosen) -> TokenHeads:
-    heads = _heads_of(chosen)
-    if not heads.weights:
-        message = f"The model `{chosen.model.name}` makes no sparse vectors: its checkpoint has no sparse_linear.pt."
-        raise ApiError(400, message, param="model")
     return heads
 
 

@@ -51,7 +51,7 @@ async def embed_sparse(body: TextsRequest, request: Request, gateway: GatewayDep
     """Return how much each token of the vocabulary counts in each text, where it does."""
     _refuse_left(body.truncate, body.truncation_direction)
     chosen = await _first(
-        gateway, request, lambda model: model.token_heads is not None and bool(model.token_heads.weights)
+        gateway, request, lambda model: model.token_heads is not None and model.token_heads.makes_sparse_vectors
     )
     wanted = Wanted(prompt_name=body.prompt_name, truncate=body.truncate)
     vectors = await sparse_vectors_of(gateway, request, chosen, body.texts, wanted)

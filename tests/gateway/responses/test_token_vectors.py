@@ -118,6 +118,19 @@ def test_texts_of_more_numbers_than_fit_in_memory_come_in_groups(
     assert "must have at most 1 tokens" in response.json()["error"]["message"]
 
 
+def test_sparse_vectors_of_more_weights_than_a_response_may_have_are_refused(
+    embedder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = sum(len(vector) for vector in ask(embedder, "/embed_sparse", inputs=TEXTS))
+    path = "openai_gateway.endpoints.embeddings.tokens._MOST_WEIGHTS"
+    monkeypatch.setattr(path, count)
+    assert len(ask(embedder, "/embed_sparse", inputs=TEXTS)) == len(TEXTS)
+    monkeypatch.setattr(path, count - 1)
+    response = httpx.post(f"{embedder}/embed_sparse", json={"inputs": TEXTS}, timeout=60)
+    assert response.status_code == 400
+    assert f"must have at most {count - 1} weights" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "why"),
     [
