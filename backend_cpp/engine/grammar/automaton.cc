@@ -1,7 +1,9 @@
 #include "engine/grammar/automaton.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace turbomind {
@@ -41,6 +43,7 @@ Automaton::Automaton(Program program, size_t horizon) : program_(std::move(progr
       if (node.kind == kRegion) has_limits_[node.c] = true;
     }
     find_byte_classes();
+    allow_no_repetitions();
     if (horizon_ > 0) find_least_lengths();
     budget_ = kMaxItems;
     start_ = close({{program_.starts[0], -1, 0}});
@@ -111,6 +114,7 @@ void Automaton::trim() {
 void Automaton::forget() {
   first_ += static_cast<Place>(places_.size());
   frames_ = {};
+  shapes_ = {};
   frame_of_ = {};
   places_ = {};
   place_of_ = {};
@@ -281,16 +285,35 @@ Automaton::Place Automaton::after_token(Place begun, int32_t token, std::string_
 // when all that reads nothing within them has been followed; what they are left for is followed after that.
 Automaton::Place Automaton::close(Items&& reached) {
   Items items;
-  Items todo = std::move(reached);
   std::set<int32_t> left;  // frames of such regions
   size_t looked_at = 0;
-  while (!todo.empty()) {
-    std::set<Item> seen;  // all of todo, once they are many
-    const auto is_new = [&](const Item& item) {
-      if (todo.size() <= kFewItems) return std::ranges::find(todo, item) == todo.end();
-      if (seen.empty()) seen.insert(todo.begin(), todo.end());
-      return seen.insert(item).second;
+  while (!reached.empty()) {
+    Items todo;
+    std::set<Item> seen;                             // all of todo, once they are many
+    std::map<Item, std::vector<int32_t>> of_shapes;  // and the first frames of each shape
+    const auto frames_like = [&](const Item& item) -> std::vector<int32_t>& {
+      return of_shapes[{item.node, item.frame < 0 ? -1 : shapes_[static_cast<size_t>(item.frame)], item.partial}];
     };
+    const auto add = [&](const Item& item) {
+      const auto covers = [&](int32_t frame) { return allows_all_of(frame, item.frame); };
+      if (todo.size() < kFewItems) {
+        const bool is_covered = std::ranges::any_of(todo, [&](const Item& other) {
+          return other.node == item.node && other.partial == item.partial && covers(other.frame);
+        });
+        if (!is_covered) todo.push_back(item);
+        return;
+      }
+      if (seen.empty()) {
+        seen.insert(todo.begin(), todo.end());
+        for (const Item& other : todo) frames_like(other).push_back(other.frame);
+      }
+      std::vector<int32_t>& frames = frames_like(item);
+      if (std::ranges::any_of(frames, covers) || !seen.insert(item).second) return;
+      if (frames.size() < kFewItems) frames.push_back(item.frame);
+      todo.push_back(item);
+    };
+    for (const Item& item : reached) add(item);
+    reached.clear();
     Items next;
     std::set<int32_t> ended;
     for (size_t i = 0; i < todo.size(); ++i) {
@@ -301,21 +324,18 @@ Automaton::Place Automaton::close(Items&& reached) {
       }
       next.clear();
       if (expand(item, next)) items.push_back(item);
-      for (const Item& other : next) {
-        if (is_new(other)) todo.push_back(other);
-      }
+      for (const Item& other : next) add(other);
       if (looked_at + todo.size() > kMaxItems) {
         give_up();
         return kNowhere;
       }
     }
     looked_at += todo.size();
-    todo.clear();
     if (!ended.empty()) end_regions(ended, items);
     for (const int32_t number : ended) {
       if (!left.insert(number).second) continue;
       const Frame& frame = frames_[static_cast<size_t>(number)];
-      todo.push_back({program_.nodes[static_cast<size_t>(frame.node)].next, frame.parent, 0});
+      reached.push_back({program_.nodes[static_cast<size_t>(frame.node)].next, frame.parent, 0});
     }
   }
   if (looked_at > budget_) {
@@ -345,8 +365,7 @@ void Automaton::end_regions(const std::set<int32_t>& ended, Items& items) const 
 }
 
 Automaton::Place Automaton::name(Items&& items) {
-  std::sort(items.begin(), items.end());
-  items.erase(std::unique(items.begin(), items.end()), items.end());
+  leave_out_covered(items);
   const auto [known, is_unnamed] = place_of_.try_emplace(std::move(items), first_ + static_cast<Place>(places_.size()));
   if (is_unnamed) {
     places_.push_back(&known->first);
@@ -354,6 +373,75 @@ Automaton::Place Automaton::name(Items&& items) {
     bytes_ += 96 + known->first.size() * sizeof(Item) + classes_ * sizeof(Place);
   }
   return known->second;
+}
+
+// Leaves out the items of which others allow all, and sorts the rest.
+void Automaton::leave_out_covered(Items& items) const {
+  const auto key = [this](const Item& item) {
+    const int32_t shape = item.frame < 0 ? -1 : shapes_[static_cast<size_t>(item.frame)];
+    return std::tuple(item.node, item.partial, shape);
+  };
+  std::ranges::sort(items, {}, [&](const Item& item) { return std::pair(key(item), item.frame); });
+  Items kept;
+  size_t alike = 0;  // the first that is kept of those with the same key
+  for (const Item& item : items) {
+    if (alike < kept.size() && key(kept[alike]) != key(item)) alike = kept.size();
+    // Of many, not all are compared.
+    const auto first = kept.begin() + static_cast<ptrdiff_t>(std::max(alike + kFewItems, kept.size()) - kFewItems);
+    const auto covers = [&](const Item& other) { return allows_all_of(other.frame, item.frame); };
+    const auto is_covered = [&](const Item& other) { return allows_all_of(item.frame, other.frame); };
+    if (std::any_of(first, kept.end(), covers)) continue;
+    kept.erase(std::remove_if(first, kept.end(), is_covered), kept.end());
+    kept.push_back(item);
+  }
+  items = std::move(kept);
+}
+
+// Whether all that may come with one frame may come with the other, as far as their counts show: fewer repetitions
+// allow what more do, where the least number has been reached or is reached by the one that is open. Not where the ends
+// of regions differ: what reaches one ends whatever else is within it.
+bool Automaton::allows_all_of(int32_t number, int32_t other) const {
+  while (number != other) {
+    if (number < 0 || other < 0) return false;
+    if (shapes_[static_cast<size_t>(number)] != shapes_[static_cast<size_t>(other)]) return false;
+    const Frame& less = frames_[static_cast<size_t>(number)];
+    const Frame& more = frames_[static_cast<size_t>(other)];
+    const Node& node = program_.nodes[static_cast<size_t>(less.node)];
+    if (less.count >= 0 && node.kind == kRegion && node.c != kMaxCharacters) return false;
+    if (less.count > more.count) return false;
+    if (less.count < more.count && node.kind == kRepeat && less.count + 1 < node.b) return false;
+    number = less.parent;
+    other = more.parent;
+  }
+  return true;
+}
+
+// What may be nothing may be nothing as often as is wanted, so that its least number is none. It may take some rounds
+// to see that.
+void Automaton::allow_no_repetitions() {
+  constexpr int kMaxRounds = 32;
+  std::vector<bool> may_be_nothing(program_.nodes.size(), false);  // from a node to the end of its rule
+  const auto of_node = [&](int32_t node) { return may_be_nothing[static_cast<size_t>(node)]; };
+  const auto of_rule = [&](int32_t rule) { return of_node(program_.starts[static_cast<size_t>(rule)]); };
+  bool is_stable = false;
+  for (int round = 0; round < kMaxRounds && !is_stable; ++round) {
+    is_stable = true;
+    for (size_t i = 0; i < program_.nodes.size(); ++i) {
+      const Node& node = program_.nodes[i];
+      bool found = node.kind == kReturn;
+      if (node.kind == kSplit) {
+        const auto first = program_.lists.begin() + node.a;
+        found = std::any_of(first, first + node.b, of_node);
+      } else if (node.kind == kCall || node.kind == kRegion || node.kind == kRepeat) {
+        found = of_node(node.next) && ((node.kind == kRepeat && node.b <= 0) || of_rule(node.a));
+      }
+      is_stable = is_stable && found == may_be_nothing[i];
+      may_be_nothing[i] = found;
+    }
+  }
+  for (Node& node : program_.nodes) {
+    if (node.kind == kRepeat && of_rule(node.a) && (node.c < 0 || node.b <= node.c)) node.b = 0;
+  }
 }
 
 // The least that can be read from each node to the end of its rule, until nothing gets less. Rules that take too many
@@ -486,11 +574,25 @@ void Automaton::enter_repeat(int32_t number, int32_t count, int32_t outer, Items
 
 int32_t Automaton::frame(const Frame& wanted) {
   const auto [known, is_new] = frame_of_.try_emplace(wanted, static_cast<int32_t>(frames_.size()));
-  if (is_new) {
-    frames_.push_back(wanted);
-    bytes_ += 72;
+  const int32_t number = known->second;
+  if (!is_new) return number;
+  frames_.push_back(wanted);
+  shapes_.push_back(number);
+  bytes_ += 76;
+  Frame shape = wanted;
+  if (counts_up(wanted)) shape.count = 0;
+  if (wanted.parent >= 0) shape.parent = shapes_[static_cast<size_t>(wanted.parent)];
+  if (!(shape == wanted)) {
+    const int32_t found = frame(shape);
+    shapes_[static_cast<size_t>(number)] = found;
   }
-  return known->second;
+  return number;
+}
+
+// Whether fewer allow more.
+bool Automaton::counts_up(const Frame& frame) const {
+  const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
+  return frame.count >= 0 && (node.kind == kRepeat || (node.kind == kRegion && node.c == kMaxCharacters));
 }
 
 }  // namespace turbomind

@@ -6,6 +6,7 @@
 // the same items has the same future; the reverse does not hold, and need not.
 //
 //   a call in last place leaves no frame; counts of an unbounded repetition stop at its least
+//   an item is left out where another allows all that it does: one that has come there with fewer repetitions
 //   the rest of a character is nothing but its length where all characters that begin so may come
 //   a region is a call with a limit: its frame counts tokens or characters, or it ends where it first may
 //
@@ -135,6 +136,7 @@ class Automaton {
   Share in_class(const Node& node, int32_t first, int32_t last) const;
   Place close(Items&& reached);
   Place name(Items&& items);
+  void allow_no_repetitions();
   void find_least_lengths();
   template <class Change>
   int32_t with_counts(int32_t frame, const Change& change);
@@ -145,6 +147,9 @@ class Automaton {
   bool expand(const Item& item, Items& todo);
   void enter_repeat(int32_t node, int32_t count, int32_t frame, Items& todo);
   int32_t frame(const Frame& frame);
+  bool counts_up(const Frame& frame) const;
+  bool allows_all_of(int32_t frame, int32_t other) const;
+  void leave_out_covered(Items& items) const;
   const Items& items(Place place) const { return *places_[static_cast<size_t>(place - first_)]; }
   void forget();
 
@@ -153,6 +158,7 @@ class Automaton {
   std::vector<int64_t> least_;  // bytes that a rule reads
   std::unordered_map<Place, Place> nearby_;
   std::vector<Frame> frames_;
+  std::vector<int32_t> shapes_;  // of each frame: the one that has come as far with no repetitions and no characters
   std::unordered_map<Frame, int32_t, FrameHash> frame_of_;
   std::unordered_map<Items, Place, ItemsHash> place_of_;
   std::vector<const Items*> places_;     // keys of place_of_

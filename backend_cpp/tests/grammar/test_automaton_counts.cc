@@ -1,0 +1,299 @@
+// Repetitions within repetitions: what a place leaves out changes nothing that may come.
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/grammar/automaton.h"
+#include "tests/check.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+using Kind = Automaton::Kind;
+
+struct Expression;
+using Pointer = std::shared_ptr<const Expression>;
+
+// A regular expression. Only kShort and kTokens have no derivative here.
+struct Expression {
+  enum Type { kNone, kNothing, kByte, kThen, kEither, kRepeat, kMaxCharacters, kShort, kTokens };
+  Type type;
+  int least = 0, most = 0;  // kRepeat: how often, -1: no largest; kByte: least is the byte; others: most is the limit
+  Pointer first, second;
+};
+
+Pointer make(Expression::Type type, Pointer first = nullptr, Pointer second = nullptr, int least = 0, int most = 0) {
+  return std::make_shared<Expression>(Expression{type, least, most, std::move(first), std::move(second)});
+}
+
+constexpr int kNever = 1 << 20;
+
+// The length of the shortest text; kNever: there is none.
+int shortest(const Expression& e) {
+  switch (e.type) {
+    case Expression::kNone:
+      return kNever;
+    case Expression::kNothing:
+      return 0;
+    case Expression::kByte:
+      return 1;
+    case Expression::kThen:
+      return std::min(kNever, shortest(*e.first) + shortest(*e.second));
+    case Expression::kEither:
+      return std::min(shortest(*e.first), shortest(*e.second));
+    case Expression::kRepeat:
+      return e.least == 0 ? 0 : std::min(kNever, e.least * shortest(*e.first));
+    default:
+      return shortest(*e.first) <= e.most ? shortest(*e.first) : kNever;
+  }
+}
+
+bool has(const Expression& e, Expression::Type type) {
+  return e.type == type || (e.first && has(*e.first, type)) || (e.second && has(*e.second, type));
+}
+
+// Whether a region that counts tokens can be left out of what is repeated. Then those that begin at different places of
+// a text share a frame, and what ends one ends the other, unless they are distinguished by what repeats them.
+bool shares_regions(const Expression& e) {
+  if (e.type == Expression::kRepeat && shortest(*e.first) == 0 && has(*e.first, Expression::kTokens)) return true;
+  return (e.first && shares_regions(*e.first)) || (e.second && shares_regions(*e.second));
+}
+
+// What may follow a byte: Brzozowski's derivative.
+Pointer after(const Pointer& e, char byte) {
+  const auto none = make(Expression::kNone);
+  Pointer found = none;
+  switch (e->type) {
+    case Expression::kByte:
+      if (e->least == byte) found = make(Expression::kNothing);
+      break;
+    case Expression::kThen:
+      found = make(Expression::kThen, after(e->first, byte), e->second);
+      if (shortest(*e->first) == 0) found = make(Expression::kEither, found, after(e->second, byte));
+      break;
+    case Expression::kEither:
+      found = make(Expression::kEither, after(e->first, byte), after(e->second, byte));
+      break;
+    case Expression::kRepeat:
+      if (e->most != 0) {
+        const int least = std::max(0, e->least - 1);
+        const int most = std::max(-1, e->most - 1);
+        found =
+            make(Expression::kThen, after(e->first, byte), make(Expression::kRepeat, e->first, nullptr, least, most));
+      }
+      break;
+    case Expression::kMaxCharacters:
+      if (e->most > 0) found = make(Expression::kMaxCharacters, after(e->first, byte), nullptr, 0, e->most - 1);
+      break;
+    default:
+      break;
+  }
+  return shortest(*found) == kNever ? none : found;
+}
+
+// Writes an expression as nodes.
+class Writer {
+ public:
+  // Repetitions as nodes that count, or as often as they may come.
+  explicit Writer(bool counts) : counts_(counts) { program_.nodes.push_back({Kind::kReturn, 0, 0, 0, 0}); }
+
+  Automaton::Program program(const Pointer& e) {
+    const int32_t root = rule(e);
+    std::swap(program_.starts[0], program_.starts[static_cast<size_t>(root)]);
+    return program_;
+  }
+
+ private:
+  int32_t node(const Automaton::Node& node) {
+    program_.nodes.push_back(node);
+    return static_cast<int32_t>(program_.nodes.size()) - 1;
+  }
+
+  int32_t either(const std::vector<int32_t>& nodes) {
+    const auto first = static_cast<int32_t>(program_.lists.size());
+    program_.lists.insert(program_.lists.end(), nodes.begin(), nodes.end());
+    return node({Kind::kSplit, first, static_cast<int32_t>(nodes.size()), 0, 0});
+  }
+
+  // The first rule is kept for the root.
+  int32_t rule(const Pointer& e) {
+    if (program_.starts.empty()) program_.starts.push_back(0);
+    const int32_t start = write(*e, 0);
+    program_.starts.push_back(start);
+    return static_cast<int32_t>(program_.starts.size()) - 1;
+  }
+
+  int32_t write(const Expression& e, int32_t next) {
+    switch (e.type) {
+      case Expression::kByte:
+        return node({Kind::kByte, e.least, 0, 0, next});
+      case Expression::kThen:
+        return write(*e.first, write(*e.second, next));
+      case Expression::kEither:
+        return either({write(*e.first, next), write(*e.second, next)});
+      case Expression::kRepeat:
+        return counts_ ? node({Kind::kRepeat, rule(e.first), e.least, e.most, next}) : repeat(e, next);
+      case Expression::kMaxCharacters:
+        return node({Kind::kRegion, rule(e.first), e.most, Automaton::kMaxCharacters, next});
+      case Expression::kShort:
+        return node({Kind::kRegion, rule(e.first), 0, Automaton::kShortest, next});
+      case Expression::kTokens:
+        return node({Kind::kRegion, rule(e.first), e.most, Automaton::kMaxTokens, next});
+      default:
+        return next;
+    }
+  }
+
+  int32_t repeat(const Expression& e, int32_t next) {
+    int32_t rest = next;
+    if (e.most < 0) {
+      rest = either({next, next});
+      const int32_t again = write(*e.first, rest);
+      program_.lists[static_cast<size_t>(program_.nodes[static_cast<size_t>(rest)].a)] = again;
+    }
+    for (int i = std::max(e.most, e.least); i > 0; --i) {
+      rest = write(*e.first, rest);
+      if (i > e.least) rest = either({rest, next});
+    }
+    return rest;
+  }
+
+  const bool counts_;
+  Automaton::Program program_;
+};
+
+class Expressions {
+ public:
+  Expressions(unsigned seed, bool has_regions) : random_(seed), has_regions_(has_regions) {}
+
+  Pointer next(int depth) {
+    const auto below = [&] { return next(depth - 1); };
+    switch (depth == 0 ? 0 : random_() % 10) {
+      case 0:
+        return make(Expression::kByte, nullptr, nullptr, "abc"[random_() % 3]);
+      case 1:
+        return make(Expression::kEither, below(), random_() % 3 == 0 ? make(Expression::kNothing) : below());
+      case 2:
+      case 3:
+        return make(Expression::kEither, below(), below());
+      case 4:
+      case 5:
+        return make(Expression::kThen, below(), below());
+      case 6:
+        if (!has_regions_)
+          return make(Expression::kMaxCharacters, below(), nullptr, 0, static_cast<int>(random_() % 5));
+        if (random_() % 2 == 0) return make(Expression::kShort, below());
+        return make(Expression::kTokens, below(), nullptr, 0, static_cast<int>(random_() % 3));
+      default: {
+        const int least = static_cast<int>(random_() % 4);
+        const int most = random_() % 4 == 0 ? -1 : least + static_cast<int>(random_() % 4);
+        return make(Expression::kRepeat, below(), nullptr, least, most);
+      }
+    }
+  }
+
+ private:
+  std::mt19937 random_;
+  const bool has_regions_;
+};
+
+bool ends(Automaton& automaton, Automaton::Place place) {
+  return place != Automaton::kNowhere && automaton.may_end(place);
+}
+
+// Compares all that may come, in texts of some more bytes. How many there were. Where a limit is too small for what has
+// to come, there may be a place all the same.
+int compare(const Pointer& e, Automaton& automaton, Automaton::Place place, bool has_limit, int length) {
+  if (!has_limit || shortest(*e) != kNever) CHECK_EQUAL(place != Automaton::kNowhere, shortest(*e) != kNever);
+  CHECK_EQUAL(ends(automaton, place), shortest(*e) == 0);
+  if (place == Automaton::kNowhere || length == 0) return 1;
+  int count = 1;
+  for (const char byte : {'a', 'b', 'c'}) {
+    count += compare(after(e, byte), automaton, automaton.after(place, std::string(1, byte)), has_limit, length - 1);
+  }
+  return count;
+}
+
+// The same for two programs, by tokens.
+int compare(Automaton& one, Automaton::Place in_one, Automaton& two, Automaton::Place in_two, int length) {
+  CHECK_EQUAL(in_one == Automaton::kNowhere, in_two == Automaton::kNowhere);
+  if (in_one == Automaton::kNowhere || in_two == Automaton::kNowhere) return 1;
+  in_one = one.begin_token(in_one);
+  in_two = two.begin_token(in_two);
+  CHECK_EQUAL(in_one == Automaton::kNowhere, in_two == Automaton::kNowhere);
+  CHECK_EQUAL(ends(one, in_one), ends(two, in_two));
+  if (in_one == Automaton::kNowhere || in_two == Automaton::kNowhere || length == 0) return 1;
+  int count = 1;
+  for (const char* token : {"a", "b", "c", "ab", "bc"}) {
+    count += compare(one, one.after_token(in_one, 0, token), two, two.after_token(in_two, 0, token), length - 1);
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST(what_repetitions_in_repetitions_allow_is_what_derivatives_allow) {
+  Expressions expressions(1, false);
+  int texts = 0;
+  for (int round = 0; round < 1500; ++round) {
+    const Pointer e = expressions.next(5);
+    Automaton automaton(Writer(true).program(e), round % 2 == 0 ? 0 : 3);
+    automaton.set_budget(1 << 24);
+    if (automaton.is_given_up()) continue;
+    texts += compare(e, automaton, automaton.start(), has(*e, Expression::kMaxCharacters), 5);
+  }
+  CHECK(texts > 50'000);
+}
+
+TEST(what_regions_in_repetitions_allow_is_what_they_allow_without_counts) {
+  Expressions expressions(2, true);
+  int texts = 0;
+  for (int round = 0; round < 1500; ++round) {
+    const Pointer e = expressions.next(5);
+    if (shares_regions(*e)) continue;
+    Automaton counted(Writer(true).program(e)), written(Writer(false).program(e));
+    counted.set_budget(1 << 24);
+    written.set_budget(1 << 24);
+    if (counted.is_given_up() || written.is_given_up()) continue;
+    const int found = compare(counted, counted.start(), written, written.start(), 4);
+    if (counted.is_given_up() || written.is_given_up()) continue;
+    texts += found;
+  }
+  CHECK(texts > 50'000);
+}
+
+TEST(places_of_ambiguous_repetitions_are_few) {
+  // root ::= (a{1,40} [ab]{1,40}){1,30}: many ways to read each text.
+  const auto byte = [](char c) { return make(Expression::kByte, nullptr, nullptr, c); };
+  const auto times = [](Pointer e, int most) { return make(Expression::kRepeat, std::move(e), nullptr, 1, most); };
+  const Pointer both = make(Expression::kEither, byte('a'), byte('b'));
+  const Pointer e = times(make(Expression::kThen, times(byte('a'), 40), times(both, 40)), 30);
+  Automaton automaton(Writer(true).program(e));
+  std::mt19937 random(3);
+  Automaton::Place place = automaton.start();
+  for (int i = 0; i < 400; ++i) {
+    automaton.set_budget(200);
+    place = automaton.after(place, i > 0 && random() % 8 == 0 ? "b" : "a");
+    CHECK(automaton.is_known(place));
+    if (!automaton.is_known(place)) break;
+  }
+}
+
+TEST(what_may_be_nothing_is_not_tried_again_and_again) {
+  // root ::= (a?){200,300} b
+  const auto byte = [](char c) { return make(Expression::kByte, nullptr, nullptr, c); };
+  const Pointer maybe = make(Expression::kEither, byte('a'), make(Expression::kNothing));
+  const Pointer e = make(Expression::kThen, make(Expression::kRepeat, maybe, nullptr, 200, 300), byte('b'));
+  Automaton automaton(Writer(true).program(e));
+  for (const size_t letters : {0, 1, 299, 300, 301}) {
+    automaton.set_budget(20 * (letters + 2));
+    const Automaton::Place place = automaton.after(automaton.start(), std::string(letters, 'a') + "b");
+    CHECK_EQUAL(place != Automaton::kNowhere, letters <= 300);
+    CHECK(!automaton.is_given_up());
+  }
+}
+
+}  // namespace turbomind::testing
