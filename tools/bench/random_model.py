@@ -34,6 +34,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "llama-3.2-1b": (
+        "LlamaForCausalLM",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen2.5-0.5b": (
         "Qwen2ForCausalLM",
         {

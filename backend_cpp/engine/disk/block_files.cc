@@ -14,6 +14,7 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -99,6 +100,12 @@ iovec part_of(const void* data, size_t bytes) {
   return {const_cast<void*>(data), bytes};
 }
 
+// Process ids would not do: those of containers that share a directory are alike.
+std::string draw_name() {
+  std::random_device device;
+  return std::to_string(uint64_t{device()} << 32 | device());
+}
+
 }  // namespace
 
 size_t BlockFiles::NameHash::operator()(const Sha256& name) const {
@@ -108,9 +115,9 @@ size_t BlockFiles::NameHash::operator()(const Sha256& name) const {
 }
 
 BlockFiles::BlockFiles(std::string directory, uint64_t most_bytes, std::chrono::milliseconds retry)
-    : directory_(std::move(directory)), most_bytes_(most_bytes), retry_(retry) {
+    : directory_(std::move(directory)), most_bytes_(most_bytes), retry_(retry), writer_(draw_name()) {
   if (const std::string wrong = open_directory(); !wrong.empty()) throw invalid_argument("cache_dir: " + wrong);
-  const std::string probe = "probe." + std::to_string(getpid()) + std::string(kTemporary);
+  const std::string probe = "probe." + writer_ + std::string(kTemporary);
   const FileDescriptor file(openat(folder_.get(), probe.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
   if (!file) throw invalid_argument("cache_dir: nothing can be written to " + directory_ + ": " + reason(errno));
   unlinkat(folder_.get(), probe.c_str(), 0);
@@ -231,8 +238,8 @@ bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, 
   const uint64_t bytes = file_bytes(key, content.size());
   if (!grant(bytes)) return false;
   const std::string name = file_name(key.name);
-  const std::string temporary = hex(key.name) + "." + std::to_string(getpid()) + "-" +
-                                std::to_string(next_temporary_++) + std::string(kTemporary);
+  const std::string temporary =
+      hex(key.name) + "." + writer_ + "-" + std::to_string(next_temporary_++) + std::string(kTemporary);
   FileDescriptor file(openat(folder_.get(), temporary.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
   if (!file) return fail("a file cannot be made", errno), false;
   const Header header = header_of(key, content);

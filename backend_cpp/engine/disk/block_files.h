@@ -4,7 +4,7 @@
 //   DIRECTORY/              mode 0700, of this user alone
 //     .ledger               the bytes that all files are granted; whoever changes it holds a lock on it
 //     <64 digits>.kv        a content: a header, its whole key, what the pages held
-//     <64 digits>.<process>.tmp
+//     <64 digits>.<writer>.tmp
 //
 // A file's name is the digest of its key, and the key comes with it, so a file holds what its name says or is not used:
 // key and sizes are compared, and a checksum finds what was torn or has changed. Such a file is removed. A file is
@@ -98,6 +98,7 @@ class BlockFiles {
   const std::string directory_;
   const uint64_t most_bytes_;
   const std::chrono::milliseconds retry_;
+  const std::string writer_;  // this one's name among all that write to the directory
   FileDescriptor folder_;
   std::chrono::steady_clock::time_point next_try_{};  // of writing
   uint64_t next_temporary_ = 0;
