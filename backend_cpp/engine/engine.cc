@@ -54,7 +54,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
       embedding_memory_(config_.embedding_bytes, "the embeddings of open requests and of sessions"),
       adapters_(
           *runner_, config_.adapter_bytes, [this](Submission&& ready) { inbox_.deliver(std::move(ready)); },
-          [this] { inbox_.wake(); }),
+          [this] { inbox_.wake(); }, !config_.disk.directory.empty()),
       inbox_(config_.max_waiting),
       events_(std::move(events)),
       core_(config_, *runner_, tokens_, events_.get(), draft_runner_.get(), [this] { inbox_.wake(); }),

@@ -114,7 +114,9 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   if (request.adapter) owner = {request.adapter->id, request.adapter->name};
   if (request.adapter && request.adapter->failure) throw Error(*request.adapter->failure);
   turn.scope = config_.enable_prefix_caching ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
-  if (disk_ && config_.enable_prefix_caching && owner.adapter == 0) disk_->note_realm(turn.scope, params.cache_salt);
+  if (disk_ && config_.enable_prefix_caching && (!request.adapter || !request.adapter->content.empty())) {
+    disk_->note_realm(turn.scope, params.cache_salt, request.adapter ? request.adapter->content : "");
+  }
   if (request.session) turn = sessions_.prepare(*request.session, request.input_ids.size(), turn.scope, owner);
 
   const int history_len = static_cast<int>(turn.history.size());

@@ -116,6 +116,7 @@ struct LoadedAdapter {
   uint64_t id = 0;  // of this loading of it: what is loaded under the name later has another
   // What follows is for the step thread, once the request has been delivered.
   int slot = 0;                  // of AdapterSlots::place_adapter
+  std::string content;           // AdapterFile::content(), where files keep the cache
   std::optional<Error> failure;  // the device had no memory for it
 };
 

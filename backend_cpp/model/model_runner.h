@@ -127,6 +127,8 @@ class AdapterFile {
   virtual ~AdapterFile() = default;
   virtual size_t bytes() const = 0;  // that it takes in memory
   virtual std::unique_ptr<Adapter> read() const = 0;
+  // A digest of all that it adds to the model, whatever it is called; empty: nobody knows. Reads it.
+  virtual std::string content() const { return {}; }
 };
 
 // Where a runner keeps low-rank adapters alongside the weights.

@@ -26,6 +26,7 @@ struct RankAdapterFiles final : AdapterFile {
     for (const auto& file : ranks) adapter->ranks.push_back(file->read());
     return adapter;
   }
+  std::string content() const override { return ranks.front()->content(); }
 };
 
 }  // namespace

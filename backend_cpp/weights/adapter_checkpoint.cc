@@ -1,6 +1,7 @@
 #include "weights/adapter_checkpoint.h"
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <cmath>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/digest/sha256.h"
 #include "base/error.h"
 
 namespace turbomind {
@@ -169,6 +171,21 @@ AdapterCheckpoint::AdapterCheckpoint(SafetensorsFile file, const Json& config) :
   refuse_what_is_not_plain(config);
   read_tensors();
   set_scales(config);
+}
+
+std::string AdapterCheckpoint::content() const {
+  std::string text;
+  const auto add = [&text](const CheckpointTensor& tensor) {
+    const auto* const data = reinterpret_cast<const char*>(tensor.data);
+    text += " " + tensor.dtype + " " + hex(sha256({data, tensor.bytes}));
+  };
+  for (const auto& [layer, module] : modules_) {
+    text += layer + " " + std::to_string(module.rank) + " " + std::to_string(std::bit_cast<uint32_t>(module.scale));
+    add(*module.down);
+    add(*module.up);
+    text += "\n";
+  }
+  return hex(sha256(text));
 }
 
 void AdapterCheckpoint::read_tensors() {

@@ -25,6 +25,8 @@ class AdapterCheckpoint {
 
   // By the name of the layer, as the base's checkpoint has it. Valid as long as this lives.
   const std::map<std::string, AdapterModule>& modules() const { return modules_; }
+  // A digest of all of them: layers, scales and numbers.
+  std::string content() const;
 
  private:
   void read_tensors();

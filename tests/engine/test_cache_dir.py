@@ -14,6 +14,7 @@ import pytest
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.cli.main import main
 from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support.adapters import make_adapter
 from tests.support.hybrid_models import make_hybrid
 from tests.support.prompts import CONVERSATIONS
 from tests.support.tiny_models import make_tiny, make_tiny_llama
@@ -187,3 +188,30 @@ def test_prompts_that_were_warmed_are_found(tmp_path: Path, capsys: pytest.Captu
     assert "line 2: expected" in capsys.readouterr().err
     assert main(["warm", str(prompts), str(model_path)]) == 1
     assert "--cache-dir is missing" in capsys.readouterr().err
+
+
+def found_on_disk(model_path: Path, cache: Path, adapter: Path | None, name: str = "a") -> list[Any]:
+    """Return what a new engine answers, exactly, with the blocks that it read."""
+    settings = {"cache_dir": str(cache), "adapters": {name: str(adapter)} if adapter else None}
+    with pipeline(str(model_path), backend_config=config(**settings)) as model:
+        options = GenerationConfig(max_new_tokens=12, top_k=1, ignore_eos=True, logprobs=2)
+        answer = model(ASKED[2], options, adapter_name=name if adapter else None)
+        return [answer.token_ids, answer.logprobs, model.engine.metrics()["disk_blocks_read_total"]]
+
+
+def test_an_adapter_is_known_by_its_numbers_and_not_by_its_name(tmp_path: Path) -> None:
+    base = llama(tmp_path / "model")
+    one, other = (make_adapter(tmp_path / f"{seed}", base, seed=seed) for seed in (1, 2))
+    scaled = make_adapter(tmp_path / "scaled", base, seed=1, alpha=9.0)
+    fresh = [found_on_disk(base, tmp_path / f"fresh-{each.name}", each)[:2] for each in (one, other, scaled)]
+    cache = tmp_path / "cache"
+    *first, read = found_on_disk(base, cache, one)
+    assert (first, read) == (fresh[0], 0)
+    # Under the same name, what others add is another's; under another name, the same is the same.
+    for adapter, expected in ((other, fresh[1]), (scaled, fresh[2])):
+        *answer, read = found_on_disk(base, cache, adapter)
+        assert (answer, read) == (expected, 0)
+    assert found_on_disk(base, cache, None)[2] == 0
+    *answer, read = found_on_disk(base, cache, one.rename(tmp_path / "moved"), name="b")
+    assert answer == fresh[0]
+    assert read > 0

@@ -28,8 +28,12 @@ std::string mebibytes(size_t bytes) {
 }  // namespace
 
 AdapterPool::AdapterPool(ModelRunner& runner, size_t limit, std::function<void(Submission&&)> deliver,
-                         std::function<void()> wake)
-    : slots_(runner.traits().adapters), limit_(limit), deliver_(std::move(deliver)), wake_(std::move(wake)) {
+                         std::function<void()> wake, bool has_contents)
+    : slots_(runner.traits().adapters),
+      limit_(limit),
+      deliver_(std::move(deliver)),
+      wake_(std::move(wake)),
+      has_contents_(has_contents) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -218,8 +222,10 @@ void AdapterPool::bring(std::unique_lock<std::mutex>& lock, const std::shared_pt
   used_ += entry->bytes;
   lock.unlock();
   std::unique_ptr<Adapter> adapter;
+  std::string content;
   try {
     adapter = entry->file->read();
+    if (has_contents_) content = entry->file->content();
   } catch (...) {
     lock.lock();
     used_ -= entry->bytes;
@@ -227,6 +233,7 @@ void AdapterPool::bring(std::unique_lock<std::mutex>& lock, const std::shared_pt
   }
   lock.lock();
   entry->slot = next_slot_++;
+  entry->content = std::move(content);
   entry->is_in_memory = true;
   in_memory_[entry->id] = entry;
   changes_.push_back({entry, entry->slot, std::move(adapter)});

@@ -37,8 +37,9 @@ struct AdapterInfo {
 class AdapterPool {
  public:
   // `deliver` gets requests whose adapter is in memory; `wake`: the step thread is to call settle(). Both on any
-  // thread.
-  AdapterPool(ModelRunner& runner, size_t limit, std::function<void(Submission&&)> deliver, std::function<void()> wake);
+  // thread. `has_contents`: adapters' contents are wanted (LoadedAdapter::content).
+  AdapterPool(ModelRunner& runner, size_t limit, std::function<void(Submission&&)> deliver, std::function<void()> wake,
+              bool has_contents = false);
   ~AdapterPool() { stop(); }
 
   // ---- any thread ----
@@ -95,6 +96,7 @@ class AdapterPool {
   const size_t limit_;
   const std::function<void(Submission&&)> deliver_;
   const std::function<void()> wake_;
+  const bool has_contents_;
 
   mutable std::mutex mu_;
   std::condition_variable changed_;

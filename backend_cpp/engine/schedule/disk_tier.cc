@@ -50,10 +50,13 @@ DiskTier::DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner
 
 // ---- keys ----
 
-void DiskTier::note_realm(uint64_t realm, const std::string& salt) {
+void DiskTier::note_realm(uint64_t realm, const std::string& salt, const std::string& adapter) {
   if (realms_.contains(realm)) return;
   if (realms_.size() == kMaxRealms) realms_.erase(realms_.upper_bound(0));  // what is left of it is not written
-  realms_.emplace(realm, sha256(salt));
+  // Of two lengths, so that no salt is another's with an adapter.
+  std::string names(as_bytes(sha256(salt)));
+  if (!adapter.empty()) names += as_bytes(sha256(adapter));
+  realms_.emplace(realm, sha256(names));
 }
 
 const Sha256* DiskTier::root_of(const PrefixScope& scope) {

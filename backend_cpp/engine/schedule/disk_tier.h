@@ -9,10 +9,10 @@
 // has; what comes is attached to the cache like any content that is idle, and then the sequence begins and finds it
 // there. So what is read needs no rules of its own: it is evicted, matched and announced as what was computed.
 //
-// A content's key is everything that it follows from: the model and how it runs (a fingerprint), the salt, the
-// variant of the positions, all tokens and images before it (their digest), its own, and the cache group.
+// A content's key is everything that it follows from: the model and how it runs (a fingerprint), the adapter's numbers,
+// the salt, the variant of the positions, all tokens and images before it (their digest), its own, and the cache group.
 //
-// Not kept: what adapters have added to, and groups that bound no prefix hit (engine/schedule/prefix_hits.h).
+// Not kept: groups that bound no prefix hit (engine/schedule/prefix_hits.h).
 //
 // Used by the step thread only.
 #pragma once
@@ -55,8 +55,8 @@ class DiskTier {
   // Throws Error (kInvalidArgument) for a directory that cannot be used, or that is too small.
   DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner& runner, std::function<void()> wake);
 
-  // The contents of a realm are those of requests with this salt.
-  void note_realm(uint64_t realm, const std::string& salt);
+  // The contents of a realm are those of requests with this salt and this adapter (LoadedAdapter::content); empty: none.
+  void note_realm(uint64_t realm, const std::string& salt, const std::string& adapter);
   // Whether a sequence had better wait: what files have of the first `limit` tokens of its prefix is being read.
   // `anchors`: as SequenceMemory has them.
   bool holds_up(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskQuestion& question);
@@ -87,7 +87,7 @@ class DiskTier {
   ModelRunner& runner_;
   const std::string fingerprint_;
   size_t largest_ = 0;                 // bytes of a group's block
-  std::map<uint64_t, Sha256> realms_;  // digests of salts
+  std::map<uint64_t, Sha256> realms_;  // digests of salts and adapters
   Sha256 root_{};
   double tokens_per_second_ = 0;  // 0: nobody knows
   size_t leaving_bytes_ = 0;      // copied since the last exchange() since they were about to be lost

@@ -42,6 +42,7 @@ class AdapterPlan final : public AdapterFile {
 
   size_t bytes() const override { return bytes_; }
   std::unique_ptr<Adapter> read() const override;
+  std::string content() const override { return checkpoint_.content(); }
 
  private:
   struct Down {
