@@ -26,11 +26,15 @@ class Storage:
         Bits of a weight, and of a key's or value's number.
     cache_share
         Of the memory that weights leave, for the cache (``cache_max_entry_count``).
+    disk_bytes, disk_bandwidth
+        Of the cache's files (``cache_dir_bytes``), and bytes a second at which they are read.
     """
 
     weight_bits: int = 16
     cache_bits: int = 16
     cache_share: float = 0.8
+    disk_bytes: float = 0.0
+    disk_bandwidth: float = 1e9
 
     @property
     def weight_bytes(self) -> float:
@@ -116,6 +120,10 @@ class Plan:
         Requests a second of a replica, at its best.
     replicas
         For the load; 0 where it has no rate.
+    disk_tokens
+        Tokens that the cache's files hold.
+    disk_seconds
+        To read what they hold of a prompt, in place of computing it.
     """
 
     weights: float
@@ -129,6 +137,8 @@ class Plan:
     output_rate: float
     request_rate: float
     replicas: int
+    disk_tokens: int
+    disk_seconds: float
 
 
 class Roofline:
@@ -226,4 +236,6 @@ def plan(
         output_rate=rate * load.output,
         request_rate=rate,
         replicas=math.ceil(load.rate / (rate * load.use) - 1e-9),
+        disk_tokens=int(storage.disk_bytes / roofline.cache_token),
+        disk_seconds=sizes.seen(load.prompt) * roofline.cache_token / storage.disk_bandwidth,
     )

@@ -43,6 +43,10 @@ def add_parser(subparsers: Subparsers) -> None:
     engine.add_argument("--quant-policy", type=int, choices=(0, 4, 8), default=0, help="bits of the KV cache; 0: 16")
     engine.add_argument("--cache-max-entry-count", type=_share, default=Storage.cache_share, metavar="SHARE",
                         help="of the memory that the weights leave (default: %(default)s)")  # fmt: skip
+    engine.add_argument("--cache-dir-bytes", type=_above_0, default=0.0, metavar="BYTES",
+                        help="of the cache on disk (default: none)")  # fmt: skip
+    engine.add_argument("--disk-bandwidth", type=_above_0, default=1.0, metavar="GB/S",
+                        help="at which its files are read (default: %(default)s)")  # fmt: skip
     engine.add_argument("--max-batch-size", type=options.positive, default=256, metavar="INT",
                         help="default: %(default)s")  # fmt: skip
     load = parser.add_argument_group("load")
@@ -65,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         device = _device(args).times(args.tp)
         sizes = Sizes.read(args.model)
-        storage = Storage(args.weight_bits, args.quant_policy or 16, args.cache_max_entry_count)
+        disk = (args.cache_dir_bytes, args.disk_bandwidth * 1e9)
+        storage = Storage(args.weight_bits, args.quant_policy or 16, args.cache_max_entry_count, *disk)
         reached = Efficiency(args.reached_bandwidth, args.reached_tflops)
         made = plan(sizes, device, storage, load, reached, args.max_batch_size)
     except (CheckpointError, ValueError) as error:
@@ -95,6 +100,10 @@ def _lines(sizes: Sizes, device: Device, load: Load, made: Plan) -> list[str]:
         f"  response     {made.single_rate:.0f} tokens/s alone, one every {made.token_seconds * 1e3:.1f} ms under load",
         f"  a replica    {made.output_rate:.0f} tokens/s, {made.request_rate:.2f} requests/s at best",
     ]
+    if made.disk_tokens:
+        lines.insert(
+            3, f"  on disk      {made.disk_tokens:,} tokens; a prompt is read in {made.disk_seconds * 1e3:.1f} ms"
+        )
     if load.rate:
         lines.append(f"  replicas     {made.replicas} for {load.rate:g} requests/s, used to {load.use:.0%}")
     return lines

@@ -169,6 +169,14 @@ def test_a_plan_is_what_a_pencil_gets() -> None:
     assert made().replicas == 0
 
 
+def test_files_hold_tokens_and_are_read_at_the_disks_rate() -> None:
+    sizes = Sizes.of_config(LLAMA_3_8B)
+    storage = Storage(cache_bits=8, disk_bytes=64 * 1024 * 1e6, disk_bandwidth=2e9)
+    result = plan(sizes, DEVICES["H100"], storage, Load(1024, 256))
+    assert result.disk_tokens == 1_000_000
+    assert result.disk_seconds == pytest.approx(1024 * 64 * 1024 / 2e9)
+
+
 def test_a_bound_on_the_time_between_tokens_is_kept_and_costs_replicas() -> None:
     free, bound = made(rate=1000.0), made(rate=1000.0, token_seconds=0.01)
     assert bound.token_seconds <= 0.01 < free.token_seconds
@@ -217,6 +225,8 @@ def test_the_command_plans_from_a_config_alone(tmp_path: Path, capsys: pytest.Ca
     assert "128.0 KiB a token" in said
     assert main(["plan", str(tmp_path / "config.json"), "--gpu", "H100", "--json", "--quant-policy", "8"]) == 0
     assert json.loads(capsys.readouterr().out)["cache_token"] == 64 * 1024
+    assert main(["plan", str(tmp_path), "--gpu", "H100", "--cache-dir-bytes", "131072e6", "--disk-bandwidth", "4"]) == 0
+    assert "  on disk      1,000,000 tokens; a prompt is read in 33.6 ms\n" in capsys.readouterr().out
     assert main(["plan", str(tmp_path), "--memory", "64", "--bandwidth", "40", "--tflops", "1"]) == 0  # a CPU
     assert "of the layers keep" not in capsys.readouterr().out
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | {"sliding_window": 4096, "model_type": "gemma2"}))
