@@ -217,6 +217,30 @@ def test_weights_come_to_where_replicas_read_them() -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_cache_is_kept_on_a_volume_that_replicas_share() -> None:
+    volume = manifest("components/disk-cache/volume")
+    (patch,) = manifest("components/disk-cache/kustomization")["patches"]
+    deployment = manifest("base/deployment")
+    assert patch["target"] == {"kind": "Deployment", "name": deployment["metadata"]["name"]}
+    for change in yaml.safe_load(patch["patch"]):
+        assert change["op"] == "add"
+        *way, end = change["path"].split("/")[1:]
+        assert end == "-"
+        found: Any = deployment
+        for key in way:
+            found = found[int(key) if key.isdigit() else key]
+        found.append(change["value"])
+    validate(deployment)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    served = make_parser().parse_args(container["args"])
+    (mount,) = (mount for mount in container["volumeMounts"] if served.cache_dir.startswith(f"{mount['mountPath']}/"))
+    (source,) = (source for source in pod["volumes"] if source["name"] == mount["name"])
+    assert source["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+    assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert served.cache_dir_bytes <= 0.95 * float(volume["spec"]["resources"]["requests"]["storage"][:-2]) * 2**30
+
+
 def test_autoscalers_go_by_the_queue() -> None:
     (metric,) = manifest("base/autoscaler")["spec"]["metrics"]
     (rule,) = yaml.safe_load((ROOT / "deploy" / "prometheus" / "adapter.yml").read_text("utf-8"))["rules"]["custom"]

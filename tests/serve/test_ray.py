@@ -29,6 +29,7 @@ def of_replicas(*words: str) -> dict[str, Any]:
 
 def test_options_of_replicas_are_those_of_an_api_server() -> None:
     words = ["--dtype", "float32", "--adapters", "sql=/a", "law=/b", "--log-format", "json", "--split-special-tokens"]
+    words += ["--cache-dir", "/shared/kv", "--cache-dir-bytes", "2e9"]
     given = of_replicas(*words, "--replicas", "2", "--server-port", "1")
     parser = make_parser()
     read = parser.parse_everything(["serve", "api_server", "m", *flags(RaySettings(options=given).options)])
