@@ -55,7 +55,8 @@ class DiskTier {
   // Throws Error (kInvalidArgument) for a directory that cannot be used, or that is too small.
   DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner& runner, std::function<void()> wake);
 
-  // The contents of a realm are those of requests with this salt and this adapter (LoadedAdapter::content); empty: none.
+  // The contents of a realm are those of requests with this salt and this adapter (LoadedAdapter::content); empty:
+  // none.
   void note_realm(uint64_t realm, const std::string& salt, const std::string& adapter);
   // Whether a sequence had better wait: what files have of the first `limit` tokens of its prefix is being read.
   // `anchors`: as SequenceMemory has them.
