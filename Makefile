@@ -191,7 +191,7 @@ bench-tools: build model ## Which share of the default model's tool calls can be
 peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, OpenVINO GenAI
 	@$(PY) -m tools.bench.peers.install
 
-bench-embeddings: build ## Texts a second of all-MiniLM-L6-v2, alongside torch and, where it is installed, OpenVINO
+bench-embeddings: build ## Texts a second of all-MiniLM-L6-v2, alongside the peers that are installed
 	@$(PY) -m tools.embeddings.bench
 
 bench-peers: build dev model peers ## The engine alongside llama.cpp and OpenVINO GenAI, against the targets

