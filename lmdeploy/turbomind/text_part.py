@@ -83,6 +83,9 @@ _OWN = {
     "LlavaMistralForCausalLM": _OwnForm(_always("MistralForCausalLM")),
     "MiniCPMV": _OwnForm(lambda raw: MINICPM_TEXTS[minicpm_version(raw)]),
     "MolmoForCausalLM": _OwnForm(_always("MolmoForCausalLM"), image_tokens=128),
+    "OLMoForCausalLM": _OwnForm(
+        _always("OLMoForCausalLM"), sees=lambda raw: raw.get("model_type") == "molmo", image_tokens=128
+    ),
     "MultiModalityCausalLM": _OwnForm(_always("LlamaForCausalLM"), "language_config"),
     "Phi3VForCausalLM": _OwnForm(_always("Phi3ForCausalLM")),
     "QWenLMHeadModel": _OwnForm(_always("QWenLMHeadModel"), sees=lambda raw: bool(raw.get("visual"))),

@@ -108,16 +108,6 @@ UNSUPPORTED = (
         _INTERNVL,
     ),
     UnsupportedModel(
-        ("MolmoForCausalLM",),
-        "Molmo 7B-O, MolmoE",
-        "OLMo's decoder with norms behind its halves and of queries and keys, or with experts",
-        "Molmo 7B-D or 72B",
-        when=lambda raw: (
-            bool(raw.get("norm_after") or raw.get("attention_layer_norm") or raw.get("moe_num_experts"))
-            or raw.get("layer_norm_type", "rms") != "rms"
-        ),
-    ),
-    UnsupportedModel(
         ("Molmo2ForConditionalGeneration",), "Molmo2", "attention in both directions among a prompt's images"
     ),
     UnsupportedModel(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import LlavaConfig, PreTrainedModel
 
 _SEEN = (-2, -9)  # layers
-_WRITTEN = 128  # embeddings that only images are written with
+_MARKS = 4  # embeddings that images are written with
 
 
 class MolmoTower(PreTrainedModel):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class MolmoTower(PreTrainedModel):  # type: ignore[misc]
         self.pad_embed = nn.Parameter(torch.zeros(2, seen))
         self.image_pooling_2d = _Attention(seen, width, vision.num_attention_heads)
         self.image_projector = _Projector(width, text.intermediate_size, text.hidden_size)
-        self.new_embedding = nn.Parameter(torch.zeros(_WRITTEN, text.hidden_size))
+        self.marks = nn.Parameter(torch.zeros(_MARKS, text.hidden_size))
         self.post_init()
 
     def forward(self, crops: Tensor, masks: Tensor) -> Tensor:

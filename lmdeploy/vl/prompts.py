@@ -68,6 +68,8 @@ class ImageWriter:
         template: ChatTemplate,
         rules: SourceRules,
     ) -> None:
+        if family.other_token and tokenizer.ids_of([family.token])[0] is None:
+            family = family.with_token(family.other_token)
         self.family, self.part, self.rules = family, part, rules
         forms: list[VisionFamily | VideoForm] = [family] if family.video is None else [family, family.video]
         words = list(dict.fromkeys(word for form in forms for word in (form.token, *form.words)))

@@ -1,6 +1,6 @@
 """The tensors of a checkpoint's files, by the names that it is published with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,19 @@ def seeing_tensors(checkpoint: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
             for name in content.keys():  # noqa: SIM118 (the file is no mapping)
                 if not is_of_text(name):
                     yield name, content.get_tensor(name)
+
+
+def rows_of_tensor(checkpoint: Path, name: str, rows: Sequence[int]) -> "torch.Tensor":
+    """Return rows of one tensor ``[rows, columns]`` without reading the others."""
+    import torch
+    from safetensors import safe_open
+
+    for file in read_checkpoint(checkpoint).files:
+        with safe_open(file, framework="pt") as content:
+            if name in content.keys():  # noqa: SIM118 (the file is no mapping)
+                whole = content.get_slice(name)
+                return torch.cat([whole[row : row + 1] for row in rows])
+    raise CheckpointError(checkpoint, [f"tensor {name} is missing"])
 
 
 def _tower_tensors(file: Path) -> Iterator[tuple[str, "torch.Tensor"]]:

@@ -32,6 +32,7 @@ from tests.support.token_engine import TokenEngine
 
 PROMPT = [(37 * i * i + 11 * i) % 250 + 2 for i in range(40)]
 TEXT = {"calib_samples": 2, "calib_seqlen": 96}
+MOLMOE = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64, "tie_word_embeddings": False}
 EIGHT_HEADS = {"num_attention_heads": 8}
 # What shows a family, by architecture; names are those of test_model_families.py.
 SHOWN = {
@@ -116,9 +117,10 @@ FURTHER = {
     "Falcon 7B, halves that share a norm": CASES["Falcon 7B"],
     "Falcon RW": CASES["Falcon RW"],
     "Molmo": Case("Qwen2ForCausalLM", {"tie_word_embeddings": False}, published.molmo),
+    "MolmoE": Case("OlmoeForCausalLM", MOLMOE, published.molmoe),
 }
 OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration", "MPTForCausalLM", "PhiMoEForCausalLM"}
-SHOWN_ELSEWHERE = {"MolmoForCausalLM", "MllamaForConditionalGeneration"}
+SHOWN_ELSEWHERE = {"MolmoForCausalLM", "OLMoForCausalLM", "MllamaForConditionalGeneration"}
 STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weight-bits"
 REFUSED = {
     "DbrxForCausalLM": ("DBRX", STACKED),

@@ -105,6 +105,8 @@ CASES = {
     "Yi-VL": Case(make_tiny_yi_vl, reference=YiVlReference),
     "Llama 3.2 Vision": Case(make_tiny_mllama, sizes=((40, 60), (90, 31), (200, 200)), reference=MllamaReference),
     "Molmo": Case(make_tiny_molmo, reference=MolmoReference),
+    "Molmo 7B-O": Case(functools.partial(make_tiny_molmo, kind="7B-O"), reference=MolmoReference),
+    "MolmoE": Case(functools.partial(make_tiny_molmo, kind="MolmoE"), reference=MolmoReference),
     "Qwen-VL": Case(make_tiny_qwen_vl_chat, reference=QwenVlReference),
     "GLM-4V": Case(make_tiny_glm_4v, reference=Glm4vReference),
     "MiniCPM-V 2.5": Case(functools.partial(make_tiny_minicpmv, version=2.5), reference=MiniCpmReference),

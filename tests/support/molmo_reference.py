@@ -1,15 +1,14 @@
-"""Molmo in float64, plain matrix products in front of `transformers`' Qwen2, and tiny random checkpoints of it."""
+"""Molmo in float64, plain matrix products in front of decoders of `transformers`, and tiny random checkpoints of it."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Olmo2ForCausalLM, OlmoeForCausalLM, Qwen2ForCausalLM
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
@@ -20,27 +19,43 @@ _SIDE, _STEP = _PATCHES * _PATCH, (_PATCHES - 2 * _MARGIN) * _PATCH
 _HIDDEN, _TOWER, _HEADS, _MLP, _LAYERS, _INNER = 32, 128, 2, 48, 9, 40
 _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _PREFIX = "model.vision_backbone."
-_NEW = "model.transformer.wte.new_embedding"
+_TABLE = "model.transformer.wte."
 _UNUSED = "|<EXTRA_TOKENS_0>|"
 _MARKS = ["<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>"]
 _VOCABULARY = 320
 
 
-def make_tiny_molmo(directory: Path) -> Path:
-    """Make a Molmo with crops of 6 by 6 patches, up to 4, of which neighbours share 4 lines of patches."""
-    fill = [f"|<EXTRA_TOKENS_{i}>|" for i in range(_VOCABULARY - 258)]
+_DECODERS = {  # class, further sizes and layout
+    "7B-D": (Qwen2ForCausalLM, {}, published.molmo),
+    "7B-O": (Olmo2ForCausalLM, {}, published.molmo),
+    "MolmoE": (
+        OlmoeForCausalLM,
+        {"intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2},
+        published.molmoe,
+    ),
+}
+
+
+def make_tiny_molmo(directory: Path, kind: str = "7B-D") -> Path:
+    """Make a Molmo with crops of 6 by 6 patches, up to 4, of which neighbours share 4 lines of patches.
+
+    On Qwen2 its vocabulary is full, so that the marks are in the further table; on OLMo they are in the first one.
+    """
+    decoder, sizes, publish = _DECODERS[kind]
+    fill = [f"|<EXTRA_TOKENS_{i}>|" for i in range(_VOCABULARY - 258)] if kind == "7B-D" else []
     tiny.write_tokenizer(directory, [*fill, *_MARKS], tiny.TEXT_TEMPLATE)
-    assert tiny.token_id(directory, "<im_start>") == _VOCABULARY
-    tiny.save_random(Qwen2ForCausalLM, _text_config(), directory.with_name("text"), 0)
-    tiny.save_random(Qwen2ForCausalLM, _text_config(), directory, 0)
-    published.molmo(directory)
+    assert (tiny.token_id(directory, "<im_start>") == _VOCABULARY) == (kind == "7B-D")
+    config = decoder.config_class(**(tiny.TEXT | {"vocab_size": _VOCABULARY} | sizes))
+    tiny.save_random(decoder, config, directory.with_name("text"), 0)
+    tiny.save_random(decoder, config, directory, 0)
+    publish(directory)
     random = torch.Generator().manual_seed(1)
     tensors = load_file(directory / "model.safetensors")
     for name, shape in _shapes().items():
         mean = 1.0 if "norm.weight" in name or "pre_ln.weight" in name else 0.0
         scale = 0.1 if len(shape) == 2 and _TOWER in shape else 0.3
         tensors[_PREFIX + name] = mean + torch.randn(shape, generator=random) * scale
-    tensors[_NEW] = torch.randn(128, _HIDDEN, generator=random) * 0.3
+    tensors[f"{_TABLE}new_embedding"] = torch.randn(128, _HIDDEN, generator=random) * 0.3
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     said = {"base_image_input_size": [_SIDE, _SIDE], "image_padding_mask": True, "image_patch_size": _PATCH}
     said |= {"image_token_length_h": _PATCHES // 2, "image_token_length_w": _PATCHES // 2, "max_crops": _MOST}
@@ -53,10 +68,14 @@ class MolmoReference(PlainLayers):
     """What a checkpoint says of each token."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(tensors_below(directory, _PREFIX) | {"new": tensors_below(directory, _NEW)[""]})
-        self.token = tiny.token_id(directory, _UNUSED)
-        self.marks = {mark: tiny.token_id(directory, mark) - _VOCABULARY for mark in _MARKS}
-        self.text = Qwen2ForCausalLM.from_pretrained(directory.with_name("text"), dtype=torch.float64)
+        tables = tensors_below(directory, _TABLE)
+        table = torch.cat([tables["embedding"], tables["new_embedding"]])
+        super().__init__(tensors_below(directory, _PREFIX) | {"table": table})
+        self.marks = {mark: tiny.token_id(directory, mark) for mark in _MARKS}
+        is_full = self.marks["<im_patch>"] >= _VOCABULARY
+        self.token = tiny.token_id(directory, _UNUSED) if is_full else self.marks["<im_patch>"]
+        text = directory.with_name("text")
+        self.text = AutoModelForCausalLM.from_pretrained(text, dtype=torch.float64, experts_implementation="eager")
 
     def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
         return seeing_logits(self.text, ids, self.token, (row for image in images for row in self.rows(image)))
@@ -84,7 +103,7 @@ class MolmoReference(PlainLayers):
         return self._written(small) + self._written(lines)
 
     def _written(self, lines: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-        mark = {name: self["new"][row] for name, row in self.marks.items()}
+        mark = {name: self["table"][row] for name, row in self.marks.items()}
         shown = [mark["<im_start>"]]
         for line in lines:
             shown += [mark["<im_patch>"] + row for row in line] + [mark["<im_col>"]]
@@ -196,8 +215,3 @@ def _shapes() -> dict[str, list[int]]:
         shapes |= biased(f"{at}feed_forward.w1", _MLP, _TOWER) | biased(f"{at}feed_forward.w2", _TOWER, _MLP)
         norms += [f"{at}attention_norm", f"{at}ffn_norm"]
     return shapes | {f"{name}.{kind}": [_TOWER] for name in norms for kind in ("weight", "bias")}
-
-
-def _text_config() -> Qwen2Config:
-    sizes: dict[str, Any] = tiny.TEXT | {"vocab_size": _VOCABULARY}
-    return Qwen2Config(**sizes)

@@ -208,34 +208,85 @@ def qwen(directory: Path, trained_length: int = 256) -> None:
     rewrite(directory, config, change)
 
 
+_OLMO_NAMES = (
+    (r"^model\.layers\.", "model.transformer.blocks."),
+    (r"^model\.norm", "model.transformer.ln_f"),
+    (r"^lm_head", "model.transformer.ff_out"),
+    (r"^model\.embed_tokens\.weight", "model.transformer.wte.embedding"),
+)
+
+
 def molmo(directory: Path) -> None:
-    """Molmo from a Qwen2."""
+    """Molmo from a Qwen2; 7B-O from an OLMo 2."""
     old = old_config(directory)
+    is_olmo = old["model_type"] == "olmo2"
+    norms = ("post_attention_layernorm", "post_feedforward_layernorm")
+    attention_norm, mlp_norm = norms if is_olmo else ("input_layernorm", "post_attention_layernorm")
 
     def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
         joined = fused(tensors, ("mlp.up_proj", "mlp.gate_proj"), "ff_proj", stacked)
         return renamed(
             fused(joined, _QKV, "att_proj", stacked),
-            (r"^model\.layers\.", "model.transformer.blocks."),
-            (r"^model\.norm", "model.transformer.ln_f"),
-            (r"^lm_head", "model.transformer.ff_out"),
-            (r"^model\.embed_tokens\.weight", "model.transformer.wte.embedding"),
+            *_OLMO_NAMES,
+            (attention_norm, "attn_norm"),
+            (mlp_norm, "ff_norm"),
             (r"self_attn\.o_proj", "attn_out"),
-            (r"input_layernorm", "attn_norm"),
-            (r"post_attention_layernorm", "ff_norm"),
+            (r"self_attn\.", ""),
             (r"mlp\.down_proj", "ff_out"),
         )
 
     config = llama_sizes(old, "max_position_embeddings", "num_key_value_heads") | {
         "architectures": ["MolmoForCausalLM"],
         "model_type": "molmo",
-        "attention_layer_norm": False,
+        "attention_layer_norm": is_olmo,
         "embedding_size": old["vocab_size"],
         "intermediate_size": 2 * old["intermediate_size"],
         "layer_norm_eps": old["rms_norm_eps"],
         "layer_norm_type": "rms",
+        "norm_after": is_olmo,
+        "qkv_bias": not is_olmo,
+        "rope_theta": 10000.0,
+        "weight_tying": False,
+    }
+    rewrite(directory, config, change)
+
+
+def molmoe(directory: Path) -> None:
+    """MolmoE from an OLMoE; its config.json has OLMo's names."""
+    old = old_config(directory)
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        return renamed(
+            fused(tensors, _QKV, "attn.att_proj", stacked),
+            *_OLMO_NAMES,
+            (r"input_layernorm", "attn.attn_norm"),
+            (r"post_attention_layernorm", "mlp.ff_norm"),
+            (r"self_attn\.o_proj", "attn.attn_out"),
+            (r"self_attn\.", "attn."),
+        )
+
+    config = {
+        "architectures": ["OLMoForCausalLM"],
+        "model_type": "molmo",
+        "attention_layer_norm": True,
+        "block_type": "moe",
+        "clip_qkv": None,
+        "d_model": old["hidden_size"],
+        "embedding_size": old["vocab_size"],
+        "head_dim": None,
+        "include_bias": False,
+        "layer_norm_eps": old["rms_norm_eps"],
+        "layer_norm_type": "rms",
+        "max_position_embeddings": old["max_position_embeddings"],
+        "mlp_hidden_size": 2 * old["intermediate_size"],
+        "mlp_ratio": 1,
+        "moe_num_experts": old["num_experts"],
+        "moe_top_k": old["num_experts_per_tok"],
+        "n_heads": old["num_attention_heads"],
+        "n_kv_heads": old["num_key_value_heads"],
+        "n_layers": old["num_hidden_layers"],
         "norm_after": False,
-        "qkv_bias": True,
+        "qkv_bias": False,
         "rope_theta": 10000.0,
         "weight_tying": False,
     }

@@ -21,7 +21,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "Mono-InternVL": _INTERNVL | {"llm_config": {"architectures": ["InternLM2VEForCausalLM"]}},
     "InternVL with tiles alone": _INTERNVL | {"use_thumbnail": False},
     "MiniCPM-V before 2.5": {"version": 2.0},
-    "Molmo 7B-O, MolmoE": {"norm_after": True},
     "Janus": {"gen_vision_config": {"cls": "VQ-16"}},
     "InternVL built on LLaVA": _LLAVA | {"mm_vision_tower": "OpenGVLab/InternViT-6B-224px"},
     "LLaVA before 1.5": _LLAVA | {"mm_projector_type": "linear"},
@@ -31,7 +30,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 SERVED: dict[str, dict[str, Any]] = {
     "InternVLChatModel": _INTERNVL | {"llm_config": {"architectures": ["Qwen2ForCausalLM"]}},
     "MiniCPMV": {"version": 4.5},
-    "MolmoForCausalLM": {"norm_after": False, "attention_layer_norm": False, "layer_norm_type": "rms"},
     "MultiModalityCausalLM": {"vision_config": {"cls": "CLIPVisionTower"}},
     "LlavaLlamaForCausalLM": _LLAVA | {"image_aspect_ratio": "pad"},
     "LlavaMistralForCausalLM": _LLAVA | {"image_aspect_ratio": "anyres", "mm_patch_merge_type": "spatial_unpad"},
@@ -89,7 +87,8 @@ SEEN = (
     "Gemma3ForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "MultiModalityCausalLM", "DeepseekVLForConditionalGeneration",
     "DeepseekVLHybridForConditionalGeneration", "MiniCPMV", "Phi3VForCausalLM", "ChatGLMModel",
-    "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM", "MllamaForConditionalGeneration",
+    "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM", "OLMoForCausalLM",
+    "MllamaForConditionalGeneration",
 )  # fmt: skip
 REFUSED = (
     "MiniCPMV4_6ForConditionalGeneration", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
@@ -97,7 +96,7 @@ REFUSED = (
     "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.
-READ = ("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel")
+READ = ("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "OLMoForCausalLM")
 
 
 def test_every_model_that_sees_is_served_or_refused_by_name() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.pytorch.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
 from lmdeploy.pytorch.step_context import StepContextManager
 from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
@@ -53,6 +54,9 @@ class MolmoForCausalLM(LlamaForCausalLM):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        others = [name for name in ("norm_after", "attention_layer_norm") if getattr(config, name, False)]
+        if others:
+            raise UnsupportedModelError(f"Molmo 7B-O ({', '.join(others)}) is run by TurbomindEngineConfig alone")
         config.vocab_size = getattr(config, "embedding_size", None) or config.vocab_size
         config.intermediate_size //= 2  # of gate and up together
         config.rms_norm_eps = config.layer_norm_eps

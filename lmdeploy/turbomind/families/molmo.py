@@ -1,16 +1,20 @@
-"""Molmo 7B-D and 72B: Qwen2 in OLMo's names, with 128 further embeddings that only images are written with."""
+"""Molmo in OLMo's names: 7B-D and 72B are Qwen2, 7B-O is OLMo with norms behind its halves and of queries and keys.
 
+128 further embeddings are there to write images with.
+"""
+
+import dataclasses
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import plain_rope
 from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
+from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec
 
-_EMBEDDING = "model.transformer.wte.embedding"
+EMBEDDING = "model.transformer.wte.embedding"
 LAYOUT = Layout(
     final_norm="model.transformer.ln_f",
     lm_head="model.transformer.ff_out",
@@ -18,6 +22,8 @@ LAYOUT = Layout(
     attention_norm="attn_norm",
     mlp_norm="ff_norm",
     qkv="att_proj",
+    q_norm="q_norm",
+    k_norm="k_norm",
     o="attn_out",
     gate_up="ff_proj",
     down="ff_out",
@@ -42,21 +48,41 @@ def read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     raw = config.raw
+    refuse_what_differs(raw)
+    norm_after = bool(raw.get("norm_after"))
     head_dim = config.hidden_size // config.num_attention_heads
     return decoder_spec(
         config,
         checkpoint,
         norm=NormSpec(raw["layer_norm_eps"]),
         mlp=MlpSpec("silu"),
-        attention=attention_spec(config, qkv_bias=raw["qkv_bias"]),
+        block=BlockSpec(has_input_norms=not norm_after, has_output_norms=norm_after),
+        attention=attention_spec(config, qkv_bias=raw["qkv_bias"], qk_norm=qk_norm_of(raw)),
         ropes=(plain_rope(raw["rope_theta"], head_dim),),
     )
 
 
+def refuse_what_differs(raw: Mapping[str, Any]) -> None:
+    """Raise ``UnsupportedModelError`` for fields of OLMo's with values that no published Molmo has."""
+    kind = raw.get("layer_norm_type", "rms")
+    refuse_unless(kind == "rms", f"Molmo with layer_norm_type {kind}")
+    refuse_unless(not raw.get("clip_qkv"), f"Molmo with clip_qkv {raw.get('clip_qkv')}")
+    for field in ("include_bias", "alibi", "scale_logits", "moe_shared_expert", "moe_interleave"):
+        refuse_unless(not raw.get(field), f"Molmo with {field}")
+
+
+def qk_norm_of(raw: Mapping[str, Any]) -> str:
+    """Return which norm queries and keys have."""
+    return "projection" if raw.get("attention_layer_norm") else "none"
+
+
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor; what is up comes before the gate on disk."""
-    engine = LAYOUT.tensors(spec)
-    engine["token_embedding"] = Load(_EMBEDDING, (spec.vocab_size, spec.hidden_size))
+    layout = LAYOUT
+    if spec.block.has_output_norms:  # the same tensors, elsewhere
+        layout = dataclasses.replace(layout, attention_output_norm="attn_norm", mlp_output_norm="ff_norm")
+    engine = layout.tensors(spec)
+    engine["token_embedding"] = Load(EMBEDDING, (spec.vocab_size, spec.hidden_size))
     size = spec.intermediate_size
     for layer in range(spec.num_layers):
         name = f"layers.{layer}.mlp.gate_up.weight"

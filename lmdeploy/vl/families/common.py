@@ -1,5 +1,6 @@
 """What a family of vision models is, as data."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,6 +167,8 @@ class VisionFamily:
         An image's tokens, but the first and the last, are at one position.
     is_looked_at
         An image is one token, of which the first row is the embedding; the text looks at the others.
+    other_token
+        In the place of ``token`` where a tokenizer does not have that.
     """
 
     architectures: tuple[str, ...]
@@ -184,7 +187,17 @@ class VisionFamily:
     video: VideoForm | None = None
     is_one_place: bool = False
     is_looked_at: bool = False
+    other_token: str = ""
 
     def __post_init__(self) -> None:
         if not self.written:
             object.__setattr__(self, "written", f"{self.token}\n")
+
+    def with_token(self, token: str) -> "VisionFamily":
+        """Return the same with another token that embeddings take the place of."""
+        changes = {name: getattr(self, name).replace(self.token, token) for name in ("written", "mark")}
+
+        def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+            return self.expansion(part, size, options).replace(self.token, token)
+
+        return dataclasses.replace(self, token=token, expansion=expansion, **changes)

@@ -1,7 +1,7 @@
 """Molmo: the whole image, then crops of it that overlap, line by line; a line ends in its own embedding.
 
-Rows are added to embeddings that the decoder's vocabulary lacks, so that all of what an image is written with comes
-from here, and an unused token stands for it.
+Rows are added to embeddings, which the decoder's vocabulary lacks in some models, so that all of what an image is
+written with comes from here. An unused token stands for it, or, in vocabularies without one, the patches' own.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from PIL import Image
 
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
-from lmdeploy.vl.tensors import seeing_tensors
+from lmdeploy.vl.tensors import rows_of_tensor, seeing_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _TOKEN = "|<EXTRA_TOKENS_0>|"
 _BEGIN, _PATCH, _LINE_END, _END = _MARKS = ("<im_start>", "<im_patch>", "<im_col>", "<im_end>")
 _OTHERS = ("<|image|>",)
+_TABLE = "model.transformer.wte."
 _VIT = "model.vision_backbone.image_vit."
 _HEAD_DIM = 64  # CLIP's
 
@@ -114,16 +115,13 @@ class Cropper:
 
 
 def config(checkpoint: Checkpoint) -> Any:
-    """Return a ``LlavaConfig`` with CLIP's, whose sizes are those of the tensors, and which embeddings are marks."""
+    """Return a ``LlavaConfig`` with CLIP's, whose sizes are those of the tensors."""
     from transformers import LlavaConfig
 
-    folder, raw = checkpoint
+    folder, _ = checkpoint
     shapes = {name: info.shape for name, info in read_checkpoint(folder).tensors.items()}
     places, hidden = shapes[f"{_VIT}positional_embedding"]
     patch = isqrt(shapes[f"{_VIT}patch_embedding.weight"][1] // 3)
-    listed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
-    ids = {token["content"]: token["id"] for token in listed}
-    vocabulary = raw.get("embedding_size") or raw["vocab_size"]
     return LlavaConfig(
         vision_config={
             "model_type": "clip_vision_model",
@@ -136,11 +134,10 @@ def config(checkpoint: Checkpoint) -> Any:
         },
         text_config={
             "model_type": "llama",
-            "hidden_size": raw["hidden_size"],
+            "hidden_size": shapes[f"{_TABLE}new_embedding"][1],
             "intermediate_size": shapes["model.vision_backbone.image_projector.w1.weight"][0],
             "num_attention_heads": 1,
         },
-        marks={mark: ids[mark] - vocabulary for mark in _MARKS},
     )
 
 
@@ -155,9 +152,19 @@ def processor(checkpoint: Checkpoint) -> Cropper:
 
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Yield the tensors by the names of :class:`lmdeploy.vl.molmo_tower.MolmoTower`."""
-    for name, values in seeing_tensors(checkpoint[0]):
-        ours = name.removeprefix("model.vision_backbone.").removeprefix("model.transformer.wte.")
-        yield ours.replace("image_vit.transformer.", "image_vit."), values
+    import torch
+
+    folder, raw = checkpoint
+    for name, values in seeing_tensors(folder):
+        if name.startswith(_TABLE):
+            continue
+        yield name.removeprefix("model.vision_backbone.").replace("image_vit.transformer.", "image_vit."), values
+    listed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    ids = {token["content"]: token["id"] for token in listed}
+    # The table of the vocabulary, then a further one.
+    size = raw.get("embedding_size") or raw["vocab_size"]
+    tables = [("embedding", ids[mark]) if ids[mark] < size else ("new_embedding", ids[mark] - size) for mark in _MARKS]
+    yield "marks", torch.cat([rows_of_tensor(folder, f"{_TABLE}{table}", [row]) for table, row in tables])
 
 
 def model(config: Any) -> type:
@@ -182,12 +189,12 @@ def features(part: VisionPart, image: Image.Image, options: Options) -> "torch.T
     cropper: Cropper = part.processor
     rows, columns = cropper.grid(image.size)
     whole, *crops = part.model(*cropper.cut(image))
-    table, marks = part.model.new_embedding, part.config.marks
+    marks = dict(zip(_MARKS, part.model.marks, strict=True))
 
     def written(lines: torch.Tensor) -> list[torch.Tensor]:
-        ends = table[marks[_LINE_END]].expand(len(lines), 1, -1)
-        shown = torch.cat([lines + table[marks[_PATCH]], ends], dim=1).flatten(0, 1)
-        return [table[marks[_BEGIN]][None], shown, table[marks[_END]][None]]
+        ends = marks[_LINE_END].expand(len(lines), 1, -1)
+        shown = torch.cat([lines + marks[_PATCH], ends], dim=1).flatten(0, 1)
+        return [marks[_BEGIN][None], shown, marks[_END][None]]
 
     shown = [
         crops[row * columns + column][cropper.kept(row, rows), cropper.kept(column, columns)]
@@ -198,10 +205,11 @@ def features(part: VisionPart, image: Image.Image, options: Options) -> "torch.T
 
 
 FAMILY = VisionFamily(
-    ("MolmoForCausalLM",),
+    ("MolmoForCausalLM", "OLMoForCausalLM"),
     _TOKEN,
     expansion,
     features,
     words=(*_MARKS, *_OTHERS),
+    other_token=_PATCH,
     native=NativeForm(config, processor, tensors, model),
 )
