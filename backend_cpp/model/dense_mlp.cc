@@ -15,7 +15,8 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
   auto* activated = activated_.as<float>();
   const GatedMlp mlp{weights.up.view, spec_.activation, weights.down.view, projected, activated};
   const bool has_factors = spec_.gate_scale != 1 || spec_.up_scale != 1;
-  if (spec_.is_gated && step.adapters == nullptr && !has_factors && weights.cut == 0) {
+  const bool is_plain = step.adapters == nullptr && weights.up.for_images.empty();
+  if (spec_.is_gated && is_plain && !has_factors && weights.cut == 0) {
     return step.ops.gated_mlp(mlp, x, step.rows, y, accumulate);
   }
   step.linear(weights.up, x, projected, false);

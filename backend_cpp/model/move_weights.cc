@@ -117,6 +117,7 @@ class Mover {
       move(*part);
     }
     linear.set_pointers();
+    for (LinearStorage& own : linear.for_images) move(own);
   }
 
   void move(AlignedBuffer& buffer) { move_buffer_(buffer); }

@@ -77,6 +77,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
   if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
   if (traits_.images.looks) cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_);
+  if (has_own_image_weights(spec_)) image_rows_.emplace(*ops_, spec_, max_rows);
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
     traits_.head = head_->traits();
@@ -214,12 +215,14 @@ void NativeRunner::begin(const StepInput& input) {
   outputs_.begin(input, rows_);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
+  const bool has_images = embedded > 0 && image_rows_ && image_rows_->begin_step(*ops_, input, computed);
   const int gathered = decodes ? computed : wanted.count();
   const int projected = outputs_.computed_at_once(gathered);
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
   ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
-    run_rows({*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks()}, input, embedded, looks, gathered,
-             projected);
+    run_rows(
+        {*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks(), has_images ? &*image_rows_ : nullptr},
+        input, embedded, looks, gathered, projected);
   });
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_.as<float>());
   outputs_.end(wanted, projected, meets_ranks());
@@ -261,6 +264,7 @@ void NativeRunner::run_empty_rows(const DecodingShape& shape) {
 }
 
 std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& directory) const {
+  if (image_rows_) throw invalid_argument("adapters cannot be had where rows of images take weights of their own");
   return std::make_unique<AdapterPlan>(directory, weights_.adapted_layers, adapter_type_);
 }
 

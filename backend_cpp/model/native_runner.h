@@ -18,6 +18,7 @@
 #include "model/model_runner.h"
 #include "model/recurrence/recurrent_mixer.h"
 #include "model/spec/model_spec.h"
+#include "model/step/image_rows.h"
 #include "model/step/output_rows.h"
 #include "model/step/step_rows.h"
 #include "model/weights.h"
@@ -89,6 +90,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   SelfAttention attention_;
   std::optional<RecurrentMixer> recurrence_;
   std::optional<CrossLayers> cross_;
+  std::optional<ImageRows> image_rows_;  // where they have weights of their own
   std::optional<HeadInput> head_;
   std::optional<LayerInputs> layer_inputs_;
   std::optional<Streams> residual_streams_;

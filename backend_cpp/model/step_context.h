@@ -7,14 +7,17 @@
 namespace turbomind {
 
 class AdapterTable;
+class ImageRows;
 
 struct StepContext {
   Operators& ops;
   int rows;
   const AdapterTable* adapters = nullptr;  // null: no row has one
   bool meets_ranks = false;                // whether other ranks run the same step
+  const ImageRows* images = nullptr;       // null: no row takes the weights of images
 
-  // y = x W^T + b, or with accumulate y +=, of the layer with what the rows' adapters add to it.
+  // y = x W^T + b, or with accumulate y +=, of the layer with what the rows' adapters add to it; rows of images take
+  // the weights that the layer has for them.
   void linear(const LinearStorage& layer, const LinearInput& input, float* y, bool accumulate) const;
 };
 

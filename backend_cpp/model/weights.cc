@@ -13,6 +13,23 @@ namespace turbomind {
 
 namespace {
 
+// What a linear layer has for rows of images: `own`, or low-rank matrices for each of the `parts` of its outputs.
+void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool own, bool bias,
+                     const std::vector<Slice>& parts) {
+  if (!spec.images) return;
+  const std::string name = linear.name + ".images";
+  if (own) linear.for_images.push_back(read.linear(name, linear.outputs, linear.inputs, bias));
+  if (spec.images->low_rank == 0) return;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    const std::string prefix = name + "." + std::to_string(part) + ".";
+    const auto matrix = [&](const char* end, const Slice& outputs, const Slice& inputs) {
+      linear.for_images.push_back(read.matrix(prefix + end + ".weight", outputs, inputs, read.options().dtype));
+    };
+    matrix("down", spec.images->low_rank, linear.inputs);
+    matrix("up", parts[part], spec.images->low_rank);
+  }
+}
+
 // `inputs`: of queries, keys and values.
 AttentionWeights read_attention(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer,
                                 int inputs) {
@@ -36,6 +53,8 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
                      : has_keys          ? Slice::joined({queries, keys, values})
                                          : queries;
   weights.qkv = read.linear(prefix + "qkv", rows, inputs, own.qkv_bias);
+  const bool has_images = spec.images && spec.images->own_attention;
+  read_for_images(spec, read, weights.qkv, has_images, has_images && spec.images->own_bias, {rows});
   if (own.qk_norm != QkNorm::kNone && own.qk_norm != QkNorm::kUnit) {
     const bool is_shared = own.qk_norm == QkNorm::kHead;
     const auto norm = [&](const char* name, const Slice& all) {
@@ -49,6 +68,7 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
     weights.distance_biases = read.vector(prefix + "distance_biases", heads.queries.times(2 * own.bias_reach + 1));
   }
   weights.o = read.linear(prefix + "o", spec.hidden_size, found, own.o_bias);
+  read_for_images(spec, read, weights.o, has_images, false, {spec.hidden_size});
   return weights;
 }
 
@@ -96,10 +116,16 @@ MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::str
   const int hidden = shard.spec.hidden_size;
   const Slice channels = read.as_stored(prefix + "down", hidden, divided);
   const bool bias = shard.spec.mlp.bias;
-  return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Slice::joined({channels, channels}), hidden, bias)
-                                  : read.linear(prefix + "up", channels, hidden, bias),
-          read.linear(prefix + "down", hidden, channels, bias || shard.spec.mlp.down_bias),
-          shard.spec.mlp.is_xielu ? read_xielu(read, prefix) : XieluFactors{}, cut};
+  MlpWeights mlp{shard.spec.mlp.is_gated
+                     ? read.linear(prefix + "gate_up", Slice::joined({channels, channels}), hidden, bias)
+                     : read.linear(prefix + "up", channels, hidden, bias),
+                 read.linear(prefix + "down", hidden, channels, bias || shard.spec.mlp.down_bias),
+                 shard.spec.mlp.is_xielu ? read_xielu(read, prefix) : XieluFactors{}, cut};
+  const bool has_images = shard.spec.images && shard.spec.images->own_mlp;
+  std::vector<Slice> parts(shard.spec.mlp.is_gated ? 2 : 1, channels);
+  read_for_images(shard.spec, read, mlp.up, has_images, bias, parts);
+  read_for_images(shard.spec, read, mlp.down, has_images, bias || shard.spec.mlp.down_bias, {hidden});
+  return mlp;
 }
 
 LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/aligned_buffer.h"
 #include "kernels/packed_weight.h"
@@ -26,6 +27,9 @@ struct LinearStorage {
   std::string name;
   Slice outputs = 0;
   Slice inputs = 0;
+  // What rows of images take (model/step/image_rows.h). Empty: the same as others; one: that in place of this; else
+  // pairs of low-rank matrices, down and up, whose products are added, a pair for each part of the outputs.
+  std::vector<LinearStorage> for_images;
   int adapted_layer = -1;  // its number among those that adapters add to (model/weights.h); -1: none do
 
   // Makes the view point at all of the above, for a weight packed in this shape.

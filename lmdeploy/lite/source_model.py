@@ -80,6 +80,10 @@ class SourceModel:
         self.name = self.spec.architecture
         if self.spec.streams:
             raise UnsupportedModelError(f"{self.name} has several residual streams: serve it with --weight-bits 4 or 8")
+        if self.spec.images is not None and self.spec.images.has_own_weights:
+            raise UnsupportedModelError(
+                f"{self.name} has weights for rows of images alone: serve it with --weight-bits 4 or 8"
+            )
         self.files = WeightFiles(read_checkpoint(self.directory))
         self.shapes = {name: info.shape for name, info in self.files.index.tensors.items()}
         self._outside: dict[str, Tree] = {}

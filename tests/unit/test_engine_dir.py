@@ -205,6 +205,8 @@ RECURRENCE = {
             {"images": {"cross_layers": [3]}, "attention": {"scale": 1.0, "windows": [9] * 30}},
             "images.cross_layers cannot be had with attention.mla, attention.windows",
         ),
+        ({"images": {"own_mlp": True, "low_rank": 8}}, "images.low_rank cannot be had with images.own_attention or"),
+        ({"images": {"own_mlp": True, "cross_layers": [3]}}, "images' own weights cannot be had with moe"),
     ],
 )
 def test_an_impossible_spec_is_refused(change: dict[str, object], reason: str) -> None:

@@ -309,7 +309,8 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     step.ops.rope(table, own.queries, factors);
   }
   auto* attended = attended_.as<float>();
-  if (!latent_ && !kind.spec.has_output_gate && step.adapters == nullptr) {
+  const bool is_plain = step.adapters == nullptr && weights.o.for_images.empty();
+  if (!latent_ && !kind.spec.has_output_gate && is_plain) {
     return step.ops.project_attention(params_, own.queries, attended, weights.o.view, y, accumulate);
   }
   if (indexer_) {

@@ -42,6 +42,18 @@ void check_cross_layers(const ModelSpec& spec) {
   }
 }
 
+void check_own_weights(const ModelSpec& spec) {
+  if (!has_own_image_weights(spec)) return;
+  if (spec.moe || spec.attention.mla || !spec.attentions.empty() || spec.recurrence ||
+      !spec.images->cross_layers.empty()) {
+    throw invalid_argument(
+        "images' own weights cannot be had with moe, attention.mla, attentions, recurrence or images.cross_layers");
+  }
+  if (spec.images->low_rank > 0 && (spec.images->own_attention || spec.images->own_mlp)) {
+    throw invalid_argument("images.low_rank cannot be had with images.own_attention or images.own_mlp");
+  }
+}
+
 void check(const HeadSpec& head, const ModelSpec& spec) {
   if (spec.attention.mla && head.kind == HeadKind::kEagle3)
     throw invalid_argument("head.kind eagle3 with attention.mla");
@@ -206,6 +218,7 @@ void check(const ModelSpec& spec) {
   if (spec.head) check(*spec.head, spec);
   if (spec.moe) check(*spec.moe);
   if (spec.images) check_cross_layers(spec);
+  check_own_weights(spec);
   check_mixers(spec);
   if (spec.images && spec.images->deepstack_layers > spec.num_layers) {
     throw invalid_argument("images.deepstack_layers must be at most num_layers");

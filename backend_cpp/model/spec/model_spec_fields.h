@@ -573,6 +573,17 @@ struct ImagesSpec {
   // al., 2022, arXiv 2204.14198; Llama 3.2 Vision), ascending; `num_layers` does not count them. An image has one
   // token then. Empty: images are among the tokens.
   std::vector<int> cross_layers;
+  // Rows of images take other weights than those of text in the projections of attention (`qkv`, `o`), and in the MLP
+  // (visual experts; Wang et al., 2023, arXiv 2311.03079).
+  bool own_attention = false;
+  bool own_mlp = false;
+  // Those of `qkv` have a bias, where those of text have none.
+  bool own_bias = false;
+  // Of matrices that linear layers of attention and MLP add for rows of images (partial LoRA; Dong et al., 2024,
+  // arXiv 2401.16420); 0: none.
+  int low_rank = 0;
+  // Rows that bring no place on a grid take what those of text do (the mark that ends a CogVLM image).
+  bool own_on_grid = false;
 };
 
 template <class Visit>
@@ -580,6 +591,11 @@ void visit_fields(ImagesSpec& part, Visit&& visit) {
   visit.optional("deepstack_layers", part.deepstack_layers, Whole{0, 134217728});
   visit.optional("whole_rows", part.whole_rows, Whole{0, 134217728});
   visit.optional("cross_layers", part.cross_layers, Whole{0, 134217728});
+  visit.optional("own_attention", part.own_attention, Anything{});
+  visit.optional("own_mlp", part.own_mlp, Anything{});
+  visit.optional("own_bias", part.own_bias, Anything{});
+  visit.optional("low_rank", part.low_rank, Whole{0, 134217728});
+  visit.optional("own_on_grid", part.own_on_grid, Anything{});
 }
 
 // Layers that draft for another model, out of its hidden states (`backend_cpp/model/head/head_input.h`).

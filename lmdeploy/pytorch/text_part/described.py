@@ -105,6 +105,8 @@ def _reason_against(whole: ModelSpec) -> str:
     assert whole.images is not None
     if whole.images.cross_layers:
         return "its text looks at images by cross-attention"
+    if whole.images.has_own_weights:
+        return "rows of its images take weights of their own"
     if whole.images.whole_rows:
         return "the tokens of its images see each other"
     return ""

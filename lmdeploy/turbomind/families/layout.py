@@ -25,9 +25,9 @@ class Layout:
         The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v.
     gate_up
         One matrix for gate and up, gate first, instead of two.
-    experts, latent, recurrence
+    experts, latent, recurrence, images
         From spec and the beginning of a layer's names to the engine tensors of the layer's experts, of its latent
-        attention, or of what is in attention's place.
+        attention, of what is in attention's place, or of what rows of images take.
     """
 
     embedding: str = "model.embed_tokens"
@@ -58,6 +58,7 @@ class Layout:
     experts: Callable[[ModelSpec, str], dict[str, Expression]] = ExpertNames().tensors
     latent: Callable[[ModelSpec, str], dict[str, Expression]] = latent_tensors
     recurrence: Callable[[ModelSpec, str], dict[str, Expression]] = lambda spec, prefix: {}
+    images: Callable[[ModelSpec, str], dict[str, Expression]] = lambda spec, prefix: {}
 
     def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
         """Return the expression of each engine tensor of a model."""
@@ -74,6 +75,7 @@ class Layout:
                 parts |= self.experts(spec, prefix)
             if has_dense_mlp(spec, i):
                 parts |= mlp_tensors(spec, self, prefix, spec.mlp_size(i))
+            parts |= self.images(spec, prefix)
             engine |= {f"layers.{i}.{name}": expression for name, expression in parts.items()}
         return engine
 
@@ -161,7 +163,7 @@ def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) 
         sources = {prefix + layout.q: 2 * q, prefix + layout.k: k, prefix + layout.v: v}
         engine = linear_tensors("attention.qkv", sources, hidden, bias, _gate_last(own))
     elif layout.qkv:
-        arrange = _ungroup(own) if layout.is_grouped else lambda expression: expression
+        arrange = ungrouped(own) if layout.is_grouped else lambda expression: expression
         engine = linear_tensors("attention.qkv", {prefix + layout.qkv: q + k + v}, hidden, bias, arrange)
     elif own.keys_are_values:
         sources = {prefix + layout.q: q, prefix + layout.k: k}
@@ -195,7 +197,7 @@ def _gate_last(own: AttentionSpec) -> Arrange:
     return arrange
 
 
-def _ungroup(own: AttentionSpec) -> Arrange:
+def ungrouped(own: AttentionSpec) -> Arrange:
     """Return what turns rows by key/value head into all q, all k, all v."""
     group = own.num_heads // own.num_kv_heads
 

@@ -533,11 +533,31 @@ class ImagesSpec:
         In front of which layers are those that look at images by gated cross-attention, with a gated MLP (Alayrac
         et al., 2022, arXiv 2204.14198; Llama 3.2 Vision), ascending; ``num_layers`` does not count them. An image has
         one token then. Empty: images are among the tokens.
+    own_attention, own_mlp
+        Rows of images take other weights than those of text in the projections of attention (``qkv``, ``o``), and in
+        the MLP (visual experts; Wang et al., 2023, arXiv 2311.03079).
+    own_bias
+        Those of ``qkv`` have a bias, where those of text have none.
+    low_rank
+        Of matrices that linear layers of attention and MLP add for rows of images (partial LoRA; Dong et al., 2024,
+        arXiv 2401.16420); 0: none.
+    own_on_grid
+        Rows that bring no place on a grid take what those of text do (the mark that ends a CogVLM image).
     """
 
     deepstack_layers: OptionalSize = 0
     whole_rows: OptionalSize = 0
     cross_layers: tuple[OptionalSize, ...] = ()
+    own_attention: bool = False
+    own_mlp: bool = False
+    own_bias: bool = False
+    low_rank: OptionalSize = 0
+    own_on_grid: bool = False
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Return whether linear layers have further weights for rows of images."""
+        return self.own_attention or self.own_mlp or self.low_rank > 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+#include "model/step/image_rows.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace turbomind {
+
+namespace {
+
+int widest_input(const ModelSpec& spec) {
+  const HeadSizes sizes = head_sizes(spec, 0);
+  return std::max({spec.hidden_size, spec.intermediate_size, sizes.heads * sizes.value_dim});
+}
+
+int widest_output(const ModelSpec& spec) {
+  const HeadSizes sizes = head_sizes(spec, 0);
+  const int values = (sizes.heads + sizes.kv_heads) * sizes.value_dim;
+  const int qkv = (sizes.heads + sizes.kv_heads) * sizes.head_dim + values;
+  return std::max({spec.hidden_size, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size, qkv});
+}
+
+}  // namespace
+
+ImageRows::ImageRows(Operators& ops, const ModelSpec& spec, int max_rows)
+    : on_grid_only_(spec.images->own_on_grid),
+      rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
+      inputs_(float_buffer(ops, max_rows, widest_input(spec))),
+      outputs_(float_buffer(ops, max_rows, widest_output(spec))),
+      shrunk_(float_buffer(ops, max_rows, spec.images->low_rank)),
+      part_(float_buffer(ops, spec.images->low_rank > 0 ? max_rows : 0, widest_output(spec))) {}
+
+bool ImageRows::begin_step(Operators& ops, const StepInput& input, int computed) {
+  std::vector<bool> is_image(static_cast<size_t>(computed), false);
+  for (const StepSpan& span : input.spans) {
+    for (const EmbeddingRange& range : span.embeddings) {
+      if (on_grid_only_ && !range.grid.is_given()) continue;
+      const int begin = std::max(span.first_position, range.begin);
+      const int end = std::min(span.first_position + span.count, range.end());
+      for (int at = begin; at < end; ++at) {
+        is_image[static_cast<size_t>(span.first_row + at - span.first_position)] = true;
+      }
+    }
+  }
+  images_ = static_cast<int>(std::ranges::count(is_image, true));
+  others_ = computed - images_;
+  if (images_ == 0) return false;
+  int32_t* image = rows_.host<int32_t>();
+  int32_t* other = image + images_;
+  for (int row = 0; row < computed; ++row) *(is_image[static_cast<size_t>(row)] ? image++ : other++) = row;
+  rows_.upload(ops, static_cast<size_t>(computed) * sizeof(int32_t));
+  return true;
+}
+
+void ImageRows::linear(const StepContext& step, const LinearStorage& layer, const LinearInput& input, float* y,
+                       bool accumulate) const {
+  const float* x = step.ops.make_rows(input, step.rows, layer.view.in_features);
+  if (layer.for_images.size() > 1) {
+    step.ops.linear(layer.view, x, step.rows, y, accumulate);
+    return add_low_rank(step, layer, x, y);
+  }
+  const auto* rows = rows_.device<int32_t>();
+  run_group(step, layer.for_images.front().view, rows, images_, x, y, accumulate);
+  run_group(step, layer.view, rows + images_, others_, x, y, accumulate);
+}
+
+void ImageRows::run_group(const StepContext& step, const LinearWeight& weight, const int32_t* rows, int count,
+                          const float* x, float* y, bool accumulate) const {
+  if (count == 0) return;
+  auto* inputs = inputs_.as<float>();
+  auto* outputs = outputs_.as<float>();
+  step.ops.gather_rows(x, rows, count, weight.in_features, inputs);
+  if (accumulate) step.ops.gather_rows(y, rows, count, weight.out_features, outputs);
+  step.ops.linear(weight, inputs, count, outputs, accumulate);
+  step.ops.scatter_rows(outputs, rows, count, weight.out_features, y, false);
+}
+
+void ImageRows::add_low_rank(const StepContext& step, const LinearStorage& layer, const float* x, float* y) const {
+  auto* inputs = inputs_.as<float>();
+  auto* shrunk = shrunk_.as<float>();
+  auto* outputs = outputs_.as<float>();
+  auto* part = part_.as<float>();
+  const auto width = static_cast<size_t>(layer.view.out_features);
+  step.ops.gather_rows(x, rows_.device<int32_t>(), images_, layer.view.in_features, inputs);
+  size_t column = 0;
+  for (size_t pair = 0; pair < layer.for_images.size(); pair += 2) {
+    const LinearWeight& up = layer.for_images[pair + 1].view;
+    step.ops.linear(layer.for_images[pair].view, inputs, images_, shrunk, false);
+    step.ops.linear(up, shrunk, images_, part, false);
+    const auto size = static_cast<size_t>(up.out_features);
+    step.ops.copy_heads({part, images_, size, 1, 0, up.out_features},
+                        {outputs + column, images_, width, 1, 0, up.out_features});
+    column += size;
+  }
+  step.ops.scatter_rows(outputs, rows_.device<int32_t>(), images_, layer.view.out_features, y, true);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,42 @@
+// Rows of images that take other weights than those of text (ImagesSpec::own_attention, own_mlp, low_rank).
+//
+// A step's rows are split into those of images and the others. Linear layers run on each group apart, in the order of
+// its rows, so that what a row gives does not depend on which other rows there are.
+#pragma once
+
+#include "device/operators.h"
+#include "model/model_runner.h"
+#include "model/spec/model_spec.h"
+#include "model/step_context.h"
+#include "weights/linear_storage.h"
+
+namespace turbomind {
+
+class ImageRows {
+ public:
+  ImageRows(Operators& ops, const ModelSpec& spec, int max_rows);
+
+  // Prepares a step of which `computed` rows are computed; false: no row takes the weights of images.
+  bool begin_step(Operators& ops, const StepInput& input, int computed);
+  // As StepContext::linear, of a layer that has weights for images.
+  void linear(const StepContext& step, const LinearStorage& layer, const LinearInput& input, float* y,
+              bool accumulate) const;
+
+ private:
+  // One group of rows, numbered by `rows`, of `weight`.
+  void run_group(const StepContext& step, const LinearWeight& weight, const int32_t* rows, int count, const float* x,
+                 float* y, bool accumulate) const;
+  // y += what pairs of low-rank matrices make of the rows of images.
+  void add_low_rank(const StepContext& step, const LinearStorage& layer, const float* x, float* y) const;
+
+  bool on_grid_only_;
+  Staged rows_;  // int32 [max_rows], those of images first
+  int images_ = 0;
+  int others_ = 0;
+  AlignedBuffer inputs_;   // float32 [max_rows, the widest input]
+  AlignedBuffer outputs_;  // float32 [max_rows, the widest output]
+  AlignedBuffer shrunk_;   // float32 [max_rows, low_rank]
+  AlignedBuffer part_;     // float32 [max_rows, the widest output], with low_rank
+};
+
+}  // namespace turbomind
