@@ -77,6 +77,8 @@ _GLM_4V = _OwnForm(_always("ChatGLMModel"), sees=lambda raw: bool(raw.get("visio
 _OWN = {
     "ChatGLMForConditionalGeneration": _GLM_4V,
     "ChatGLMModel": _GLM_4V,
+    "CogVLMForCausalLM": _OwnForm(_always("CogVLMForCausalLM"), is_one_place=True),
+    "InternLMXComposer2ForCausalLM": _OwnForm(_always("InternLMXComposer2ForCausalLM")),
     "InternVLChatModel": _OwnForm(_always(""), "llm_config"),
     "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration"), image_tokens=8),
     "LlavaLlamaForCausalLM": _OwnForm(_always("LlamaForCausalLM")),
@@ -297,9 +299,14 @@ def _loaded(expression: Expression | None) -> str:
     return next(iter(_loads(expression)), "") if expression else ""
 
 
+_TEXT_BEGINNINGS = (
+    "llm.", "model.embed_tokens.", "model.layers.", "model.norm.", "model.tok_embeddings.", "output.",
+)  # fmt: skip
+
+
 def is_of_text(name: str) -> bool:
     """Return whether a tensor of such a checkpoint is one of its text part."""
-    if name.startswith(("llm.", "model.embed_tokens.", "model.layers.", "model.norm.")):
+    if name.startswith(_TEXT_BEGINNINGS):
         return True
     if name.startswith(("transformer.", "model.transformer.")):
         return not name.startswith(("transformer.vis", "model.transformer.wte.new_"))

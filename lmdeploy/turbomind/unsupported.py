@@ -52,10 +52,6 @@ def refuse_unsupported(raw: Config) -> None:
             )
 
 
-def _decoder_is(architecture: str) -> Callable[[Config], bool]:
-    return lambda raw: architecture in ((raw.get("llm_config") or {}).get("architectures") or ())
-
-
 # Encoders of other forms than those that are served: each prefix with each ending.
 ENCODERS = tuple(
     prefix + ending
@@ -86,26 +82,12 @@ UNSUPPORTED = (
         "its tower (MoonViT), which transformers does not have",
         "GLM-4.1V or Qwen2.5-VL",
     ),
-    UnsupportedModel(("CogVLMForCausalLM",), "CogVLM, CogVLM2", "experts of their own for the rows of images"),
-    UnsupportedModel(
-        ("InternVLChatModel",),
-        "Mono-InternVL",
-        "an MLP of its own for the rows of images",
-        _INTERNVL,
-        when=_decoder_is("InternLM2VEForCausalLM"),
-    ),
     UnsupportedModel(
         ("InternVLChatModel",),
         "InternVL with tiles alone",
         "tiles (dynamic_image_size) without the whole image after them (use_thumbnail)",
         _INTERNVL,
         when=lambda raw: bool(raw.get("dynamic_image_size")) and not raw.get("use_thumbnail"),
-    ),
-    UnsupportedModel(
-        ("InternLMXComposer2ForCausalLM",),
-        "InternLM-XComposer2, 2.5",
-        "low-rank matrices that are added for the rows of images alone",
-        _INTERNVL,
     ),
     UnsupportedModel(
         ("Molmo2ForConditionalGeneration",), "Molmo2", "attention in both directions among a prompt's images"

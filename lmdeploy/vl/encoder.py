@@ -139,8 +139,8 @@ def cut(
     result, first = [], 0
     for begin, length in image.runs:
         pieces = [(length, grid, frame_step)]
-        if is_one_place:  # as frames that are shown at once
-            pieces = [(1, _NO_GRID, 1.0), (length - 2, (length - 2, 1, 1), 0.0), (1, _NO_GRID, 1.0)]
+        if is_one_place:  # as frames that are shown at once; the last is a mark that follows the image
+            pieces = [(1, (1, 1, 1), 1.0), (length - 2, (length - 2, 1, 1), 0.0), (1, _NO_GRID, 1.0)]
         for tokens, places, step in pieces:
             digest = hashlib.sha256(image.digest + first.to_bytes(4, "little")).digest()
             part = rows.values[first : first + tokens]

@@ -1,7 +1,7 @@
-"""The tower of GLM-4V 9B, which ``transformers`` does not have: EVA-CLIP with norms after its halves.
+"""The tower of GLM-4V 9B and of CogVLM, which ``transformers`` does not have: EVA-CLIP with norms after its halves.
 
-Four patches are one row, by a convolution and a gated MLP (Sun et al., 2023, arXiv 2303.15389; Wang et al., 2023,
-arXiv 2311.03079).
+Four patches, or in the first CogVLM one, are a row, by a convolution and a gated MLP (Sun et al., 2023, arXiv
+2303.15389; Wang et al., 2023, arXiv 2311.03079).
 """
 
 import torch
@@ -17,7 +17,8 @@ class Glm4vTower(PreTrainedModel):  # type: ignore[misc]
     ----------
     config
         With the tower's sizes in ``vision_config``, those of the rows and of the MLP that makes them in
-        ``text_config``, and ``scaling_factor``, by which they are divided.
+        ``text_config``, ``merged_size`` of four patches (0: they stay apart; by default, as wide as a row), and
+        ``scaling_factor``, by which rows are divided.
     """
 
     config_class = LlavaConfig
@@ -27,8 +28,9 @@ class Glm4vTower(PreTrainedModel):  # type: ignore[misc]
         vision, hidden = config.vision_config, config.text_config.hidden_size
         self.patch_embedding = _PatchEmbedding(vision)
         self.layers = nn.ModuleList(_Layer(vision) for _ in range(vision.num_hidden_layers))
-        self.conv = nn.Conv2d(vision.hidden_size, hidden, kernel_size=2, stride=2)
-        self.linear_proj = _Projector(hidden, config.text_config.intermediate_size)
+        merged = getattr(config, "merged_size", hidden)
+        self.conv = nn.Conv2d(vision.hidden_size, merged, kernel_size=2, stride=2) if merged else nn.Identity()
+        self.linear_proj = _Projector(merged or vision.hidden_size, hidden, config.text_config.intermediate_size)
         self.boi = nn.Parameter(torch.zeros(1, 1, hidden))
         self.eoi = nn.Parameter(torch.zeros(1, 1, hidden))
         self.post_init()
@@ -103,9 +105,9 @@ class _Mlp(nn.Module):  # type: ignore[misc]
 
 
 class _Projector(nn.Module):  # type: ignore[misc]
-    def __init__(self, hidden: int, inner: int) -> None:
+    def __init__(self, merged: int, hidden: int, inner: int) -> None:
         super().__init__()
-        self.linear_proj = nn.Linear(hidden, hidden, bias=False)
+        self.linear_proj = nn.Linear(merged, hidden, bias=False)
         self.norm1 = nn.LayerNorm(hidden)
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
         self.dense_h_to_4h = nn.Linear(hidden, inner, bias=False)

@@ -20,6 +20,7 @@ class Phi3Tower(PreTrainedModel):  # type: ignore[misc]
     """
 
     config_class = LlavaConfig
+    seen = -2  # layer
 
     def __init__(self, config: LlavaConfig) -> None:
         super().__init__(config)
@@ -46,10 +47,14 @@ class Phi3Tower(PreTrainedModel):  # type: ignore[misc]
             ``[tokens, hidden]``.
         """
         pixels = torch.cat([tiles.flatten(0, 1), whole[None]]).to(self.dtype)
-        patches = self.vision_tower(pixels, output_hidden_states=True).hidden_states[-2][:, 1:]
+        patches = self.vision_tower(pixels, output_hidden_states=True).hidden_states[self.seen][:, 1:]
         lines = self._lines(patches[:-1], tiles.shape[0], tiles.shape[1])
-        rows: Tensor = self.projection(torch.cat([lines, self.separator[None], self._lines(patches[-1:], 1, 1)]))
+        rows: Tensor = self.projection(self.ordered(lines, self._lines(patches[-1:], 1, 1)))
         return rows
+
+    def ordered(self, lines: Tensor, whole: Tensor) -> Tensor:
+        """Return the lines of the tiles and those of the whole image, one after the other."""
+        return torch.cat([lines, self.separator[None], whole])
 
     def _lines(self, patches: Tensor, rows: int, columns: int) -> Tensor:
         """Return the merged patches of ``rows * columns`` tiles, line by line ``[tokens, merged]``."""

@@ -76,6 +76,8 @@ class ImageWriter:
         self.token_ids = {word: i for word, i in zip(words, tokenizer.ids_of(words), strict=True) if i is not None}
         if family.token not in self.token_ids:
             raise ValueError(f"the tokenizer has no token {family.token}, which stands for images")
+        bos = tokenizer.bos_token_id
+        self._bos = "" if bos is None else tokenizer.decode([bos], skip_special_tokens=False)
         self._video = family.video if family.video and family.video.token in self.token_ids else None
         self.any_token = _any_of(self.token_ids)
         self.plain_ids = {
@@ -182,6 +184,13 @@ class ImageWriter:
             return {"type": "image"}
         return {"type": "video"} if self._writes_videos else {"type": "text", "text": image.form.written}
 
+    def with_marks_first(self, rendered: str) -> str:
+        """Return a rendered prompt with what stands for images in front, after the token that begins a text."""
+        marks = [match[0] for match in self.any_mark.finditer(rendered) if match[0] not in self.guarded]
+        rest = self.any_mark.sub(lambda match: match[0] if match[0] in self.guarded else "", rendered)
+        begin = len(self._bos) if self._bos and rest.startswith(self._bos) else 0
+        return rest[:begin] + "".join(marks) + rest[begin:]
+
     def _guard(self, text: str) -> str:
         return self._any_text.sub(lambda match: self._guards[match[0]], text)
 
@@ -214,6 +223,8 @@ class Conversation:
             If the chat template has lost images.
         """
         writer, left = self._writer, list(range(len(self._images)))
+        if writer.family.leads_prompt and self._images:
+            rendered = writer.with_marks_first(rendered)
         pieces: list[str] = []
         end = 0
         for match in writer.any_mark.finditer(rendered):

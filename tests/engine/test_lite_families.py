@@ -22,13 +22,16 @@ from lmdeploy.turbomind.families import families
 from lmdeploy.turbomind.families.encoders import names_of
 from tests.engine.test_model_families import CASES, Case
 from tests.support import published
+from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.mllama_reference import make_tiny_mllama
+from tests.support.mono_internvl_reference import make_tiny_mono_internvl
 from tests.support.quantized_checkpoints import save_decoded
 from tests.support.tiny_encoders import ENCODERS, make_encoder
 from tests.support.tiny_models import make_small
 from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
 from tests.support.token_engine import TokenEngine
+from tests.support.xcomposer_reference import make_tiny_xcomposer
 
 PROMPT = [(37 * i * i + 11 * i) % 250 + 2 for i in range(40)]
 TEXT = {"calib_samples": 2, "calib_seqlen": 96}
@@ -120,7 +123,12 @@ FURTHER = {
     "MolmoE": Case("OlmoeForCausalLM", MOLMOE, published.molmoe),
 }
 OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration", "MPTForCausalLM", "PhiMoEForCausalLM"}
-SHOWN_ELSEWHERE = {"MolmoForCausalLM", "OLMoForCausalLM", "MllamaForConditionalGeneration"}
+OWN_WEIGHTS: dict[str, Callable[[Path], Path]] = {
+    "CogVLMForCausalLM": make_tiny_cogvlm,
+    "InternLM2VEForCausalLM": make_tiny_mono_internvl,
+    "InternLMXComposer2ForCausalLM": make_tiny_xcomposer,
+}
+SHOWN_ELSEWHERE = {*OWN_WEIGHTS, "MolmoForCausalLM", "OLMoForCausalLM", "MllamaForConditionalGeneration"}
 STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weight-bits"
 REFUSED = {
     "DbrxForCausalLM": ("DBRX", STACKED),
@@ -256,6 +264,13 @@ def test_a_family_that_no_file_has_a_form_for_is_refused_with_the_reason(archite
 def test_experts_in_one_tensor_of_a_model_that_sees_are_refused(tmp_path: Path) -> None:
     source = make_tiny_qwen_vl(tmp_path / "model", kind="Qwen3VLMoe")
     with pytest.raises(UnsupportedModelError, match=STACKED):
+        awq(source, tmp_path / "made")
+
+
+@pytest.mark.parametrize("architecture", OWN_WEIGHTS)
+def test_weights_for_images_alone_are_refused(architecture: str, tmp_path: Path) -> None:
+    source = OWN_WEIGHTS[architecture](tmp_path / "model")
+    with pytest.raises(UnsupportedModelError, match=f"{architecture} has weights for rows of images alone: serve it"):
         awq(source, tmp_path / "made")
 
 

@@ -19,15 +19,18 @@ from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.both_engines import PLAIN
+from tests.support.cogvlm_reference import CogVlmReference, make_tiny_cogvlm
 from tests.support.glm_4v_reference import Glm4vReference, make_tiny_glm_4v
 from tests.support.images import make_image
 from tests.support.llama4_pixels import llama4_inputs
 from tests.support.minicpmv_reference import MiniCpmReference, make_tiny_minicpmv
 from tests.support.mllama_reference import MllamaReference, make_tiny_mllama
 from tests.support.molmo_reference import MolmoReference, make_tiny_molmo
+from tests.support.mono_internvl_reference import MonoInternVlReference, make_tiny_mono_internvl
 from tests.support.phi3_vision_reference import Phi3VisionReference, make_tiny_phi3_vision
 from tests.support.qwen_vl_reference import QwenVlReference, make_tiny_qwen_vl_chat
 from tests.support.token_engine import relative_error
+from tests.support.xcomposer_reference import XComposerReference, make_tiny_xcomposer
 from tests.support.yi_vl_reference import YiVlReference, make_tiny_yi_vl
 
 TOLERANCE = 1e-4
@@ -105,6 +108,11 @@ CASES = {
     "Yi-VL": Case(make_tiny_yi_vl, reference=YiVlReference),
     "Llama 3.2 Vision": Case(make_tiny_mllama, sizes=((40, 60), (90, 31), (200, 200)), reference=MllamaReference),
     "Molmo": Case(make_tiny_molmo, reference=MolmoReference),
+    "XComposer2": Case(make_tiny_xcomposer, reference=XComposerReference),
+    "XComposer2 4KHD": Case(functools.partial(make_tiny_xcomposer, tiles=True), reference=XComposerReference),
+    "CogVLM": Case(functools.partial(make_tiny_cogvlm, second=False), reference=CogVlmReference),
+    "CogVLM2": Case(make_tiny_cogvlm, reference=CogVlmReference),
+    "Mono-InternVL": Case(make_tiny_mono_internvl, reference=MonoInternVlReference),
     "Molmo 7B-O": Case(functools.partial(make_tiny_molmo, kind="7B-O"), reference=MolmoReference),
     "MolmoE": Case(functools.partial(make_tiny_molmo, kind="MolmoE"), reference=MolmoReference),
     "Qwen-VL": Case(make_tiny_qwen_vl_chat, reference=QwenVlReference),

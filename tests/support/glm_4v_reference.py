@@ -20,6 +20,19 @@ _SIDE, _PATCH, _HIDDEN, _INNER = 28, 7, 32, 64
 _TOWER, _HEADS, _MLP, _LAYERS, _SCALE = 16, 2, 24, 2, 8
 _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _PREFIX = "transformer.vision."
+VISION = {
+    "dropout_prob": 0.0,
+    "hidden_act": "gelu",
+    "hidden_size": _TOWER,
+    "image_size": _SIDE,
+    "in_channels": 3,
+    "intermediate_size": _MLP,
+    "layer_norm_eps": 1e-6,
+    "num_heads": _HEADS,
+    "num_hidden_layers": _LAYERS,
+    "num_positions": (_SIDE // _PATCH) ** 2 + 1,
+    "patch_size": _PATCH,
+}
 
 
 def make_tiny_glm_4v(directory: Path) -> Path:
@@ -30,25 +43,12 @@ def make_tiny_glm_4v(directory: Path) -> Path:
     published.chatglm(directory)
     random = torch.Generator().manual_seed(1)
     tensors = load_file(directory / "model.safetensors")
-    for name, shape in _shapes().items():
+    for name, shape in seeing_shapes(_HIDDEN).items():
         mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         tensors[_PREFIX + name] = mean + torch.randn(shape, generator=random) * 0.3
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
-    config["vision_config"] = {
-        "dropout_prob": 0.0,
-        "hidden_act": "gelu",
-        "hidden_size": _TOWER,
-        "image_size": _SIDE,
-        "in_channels": 3,
-        "intermediate_size": _MLP,
-        "layer_norm_eps": 1e-6,
-        "num_heads": _HEADS,
-        "num_hidden_layers": _LAYERS,
-        "num_positions": (_SIDE // _PATCH) ** 2 + 1,
-        "patch_size": _PATCH,
-        "scaling_factor": _SCALE,
-    }
+    config["vision_config"] = VISION | {"scaling_factor": _SCALE}
     config |= {"boi_token_id": 258, "eoi_token_id": 259, "rope_ratio": 1}
     (directory / "config.json").write_text(json.dumps(config))
     return directory
@@ -85,6 +85,11 @@ class Glm4vReference(PlainLayers):
 
     def rows(self, image: Image.Image) -> torch.Tensor:
         """Return the rows of an image."""
+        rows = self.projected(self.merged(self.patches(image)))
+        return torch.cat([self["boi"][0], rows, self["eoi"][0]]) / _SCALE
+
+    def patches(self, image: Image.Image) -> torch.Tensor:
+        """Return the last states of the patches of an image ``[rows, columns, hidden]``."""
         pixels = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)) / 255.0
         pixels = (pixels - np.array(_MEAN)) / np.array(_STD)
         side = _SIDE // _PATCH
@@ -103,35 +108,39 @@ class Glm4vReference(PlainLayers):
             states = states + self.norm(seen, f"{at}input_layernorm", 1e-6)
             inner = _gelu(self.linear(states, f"{at}mlp.fc1"))
             states = states + self.norm(self.linear(inner, f"{at}mlp.fc2"), f"{at}post_attention_layernorm", 1e-6)
-        grid = states[1:].view(side, side, _TOWER)
+        return states[1:].view(side, side, _TOWER)
+
+    def merged(self, grid: torch.Tensor) -> torch.Tensor:
+        """Return what four patches each become."""
         merged = []
-        for row in range(0, side, 2):
-            for column in range(0, side, 2):
+        for row in range(0, len(grid), 2):
+            for column in range(0, len(grid), 2):
                 square = grid[row : row + 2, column : column + 2].permute(2, 0, 1).flatten()
                 merged.append(self.linear(square, "conv"))
-        hidden = _gelu(
-            self.norm(self.linear(torch.stack(merged), "linear_proj.linear_proj"), "linear_proj.norm1", 1e-5)
-        )
+        return torch.stack(merged)
+
+    def projected(self, merged: torch.Tensor) -> torch.Tensor:
+        """Return the rows."""
+        hidden = _gelu(self.norm(self.linear(merged, "linear_proj.linear_proj"), "linear_proj.norm1", 1e-5))
         gate = self.linear(hidden, "linear_proj.gate_proj")
         inner = gate / (1 + torch.exp(-gate)) * self.linear(hidden, "linear_proj.dense_h_to_4h")
-        rows = self.linear(inner, "linear_proj.dense_4h_to_h")
-        return torch.cat([self["boi"][0], rows, self["eoi"][0]]) / _SCALE
+        return self.linear(inner, "linear_proj.dense_4h_to_h")
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
 
 
-def _shapes() -> dict[str, list[int]]:
-    """Return the shapes of the tensors of the part that sees."""
+def seeing_shapes(merged: int) -> dict[str, list[int]]:
+    """Return the shapes of the tensors of the part that sees, ``merged`` numbers made of patches at a time."""
     shapes = {
         "patch_embedding.cls_embedding": [1, _TOWER],
         "patch_embedding.position_embedding.weight": [(_SIDE // _PATCH) ** 2 + 1, _TOWER],
         "patch_embedding.proj.weight": [_TOWER, 3, _PATCH, _PATCH],
         "patch_embedding.proj.bias": [_TOWER],
-        "conv.weight": [_HIDDEN, _TOWER, 2, 2],
-        "conv.bias": [_HIDDEN],
-        "linear_proj.linear_proj.weight": [_HIDDEN, _HIDDEN],
+        "conv.weight": [merged, _TOWER, 2, 2],
+        "conv.bias": [merged],
+        "linear_proj.linear_proj.weight": [_HIDDEN, merged],
         "linear_proj.gate_proj.weight": [_INNER, _HIDDEN],
         "linear_proj.dense_h_to_4h.weight": [_INNER, _HIDDEN],
         "linear_proj.dense_4h_to_h.weight": [_HIDDEN, _INNER],

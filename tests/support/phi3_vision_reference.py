@@ -26,10 +26,10 @@ _FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.0, 2.0, 3.0,
 def make_tiny_phi3_vision(directory: Path) -> Path:
     """Make a Phi-3.5-vision with up to 4 tiles of 28 pixels, of 4 rows each; its tower's sizes are in a folder."""
     tiny.write_tokenizer(directory, ["<|image|>"], tiny.TEXT_TEMPLATE)
-    tower = CLIPVisionModel(_tower_config())
+    tower = CLIPVisionModel(tower_config())
     folder = directory.with_name("clip")
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(_tower_config().to_dict()))
+    (folder / "config.json").write_text(json.dumps(tower_config().to_dict()))
     text = tiny.save_random(Phi3ForCausalLM, _text_config(), directory.with_name("text"), 0)
     random = torch.Generator().manual_seed(1)
     merged = 4 * _TOWER_HIDDEN
@@ -76,7 +76,7 @@ class Phi3VisionReference:
         self.text = Phi3ForCausalLM(_text_config()).double()
         self.text.load_state_dict({name: values for name, values in tensors.items() if not name.startswith(_PREFIX)})
         self.seeing = {name.removeprefix(_PREFIX): values for name, values in tensors.items()}
-        self.tower = CLIPVisionModel(_tower_config()).double()
+        self.tower = CLIPVisionModel(tower_config()).double()
         begin = "img_processor.vision_model."
         self.tower.load_state_dict(
             {name.removeprefix(begin): values for name, values in self.seeing.items() if name.startswith(begin)}
@@ -88,11 +88,14 @@ class Phi3VisionReference:
 
     def rows(self, image: Image.Image) -> torch.Tensor:
         """Return an image's rows."""
-        pixels = _canvas(image)
+        pixels = canvas(image)
         high, wide = pixels.shape[1] // _SIDE, pixels.shape[2] // _SIDE
-        lines = self._lines([[self._patches(_tile(pixels, y, x)) for x in range(wide)] for y in range(high)])
-        whole = self._lines([[self._patches(_shrunk(pixels))]])
-        merged = torch.stack([*lines, self.seeing["glb_GN"].flatten(), *whole])
+        lines = self._lines([[self._patches(tile_of(pixels, y, x)) for x in range(wide)] for y in range(high)])
+        whole = self._lines([[self._patches(shrunk(pixels))]])
+        separator = self.seeing["glb_GN"].flatten()
+        return self._projected(torch.stack([*lines, separator, *whole]))
+
+    def _projected(self, merged: torch.Tensor) -> torch.Tensor:
         hidden = merged @ self.seeing["img_projection.0.weight"].T + self.seeing["img_projection.0.bias"]
         hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
         return hidden @ self.seeing["img_projection.2.weight"].T + self.seeing["img_projection.2.bias"]
@@ -117,7 +120,7 @@ class Phi3VisionReference:
         return result
 
 
-def _canvas(image: Image.Image) -> np.ndarray:
+def canvas(image: Image.Image) -> np.ndarray:
     """Return the normalized pixels of an image on white, in whole tiles: colour, line, column."""
     is_upright = image.width < image.height
     if is_upright:
@@ -134,11 +137,12 @@ def _canvas(image: Image.Image) -> np.ndarray:
     return ((pixels / 255.0 - _MEAN) / _STD).transpose(2, 0, 1)
 
 
-def _tile(pixels: np.ndarray, row: int, column: int) -> np.ndarray:
+def tile_of(pixels: np.ndarray, row: int, column: int) -> np.ndarray:
+    """Return one of the tiles of a canvas."""
     return pixels[:, row * _SIDE : (row + 1) * _SIDE, column * _SIDE : (column + 1) * _SIDE].copy()
 
 
-def _shrunk(pixels: np.ndarray) -> np.ndarray:
+def shrunk(pixels: np.ndarray) -> np.ndarray:
     """Return pixels at the size of a tile, by cubic convolution (Keys, a = -0.75) between pixel centres."""
     return np.einsum("yh,chw,xw->cyx", _cubic(pixels.shape[1]), pixels, _cubic(pixels.shape[2]))
 
@@ -154,9 +158,10 @@ def _cubic(length: int) -> np.ndarray:
     return weights
 
 
-def _tower_config() -> CLIPVisionConfig:
+def tower_config(hidden_size: int = _TOWER_HIDDEN) -> CLIPVisionConfig:
+    """Return the sizes of a CLIP with two heads that sees 28 by 28 pixels."""
     return CLIPVisionConfig(
-        hidden_size=_TOWER_HIDDEN,
+        hidden_size=hidden_size,
         intermediate_size=32,
         num_hidden_layers=3,
         num_attention_heads=2,

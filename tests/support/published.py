@@ -293,6 +293,20 @@ def molmoe(directory: Path) -> None:
     rewrite(directory, config, change)
 
 
+def cogvlm(directory: Path) -> None:
+    """The text part of CogVLM from a Llama, without what it has for images."""
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        return renamed(
+            fused(tensors, _QKV, "self_attn.language_expert_query_key_value", stacked),
+            (r"self_attn\.o_proj", "self_attn.language_expert_dense"),
+            (r"\.mlp\.", ".mlp.language_mlp."),
+        )
+
+    config = llama_sizes(old_config(directory), "max_position_embeddings", "rms_norm_eps", "hidden_act")
+    rewrite(directory, config | {"architectures": ["CogVLMForCausalLM"], "model_type": "cogvlm"}, change)
+
+
 def baichuan(directory: Path) -> None:
     """Baichuan 7B from a Llama without grouping."""
     _baichuan(directory, {"max_position_embeddings": old_config(directory)["max_position_embeddings"]})

@@ -12,13 +12,11 @@ from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.text_part import sees
 from lmdeploy.turbomind.unsupported import ENCODERS, UNSUPPORTED, UnsupportedModel, refuse_unsupported
 from lmdeploy.vl.families import vision_families
-from lmdeploy.vl.tools import merge_xcomposer2d5_task
 
 _INTERNVL = {"ps_version": "v2", "dynamic_image_size": True, "use_thumbnail": True}
 _LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit-large-patch14-336"}
 # What config.json of such a model has besides, where others share the architecture.
 EXAMPLES: dict[str, dict[str, Any]] = {
-    "Mono-InternVL": _INTERNVL | {"llm_config": {"architectures": ["InternLM2VEForCausalLM"]}},
     "InternVL with tiles alone": _INTERNVL | {"use_thumbnail": False},
     "MiniCPM-V before 2.5": {"version": 2.0},
     "Janus": {"gen_vision_config": {"cls": "VQ-16"}},
@@ -49,23 +47,9 @@ def test_each_is_refused_by_name_with_reason_and_advice(row: UnsupportedModel, t
 
 
 def test_a_name_in_auto_map_is_enough() -> None:
-    code = {"AutoModel": "modeling_internlm_xcomposer2.InternLMXComposer2ForCausalLM"}
-    with pytest.raises(UnsupportedModelError, match="XComposer2"):
+    code = {"AutoModel": "modeling_molmo2.Molmo2ForConditionalGeneration"}
+    with pytest.raises(UnsupportedModelError, match="Molmo2"):
         refuse_unsupported({"architectures": ["InternLM2ForCausalLM"], "auto_map": code})
-
-
-@pytest.mark.parametrize("task", ["web", "write"])
-def test_merging_a_task_for_xcomposer_is_refused_as_the_model_is(
-    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "merged"
-    output.mkdir()
-    (output / "kept").touch()
-    assert merge_xcomposer2d5_task.main(["internlm/internlm-xcomposer2d5-7b", str(output), "--task", task]) == 1
-    refused = capsys.readouterr().err
-    assert "nothing was merged: InternLM-XComposer2, 2.5" in refused
-    assert "low-rank matrices that are added for the rows of images alone; use InternVL2" in refused
-    assert (output / "kept").exists()
 
 
 @pytest.mark.parametrize("architecture", SERVED)
@@ -88,12 +72,13 @@ SEEN = (
     "Mistral3ForConditionalGeneration", "MultiModalityCausalLM", "DeepseekVLForConditionalGeneration",
     "DeepseekVLHybridForConditionalGeneration", "MiniCPMV", "Phi3VForCausalLM", "ChatGLMModel",
     "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM", "OLMoForCausalLM",
+    "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM",
     "MllamaForConditionalGeneration",
 )  # fmt: skip
 REFUSED = (
     "MiniCPMV4_6ForConditionalGeneration", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
     "Molmo2ForConditionalGeneration", "KimiVLForConditionalGeneration",
-    "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
+    "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: images in their prompts are refused.
 READ = ("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "OLMoForCausalLM")

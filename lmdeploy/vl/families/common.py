@@ -169,6 +169,8 @@ class VisionFamily:
         An image is one token, of which the first row is the embedding; the text looks at the others.
     other_token
         In the place of ``token`` where a tokenizer does not have that.
+    leads_prompt
+        Images are in front of all that the chat template writes, but the token that begins a text.
     """
 
     architectures: tuple[str, ...]
@@ -188,6 +190,7 @@ class VisionFamily:
     is_one_place: bool = False
     is_looked_at: bool = False
     other_token: str = ""
+    leads_prompt: bool = False
 
     def __post_init__(self) -> None:
         if not self.written:

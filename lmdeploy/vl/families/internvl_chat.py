@@ -1,4 +1,7 @@
-"""InternVL 1.1 to 3.5 in its authors' own layout: other names for what ``transformers`` calls InternVL."""
+"""InternVL 1.1 to 3.5 and Mono-InternVL in their authors' layout: other names for what ``transformers`` has.
+
+Mono-InternVL has no tower: its decoder gets the embeddings of patches.
+"""
 
 import dataclasses
 import math
@@ -30,6 +33,14 @@ _NAMES = (
     (r"^mlp1\.3\.", "multi_modal_projector.linear_2."),
 )
 
+_NO_TOWER = {
+    "num_hidden_layers": 0,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "qkv_bias": False,
+    "qk_normalization": False,
+}
+
 
 def config(checkpoint: Checkpoint) -> Any:
     """Return the ``InternVLConfig``."""
@@ -37,6 +48,8 @@ def config(checkpoint: Checkpoint) -> Any:
 
     _, raw = checkpoint
     given = raw["vision_config"]
+    if given.get("model_type") == "intern_vit_patch":
+        given = {**given, **_NO_TOWER}
     same = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "image_size", "patch_size")
     optional = ("hidden_act", "layer_norm_eps", "norm_type")
     vision = {name: given[name] for name in same} | {name: given[name] for name in optional if name in given}

@@ -37,12 +37,15 @@ class Tiler:
         Tiles of an image.
     mean, std
         Of each colour.
+    enlarges
+        An image gets as many tiles as it may have, whatever its size; otherwise no more along it than it fills.
     """
 
     side: int
     most: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    enlarges: bool = True
 
     def lying(self, width: int, height: int) -> tuple[int, int]:
         """Return tiles along an image that is not higher than wide, and its height once it is as wide as they are."""
@@ -50,6 +53,8 @@ class Tiler:
         tiles = 1
         while (tiles + 1) * math.ceil((tiles + 1) / ratio) <= self.most:
             tiles += 1
+        if not self.enlarges:
+            tiles = min(tiles, math.ceil(width / self.side))
         return tiles, max(1, int(tiles * self.side / ratio))
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
