@@ -106,10 +106,15 @@ struct QuantizedRows {
   int groups;       // of the weight
   int zero_factor;  // minus the weight's zero code, or -1 if it varies or there are minima
   int8_t* codes;
-  float* scales;     // [groups, rows]
-  int32_t* offsets;  // [groups, rows]; sum of the codes times zero_factor
+  float* scales;     // [blocks of `interleave` rows, groups, interleave]
+  int32_t* offsets;  // likewise; sum of the codes times zero_factor
 
   int8_t* row(size_t index) const { return codes + layout.offset(index); }
+  // Where the scale of a row's first group is; the next one is `interleave` on.
+  size_t entry(size_t index) const {
+    const auto together = static_cast<size_t>(layout.interleave);
+    return index / together * together * static_cast<size_t>(groups) + index % together;
+  }
 };
 
 // Activations in the type and the order in which the instruction set multiplies a weight of float8, or of bfloat16,

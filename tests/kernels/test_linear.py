@@ -174,6 +174,22 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(
     check_rows_are_alone(cpu, weight, torch.randn(rows, in_features))
 
 
+# Tiles that are multiplied three at a time with four rows, and the rest of either.
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [32, 256])
+@pytest.mark.parametrize("has_minima", [False, True])
+def test_a_row_of_codes_with_zeros_or_minima_is_bitwise_the_same_alone_and_among_others(
+    cpu: Device, has_minima: bool, group: int, bits: int
+) -> None:
+    torch.manual_seed(group + bits)
+    shape = (130, 512)
+    if has_minima:
+        weight, _ = group_minima_weight(cpu, shape, bits, group)
+    else:
+        weight = group_codes_weight(cpu, shape, bits, group, shuffles_inputs=False)
+    check_rows_are_alone(cpu, weight, torch.randn(61, shape[1]))
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
     ("rows", "out_features", "in_features"), [(1, 16, 32), (2, 7, 40), (9, 40, 576), (50, 33, 100), (3, 130, 1536)]
@@ -206,7 +222,7 @@ def test_rounding_keeps_the_product_close_to_the_exact_one(cpu: Device, bits: in
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [16, 32])
 @pytest.mark.parametrize(
-    ("rows", "out_features", "in_features"), [(1, 16, 64), (2, 7, 96), (9, 40, 576), (50, 33, 160)]
+    ("rows", "out_features", "in_features"), [(1, 16, 64), (2, 7, 96), (9, 40, 576), (50, 70, 160)]
 )
 def test_codes_with_minima_are_multiplied_as_the_numbers_they_stand_for(
     cpu: Device, rows: int, out_features: int, in_features: int, group: int, bits: int

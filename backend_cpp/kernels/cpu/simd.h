@@ -153,7 +153,8 @@ inline void store_pairs(float* p, Vec v) {
 // Adds to each int32 lane the four products of its bytes, unsigned in u and signed in s; exact.
 #if defined(__AVX512VNNI__)
 inline IVec dot4(IVec sum, IVec u, IVec s) {
-  return _mm512_dpbusd_epi32(sum, u, s);
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u), "v"(s));  // GCC 12 copies the sums that it has for the intrinsic
+  return sum;
 }
 #else
 inline IVec dot4(IVec sum, IVec u, IVec s) {

@@ -41,6 +41,12 @@ inline void widen_codes(const PackedTile& tile, const PackedShape& shape, int8_t
   }
 }
 
+// sum (code - zero) x = sum code x - zero sum x: what the sums over a group begin with.
+inline IVec start_of_group(const PackedTile& tile, int group, int32_t offset) {
+  const IVec start = broadcast_int(tile.mins == nullptr ? offset : 0);
+  return tile.zeros == nullptr ? start : multiply(start, widen_bytes(tile.zeros + group * kTileOutputs));
+}
+
 // y of a tile for kRows rows from first_row on, some of which may be missing. `codes`: one byte each, those of a 4-bit
 // weight widened.
 template <int kRows, int kBits>
@@ -51,6 +57,7 @@ inline void packed_rows_on_tiles(const LinearWeight& weight, const PackedShape& 
   const auto unit_bytes = static_cast<size_t>(unit) * kTileOutputs;
   const int8_t* input = x.row(static_cast<size_t>(first_row));
   const auto* code = static_cast<const uint8_t*>(codes);
+  const size_t first_entry = x.entry(static_cast<size_t>(first_row));
 
   Vec sums[kRows][1];
   for (auto& sum : sums) sum[0] = zero();
@@ -68,14 +75,14 @@ inline void packed_rows_on_tiles(const LinearWeight& weight, const PackedShape& 
     alignas(64) int32_t products[kTileSide][kTileOutputs];
     tile_store<0>(products, kTileBytes);
 
-    const size_t entry = static_cast<size_t>(g) * x.rows + first_row;
+    const size_t entry = first_entry + static_cast<size_t>(g) * kTileSide;
     const float* scales = x.scales + entry;
     const int32_t* offsets = x.offsets + entry;
     const Vec scale = tile.scales == nullptr ? broadcast(1.0f) : load(tile.scales + g * kTileOutputs);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       IVec product = load_bytes(reinterpret_cast<const uint8_t*>(products[r]));
-      if (kBits == 8) product = add_ints(product, start_of_group(tile, g, 0, offsets[r]));
+      if (kBits == 8) product = add_ints(product, start_of_group(tile, g, offsets[r]));
       sums[r][0] = fma(to_floats(product), mul(scale, broadcast(scales[r])), sums[r][0]);
     }
     if (tile.mins == nullptr) continue;

@@ -8,6 +8,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear/bf16_block.h"
 #include "kernels/cpu/linear/float8_block.h"
+#include "kernels/cpu/linear/packed_block.h"
 #include "kernels/cpu/linear/panel_block.h"
 #include "kernels/packed_weight.h"
 
@@ -43,6 +44,7 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   plan.kind = weight.format == WeightFormat::kFloat8 ? RowsPlan::Kind::kWide : RowsPlan::Kind::kQuantized;
   plan.layout.interleave = static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::min(rows, kTogetherRows))));
   plan.layout.features = static_cast<size_t>(packed_shape(weight).padded_features());
+  if (plan.kind == RowsPlan::Kind::kQuantized && rows > kPackedRows) plan.block_tiles = kPackedTiles;
   return plan;
 }
 

@@ -116,7 +116,7 @@ QuantizedRows LinearScratch::reserve_quantized(const LinearWeight& weight, const
   view.groups = shape.groups();
   view.zero_factor = weight.zeros == nullptr && weight.mins == nullptr ? -shape.zero_code() : -1;
   const size_t codes = layout.elements(rows) + kCacheLine;
-  const size_t entries = static_cast<size_t>(rows) * view.groups + layout.interleave;  // those of missing rows are read
+  const size_t entries = layout.blocks(rows) * layout.interleave * view.groups;  // those of missing rows are read
   if (codes_.size() < codes) codes_.resize(codes);
   if (offsets_.size() < entries) {
     scales_.resize(entries);
@@ -160,7 +160,7 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
         table.quantize_row(inputs, weight.in_features, weight.group, row, rounded);
       });
       const PackedShape shape = packed_shape(weight);
-      for_blocks(pool, plan, rows, tiles, shape.group_bytes() * shape.groups(), 1,
+      for_blocks(pool, plan, rows, tiles, shape.group_bytes() * shape.groups(), plan.block_tiles,
                  [&](int row, int count, int first, int last) {
                    table.packed_block(weight, rounded, row, count, first, last, y, accumulate);
                  });

@@ -11,6 +11,10 @@
 namespace turbomind::TM_ISA {
 
 inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
+// Where there are more rows than that: tiles at a time, and rows. A vector of x is multiplied with each of them, and
+// both kinds of sums stay in registers.
+inline constexpr int kPackedTiles = kRegisters == 32 ? 3 : 1;
+inline constexpr int kPackedTileRows = kRegisters == 32 ? 4 : kPackedRows;
 
 // Where a row's codes go: `unit` of them together, then those of other rows, then the next.
 class CodeTarget {
@@ -68,13 +72,14 @@ inline std::pair<float, int32_t> quantize_group(const float* source, int count, 
 template <int kUnit>
 inline void quantize_groups(const float* x, int in_features, int group, int row, const QuantizedRows& rounded) {
   CodeTarget target(rounded.row(static_cast<size_t>(row)), rounded.layout);
+  const size_t first_entry = rounded.entry(static_cast<size_t>(row));
   for (int g = 0; g < rounded.groups; ++g) {
     const float* source = x + static_cast<size_t>(g) * group;
     const int count = std::min(group, in_features - g * group);
     const auto [scale, sum] = count == group && group % kLanes == 0
                                   ? quantize_group<true, kUnit>(source, count, group, target)
                                   : quantize_group<false, kUnit>(source, count, group, target);
-    const size_t entry = static_cast<size_t>(g) * rounded.rows + row;
+    const size_t entry = first_entry + static_cast<size_t>(g) * rounded.layout.interleave;
     rounded.scales[entry] = scale;
     rounded.offsets[entry] = sum * rounded.zero_factor;
   }
@@ -104,86 +109,130 @@ inline PackedTile packed_tile(const LinearWeight& weight, const PackedShape& sha
           weight.mins == nullptr ? nullptr : weight.mins + first_group * kTileOutputs};
 }
 
-// sum (code - zero) x = sum code x - zero sum x: where the sums over a group start.
-inline IVec start_of_group(const PackedTile& tile, int group, int vec, int32_t offset) {
-  const IVec start = broadcast_int(tile.mins == nullptr ? offset : 0);
-  if (tile.zeros == nullptr) return start;
-  return multiply(start, widen_bytes(tile.zeros + group * kTileOutputs + vec * kLanes));
+// How codes become values: scale (code - zero) with one zero for all, or one for each group, or scale code + min.
+enum class CodeKind : uint8_t { kScaled, kShifted, kWithMins };
+
+// Asks for a group of the tiles that come after these.
+template <int kTiles>
+inline void prefetch_group(const uint8_t* codes, size_t tile_bytes, size_t group_bytes) {
+  constexpr size_t kLine = 64;
+  for (int t = 0; t < kTiles; ++t) {
+    const uint8_t* group = codes + (kTiles + t) * tile_bytes;
+    for (size_t line = 0; line < group_bytes; line += kLine) __builtin_prefetch(group + line, 0, 2);
+  }
 }
 
-template <int kRows, int kBits>
-inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const QuantizedRows& x,
-                        int first_row, float* y, bool accumulate) {
+// y of kTiles tiles for kRows adjacent rows from first_row on, some of which may be missing. is_first: the first rows
+// that meet these tiles.
+template <int kRows, int kTiles, int kBits, CodeKind kKind>
+inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int first_tile, bool is_first,
+                        const QuantizedRows& x, int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
-  const PackedTile tile = packed_tile(weight, shape, tile_index);
+  constexpr int kVecs = kTiles * kTileVecs;
+  const PackedTile tile = packed_tile(weight, shape, first_tile);
   const uint8_t* codes = tile.codes;
+  const size_t tile_bytes = shape.group_bytes() * shape.groups();
+  const size_t tile_scales = static_cast<size_t>(kTileOutputs) * shape.groups();
   const int8_t* input = x.row(static_cast<size_t>(first_row));
   const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
+  size_t entry = x.entry(static_cast<size_t>(first_row));
+  size_t lanes = 0;  // of the scales
+  const auto lane = [&](int vec) { return lanes + vec / kTileVecs * tile_scales + vec % kTileVecs * kLanes; };
 
-  Vec sums[kRows][kTileVecs];
+  Vec sums[kRows][kVecs];
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kTileVecs; ++v) sums[r][v] = zero();
+  for (auto& row : sums) {
+#pragma GCC unroll 8
+    for (auto& sum : row) sum = zero();
   }
-  for (int g = 0; g < x.groups; ++g) {
-    const size_t entry = static_cast<size_t>(g) * x.rows + first_row;
+  for (int g = 0; g < x.groups; ++g, entry += x.layout.interleave, lanes += kTileOutputs) {
     const int32_t* offsets = x.offsets + entry;
-    IVec group_sums[kRows][kTileVecs];
+    // sum (code - zero) x = sum code x - zero sum x: where the sums over a group start.
+    IVec group_sums[kRows][kVecs];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kTileVecs; ++v) group_sums[r][v] = start_of_group(tile, g, v, offsets[r]);
-    }
-    for (int k = 0; k < shape.group; k += kStep, codes += 4 * kTileOutputs) {
-      __builtin_prefetch(codes + 2048, 0, 2);
-      IVec low[kTileVecs];
-      IVec high[kTileVecs];
-      for (int v = 0; v < kTileVecs; ++v) {
-        const IVec bytes = load_bytes(codes + v * 4 * kLanes);
-        low[v] = kBits == 8 ? bytes : low_halves(bytes);
-        if (kBits == 4) high[v] = high_halves(bytes);
+    for (int v = 0; v < kVecs; ++v) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        group_sums[r][v] = broadcast_int(kKind == CodeKind::kWithMins ? 0 : offsets[r]);
+        if (kKind == CodeKind::kShifted) {
+          group_sums[r][v] = multiply(group_sums[r][v], widen_bytes(tile.zeros + lane(v)));
+        }
       }
+    }
+    const auto multiply = [&](const IVec(&own)[kVecs]) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const IVec four = broadcast_bytes(input + 4 * r);
-        for (int v = 0; v < kTileVecs; ++v) group_sums[r][v] = dot4(group_sums[r][v], low[v], four);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) group_sums[r][v] = dot4(group_sums[r][v], own[v], four);
       }
       input += input_step;
-      if (kBits == 4) {
+    };
+    if (kTiles > 1 && is_first) prefetch_group<kTiles>(codes, tile_bytes, shape.group_bytes());
+    for (int k = 0; k < shape.group; k += kStep, codes += 4 * kTileOutputs) {
+      if (kTiles == 1) __builtin_prefetch(codes + 2048, 0, 2);
+      IVec low[kVecs];
+      IVec high[kVecs];
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const IVec four = broadcast_bytes(input + 4 * r);
-          for (int v = 0; v < kTileVecs; ++v) group_sums[r][v] = dot4(group_sums[r][v], high[v], four);
-        }
-        input += input_step;
+      for (int v = 0; v < kVecs; ++v) {
+        const IVec bytes = load_bytes(codes + v / kTileVecs * tile_bytes + v % kTileVecs * 4 * kLanes);
+        low[v] = kBits == 8 ? bytes : low_halves(bytes);
+        if (kBits == 4) high[v] = high_halves(bytes);
       }
+      multiply(low);
+      if (kBits == 4) multiply(high);
     }
-    const float* scales = x.scales + entry;
-    for (int v = 0; v < kTileVecs; ++v) {
-      const Vec scale = tile.scales == nullptr ? broadcast(1.0f) : load(tile.scales + g * kTileOutputs + v * kLanes);
+    const float* x_scales = x.scales + entry;
+    Vec scales[kVecs];
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        sums[r][v] = fma(to_floats(group_sums[r][v]), mul(scale, broadcast(scales[r])), sums[r][v]);
+    for (int v = 0; v < kVecs; ++v) scales[v] = tile.scales == nullptr ? broadcast(1.0f) : load(tile.scales + lane(v));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec x_scale = broadcast(x_scales[r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) {
+        sums[r][v] = fma(to_floats(group_sums[r][v]), mul(scales[v], x_scale), sums[r][v]);
       }
-      if (tile.mins == nullptr) continue;
+      if (kKind != CodeKind::kWithMins) continue;
       // sum (scale code + min) x: the offsets are minus the sums of x's codes.
-      const Vec min = load(tile.mins + g * kTileOutputs + v * kLanes);
+      const Vec total = broadcast(-x_scales[r] * static_cast<float>(offsets[r]));
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        sums[r][v] = fma(min, broadcast(-scales[r] * static_cast<float>(offsets[r])), sums[r][v]);
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(load(tile.mins + lane(v)), total, sums[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < kTiles; ++t) {
+    Vec own[kRows][kTileVecs];
+    for (int r = 0; r < kRows; ++r) std::copy_n(sums[r] + t * kTileVecs, kTileVecs, own[r]);
+    write_tile(weight, first_tile + t, 1.0f, own, first_row, x.rows - first_row, y, accumulate);
+  }
+}
+
+template <int kBits, CodeKind kKind>
+inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
+                            int last_tile, float* y, bool accumulate) {
+  const PackedShape shape = packed_shape(weight);
+  int tile = first_tile;
+  if (rows > kPackedRows) {
+    for (; tile + kPackedTiles <= last_tile; tile += kPackedTiles) {
+      for (int row = first_row; row < first_row + rows; row += kPackedTileRows) {
+        packed_rows<kPackedTileRows, kPackedTiles, kBits, kKind>(weight, shape, tile, row == first_row, x, row, y,
+                                                                 accumulate);
       }
     }
   }
-
-  write_tile(weight, tile_index, 1.0f, sums, first_row, x.rows - first_row, y, accumulate);
+  for_row_groups<kPackedRows>(first_row, rows, tile, last_tile, [&](auto count, int own, int row) {
+    packed_rows<count(), 1, kBits, kKind>(weight, shape, own, row == first_row, x, row, y, accumulate);
+  });
 }
 
 template <int kBits>
 inline void packed_block_bits(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows,
                               int first_tile, int last_tile, float* y, bool accumulate) {
-  const PackedShape shape = packed_shape(weight);
-  for_row_groups<kPackedRows>(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {
-    packed_rows<count(), kBits>(weight, shape, tile, x, row, y, accumulate);
-  });
+  const auto multiply = weight.mins != nullptr    ? packed_block_of<kBits, CodeKind::kWithMins>
+                        : weight.zeros != nullptr ? packed_block_of<kBits, CodeKind::kShifted>
+                                                  : packed_block_of<kBits, CodeKind::kScaled>;
+  multiply(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
 }
 
 inline void packed_block(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
