@@ -9,6 +9,7 @@ import torch
 
 from lmdeploy import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.errors import UnsupportedModelError
+from tests.support.adapters import make_adapter
 from tests.support.both_engines import PLAIN
 from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.images import make_image
@@ -54,6 +55,13 @@ def test_ranks_and_rounded_weights_have_them_too(model: Path) -> None:
     whole = logits(model)
     assert relative_error(logits(model, tp=2), whole) < 1e-4
     assert 0 < relative_error(logits(model, weight_bits=8), whole) < 0.3  # unrelated ones would be 1.4 apart
+
+
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    model = make_tiny_xcomposer(tmp_path / "model")
+    adapter = make_adapter(tmp_path / "adapter", model, targets=["wo"])
+    with pytest.raises(ValueError, match="adapters cannot be had where rows of images take weights of their own"):
+        logits(model, adapters={"own": str(adapter)})
 
 
 def test_the_pytorch_engine_refuses_them(model: Path) -> None:
