@@ -14,11 +14,11 @@ namespace turbomind {
 // Throws Error naming the file and the first thing wrong in it.
 ModelSpec read_model_spec(const std::string& path);
 
-// Layers that look at images by cross-attention; num_layers does not count them.
 // Whether linear layers have further weights for rows of images.
 inline bool has_own_image_weights(const ModelSpec& spec) {
   return spec.images && (spec.images->own_attention || spec.images->own_mlp || spec.images->low_rank > 0);
 }
+// Layers that look at images by cross-attention; num_layers does not count them.
 inline int cross_layer_count(const ModelSpec& spec) {
   return spec.images ? static_cast<int>(spec.images->cross_layers.size()) : 0;
 }
