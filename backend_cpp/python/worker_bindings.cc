@@ -118,6 +118,8 @@ void bind_worker(py::module_& m) {
       .def_readonly("block_count", &Order::block_count)
       .def_readonly("block_len", &Order::block_len)
       .def_readonly("host_block_count", &Order::host_block_count)
+      .def_readonly("sequences", &Order::sequences)
+      .def_readonly("sequence_blocks", &Order::sequence_blocks)
       .def_readonly("moves", &Order::moves)
       .def_readonly("rows", &Order::rows)
       .def_readonly("spans", &Order::spans)

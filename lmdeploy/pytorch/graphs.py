@@ -88,11 +88,16 @@ class DecodingGraphs:
         Runs steps: logits and hidden states of the tokens that are wanted.
     capture
         Captures a function.
+    blocks
+        As wide block tables get, where that is known: then graphs differ in their tokens alone.
     """
 
-    def __init__(self, model: CapturableModel, capture: Callable[[Callable[[], Outputs]], Captured]) -> None:
+    def __init__(
+        self, model: CapturableModel, capture: Callable[[Callable[[], Outputs]], Captured], blocks: int = _LEAST_BLOCKS
+    ) -> None:
         self._model = model
         self._capture = capture
+        self._least_blocks = blocks
         self._graphs: dict[tuple[int, int], _Graph | None] = {}  # None: the model does not want it
         self._has_failed = False
 
@@ -101,7 +106,7 @@ class DecodingGraphs:
         spans, blocks = step.block_offsets.shape
         if not step.is_decoding or spans > MOST_ROWS or self._has_failed:
             return self._model.forward(step)
-        size = rows_for(spans), blocks_for(blocks)
+        size = rows_for(spans), self._least_blocks if blocks <= self._least_blocks else blocks_for(blocks)
         if size not in self._graphs:
             self._graphs[size] = self._make(size, step)
         graph = self._graphs[size]
@@ -126,7 +131,7 @@ def rows_for(rows: int) -> int:
 
 
 def blocks_for(blocks: int) -> int:
-    """Return the width of the block tables of the graph that takes tables so wide: powers of two."""
+    """Return the width of the block tables of a graph that takes tables so wide: powers of two."""
     return max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
 
 

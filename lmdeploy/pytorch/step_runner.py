@@ -33,6 +33,7 @@ from lmdeploy.pytorch.step_devices import (
     step_device,
 )
 from lmdeploy.pytorch.uploads import Uploads
+from lmdeploy.pytorch.warm_up import StepSizes, is_skipped, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -112,14 +113,13 @@ class StepRunner:
             self._model.shapes, args.quant_policy, self._model.dtype, self._model.states
         )
         self._forward = self._model.forward
-        uses_graphs = not args.eager_mode and _turbomind.wanted_kernels("pytorch", "graphs") != "off"
-        if self._device.device.type == "cuda" and uses_graphs:
-            self._forward = DecodingGraphs(self._model, cuda_capture()).forward
+        wants_graphs = not args.eager_mode and _turbomind.wanted_kernels("pytorch", "graphs") != "off"
+        self._captures = wants_graphs and self._device.device.type == "cuda"
         self._is_first = args.rank == 0
         self._uploads = Uploads(self._device.device)
         self._sampler = DeviceSampler(channel.logits.shape[1], self._device.device)
         self._chosen = torch.empty(0, dtype=torch.int64, device=self._device.device)  # by the last step
-        self._block_len = 0
+        self._block_count = self._block_len = 0
         torch.set_num_threads(1)  # what is left to PyTorch is small, and the kernels' threads need the cores
 
     def facts(self) -> dict[str, Any]:
@@ -145,8 +145,24 @@ class StepRunner:
 
     def allocate(self, block_count: int, block_len: int, host_block_count: int = 0, page_bytes: int = 0) -> None:
         """Take memory for the cache."""
-        self._block_len = block_len
+        self._block_count, self._block_len = block_count, block_len
         self._cache.allocate(block_count, block_len, host_block_count, page_bytes)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]
+    def prepare(self, sequences: int, sequence_blocks: int) -> None:
+        """Get ready for steps over the cache that there is now; on a GPU, run some of every kind.
+
+        Parameters
+        ----------
+        sequences, sequence_blocks
+            Sequences of a step, and blocks of a sequence, at most.
+        """
+        if self._captures:  # anew: graphs read the cache that they were captured with
+            self._forward = DecodingGraphs(self._model, cuda_capture(), sequence_blocks).forward
+        if self._device.kernels is None and not is_skipped():
+            rows = len(self._areas[0].tokens)
+            sizes = StepSizes(rows, sequences, sequence_blocks, self._block_count, self._block_len)
+            warm_up(self._forward, sizes, self._cache, self._device.device)
 
     def move_blocks(self, count: int, area: int) -> None:
         """Do what the channel has: this many pairs of blocks, whose content goes from the first to the second."""

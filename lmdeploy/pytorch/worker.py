@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
                 text = json.dumps(runner.facts())
             elif order.kind == _turbomind.OrderKind.ALLOCATE:
                 runner.allocate(order.block_count, order.block_len, order.host_block_count, order.page_bytes)
+                runner.prepare(order.sequences, order.sequence_blocks)
             elif is_step:
                 deliver = runner.step(order)
             elif order.kind == _turbomind.OrderKind.MOVE_BLOCKS:

@@ -86,6 +86,8 @@ struct Order {
   int32_t block_count = 0;  // pages; a block of all layers takes one
   int32_t block_len = 0;
   int32_t host_block_count = 0;
+  int32_t sequences = 0;        // of a step at most
+  int32_t sequence_blocks = 0;  // of a sequence at most
   // Of kMoveBlocks: pairs of numbers in the place of the block tables.
   int32_t moves = 0;
   // Of kStep.

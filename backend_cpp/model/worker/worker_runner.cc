@@ -23,6 +23,11 @@ constexpr size_t kWordsOfChoice = 256;
 constexpr size_t kCountedSequences = 4;
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a wait asks whether the worker still runs
 
+// Of a sequence at most.
+int blocks_of(const StepLimits& limits) {
+  return (limits.context + limits.block_len - 1) / limits.block_len + 1;
+}
+
 ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
   ChannelShape shape;
   shape.ranks = options.ranks;
@@ -35,7 +40,7 @@ ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
   const size_t words_of_mask = static_cast<size_t>(options.vocab_size) / 32 + 1;
   shape.list_words = static_cast<int32_t>(static_cast<size_t>(limits.spans) * (words_of_mask + kWordsOfChoice) +
                                           kCountedSequences * static_cast<size_t>(limits.context));
-  shape.blocks = limits.spans * ((limits.context + limits.block_len - 1) / limits.block_len + 1 + state_pages);
+  shape.blocks = limits.spans * (blocks_of(limits) + state_pages);
   return shape;
 }
 
@@ -53,6 +58,7 @@ std::string meeting_file() {
 WorkerRunner::WorkerRunner(WorkerOptions options, const StepLimits& limits)
     : ModelRunner({.vocab_size = options.vocab_size, .hidden_size = options.hidden_size, .images = options.images}),
       options_(std::move(options)),
+      limits_(limits),
       shape_(shape_of(options_, limits)),
       choices_(shape_) {
   traits_.adapters = this;
@@ -215,6 +221,8 @@ void WorkerRunner::order_cache() {
   order.block_count = cache_.size.page_count;
   order.block_len = cache_.plan.block_len;
   order.host_block_count = cache_.size.host_page_count;
+  order.sequences = limits_.spans;
+  order.sequence_blocks = blocks_of(limits_);
   wait(channel_->give());
 }
 

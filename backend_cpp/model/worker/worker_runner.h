@@ -92,6 +92,7 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   [[noreturn]] void lose(const std::string& reason);
 
   const WorkerOptions options_;
+  const StepLimits limits_;
   const ChannelShape shape_;
   Facts facts_;
   CacheShare cache_;

@@ -20,7 +20,7 @@ from lmdeploy.pytorch.kernels.cache_layout import load_heads, soft_capped
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _split_kernel(
     query,
     k_cache,

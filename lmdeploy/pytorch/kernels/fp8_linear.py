@@ -32,7 +32,7 @@ def _quantize_kernel(x, codes, scales, width, groups, x_stride, BLOCK: tl.conste
     tl.store(scales + row * groups + group, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _fp8_linear_kernel(
     codes,
     row_scales,

@@ -27,7 +27,7 @@ def _quantize_kernel(x, codes, scales, width, x_stride, BLOCK: tl.constexpr):
     tl.store(scales + row, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _int8_linear_kernel(
     codes,
     row_scales,

@@ -1,0 +1,136 @@
+"""What a worker on a GPU does before its first step: it runs steps of every kind.
+
+Kernels in the Triton language are compiled for what does not change from step to step, and for few sizes of tiles;
+libraries load their code and take their memory. Graphs are captured for each number of sequences. After this, requests
+wait for none of it, and a step of the largest size has shown that memory is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lmdeploy.pytorch.graphs import MOST_ROWS, rows_for
+from lmdeploy.pytorch.step_context import StepContext
+
+_SKIP = "LMDEPLOY_SKIP_WARMUP"
+_NEWS_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """What steps have at most.
+
+    Parameters
+    ----------
+    rows, sequences
+        Of a step.
+    sequence_blocks
+        Blocks of a sequence: those that its tokens take, and one.
+    block_count, block_len
+        Blocks of the cache, and tokens of a block.
+    """
+
+    rows: int
+    sequences: int
+    sequence_blocks: int
+    block_count: int
+    block_len: int
+
+
+def is_skipped() -> bool:
+    """Return whether the environment says that the first requests shall wait instead."""
+    return os.environ.get(_SKIP, "").lower() in ("1", "true", "yes", "on")
+
+
+def decoding_sizes(sequences: int) -> list[int]:
+    """Return how many sequences the steps of decoding have that are run, the largest first."""
+    captured = {rows_for(count) for count in range(1, min(sequences, MOST_ROWS) + 1)}
+    return sorted(captured | {sequences}, reverse=True)
+
+
+def prompt_sizes(rows: int) -> list[int]:
+    """Return how many tokens the steps with a prompt have that are run: all, then powers of two."""
+    powers = (1 << power for power in range(rows.bit_length() - 1, 0, -1))
+    return [rows, *(size for size in powers if size < rows)]
+
+
+def steps_of(sizes: StepSizes, cache: Any, device: torch.device) -> Iterator[StepContext]:
+    """Yield steps of every kind; they write to the first blocks of an empty cache."""
+    context = sizes.sequence_blocks * sizes.block_len
+    for size in prompt_sizes(min(sizes.rows, sizes.sequences * context)):
+        counts = [min(context, size - begin) for begin in range(0, size, context)]
+        yield _step(counts, sizes, cache, device)
+    for sequences in decoding_sizes(min(sizes.sequences, sizes.rows)):
+        yield _step([1] * sequences, sizes, cache, device)
+
+
+def warm_up(
+    forward: Callable[[StepContext], object], sizes: StepSizes, cache: Any, device: torch.device
+) -> None:
+    """Run steps of every kind, and say on stderr how far it is.
+
+    Parameters
+    ----------
+    forward
+        Runs a step; nobody needs what it returns.
+
+    Raises
+    ------
+    ValueError
+        If the memory is not enough for the largest step.
+    """
+    begin = said = time.monotonic()
+    done = 0
+    for step in steps_of(sizes, cache, device):
+        try:
+            forward(step)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"a step of {step.input_ids.numel()} tokens needs more memory than the GPU has left: lower "
+                "cache_max_entry_count, max_prefill_token_num or max_batch_size"
+            ) from error
+        done += 1
+        if time.monotonic() - said > _NEWS_SECONDS:
+            said = time.monotonic()
+            _say(f"{done} sizes of steps prepared in {said - begin:.0f} s")
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    _say(f"{done} sizes of steps prepared in {time.monotonic() - begin:.1f} s")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"pytorch: {text}\n")
+    sys.stderr.flush()
+
+
+def _step(counts: list[int], sizes: StepSizes, cache: Any, device: torch.device) -> StepContext:
+    """Return a step of sequences that begin with it, with so many tokens each."""
+    lengths = torch.tensor(counts, device=device)
+    starts = lengths.cumsum(0) - lengths
+    rows = sum(counts)
+    # A table of learned positions may end where a sequence must.
+    position = (torch.arange(rows, device=device) - starts.repeat_interleave(lengths)).clamp(
+        max=max(0, sizes.sequence_blocks - 2) * sizes.block_len
+    )
+    # As wide as the longest sequence makes it, whose place may be any.
+    blocks = torch.arange(-(-max(counts) // sizes.block_len), device=device) % sizes.block_count
+    return StepContext(
+        input_ids=torch.zeros(1, rows, dtype=torch.int64, device=device),
+        position_ids=position[None],
+        q_start_loc=starts,
+        q_seqlens=lengths,
+        kv_seqlens=lengths,
+        block_offsets=blocks.expand(len(counts), -1).contiguous(),
+        kv_caches=cache,
+        is_decoding=rows == len(counts),
+        wanted=starts + lengths - 1,
+        prompt_lens=lengths,
+        max_q_len=max(counts),
+    )

@@ -1,0 +1,141 @@
+"""What a worker on a GPU does before its first step: afterwards no step waits for a compiler or a capture.
+
+Captures are counted where kernels run, or are interpreted. Whether a launch needs a kernel that is not compiled is what
+Triton itself says, in a process whose driver can neither compile nor run (`count_compilations.py`).
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lmdeploy.pytorch import step_runner, warm_up
+from lmdeploy.pytorch.graphs import Captured, Outputs, cuda_capture
+from tests.pytorch.kernels.test_graphs import Again
+from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
+from tests.support.worker_steps import Part, StepDriver
+
+ROOT = Path(__file__).parents[3]
+SEQUENCES, BLOCKS = 9, 5
+
+
+@pytest.fixture
+def captures() -> list[int]:
+    """A number for each graph that is captured."""
+    return []
+
+
+@pytest.fixture
+def drivers(
+    tmp_path: Path, device: torch.device, gpu_driver: Callable[..., StepDriver], captures: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[StepDriver, StepDriver]:  # fmt: skip
+    """A model on the CPU, and one whose decoding steps are captured."""
+    make(tmp_path / "model", "Qwen2ForCausalLM")
+    cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
+    gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
+    capture: Callable[[Callable[[], Outputs]], Captured] = cuda_capture() if device.type == "cuda" else Again
+
+    def counted(run: Callable[[], Outputs]) -> Captured:
+        captures.append(len(captures))
+        return capture(run)
+
+    monkeypatch.setattr(step_runner, "cuda_capture", lambda: counted)
+    gpu.runner._captures = True
+    gpu.tokens = gpu.tokens[:40]  # rows of a step at most
+    return cpu, gpu
+
+
+def test_graphs_of_all_sizes_are_captured_before_the_first_step(
+    drivers: tuple[StepDriver, StepDriver], captures: list[int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    cpu, gpu = drivers
+    gpu.runner.prepare(SEQUENCES, BLOCKS)
+    assert len(captures) == len({1, 2, 4, 8, 16})
+    # All rows, powers of two below; steps of decoding of every size, and of as many sequences as there may be.
+    assert "pytorch: 12 sizes of steps prepared" in capfd.readouterr().err
+    steps = [[Part(sequence, 0, [5, 17, 30 + sequence]) for sequence in range(SEQUENCES)]]
+    steps += [[Part(each, 3 + count, [40 + count]) for each in range(SEQUENCES - count)] for count in range(SEQUENCES)]
+    for parts in steps:
+        for ours, theirs in zip(gpu.step(*parts), cpu.step(*parts), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
+    assert len(captures) == len({1, 2, 4, 8, 16})
+
+
+def test_graphs_are_captured_again_for_another_cache(
+    drivers: tuple[StepDriver, StepDriver], captures: list[int]
+) -> None:
+    cpu, gpu = drivers
+    gpu.runner.prepare(2, BLOCKS)
+    gpu.runner.allocate(256, 16)
+    gpu.runner.prepare(2, BLOCKS)
+    assert len(captures) == 2 * len({1, 2})
+    for parts in ([Part(0, 0, [5, 17])], [Part(0, 2, [8])]):
+        for ours, theirs in zip(gpu.step(*parts), cpu.step(*parts), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
+
+
+def test_the_environment_leaves_it_to_the_first_requests(
+    drivers: tuple[StepDriver, StepDriver], captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_SKIP_WARMUP", "1")
+    _, gpu = drivers
+    gpu.runner.prepare(SEQUENCES, BLOCKS)
+    assert not captures
+    gpu.step(Part(0, 0, [5]))
+    assert len(captures) == 1
+
+
+def test_memory_that_is_not_enough_for_the_largest_step_is_said_at_the_start(
+    drivers: tuple[StepDriver, StepDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    _, gpu = drivers
+    monkeypatch.setattr(gpu.runner._model, "forward", fail)
+    with pytest.raises(ValueError, match="a step of 40 tokens needs more memory .*: lower cache_max_entry_count"):
+        gpu.runner.prepare(SEQUENCES, BLOCKS)
+
+
+def test_sizes_reach_the_largest_steps() -> None:
+    assert warm_up.decoding_sizes(300) == [300, *range(256, 8, -8), 8, 4, 2, 1]
+    assert warm_up.prompt_sizes(100) == [100, 64, 32, 16, 8, 4, 2]
+
+
+@pytest.mark.parametrize("session_len", [1, 16, 40, 48])
+def test_positions_are_those_of_a_session_and_blocks_those_of_the_cache(session_len: int) -> None:
+    sizes = warm_up.StepSizes(
+        rows=100, sequences=3, sequence_blocks=-(-session_len // 16) + 1, block_count=2, block_len=16
+    )
+    for step in warm_up.steps_of(sizes, None, torch.device("cpu")):
+        assert int(step.position_ids.max()) < session_len
+        assert int(step.block_offsets.max()) < 2
+        assert step.block_offsets.shape[1] * 16 >= int(step.kv_seqlens.max())
+
+
+def needed(how: str) -> dict[str, tuple[int, list[str]]]:
+    """Return, for each model, how many kernels were needed before the first step, and which after it."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("count_compilations.py")), how],
+        capture_output=True, text=True, timeout=280, check=False, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = (line.split(": ") for line in done.stdout.splitlines())
+    return {model: (int(before), after) for model, before, *after in lines}
+
+
+def test_no_step_needs_a_kernel_that_is_not_compiled() -> None:
+    for model, (before, after) in needed("prepared").items():
+        assert before >= 4, model  # the cache's, and attention's
+        assert after == [], model
+
+
+def test_without_it_steps_need_kernels() -> None:
+    assert all(len(after) >= 4 for _, after in needed("not prepared").values())
