@@ -44,6 +44,8 @@ class Order:
     block_count: int
     block_len: int
     host_block_count: int
+    sequences: int
+    sequence_blocks: int
     moves: int
     rows: int
     spans: int

@@ -71,6 +71,8 @@ const std::vector<KernelOperator>& kernel_operators() {
       {"sampling", "turbomind", "choosing tokens on the GPU", {kOwn, kOff}, ""},
       {"graphs", "turbomind", "decoding as CUDA graphs", {kOwn, kOff}, ""},
       {"overlap", "turbomind", "programmatic dependent launch", {kOwn, kOff}, ""},
+      {"attention", "pytorch", "attention over the paged cache", {kLibrary, kOwn, kTorch}, "float64"},
+      {"codes", "pytorch", "linear layers on AWQ, int8 and fp8 codes", {kOwn, kTorch}, "float64"},
       {"sampling", "pytorch", "choosing tokens on the GPU", {kTorch, kOff}, "the same on the CPU"},
       {"graphs", "pytorch", "decoding as CUDA graphs", {kTorch, kOff}, ""},
   };

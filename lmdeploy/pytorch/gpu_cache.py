@@ -14,6 +14,9 @@ from lmdeploy.pytorch.kernels.decoding_attention import decoding_attention
 from lmdeploy.pytorch.kernels.fill_cache import fill_cache
 from lmdeploy.pytorch.kernels.prompt_attention import prompt_attention
 from lmdeploy.pytorch.paged import AttentionCall, LayerShape
+from lmdeploy.pytorch.start import flashinfer
+from lmdeploy.pytorch.start.attention import served_by
+from lmdeploy.pytorch.start.flex import flex_prompt_attention
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 
 _SCALE_BYTES = 4  # two float16 a head of a token
@@ -65,6 +68,8 @@ class GpuPagedCache:
         self._layers: dict[int, _LayerTensors] = {}
         self._host_layers: dict[int, _LayerTensors] = {}
         self._block_count = 0
+        for shape in set(self._shapes.values()):
+            served_by(shape, dtype, self._device)  # before the first step
 
     def block_bytes(self, block_len: int) -> int:
         """Return how much memory a block of this many tokens takes in all layers."""
@@ -108,27 +113,20 @@ class GpuPagedCache:
         rows = self._rows_of(step, stored.k.shape[1])
         scales: dict[str, Any] = {"k_scales": stored.k_scales, "v_scales": stored.v_scales, "bits": self._bits}
         fill_cache(key, value, stored.k, stored.v, rows.slots, **scales)
+        served = served_by(self._shapes[layer], self._dtype, self._device)
+        if not step.is_decoding and served.library is not None and flashinfer.can_attend(call, self._bits):
+            return served.library.attend(step, call, query, stored.k, stored.v)
+        tensors = (query, stored.k, stored.v)
+        spans = (step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets)
         rule: dict[str, Any] = {
-            "v_dim": value.shape[-1],
-            "scale": call.scale,
-            "window": call.window,
-            "softcap": call.softcap,
-            "sinks": call.sinks,
-        }
+            "v_dim": value.shape[-1], "scale": call.scale, "window": call.window, "softcap": call.softcap,
+            "sinks": call.sinks, **scales,
+        }  # fmt: skip
+        if not served.is_own:
+            return flex_prompt_attention(*tensors, *spans, max_q_len=rows.max_q_len, **rule)
         if step.is_decoding:
-            return decoding_attention(query, stored.k, stored.v, step.kv_seqlens, step.block_offsets, **rule, **scales)
-        return prompt_attention(
-            query,
-            stored.k,
-            stored.v,
-            step.q_start_loc,
-            step.q_seqlens,
-            step.kv_seqlens,
-            step.block_offsets,
-            max_q_len=rows.max_q_len,
-            **rule,
-            **scales,
-        )
+            return decoding_attention(*tensors, *spans[2:], **rule)
+        return prompt_attention(*tensors, *spans, max_q_len=rows.max_q_len, **rule)
 
     def _tier(self, block_count: int, block_len: int, device: torch.device) -> dict[int, _LayerTensors]:
         layers = {}

@@ -20,6 +20,7 @@ from lmdeploy.pytorch.models.hf_config import read_hf_config
 from lmdeploy.pytorch.models.patch import model_class_for
 from lmdeploy.pytorch.paged import LayerShape, StateShape
 from lmdeploy.pytorch.ranks import join
+from lmdeploy.pytorch.start.warm_up import StepSizes, is_skipped, warm_up
 from lmdeploy.pytorch.step_context import StepContext
 from lmdeploy.pytorch.step_devices import (
     ADAPTER,
@@ -33,7 +34,6 @@ from lmdeploy.pytorch.step_devices import (
     step_device,
 )
 from lmdeploy.pytorch.uploads import Uploads
-from lmdeploy.pytorch.warm_up import StepSizes, is_skipped, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class StepRunner:
         sequences, sequence_blocks
             Sequences of a step, and blocks of a sequence, at most.
         """
-        if self._captures:  # anew: graphs read the cache that they were captured with
+        if self._captures:  # again for each cache: graphs read the one they were captured with
             self._forward = DecodingGraphs(self._model, cuda_capture(), sequence_blocks).forward
         if self._device.kernels is None and not is_skipped():
             rows = len(self._areas[0].tokens)

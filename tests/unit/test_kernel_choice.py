@@ -23,14 +23,22 @@ def test_the_page_shows_the_engines_table() -> None:
     ("value", "wanted"),
     [
         ("", {}),
-        ("own", {("turbomind", name): "own" for engine, name in OPERATORS if engine == "turbomind"}),
-        ("torch", {("pytorch", "sampling"): "torch", ("pytorch", "graphs"): "torch"}),
+        (
+            "own",
+            {
+                **{(engine, name): "own" for engine, name in OPERATORS if engine == "turbomind"},
+                ("pytorch", "attention"): "own",
+                ("pytorch", "codes"): "own",
+            },
+        ),
+        ("torch", {("pytorch", name): "torch" for name in ("attention", "codes", "sampling", "graphs")}),
         ("graphs=off", {("turbomind", "graphs"): "off", ("pytorch", "graphs"): "off"}),
         ("sampling=torch,sampling=off", {("turbomind", "sampling"): "off", ("pytorch", "sampling"): "off"}),
         ("linear=own,peers=library", {("turbomind", "linear"): "own", ("turbomind", "peers"): "library"}),
         (
             "library,latents=own",
-            {
+            {("pytorch", "attention"): "library"}
+            | {
                 ("turbomind", name): "own" if name == "latents" else "library"
                 for name in ("linear", "scales", "experts", "prompts", "latents", "peers")
             },

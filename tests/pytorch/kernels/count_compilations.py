@@ -17,8 +17,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from lmdeploy.pytorch import step_runner
+from lmdeploy.pytorch import coded_gpu_layers, gpu_cache, step_runner
 from lmdeploy.pytorch.nn import device as nn_device
+from lmdeploy.pytorch.start.attention import Served
 from lmdeploy.pytorch.step_devices import GpuSteps
 from tests.pytorch.test_coded_checkpoints import WIDE, write
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
@@ -120,6 +121,9 @@ def main() -> None:
     JITFunction.run = note_only
     step_runner.step_device = lambda *_: GpuSteps(torch.device("cpu"))
     nn_device.runs_kernels = lambda _: True
+    # Self-checks, whose kernels do not run here either, would choose others.
+    gpu_cache.served_by = lambda *_: Served(None, is_own=True)
+    coded_gpu_layers.uses_own = lambda _: True
     prepares = sys.argv[1] == "prepared"
     torch.empty, torch.empty_like = zeroed(torch.empty), zeroed(torch.empty_like)
     torch.Tensor.new_empty = zeroed(torch.Tensor.new_empty)

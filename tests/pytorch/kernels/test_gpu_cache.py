@@ -1,11 +1,14 @@
 """A sequence that is fed to the cache of GPUs in chunks, then token by token, sees what float64 sees."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
 from lmdeploy.pytorch.gpu_cache import GpuPagedCache
 from lmdeploy.pytorch.paged import AttentionCall, LayerShape
+from lmdeploy.pytorch.start.attention import served_by
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 from tests.kernels.reference import round_heads
 from tests.pytorch.kernels.steps import attention
@@ -15,13 +18,23 @@ BLOCK_LEN = 8
 STEPS = [[(0, 5), (0, 11)], [(5, 18), (11, 12)], [(18, 19), (12, 13)], [(19, 20), (13, 14)]]
 
 
+@pytest.fixture(params=["own", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What attends: our kernels, or flex attention."""
+    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", f"attention={request.param}")
+    served_by.cache_clear()
+    yield request.param
+    served_by.cache_clear()
+
+
 @pytest.mark.parametrize("quant_policy", [0, 8, 4])
 def test_chunks_and_tokens_see_all_that_came_before(
-    quant_policy: int, random: torch.Generator, device: torch.device
+    quant_policy: int, kernels: str, random: torch.Generator, device: torch.device
 ) -> None:
     shape, heads = LayerShape(1, 32, 16), 2
     cache = GpuPagedCache({0: shape, 3: shape}, quant_policy, torch.float32, device)
     cache.allocate(8, BLOCK_LEN, 3)
+    assert served_by(shape, torch.float32, device).is_own == (kernels == "own")
     table = torch.tensor([[6, 1, 3], [2, 7, 0]], device=device)
     lengths = [20, 14]
     queries, keys, values = (

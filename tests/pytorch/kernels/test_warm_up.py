@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmdeploy.pytorch import step_runner, warm_up
+from lmdeploy.pytorch import step_runner
 from lmdeploy.pytorch.graphs import Captured, Outputs, cuda_capture
+from lmdeploy.pytorch.start import warm_up
 from tests.pytorch.kernels.test_graphs import Again
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
 from tests.support.worker_steps import Part, StepDriver
@@ -99,7 +100,7 @@ def test_memory_that_is_not_enough_for_the_largest_step_is_said_at_the_start(
 
     _, gpu = drivers
     monkeypatch.setattr(gpu.runner._model, "forward", fail)
-    with pytest.raises(ValueError, match="a step of 40 tokens needs more memory .*: lower cache_max_entry_count"):
+    with pytest.raises(ValueError, match=r"a step of 40 tokens needs more memory .*: lower cache_max_entry_count"):
         gpu.runner.prepare(SEQUENCES, BLOCKS)
 
 

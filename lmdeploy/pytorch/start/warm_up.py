@@ -71,9 +71,7 @@ def steps_of(sizes: StepSizes, cache: Any, device: torch.device) -> Iterator[Ste
         yield _step([1] * sequences, sizes, cache, device)
 
 
-def warm_up(
-    forward: Callable[[StepContext], object], sizes: StepSizes, cache: Any, device: torch.device
-) -> None:
+def warm_up(forward: Callable[[StepContext], object], sizes: StepSizes, cache: Any, device: torch.device) -> None:
     """Run steps of every kind, and say on stderr how far it is.
 
     Parameters
@@ -111,7 +109,7 @@ def _say(text: str) -> None:
 
 
 def _step(counts: list[int], sizes: StepSizes, cache: Any, device: torch.device) -> StepContext:
-    """Return a step of sequences that begin with it, with so many tokens each."""
+    """Return a step of sequences that begin with it; ``counts``: their tokens."""
     lengths = torch.tensor(counts, device=device)
     starts = lengths.cumsum(0) - lengths
     rows = sum(counts)

@@ -1,0 +1,58 @@
+"""What serves an operator on a GPU: the first of its order of trust that is there and passes its self-check.
+
+A self-check runs an operator on a small problem with known results, once a process, before the first request. What
+fails it, or cannot run at all, is left out with a warning, and the next of the order is tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from lmdeploy import _turbomind
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[], str]  # what is wrong; empty: nothing
+
+
+def order_of(operator: str) -> list[str]:
+    """Return what may serve an operator of this engine, the most trusted first, or what the environment asks for."""
+    [order] = (
+        each["order"]
+        for each in _turbomind.kernel_operators()
+        if each["engine"] == "pytorch" and each["name"] == operator
+    )
+    wanted = _turbomind.wanted_kernels("pytorch", operator)
+    return sorted(order, key=lambda source: source != wanted)
+
+
+def first_trusted(operator: str, checks: Mapping[str, Check], what: str) -> str:
+    """Return what serves an operator.
+
+    Parameters
+    ----------
+    operator
+        Its name in the table of operators.
+    checks
+        The self-check of each of its kinds of kernels (`library`, `own`, `torch`) that is there; the last kind of the
+        order needs none.
+    what
+        What the warning says is computed.
+    """
+    order = order_of(operator)
+    for source in order[:-1]:
+        if source not in checks:
+            continue
+        problem = _problem_of(checks[source])
+        if not problem:
+            return source
+        logger.warning("%s kernels are left out of %s: %s", source, what, problem)
+    return order[-1]
+
+
+def _problem_of(check: Check) -> str:
+    try:
+        return check()
+    except Exception as error:  # of any library: a compiler, a driver, memory
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,133 @@
+"""Which kernels a worker on a GPU trusts: those that bring what float64 brings, in the order of trust."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lmdeploy.pytorch.kernels import awq_linear, decoding_attention, fp8_linear, int8_linear, prompt_attention
+from lmdeploy.pytorch.paged import LayerShape
+from lmdeploy.pytorch.start import attention, codes, flashinfer
+from lmdeploy.pytorch.start.flex import flex_prompt_attention
+from lmdeploy.pytorch.step_context import StepContext
+from tests.pytorch.kernels.steps import Cache, Step
+from tests.pytorch.kernels.steps import attention as attention_of
+
+SHAPE = LayerShape(2, 32, 16)
+BLOCK_LEN = 8
+LINEAR = {"awq": (awq_linear, "awq_linear"), "int8": (int8_linear, "int8_linear"), "fp8": (fp8_linear, "fp8_linear")}
+
+
+@pytest.fixture(autouse=True)
+def unchecked() -> Iterator[None]:
+    """Nothing has been checked yet, and is checked again afterwards."""
+    for forget in (attention.served_by.cache_clear, codes.uses_own.cache_clear):
+        forget()
+    yield
+    for forget in (attention.served_by.cache_clear, codes.uses_own.cache_clear):
+        forget()
+
+
+@pytest.mark.parametrize("rule", [{}, {"window": 9}, {"softcap": 4.0}, {"has_sinks": True}])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_flex_attention_brings_what_float64_brings(
+    bits: int, rule: dict[str, float], random: torch.Generator, device: torch.device
+) -> None:
+    spans = [(5, 5), (3, 40), (1, 17), (300, 300)]
+    options = {"kv_heads": 2, "dims": (32, 16), "block_len": BLOCK_LEN, "dtype": torch.float32, "device": device}
+    step = Step.make(random, spans, **options)
+    cache = Cache.make(bits, step.blocks, BLOCK_LEN, 2, (32, 16), torch.float32, device)
+    step.fill(cache)
+    query = torch.randn(sum(step.q_lens), 4, 32, generator=random).to(device)
+    sinks = torch.randn(4, generator=random).to(device) if rule.get("has_sinks") else None
+    rule = {"scale": 0.2, "sinks": sinks, **{name: rule[name] for name in rule if name != "has_sinks"}}
+    with torch.inference_mode():
+        got = flex_prompt_attention(
+            query, cache.k, cache.v, step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets,
+            max_q_len=300, v_dim=16, k_scales=cache.k_scales, v_scales=cache.v_scales, bits=bits, **rule,
+        )  # fmt: skip
+    for span, rows in enumerate(got.cpu().double().split(step.q_lens)):
+        asked = query.split(step.q_lens)[span]
+        assert rows == pytest.approx(attention_of(asked, *step.cached(span, bits), **rule), abs=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_our_attention_is_trusted(dtype: torch.dtype, device: torch.device) -> None:
+    assert attention.served_by(SHAPE, dtype, device).is_own
+
+
+@pytest.mark.parametrize("broken", [prompt_attention, decoding_attention])
+def test_attention_that_differs_is_left_to_pytorch(
+    broken: object, device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = broken.__name__.rpartition(".")[2]
+    right = getattr(broken, name)
+    monkeypatch.setattr(broken, name, lambda *args, **options: right(*args, **options) * 1.01)
+    with caplog.at_level(logging.WARNING):
+        served = attention.served_by(SHAPE, torch.float32, device)
+    assert not served.is_own
+    assert served.library is None
+    assert "own kernels are left out of attention: it differs from float64 by 0.0" in caplog.text
+
+
+def test_attention_that_cannot_be_compiled_is_left_to_pytorch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no compiler for\nsm_100")
+
+    monkeypatch.setattr(prompt_attention, "prompt_attention", fail)
+    with caplog.at_level(logging.WARNING):
+        assert not attention.served_by(SHAPE, torch.float32, device).is_own
+    assert "own kernels are left out of attention: RuntimeError: no compiler for sm_100" in caplog.text
+
+
+def test_the_environment_names_the_attention(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "attention=torch")
+    assert not attention.served_by(SHAPE, torch.float32, device).is_own
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_our_products_with_codes_are_trusted(kind: str) -> None:
+    if kind == "fp8" and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU lacks the type")
+    assert codes.uses_own(kind)
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_products_that_differ_are_left_to_pytorch(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, name = LINEAR[kind]
+    right = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args, **options: right(*args, **options) * 1.02)
+    with caplog.at_level(logging.WARNING):
+        assert not codes.uses_own(kind)
+    assert f"own kernels are left out of linear layers on {kind} codes: products of 3 rows differ" in caplog.text
+
+
+def test_the_environment_leaves_codes_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "codes=torch")
+    assert not any(codes.uses_own(kind) for kind in LINEAR)
+
+
+def test_flashinfer_gets_the_blocks_of_each_sequence(random: torch.Generator) -> None:
+    step = Step.make(
+        random, [(5, 5), (3, 40), (1, 16)], kv_heads=1, dims=(16, 16), block_len=BLOCK_LEN, dtype=torch.float32,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    nothing = torch.zeros(1, 9, dtype=torch.int64)
+    context = StepContext(
+        nothing, nothing, step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets, None,
+        is_decoding=False, wanted=nothing,
+    )  # fmt: skip
+    lists, blocks = flashinfer.page_lists(context, BLOCK_LEN)
+    assert {tensor.dtype for tensor in (*lists.values(), blocks)} == {torch.int32}
+    assert lists["qo_indptr"].tolist() == [0, 5, 8, 9]
+    begins = lists["paged_kv_indptr"].tolist()
+    for span, (tokens, last) in enumerate(zip(step.kv_lens, lists["paged_kv_last_page_len"].tolist(), strict=True)):
+        own = blocks[begins[span] : begins[span + 1]].tolist()
+        assert own == step.block_offsets[span, : len(own)].tolist()
+        assert (len(own) - 1) * BLOCK_LEN + last == tokens
+        assert 1 <= last <= BLOCK_LEN
