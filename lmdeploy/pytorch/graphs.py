@@ -65,7 +65,8 @@ class CudaGraph:
             run()
         torch.cuda.current_stream().wait_stream(alongside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        # Another thread may wait for the last step meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.outputs = run()
 
     def replay(self) -> None:

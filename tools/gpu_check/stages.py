@@ -112,6 +112,7 @@ def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False
         _work("speed of qwen3-moe", 22, 90, "speed", "qwen3-moe"),
         _work("served", 12, 60, "served"),
         _work("profile", 30, 90, "profile"),
+        *[replace(_tests(name, "", 30, 120, group="PyTorch"), is_extra=True) for name in _torch_tests()],
         _work("full cache", 25, 150, "full_cache", is_extra=True),
         _without("overlap", "llama-8b", "LMDEPLOY_CUDA_OVERLAP"),
         *[_without("libraries", shape, "LMDEPLOY_CUDA_LIBRARIES") for shape in _SHAPES_WITH_LIBRARIES],
@@ -165,6 +166,12 @@ def _kernel_tests() -> list[str]:
     return [f"tests/kernels/test_{name}.py" for name in ordered]
 
 
+def _torch_tests() -> list[str]:
+    """Return the files of tests of the PyTorch engine's kernels and steps, which run on a GPU where there is one."""
+    paths = (ROOT / "tests" / "pytorch" / "kernels").glob("test_*.py")
+    return sorted(str(path.relative_to(ROOT)) for path in paths if path.stem != "test_compiled")
+
+
 def pytest_command(device: str) -> tuple[str, ...]:
     """Return what calls pytest for a device, without the project's settings."""
     # The project's own settings name plugins that need not be here.
@@ -174,7 +181,10 @@ def pytest_command(device: str) -> tuple[str, ...]:
 
 
 def _tests(path: str, device: str, seconds: float, most: float, group: str) -> Stage:
-    """Return a file of tests as a stage: after a fault, nothing more can be asked of the process that had it."""
+    """Return a file of tests as a stage: after a fault, nothing more can be asked of the process that had it.
+
+    Its tests are those that have the device in their names; empty: all.
+    """
     count = _WORKERS.get(Path(path).stem, 0) if _has_xdist() else 0
     return Stage(
         path,
