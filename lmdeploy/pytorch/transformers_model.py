@@ -85,7 +85,7 @@ class TransformersModel:
         self._stretches = swap_rotaries(model)
         swap_grid_rotaries(model, checkpoint)
         add_deeper_rows(model, checkpoint)
-        _swap_recurrent_layers(checkpoint, model, kernels, ranks)
+        _swap_recurrent_layers(checkpoint, model, kernels)
         _swap_experts(checkpoint, model, kernels, ranks, coded)
         if kernels is None and ranks.count == 1 and coded is None:
             self.layers = _let_adapt(model, self.adapters)
@@ -216,15 +216,13 @@ def _own_attention(model: Any) -> Iterator[None]:
 # ---- matrices ----
 
 
-def _swap_recurrent_layers(checkpoint: Path, model: Any, kernels: Kernels | None, ranks: Ranks) -> None:
-    """Put our layers in the place of those that keep a state."""
+def _swap_recurrent_layers(checkpoint: Path, model: Any, kernels: Kernels | None) -> None:
+    """Put our layers in the place of those that keep a state; every rank keeps the whole state."""
     for name, module in list(model.named_modules()):
         if not keeps_state(module):
             continue
         if kernels is None:
             raise UnsupportedModelError(f"{checkpoint}: linear attention runs on CPUs alone in the PyTorch engine")
-        if ranks.count > 1:
-            raise UnsupportedModelError(f"{checkpoint}: tp is not supported with linear attention")
         try:
             _put(model, name, recurrent_layer_of(module, kernels))
         except ValueError as error:

@@ -95,6 +95,12 @@ def test_responses_are_bitwise_equal(directory: Path, alone: list[Any], settings
             assert metrics["prefix_cache_hits_total"] > 0
 
 
-def test_several_ranks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tp is not supported with linear attention"):
-        engine(make("Qwen3.5", tmp_path), tp=2)
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3-Next", "MiniMax-Text-01"])
+def test_several_ranks_write_the_same_tokens(name: str, tmp_path: Path) -> None:
+    model = make(name, tmp_path)
+    assert tokens_of(model, tp=2) == tokens_of(model)
+
+
+def test_ranks_are_refused_where_the_authors_plan_does_what_is_not_known(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tp is not supported with rowwise_split_input"):
+        engine(make("OLMo Hybrid", tmp_path), tp=2)
