@@ -158,7 +158,7 @@ class CpuKernels:
         y: _Rows,
     ) -> None: ...
     def delta_gates(
-        self, heads: int, a_log: int, dt_bias: int, a: _Rows, b: _Rows, rows: int, decay: int, beta: int
+        self, heads: int, width: int, a_log: int, dt_bias: int, a: _Rows, b: _Rows, rows: int, decay: int, beta: int
     ) -> None: ...
     def mamba_gates(
         self,
@@ -177,6 +177,7 @@ class CpuKernels:
         state: LayerState,
         has_delta: bool,
         decay: int,
+        decay_width: int,
         beta: int,
         skip: int,
         q: _Heads,

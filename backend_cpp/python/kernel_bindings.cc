@@ -201,13 +201,15 @@ class CpuKernels {
     ops_.causal_conv(params, rows_of(x), rows, rows_of(y));
   }
 
-  // Of the delta rule. a_log, dt_bias [heads]; a, b [rows, heads]; decay, beta [rows, heads], dense.
-  void delta_gates(int heads, Address a_log, Address dt_bias, const Rows& a, const Rows& b, int rows, Address decay,
-                   Address beta) {
+  // Of the delta rule. a_log [heads], dt_bias [heads, width]; a, decay [rows, heads, width]; b, beta [rows, heads], or
+  // 0; decay and beta are dense.
+  void delta_gates(int heads, int width, Address a_log, Address dt_bias, const Rows& a, const Rows& b, int rows,
+                   Address decay, Address beta) {
     const py::gil_scoped_release unlocked;
     GateParams params;
     params.kind = RecurrenceGate::kDelta;
     params.heads = heads;
+    params.width = width;
     params.a_log = pointer<const float>(a_log);
     params.dt_bias = pointer<const float>(dt_bias);
     ops_.recurrence_gates(params, rows_of(a), rows_of(b), rows, pointer<float>(decay), pointer<float>(beta));
@@ -227,9 +229,10 @@ class CpuKernels {
     ops_.recurrence_gates(params, rows_of(dt), {}, rows, pointer<float>(decay), pointer<float>(beta));
   }
 
-  // decay, beta [rows, heads of v]; skip [heads of v] or 0; out [rows, heads of v, head_dim of v].
-  void recurrence(const LayerState& state, bool has_delta, Address decay, Address beta, Address skip, const Heads& q,
-                  const Heads& k, const Heads& v, Address out) {
+  // decay [rows, heads of v, decay_width], beta [rows, heads of v]; skip [heads of v] or 0; out [rows, heads of v,
+  // head_dim of v].
+  void recurrence(const LayerState& state, bool has_delta, Address decay, int decay_width, Address beta, Address skip,
+                  const Heads& q, const Heads& k, const Heads& v, Address out) {
     const py::gil_scoped_release unlocked;
     RecurrenceParams params;
     params.state = memory(state);
@@ -239,7 +242,7 @@ class CpuKernels {
     params.value_dim = std::get<5>(v);
     params.has_delta = has_delta;
     params.decay = pointer<const float>(decay);
-    params.decay_width = 1;
+    params.decay_width = decay_width;
     params.beta = pointer<const float>(beta);
     params.skip = pointer<const float>(skip);
     ops_.recurrence(params, view(q), view(k), view(v), pointer<float>(out));
@@ -304,12 +307,13 @@ void bind_kernels(py::module_& m) {
       .def("silu_gate", &CpuKernels::silu_gate, py::arg("gate"), py::arg("x"))
       .def("causal_conv", &CpuKernels::causal_conv, py::arg("state"), py::arg("channels"), py::arg("kernel"),
            py::arg("weight"), py::arg("bias"), py::arg("has_silu"), py::arg("x"), py::arg("rows"), py::arg("y"))
-      .def("delta_gates", &CpuKernels::delta_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
-           py::arg("a"), py::arg("b"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
+      .def("delta_gates", &CpuKernels::delta_gates, py::arg("heads"), py::arg("width"), py::arg("a_log"),
+           py::arg("dt_bias"), py::arg("a"), py::arg("b"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
       .def("mamba_gates", &CpuKernels::mamba_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
            py::arg("dt_min"), py::arg("dt_max"), py::arg("dt"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
       .def("recurrence", &CpuKernels::recurrence, py::arg("state"), py::arg("has_delta"), py::arg("decay"),
-           py::arg("beta"), py::arg("skip"), py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"));
+           py::arg("decay_width"), py::arg("beta"), py::arg("skip"), py::arg("q"), py::arg("k"), py::arg("v"),
+           py::arg("out"));
 }
 
 }  // namespace turbomind

@@ -144,12 +144,21 @@ class Kernels:
     def delta_gates(
         self, a_log: torch.Tensor, dt_bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``exp(-exp(a_log) softplus(a + dt_bias))`` and ``sigmoid(b)``; a, b float32 ``[rows, heads]``."""
+        """Return ``exp(-exp(a_log) softplus(a + dt_bias))`` and ``sigmoid(b)``.
+
+        Parameters
+        ----------
+        a_log, dt_bias
+            ``[heads]``; ``dt_bias`` of as many numbers as a row of ``a``.
+        a, b
+            float32 ``[rows, heads]``; ``a`` may have several numbers a head, one after the other.
+        """
         a, b = _dense(a), _dense(b)
         decay, beta = torch.empty_like(a), torch.empty_like(b)
+        heads = b.shape[1]
         self.native.delta_gates(
-            a.shape[1], a_log.data_ptr(), dt_bias.data_ptr(), _rows(a), _rows(b), len(a), decay.data_ptr(),
-            beta.data_ptr(),
+            heads, a.shape[1] // heads, a_log.data_ptr(), dt_bias.data_ptr(), _rows(a), _rows(b), len(a),
+            decay.data_ptr(), beta.data_ptr(),
         )  # fmt: skip
         return decay, beta
 
@@ -185,7 +194,9 @@ class Kernels:
         ----------
         state
             A `_turbomind.LayerState`, ``[heads, key size, value size]`` a sequence.
-        decay, beta
+        decay
+            float32 ``[rows, heads]``, or ``[rows, heads * key size]``: one for each channel of the key.
+        beta
             float32 ``[rows, heads]``.
         query, key
             float32 ``[rows, key heads, key size]``, normalized and scaled.
@@ -201,7 +212,8 @@ class Kernels:
         """
         out = torch.empty(value.shape, dtype=torch.float32)
         self.native.recurrence(
-            state, has_delta, decay.data_ptr(), beta.data_ptr(), 0 if skip is None else skip.data_ptr(),
+            state, has_delta, decay.data_ptr(), decay.shape[1] // beta.shape[1], beta.data_ptr(),
+            0 if skip is None else skip.data_ptr(),
             _heads(query), _heads(key), _heads(value), out.data_ptr(),
         )  # fmt: skip
         return out

@@ -87,6 +87,54 @@ class GatedDeltaNet(nn.Module):
         return mixed, gate.flatten(1), a.flatten(1), b.flatten(1)
 
 
+class KimiDeltaAttention(nn.Module):
+    """Kimi delta attention (Kimi Team, 2025), whose states forget channel by channel, in the place of its authors'.
+
+    Parameters
+    ----------
+    theirs
+        The layer, whose projections stay.
+    kernels
+        What computes.
+    """
+
+    def __init__(self, theirs: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.layer_idx = int(theirs.layer_idx)
+        self._heads, self._size = int(theirs.num_heads), int(theirs.head_dim)
+        for name in ("q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj"):
+            self.add_module(name, getattr(theirs, name))
+        forget = theirs.forget_gate
+        self.f_a_proj, self.f_b_proj = forget.f_a_proj, forget.f_b_proj
+        self._a_log, self._dt_bias = _floats(forget.A_log).flatten(), _floats(forget.dt_bias)
+        self._conv = _floats(theirs.conv1d.weight.squeeze(1))
+        self._norm, self._norm_eps = _floats(theirs.o_norm.weight), float(theirs.o_norm.variance_epsilon)
+        # As in `GatedDeltaNet`.
+        self._query_scale = torch.full((self._size,), 1 / self._size)
+        self._key_scale = torch.full((self._size,), self._size**-0.5)
+        channels, kernel = self._conv.shape
+        self._shape = StateShape(kernel - 1, channels, self._heads, self._size, self._size)
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
+        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        mixed = torch.cat([linear(hidden_states)[0] for linear in (self.q_proj, self.k_proj, self.v_proj)], dim=1)
+        mixed = self._kernels.causal_conv(state.conv, self._conv, None, mixed)
+        query, key, value = mixed.unflatten(1, (3, self._heads, self._size)).unbind(1)
+        eps = _LENGTH_EPS / self._size
+        self._kernels.rms_norm_heads(self._query_scale, eps, query)
+        self._kernels.rms_norm_heads(self._key_scale, eps, key)
+        decay, beta = self._kernels.delta_gates(
+            self._a_log, self._dt_bias, self.f_b_proj(self.f_a_proj(hidden_states))[0], self.b_proj(hidden_states)[0]
+        )
+        out = self._kernels.recurrence(state.matrices, decay, beta, query, key, value)
+        self._kernels.rms_norm_heads(self._norm, self._norm_eps, out)
+        gate = self.g_b_proj(self.g_a_proj(hidden_states))
+        projected: torch.Tensor = self.o_proj(out.reshape(gate.shape) * functional.sigmoid(gate.float()))
+        return projected
+
+
 class Mamba2(nn.Module):
     """Mamba-2 (Dao & Gu, 2024) in the place of one of ``transformers``, whose projections it keeps.
 
@@ -219,10 +267,11 @@ class LightningAttention(nn.Module):
 
 
 # By what the modelling code of a layer has.
-_Kind = type[GatedDeltaNet | Mamba2 | ShortConvolution | LightningAttention]
+_Kind = type[GatedDeltaNet | KimiDeltaAttention | Mamba2 | ShortConvolution | LightningAttention]
 _KINDS: tuple[tuple[_Kind, tuple[str, ...]], ...] = (
     (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "norm", "num_k_heads", "num_v_heads", "out_proj")),
     (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "o_norm", "num_k_heads", "num_v_heads", "o_proj")),
+    (KimiDeltaAttention, ("forget_gate", "conv1d", "b_proj", "g_a_proj", "g_b_proj", "o_norm", "o_proj")),
     (LightningAttention, ("slope_rate", "qkv_proj", "output_gate", "norm", "out_proj")),
     (Mamba2, ("A_log", "D", "conv1d", "dt_bias", "in_proj", "n_groups", "ssm_state_size", "out_proj")),
     (ShortConvolution, ("conv", "conv_kernel_size", "in_proj", "out_proj")),

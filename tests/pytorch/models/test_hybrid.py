@@ -27,7 +27,8 @@ def make(name: str, directory: Path) -> Path:
 
 
 @pytest.fixture(
-    scope="module", params=["Qwen3.5", "Falcon-H1 with norms", "LFM2 with experts", "Mamba2", "MiniMax-Text-01"]
+    scope="module",
+    params=["Qwen3.5", "Falcon-H1 with norms", "LFM2 with experts", "Mamba2", "MiniMax-Text-01", "Kimi Linear"],
 )
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(request.param, tmp_path_factory.mktemp("tiny"))
@@ -66,6 +67,7 @@ def alone(directory: Path) -> Iterator[list[Any]]:
         "Mamba2",
         "MiniMax-Text-01",
         "OLMo Hybrid",
+        "Kimi Linear",
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
