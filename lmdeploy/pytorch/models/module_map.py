@@ -15,6 +15,7 @@ MODULE_MAP.update(
         "Qwen2MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen2_moe.Qwen2MoeForCausalLM",
         "Qwen3ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3.Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3_moe.Qwen3MoeForCausalLM",
+        "Qwen3VLMoeTextModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3_vl_moe.Qwen3VLMoeForCausalLM",
         "BaichuanForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.baichuan.BaichuanForCausalLM",
         "BaiChuanForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.baichuan.BaichuanForCausalLM",
         "InternLMForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.internlm.InternLMForCausalLM",

@@ -45,6 +45,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "Qwen2-VL": tiny.make_tiny_qwen_vl,
     "Qwen2.5-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
     "Qwen3-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VL"),
+    "Qwen3-VL with experts": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VLMoe"),
     "GLM-4.1V": tiny.make_tiny_glm4v,
 }
 ALL = GenerationConfig(max_new_tokens=8, output_logits="all", do_sample=False, ignore_eos=True)
