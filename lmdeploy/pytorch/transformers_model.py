@@ -41,6 +41,7 @@ from lmdeploy.pytorch.text_part.deeper_rows import add_deeper_rows
 from lmdeploy.pytorch.text_part.grid_rotary import swap_grid_rotaries
 from lmdeploy.pytorch.text_part.tensors import text_tensors
 from lmdeploy.pytorch.weight_loader.model_weight_loader import tensors_of
+from lmdeploy.pytorch.weight_loader.mxfp4 import decode_stacks
 from lmdeploy.quiet_transformers import without_bars
 
 _TRIED_TOKENS = 24
@@ -171,7 +172,8 @@ def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None)
     if dtype == "auto":
         wanted = getattr(config, "dtype", None) or torch.float16
     numbers = {name: tensor for name, tensor in tensors_of(checkpoint) if coded is None or name not in coded.hidden}
-    if problems := numbers_among_codes(numbers, coded_experts(coded)):
+    problems = decode_stacks(numbers, wanted)
+    if problems := problems + numbers_among_codes(numbers, coded_experts(coded)):
         raise CheckpointError(checkpoint, problems)
     with without_bars():
         model, found_keys = found.from_pretrained(

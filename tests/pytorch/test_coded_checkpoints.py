@@ -15,7 +15,7 @@ from lmdeploy.pytorch.coded_weights import coded_weights
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.description import describe_for_worker
 from tests.pytorch.test_transformers_models import HIDDEN, LATENT, VOCAB, make, off, tokens_of
-from tests.support import quantized_checkpoints, row_codes, scaled_checkpoints
+from tests.support import published, quantized_checkpoints, row_codes, scaled_checkpoints
 from tests.support.quantized_checkpoints import Scheme
 from tests.support.row_codes import RowForm
 from tests.support.scaled_checkpoints import FLOAT8, Form
@@ -200,6 +200,26 @@ def test_layers_that_mix_codes_and_numbers(plain: Path, tmp_path: Path, by_trans
         return
     wanted = logits_of(with_values(plain, tmp_path / "numbers", values))
     assert off(logits_of(tmp_path / "coded", by_transformers=True), wanted) < 0.02
+
+
+GPT_OSS = {"head_dim": 16, "sliding_window": 8}
+
+
+def test_stacks_of_experts_may_be_mxfp4(tmp_path: Path) -> None:
+    model = make(tmp_path / "coded", "GptOssForCausalLM", **GPT_OSS)
+    published.mxfp4(tmp_path / "coded")
+    with torch.inference_mode():
+        wanted = published.mxfp4_forward(model, TOKENS).numpy()
+    assert off(logits_of(tmp_path / "coded", dtype="float32"), wanted) < 1e-4
+
+
+def test_a_stack_without_scales_is_refused_with_the_tensor(tmp_path: Path) -> None:
+    make(tmp_path / "coded", "GptOssForCausalLM", **GPT_OSS)
+    published.mxfp4(tmp_path / "coded")
+    missing = "model.layers.1.mlp.experts.down_proj_scales"
+    change(tmp_path / "coded", lambda tensors, _: tensors.pop(missing))
+    with pytest.raises(CheckpointError, match=f"tensor {missing} is missing"):
+        logits_of(tmp_path / "coded")
 
 
 def test_the_spec_of_a_coded_checkpoint(plain: Path, tmp_path: Path) -> None:
