@@ -127,13 +127,15 @@ def save_quantized(source: Path, target: Path, tensors: dict[str, torch.Tensor],
     (target / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
 
 
-def quantize_checkpoint(source: Path, target: Path, scheme: Scheme) -> dict[str, torch.Tensor]:
+def quantize_checkpoint(
+    source: Path, target: Path, scheme: Scheme, linear: Callable[[str], bool] | None = None
+) -> dict[str, torch.Tensor]:
     """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
     tensors, values = copy_files(source, target), {}
     # As GPTQ does, which orders inputs by what they carry: layers with the same inputs have the same order.
     seeds = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "gate_proj": 2, "up_proj": 2, "w1": 2, "w3": 2}
     ends = ("_proj.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
-    for name in [name for name in tensors if name.endswith(ends)]:
+    for name in [name for name in tensors if (linear(name) if linear else name.endswith(ends))]:
         layer = name.removesuffix(".weight")
         if layer.endswith(scheme.plain):
             continue

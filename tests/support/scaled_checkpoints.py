@@ -3,6 +3,7 @@
 Names, shapes and types as in the sources that ``lmdeploy/turbomind/scaled.py`` lists; rounding to nearest by torch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,12 @@ def stored_scales(scales: torch.Tensor, form: Form) -> torch.Tensor:
     return scales[0, 0].clone() if form.scale_shape == "scalar" else scales.flatten()
 
 
-def quantize_checkpoint(source: Path, target: Path, form: Form) -> dict[str, torch.Tensor]:
+def quantize_checkpoint(
+    source: Path, target: Path, form: Form, linear: Callable[[str], bool] | None = None
+) -> dict[str, torch.Tensor]:
     """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
     tensors, values = copy_files(source, target), {}
-    for name in [name for name in tensors if is_linear(name)]:
+    for name in [name for name in tensors if (linear or is_linear)(name)]:
         layer = name.removesuffix(".weight")
         if layer.endswith(form.plain):
             continue
