@@ -3,17 +3,22 @@
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from jsonschema import Draft202012Validator
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.json_schema import SchemaError, enforceable
 from lmdeploy.offline.async_engine import AsyncEngine
 from openai_gateway.protocol.structured import choice_grammar
 from tests.support.both_engines import BACKENDS, config_for
+from tests.support.random_schemas import RandomSchemas
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
@@ -100,6 +105,43 @@ def test_random_schemas_are_kept_by_a_model_with_random_weights(babbler: AsyncEn
     for schema, response in zip(schemas, responses, strict=True):
         assert response.finish_reason == "stop", (schema, response.text[-200:])
         jsonschema.validate(json.loads(response.text), schema)
+
+
+def respond_with(model: AsyncEngine, seed: int) -> str:
+    """Have a response to a random schema, and return what it is."""
+    schema = RandomSchemas(seed).schema()
+    try:
+        enforced = enforceable(schema)
+    except SchemaError:
+        return "refused"
+    config = GenerationConfig(
+        max_new_tokens=256,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        random_seed=seed,
+        response_format=as_format(enforced),
+    )
+    try:
+        response = model("Write a short example.", config)
+    except (ValueError, RuntimeError) as error:
+        if "response_format: " not in str(error):
+            raise
+        return "too much"
+    if response.finish_reason != "stop":
+        return "cut off"
+    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    wrong = next(validator.iter_errors(json.loads(response.text)), None)
+    assert wrong is None, (seed, response.text, wrong.message, schema)
+    return "valid"
+
+
+def test_responses_to_random_schemas_with_every_keyword_are_valid(model: AsyncEngine, *, all_cases: bool) -> None:
+    wanted = 1000 if all_cases else 30
+    with ThreadPoolExecutor(16) as threads:
+        counts = Counter(threads.map(lambda seed: respond_with(model, seed), range(3 * wanted)))
+    assert counts["valid"] >= wanted, counts
+    assert counts["too much"] <= wanted // 20, counts
 
 
 def test_the_manuals_schema_works(model: AsyncEngine) -> None:
