@@ -20,6 +20,7 @@ from tests.engine.test_model_families import PROMPT as LARGE_TOKENS
 from tests.engine.test_model_families import VOCAB, check_logits, within
 from tests.kernels.device import cuda_devices, load_module
 from tests.support.adapters import make_adapter
+from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.expert_models import EXPERTS
 from tests.support.images import make_image
 from tests.support.mllama_reference import make_tiny_mllama
@@ -27,6 +28,7 @@ from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
 from tests.support.tiny_models import make_small
 from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
 from tests.support.token_engine import TokenEngine, relative_error
+from tests.support.xcomposer_reference import make_tiny_xcomposer
 
 PROMPT = within(VOCAB, LARGE_TOKENS)
 
@@ -297,8 +299,15 @@ def test_where_cuda_cannot_be_had_the_error_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [make_tiny_llava, partial(make_tiny_qwen_vl, kind="Qwen3VL"), make_tiny_gemma3, make_tiny_mllama],
-    ids=["plain", "grid", "ahead", "looked at"],
+    [
+        make_tiny_llava,
+        partial(make_tiny_qwen_vl, kind="Qwen3VL"),
+        make_tiny_gemma3,
+        make_tiny_mllama,
+        make_tiny_cogvlm,
+        make_tiny_xcomposer,
+    ],
+    ids=["plain", "grid", "ahead", "looked at", "own weights", "low rank"],
 )
 def test_images_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int, make: Callable[[Path], Path]) -> None:
     directory = make(tmp_path / "model")
