@@ -143,7 +143,7 @@ TEST(files_keep_to_their_bytes_and_what_was_used_last_stays) {
   const ScratchDirectory other;
   BlockFiles chain(other.path(), 20'000);
   for (unsigned seed = 0; seed < 8; ++seed)
-    CHECK(chain.write(key_of(seed), content_of(seed, 2000), static_cast<int>(seed)));
+    CHECK(chain.write(key_of(seed), content_of(seed, 2000), 10'000 * static_cast<int>(seed)));
   for (unsigned seed = 100; seed < 104; ++seed) CHECK(chain.write(key_of(seed), content_of(seed, 2000), 0));
   CHECK(has_content(chain, 0, 2000));
   CHECK(!has_content(chain, 7, 2000));
