@@ -16,7 +16,7 @@ from lmdeploy.version import __version__
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.work import asking
-from openai_gateway.endpoints import adapters, loading, metrics, models, render, tokens
+from openai_gateway.endpoints import adapters, cache, loading, metrics, models, render, tokens
 from openai_gateway.endpoints.batches import route as batches
 from openai_gateway.endpoints.chat import route as chat
 from openai_gateway.endpoints.completions import route as completions
@@ -47,7 +47,7 @@ from openai_gateway.stored_responses.folder import FolderStore
 ROUTERS: tuple[APIRouter, ...] = tuple(
     routes.router
     for routes in (
-        *(models, loading, adapters, chat, completions, responses, messages, ollama, pulling),
+        *(models, loading, adapters, cache, chat, completions, responses, messages, ollama, pulling),
         *(embeddings, scoring, tei, files, batches, render, tokens, interactive, metrics),
     )
 )

@@ -25,8 +25,8 @@ class Endpoint:
         The proxy forwards it to a node, by the `model` of its body.
     is_batched
         Requests of batches may name it.
-    loads
-        What administrators load, unload, pull or delete there ("Adapters", "Models"); empty: it is for callers.
+    administers
+        What administrators do there, as a sentence begins; empty: it is for callers.
     method
         By which administrators ask there; other methods are not allowed.
     is_monitoring
@@ -40,7 +40,7 @@ class Endpoint:
     checks_model: bool = False
     is_proxied: bool = False
     is_batched: bool = False
-    loads: str = ""
+    administers: str = ""
     method: str = "POST"
     is_monitoring: bool = False
     distinguishes_types: bool = False
@@ -50,6 +50,10 @@ FILES = "/v1/files"
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 LOAD_MODEL, UNLOAD_MODEL = "/v1/load_model", "/v1/unload_model"
 PULL_MODEL, DELETE_MODEL = "/api/pull", "/api/delete"
+CACHE, DROP_CACHE = "/v1/cache", "/v1/cache/drop"
+PIN_PROMPT, UNPIN_PROMPT = "/v1/cache/pin", "/v1/cache/unpin"
+_ADAPTERS, _MODELS = "Adapters are loaded and unloaded", "Models are loaded and unloaded"
+_CACHE = "The cache is administered"
 
 ENDPOINTS = (
     # OpenAI's API
@@ -74,8 +78,8 @@ ENDPOINTS = (
     # Ollama's
     *map(Endpoint, ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")),
     *map(Endpoint, ("/api/show", "/api/tags", "/api/ps", "/api/version")),
-    Endpoint(PULL_MODEL, loads="Models"),
-    Endpoint(DELETE_MODEL, loads="Models", method="DELETE"),
+    Endpoint(PULL_MODEL, administers=_MODELS),
+    Endpoint(DELETE_MODEL, administers=_MODELS, method="DELETE"),
     # vLLM's; the short paths are aliases
     *(Endpoint(f"/v1/{name}", is_proxied=True, is_batched=True) for name in ("rerank", "score", "classify", "pooling")),
     *map(Endpoint, ("/rerank", "/v2/rerank", "/score", "/classify", "/pooling")),
@@ -85,8 +89,10 @@ ENDPOINTS = (
         for path in ("/embed", "/embed_all", "/embed_sparse", "/predict")
     ),
     *map(Endpoint, ("/v1/chat/completions/render", "/v1/completions/render", "/tokenize", "/detokenize")),
-    *(Endpoint(path, loads="Adapters") for path in (LOAD_ADAPTER, UNLOAD_ADAPTER)),
-    *(Endpoint(path, loads="Models") for path in (LOAD_MODEL, UNLOAD_MODEL)),
+    *(Endpoint(path, administers=_ADAPTERS) for path in (LOAD_ADAPTER, UNLOAD_ADAPTER)),
+    *(Endpoint(path, administers=_MODELS) for path in (LOAD_MODEL, UNLOAD_MODEL)),
+    Endpoint(CACHE, administers=_CACHE, method="GET"),
+    *(Endpoint(path, administers=_CACHE) for path in (DROP_CACHE, PIN_PROMPT, UNPIN_PROMPT)),
     # LMDeploy's
     Endpoint("/v1/chat/interactive", distinguishes_types=True),
     Endpoint("/v1/encode", distinguishes_types=True),
@@ -98,5 +104,5 @@ OF_PATH = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 
 PROXIED = tuple(endpoint.path for endpoint in ENDPOINTS if endpoint.is_proxied)
 BATCHED = tuple(endpoint.path for endpoint in ENDPOINTS if endpoint.is_batched)
-ADMINISTERED = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.loads}
+ADMINISTERED = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.administers}
 MONITORING = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.is_monitoring)

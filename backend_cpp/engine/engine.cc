@@ -128,6 +128,12 @@ void Engine::hold_embeddings(Request& request) const {
   }
 }
 
+void Engine::control_cache(CacheControl control) {
+  if (!is_healthy_) throw stopped();
+  if (!control.lora_name.empty()) control.adapter_id = adapters_.find(control.lora_name)->id;
+  inbox_.control(std::move(control));
+}
+
 EngineStats Engine::stats() const {
   const std::lock_guard lock(mu_);
   return stats_;
@@ -159,6 +165,7 @@ void Engine::add(Inbox::Messages&& messages) {
   for (Submission& submission : messages.submitted) core_.add(std::move(submission));
   for (const RequestId id : messages.cancelled) core_.cancel(id);
   for (const Inbox::Abandoned& request : messages.abandoned) core_.respond_to_abandoned(request);
+  for (const CacheControl& control : messages.controls) core_.control(control);
   core_.end_overdue(Clock::now());
   if (!is_healthy_) fail(stopped());
 }

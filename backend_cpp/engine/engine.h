@@ -59,6 +59,10 @@ class Engine {
   void unload_adapter(const std::string& name) { adapters_.remove(name); }
   std::vector<AdapterInfo> adapters() const { return adapters_.list(); }
 
+  // Has the step thread do something about the cache. Throws Error for an unknown adapter, and kUnavailable when shut
+  // down or failed. Any thread.
+  void control_cache(CacheControl control);
+
   // Whether requests are taken.
   bool is_healthy() const { return is_healthy_.load(); }
   // Whether a step takes longer than it may.

@@ -52,6 +52,7 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       runner_(runner),
       space_{tokens, runner.traits().vocab_size, runner.traits().hidden_size},
       blocks_(config.plan, {config.page_count, config.host_page_count}),
+      pins_(blocks_),
       disk_(make_disk_tier(config, blocks_, runner, std::move(wake))),
       likely_tokens_(tokens, runner.traits().vocab_size),
       drafter_(make_drafter(config, draft_runner, runner.traits().vocab_size)),
@@ -217,6 +218,7 @@ void EngineCore::step() {
     take(sequence, output);
   };
   const EngineStats before = counts_;
+  pins_.refresh();
   if (disk_) disk_->exchange(scheduler_.running_count() > 0);
   const bool has_run = steps_.run(on_output);
   is_stalled_ = !has_run && (!waiting_.empty() || (disk_ && scheduler_.waiting_count() > 0));
@@ -337,6 +339,50 @@ void EngineCore::respond_to_abandoned(const Inbox::Abandoned& request) {
   ++(request.is_overdue ? counts_.failed : counts_.cancelled);
   respond_at_once(request.id, request.on_output, request.is_overdue ? FinishReason::kError : FinishReason::kCancelled,
                   request.is_overdue ? &overdue() : nullptr, request.input_len);
+}
+
+void EngineCore::control(const CacheControl& control) {
+  try {
+    control.on_done(change_cache(control), nullptr);
+  } catch (const Error& error) {
+    control.on_done({}, &error);
+  }
+}
+
+CacheReport EngineCore::change_cache(const CacheControl& control) {
+  const bool is_of_prompt =
+      control.action == CacheControl::Action::kPin || control.action == CacheControl::Action::kUnpin;
+  if (is_of_prompt && !config_.enable_prefix_caching) {
+    throw invalid_argument("prompts can be pinned where enable_prefix_caching is on");
+  }
+  CacheReport report;
+  const auto variant = is_of_prompt ? runner_.cache_variant(static_cast<int>(control.tokens.size())) : 0;
+  const auto realm = is_of_prompt ? scopes_.of(control.salt, control.adapter_id) : CacheScopes::kShared;
+  const PrefixKey prefix{PrefixScope(realm, variant), control.tokens};
+  switch (control.action) {
+    case CacheControl::Action::kReport:
+      break;
+    case CacheControl::Action::kDropMemory:
+      pins_.clear();
+      blocks_.forget_unused();
+      break;
+    case CacheControl::Action::kDropFiles:
+      if (disk_) disk_->drop_files();
+      break;
+    case CacheControl::Action::kPin:
+      report.tokens = pins_.pin(prefix);
+      break;
+    case CacheControl::Action::kUnpin:
+      if (!pins_.unpin(prefix)) throw Error(ErrorCode::kNotFound, "this prompt is not pinned");
+      break;
+  }
+  report.stats = stats();
+  report.page_bytes = std::max(runner_.kept_page_bytes(), blocks_.plan().page_bytes);
+  report.has_files = disk_ != nullptr;
+  report.pinned_prompts = pins_.count();
+  report.pinned_pages = pins_.page_count();
+  report.most_pinned_pages = pins_.most_pages();
+  return report;
 }
 
 void EngineCore::end_overdue(Clock::time_point now) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/cache_control.h"
 #include "engine/engine_config.h"
 #include "engine/events/cache_announcer.h"
 #include "engine/generation/generation_rules.h"
@@ -20,6 +21,7 @@
 #include "engine/inbox.h"
 #include "engine/output_queue.h"
 #include "engine/schedule/block_cache.h"
+#include "engine/schedule/cache_pins.h"
 #include "engine/schedule/cache_scopes.h"
 #include "engine/schedule/disk_tier.h"
 #include "engine/schedule/scheduler.h"
@@ -46,6 +48,8 @@ class EngineCore {
   void cancel(RequestId id);
   // Answers a request that never came so far as to be added.
   void respond_to_abandoned(const Inbox::Abandoned& request);
+  // Does what is asked of the cache, and tells the caller.
+  void control(const CacheControl& control);
   // Ends what is overdue; forgets sessions that were idle too long.
   void end_overdue(Clock::time_point now);
   // Ends everything, as cancelled or, with an error, as failed; steps in flight are forgotten.
@@ -55,7 +59,10 @@ class EngineCore {
     if (disk_) disk_->finish();
   }
   // What the cache held is lost; nothing is open.
-  void forget_cache() { blocks_.forget_all(); }
+  void forget_cache() {
+    pins_.clear();
+    blocks_.forget_all();
+  }
 
   bool has_work() const;
   // Whether step() has nothing to do until a message comes, a grammar's state becomes known, something was read from
@@ -76,6 +83,7 @@ class EngineCore {
   void check_invariants() const;
 
  private:
+  CacheReport change_cache(const CacheControl& control);
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
   void begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output);
   int cross_group() const { return blocks_.plan().group_of(MemoryKind::kCross); }
@@ -102,6 +110,7 @@ class EngineCore {
   EngineStats counts_;  // counters alone
   std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
+  CachePins pins_;
   std::unique_ptr<DiskTier> disk_;  // null: nothing outlives memory
   LikelyTokens likely_tokens_;
   std::unique_ptr<Drafter> drafter_;  // null: none computes

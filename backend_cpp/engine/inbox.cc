@@ -58,6 +58,15 @@ void Inbox::cancel(RequestId id) {
   changed_.notify_one();
 }
 
+void Inbox::control(CacheControl&& control) {
+  {
+    const std::lock_guard lock(mu_);
+    if (messages_.is_closed) throw Error(ErrorCode::kUnavailable, "the engine is shutting down");
+    messages_.controls.push_back(std::move(control));
+  }
+  changed_.notify_one();
+}
+
 void Inbox::close() {
   {
     const std::lock_guard lock(mu_);
@@ -97,7 +106,7 @@ Inbox::Messages Inbox::take(bool has_work, Clock::time_point until) {
 
 bool Inbox::is_empty() const {
   return !messages_.is_closed && messages_.submitted.empty() && messages_.cancelled.empty() &&
-         messages_.abandoned.empty();
+         messages_.abandoned.empty() && messages_.controls.empty();
 }
 
 void Inbox::set_waiting(int count) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/cache_control.h"
 #include "engine/grammar/grammar_queue.h"
 #include "engine/request.h"
 
@@ -32,6 +33,8 @@ class Inbox {
   void deliver(Submission&& compiled);
   // Unknown ids are handed on: the request may just have ended.
   void cancel(RequestId id);
+  // Throws Error(kUnavailable) after close().
+  void control(CacheControl&& control);
   // Nothing more is taken; the step thread is to end.
   void close();
   // The step thread is to look again.
@@ -49,6 +52,7 @@ class Inbox {
     std::vector<Submission> submitted;
     std::vector<RequestId> cancelled;
     std::vector<Abandoned> abandoned;
+    std::vector<CacheControl> controls;
     bool is_closed = false;
   };
   // Takes what has come; without work of its own to do the step thread waits for the first message, wake() or that

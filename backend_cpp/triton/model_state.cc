@@ -11,6 +11,7 @@
 #include "base/constant_time.h"
 #include "base/json.h"
 #include "base/nearest.h"
+#include "triton/cache_report.h"
 #include "triton/engine_location.h"
 
 namespace turbomind {
@@ -47,6 +48,14 @@ std::string version_directory(TRITONBACKEND_Model* model) {
   const char* location = nullptr;
   check(TRITONBACKEND_ModelRepository(model, &type, &location));
   return std::string(location) + "/" + std::to_string(model_version(model));
+}
+
+// Throws Error where a request that controls the engine lacks the key for that. `what`: the tensor that asks.
+void check_key(const RequestReader& reader, const std::string& what) {
+  const char* key = std::getenv(kControlKey);
+  if (key != nullptr && *key != '\0' && !equal_in_constant_time(reader.control_key(), key)) {
+    throw invalid_argument(what + " needs the control_key that the server was started with");
+  }
 }
 
 Json model_config(TRITONBACKEND_Model* model) {
@@ -212,6 +221,11 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
   }
   if (engine_->is_hung()) throw Error(ErrorCode::kUnavailable, kHung);
   const auto control = reader.adapter_control();
+  if (control) check_key(reader, "lora_control");
+  if (auto asked = reader.cache_control()) {
+    check_key(reader, "cache_control");
+    return control_cache(std::move(*asked), stream);
+  }
   if (control || reader.wants_limits()) {
     if (!engine_->is_healthy()) throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
     Output reply;
@@ -280,12 +294,20 @@ std::string ModelState::limits() const {
          ": " + std::to_string(config.max_batch_size) + "}";
 }
 
+void ModelState::control_cache(CacheControl control, const std::shared_ptr<ResponseStream>& stream) {
+  control.on_done = [stream](const CacheReport& report, const Error* error) {
+    if (error != nullptr) return stream->send_error(error->code(), error->what());
+    Output reply;
+    reply.text = as_json(report);
+    reply.finish = FinishReason::kStop;
+    reply.is_final = true;
+    stream->send(reply);
+  };
+  engine_->control_cache(std::move(control));
+}
+
 // Returns the adapters there are then, as JSON: [[name, note], ...].
 std::string ModelState::control_adapters(const RequestReader::AdapterControl& control) {
-  const char* key = std::getenv(kControlKey);
-  if (key != nullptr && *key != '\0' && !equal_in_constant_time(control.key, key)) {
-    throw invalid_argument("lora_control needs the control_key that the server was started with");
-  }
   if (control.action == "load") {
     engine_->load_adapter(control.name, control.path, control.note);
     log_message(TRITONSERVER_LOG_INFO, "adapter " + control.name + " was loaded from " + control.path);

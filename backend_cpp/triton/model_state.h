@@ -58,6 +58,7 @@ class ModelState {
               std::shared_ptr<ResponseStream>& stream, const Error& error) noexcept;
   void adapt_to_older_client(Request& request) const;
   std::string limits() const;  // JSON
+  void control_cache(CacheControl control, const std::shared_ptr<ResponseStream>& stream);
   std::string control_adapters(const RequestReader::AdapterControl& control);
   void stop(const std::string& name);
   void close(RequestId id);

@@ -213,7 +213,6 @@ std::optional<RequestReader::AdapterControl> RequestReader::adapter_control() co
   read("lora_name", control.name);
   read("lora_path", control.path);
   read("lora_note", control.note);
-  read("control_key", control.key);
   const bool loads = control.action == "load";
   if (!loads && control.action != "unload" && control.action != "list") {
     throw invalid_argument("lora_control must be load, unload or list, got " + control.action);
@@ -221,6 +220,34 @@ std::optional<RequestReader::AdapterControl> RequestReader::adapter_control() co
   if (control.action != "list" && control.name.empty()) throw invalid_argument("lora_control needs lora_name");
   if (loads && control.path.empty()) throw invalid_argument("lora_control load needs lora_path: the adapter's folder");
   return control;
+}
+
+std::optional<CacheControl> RequestReader::cache_control() const {
+  using Action = CacheControl::Action;
+  static const std::map<std::string, Action> actions = {{"report", Action::kReport},
+                                                        {"drop_memory", Action::kDropMemory},
+                                                        {"drop_files", Action::kDropFiles},
+                                                        {"pin", Action::kPin},
+                                                        {"unpin", Action::kUnpin}};
+  if (!has("cache_control")) return std::nullopt;
+  std::string named;
+  read("cache_control", named);
+  const auto action = actions.find(named);
+  if (action == actions.end()) {
+    throw invalid_argument("cache_control must be report, drop_memory, drop_files, pin or unpin, got " + named);
+  }
+  CacheControl control;
+  control.action = action->second;
+  if (control.action == Action::kPin || control.action == Action::kUnpin) control.tokens = input_ids();
+  read("cache_salt", control.salt);
+  read("lora_name", control.lora_name);
+  return control;
+}
+
+std::string RequestReader::control_key() const {
+  std::string key;
+  read("control_key", key);
+  return key;
 }
 
 std::vector<int32_t> RequestReader::input_ids() const {

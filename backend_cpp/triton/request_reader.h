@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/cache_control.h"
 #include "engine/request.h"
 #include "triton/handles.h"
 
@@ -39,9 +40,12 @@ class RequestReader {
     std::string name;
     std::string path;
     std::string note;
-    std::string key;
   };
   std::optional<AdapterControl> adapter_control() const;
+
+  // What is to be done with the cache, if this asks for that; without a callback.
+  std::optional<CacheControl> cache_control() const;
+  std::string control_key() const;
 
   std::vector<int32_t> input_ids() const;
   // Rows of `width` numbers.

@@ -27,12 +27,14 @@ from lmdeploy.serve.wire import (
     ENSEMBLE_VISION,
     conversation_json,
     decode_adapters,
+    decode_cache_report,
     decode_chunk,
     decode_context_len,
     decode_text,
     decode_token_ids,
     encode_adapter_control,
     encode_adapter_template,
+    encode_cache_control,
     encode_detokenize,
     encode_end_session,
     encode_generate,
@@ -111,7 +113,7 @@ class TritonClient:
     ledger : Ledger, optional
         Notified of the requests of `generate`.
     control_key : str
-        What the server lets adapters be loaded with; empty: it was started without one.
+        What the server lets adapters be loaded and its cache be administered with; empty: it was started without one.
     tracer : RequestTracer, optional
         Follows the requests of `generate`, whose last chunks then say how long the engine took.
     """
@@ -302,6 +304,24 @@ class TritonClient:
         """
         await self._adapters(encode_adapter_control("unload", name, key=self._control_key))
         await self._infer(encode_adapter_template("unload", name, key=self._control_key))
+
+    async def control_cache(
+        self, action: str, input_ids: Sequence[int] = (), salt: str | None = None, adapter: str | None = None
+    ) -> dict[str, Any]:
+        """Have the engine do something about its cache; return what it holds then, by tier.
+
+        ``action`` is ``report``, ``drop_memory``, ``drop_files``, ``pin`` or ``unpin``; the last two are of a prompt,
+        with the salt and the LoRA adapter that its requests have.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        TritonRequestError
+            The engine refuses it; the text says why.
+        """
+        message = encode_cache_control(action, input_ids, salt, adapter, self._control_key)
+        return decode_cache_report(await self._query(message, _TOKENIZE_TIMEOUT))
 
     async def tokenize(
         self,

@@ -170,6 +170,27 @@ def encode_adapter_control(
     return message
 
 
+def encode_cache_control(
+    action: str, input_ids: Sequence[int] = (), salt: str | None = None, adapter: str | None = None, key: str = ""
+) -> service_pb2.ModelInferRequest:
+    """Return the control request for the engine's cache (``action``: as in config.pbtxt), of a prompt if need be."""
+    message = _streamed(ENGINE, new_request_id())
+    message.parameters["control_key"].string_param = key
+    for tensor, text in {"cache_control": action, "cache_salt": salt, "lora_name": adapter}.items():
+        if text:
+            _add_texts(message, tensor, [text])
+    if input_ids:
+        _add_numbers(message, "input_ids", "UINT32", "<I", input_ids)
+    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in _ALWAYS)
+    return message
+
+
+def decode_cache_report(response: service_pb2.ModelInferResponse) -> dict[str, Any]:
+    """Return the response to `encode_cache_control`."""
+    report: dict[str, Any] = json.loads(decode_chunk(response).text)
+    return report
+
+
 def encode_limits() -> service_pb2.ModelInferRequest:
     """Return the control request for the engine's limits."""
     message = _streamed(ENGINE, new_request_id())

@@ -13,7 +13,7 @@ from openai_gateway.registry import ADMINISTERED
 
 
 class AdminKeys:
-    """ASGI middleware that refuses to load and unload anything without an administrator's key.
+    """ASGI middleware that refuses what administrators do without an administrator's key.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class AdminKeys:
         """Handle one ASGI connection."""
         endpoint = ADMINISTERED.get(scope["path"]) if scope["type"] == "http" else None
         is_guarded = endpoint is not None and scope["method"] == endpoint.method  # whatever else is not allowed, 405
-        refusal = self._refusal(endpoint.loads, Headers(scope=scope)) if endpoint and is_guarded else None
+        refusal = self._refusal(endpoint.administers, Headers(scope=scope)) if endpoint and is_guarded else None
         if refusal is None:
             await self._app(scope, receive, send)
         else:
@@ -37,9 +37,9 @@ class AdminKeys:
 
     def _refusal(self, what: str, headers: Headers) -> ApiError | None:
         if not self._keys:
-            message = f"{what} are loaded and unloaded by administrators; start the server with --admin-keys."
+            message = f"{what} by administrators; start the server with --admin-keys."
             return ApiError(403, message, code="forbidden")
         if matching_key(headers, self._keys) is None:
-            message = f"{what} are loaded and unloaded with one of the --admin-keys."
+            message = f"{what} with one of the --admin-keys."
             return ApiError(401, message, code="invalid_api_key")
         return None

@@ -17,7 +17,10 @@ from tests.abuse.texts import SAMPLES, broken_texts
 
 JSON = {"content-type": "application/json"}
 _FORM = {"content-type": "multipart/form-data; boundary=x"}
-_ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/load_model", "/v1/unload_model")
+_ADMIN_PATHS = (
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/load_model", "/v1/unload_model"),
+    *("/v1/cache/drop", "/v1/cache/pin", "/v1/cache/unpin"),
+)
 _FILES = (
     "/etc/passwd",
     "file:///etc/passwd",

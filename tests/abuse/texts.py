@@ -119,6 +119,9 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/v1/batches": {"input_file_id": "file-0", "endpoint": COMPLETIONS, "completion_window": "24h"},
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "b"},
     "/v1/unload_lora_adapter": {"lora_name": "a"},
+    "/v1/cache/drop": {"model": MODEL, "tier": "all"},
+    "/v1/cache/pin": {"model": MODEL, "prompt": "a", "lora_name": "l", "cache_salt": "s", "api_key": "k"},
+    "/v1/cache/unpin": {"model": MODEL, "messages": [{"role": "user", "content": "a"}]},
     "/v1/load_model": {"model_name": "a"},
     "/v1/unload_model": {"model_name": "a"},
 }

@@ -1,11 +1,14 @@
 """A server that starts with a cache directory continues yesterday's conversations."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from lmdeploy.serve.client import TritonClient, TritonRequestError
 from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.servers import running_triton
 
@@ -21,6 +24,34 @@ def asked(server: TritonServer, messages: list[dict[str, str]]) -> dict[str, Any
     return answer
 
 
+async def administer(server: TritonServer, messages: list[dict[str, str]]) -> None:
+    """Pin what the cache has of a conversation, and have everything dropped."""
+    async with TritonClient(server.grpc_address, control_key=server.control_key) as client:
+        held = await client.control_cache("report")
+        assert held["device"]["idle"] > 0
+        assert held["device"]["bytes"] > 0
+        assert held["disk"]["read"] > 0
+        ids = await client.tokenize(messages=messages)
+        pinned = await client.control_cache("pin", ids)
+        assert 256 <= pinned["tokens"] <= len(ids)
+        assert pinned["pinned"]["prompts"] == 1
+        assert 0 < pinned["pinned"]["pages"] <= pinned["pinned"]["most_pages"]
+        with pytest.raises(TritonRequestError, match="not pinned") as refused:
+            await client.control_cache("unpin", ids[:-1])
+        assert refused.value.code == "NOT_FOUND"
+        assert (await client.control_cache("unpin", ids))["pinned"]["prompts"] == 0
+        with pytest.raises(TritonRequestError, match="cache_control must be"):
+            await client.control_cache("forget")
+        dropped = await client.control_cache("drop_memory")
+        assert (dropped["device"]["idle"], dropped["device"]["used"]) == (0, 0)
+        await client.control_cache("drop_files")
+        for _ in range(300):
+            if (await client.control_cache("report"))["disk"]["files"] == 0:
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError("files stay")
+
+
 def test_a_restarted_server_finds_what_the_one_before_computed(tmp_path: Path) -> None:
     with running_triton(enable_prefix_caching=False) as server:
         first = asked(server, [QUESTION])
@@ -30,5 +61,7 @@ def test_a_restarted_server_finds_what_the_one_before_computed(tmp_path: Path) -
         assert asked(server, [QUESTION])["text_output"] == first["text_output"]
     with running_triton(cache_dir=str(tmp_path / "cache")) as server:
         answer = asked(server, turns)
+        asyncio.run(administer(server, turns))
+        assert not list((tmp_path / "cache").glob("*.kv"))
     assert answer["text_output"] == second["text_output"]
     assert answer["cached_token_len"] >= 256

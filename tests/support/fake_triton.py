@@ -33,6 +33,13 @@ _LISTS = {
 }
 
 CONTEXT_LEN = 4096  # tokens, of the fake engine
+CACHE_REPORT: dict[str, Any] = {  # of its cache
+    "device": {"pages": 40, "used": 3, "idle": 5, "bytes": 800},
+    "host": {"pages": 0, "used": 0, "bytes": 0},
+    "disk": {"files": 7, "bytes": 700, "written": 9, "read": 2, "damaged": 0, "failures": 0},
+    "pinned": {"prompts": 1, "pages": 2, "most_pages": 10},
+    "tokens": 32,
+}
 
 # The fake tokenizer: <pad>, <s>, </s>, then a token a byte.
 BOS = 1
@@ -102,6 +109,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.controls: list[dict[str, Any]] = []
         self.sessions: set[int] = set()
         self.adapters: dict[str, str] = {}  # notes by name
+        self.cache_controls: list[dict[str, Any]] = []
         self.adapters_of: dict[str, dict[str, str]] = {}  # where there are several models: of each engine
         self.repository_key = "key of the repository"
         self.loaded: list[str] = []  # models
@@ -134,7 +142,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         """Forget what arrived and answer as at first."""
         self.hangs = False
         self.script, self.ready, self.requests, self.stops = Script(), True, [], queue.Queue()
-        self.controls, self.sessions, self.adapters = [], set(), {}
+        self.controls, self.sessions, self.adapters, self.cache_controls = [], set(), {}, []
         self.release.set()
         self.release = threading.Event()
 
@@ -205,6 +213,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 while self.hangs and context.is_active():
                     time.sleep(0.01)
                 yield self._adapter_control(received)
+                continue
+            if "cache_control" in received.inputs:
+                self.cache_controls.append(received.inputs)
+                yield _response(received, Script(), 0, json.dumps(CACHE_REPORT), 0, True)
                 continue
             if "limits" in received.inputs:
                 yield _response(received, Script(), 0, json.dumps({"session_len": CONTEXT_LEN}), 0, True)

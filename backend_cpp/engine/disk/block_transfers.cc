@@ -55,6 +55,12 @@ bool BlockTransfers::is_written() const {
   return writes_.empty() && !is_busy_;
 }
 
+void BlockTransfers::drop_all() {
+  const std::lock_guard lock(mu_);
+  is_dropping_ = true;
+  changed_.notify_all();
+}
+
 void BlockTransfers::ask(std::shared_ptr<const DiskRead> read) {
   const std::lock_guard lock(mu_);
   asked_.push_back(std::move(read));
@@ -88,11 +94,18 @@ void BlockTransfers::run() {
   auto marked = std::chrono::steady_clock::now();
   std::unique_lock lock(mu_);
   while (true) {
-    const bool is_woken =
-        changed_.wait_for(lock, kMarkUsed, [this] { return is_closing_ || !asked_.empty() || !writes_.empty(); });
-    if (is_closing_ && writes_.empty()) break;
+    const bool is_woken = changed_.wait_for(
+        lock, kMarkUsed, [this] { return is_closing_ || is_dropping_ || !asked_.empty() || !writes_.empty(); });
+    if (is_closing_ && writes_.empty() && !is_dropping_) break;
     is_busy_ = true;
-    if (!asked_.empty()) {
+    if (is_dropping_) {
+      is_dropping_ = false;
+      writes_.clear();
+      write_bytes_ = 0;
+      lock.unlock();
+      files_.drop_all();
+      lock.lock();
+    } else if (!asked_.empty()) {
       const std::shared_ptr<const DiskRead> read = std::move(asked_.front());
       asked_.pop_front();
       lock.unlock();

@@ -58,6 +58,8 @@ class BlockTransfers {
   void write(BlockKey key, std::vector<std::byte> content, int depth);
   // Whether everything was written.
   bool is_written() const;
+  // Forgets what is still to be written, and removes all files.
+  void drop_all();
 
   void ask(std::shared_ptr<const DiskRead> read);
   struct Part {
@@ -103,6 +105,7 @@ class BlockTransfers {
   size_t write_bytes_ = 0;
   size_t read_bytes_ = 0;
   Counts counts_;
+  bool is_dropping_ = false;
   bool is_closing_ = false;
   bool is_busy_ = false;
 

@@ -221,13 +221,15 @@ BlockCache::Content BlockCache::take_content() {
   return {};
 }
 
-void BlockCache::touch(NodeId node) {
+void BlockCache::touch(NodeId node, bool is_pinned) {
   std::vector<int32_t> blocks;
   add_unused(node, blocks);
   for (const int32_t block : blocks) {
     const Place place = at(block).place;
     remove(block);
-    put(block, place);
+    put(block, is_pinned && is_snapshot(place)             ? Place::kSharedSnapshot
+               : is_pinned && place == Place::kUntilNeeded ? Place::kNeededLast
+                                                           : place);
   }
 }
 
@@ -286,6 +288,12 @@ void BlockCache::forget_realm(uint64_t realm) {
   std::vector<int32_t> lost;
   for (const NodeId node : nodes) add_unused(node, lost);
   forget(lost);
+}
+
+void BlockCache::forget_unused() {
+  std::vector<int32_t> unused;
+  for (const std::list<int32_t>& blocks : lists_) unused.insert(unused.end(), blocks.begin(), blocks.end());
+  forget(unused);
 }
 
 void BlockCache::forget(const std::vector<int32_t>& blocks) {

@@ -155,8 +155,10 @@ class BlockCache {
   // Takes a noted content that is still there; what follows a content comes after it. kNoBlock: none is left.
   Content take_content();
   bool has_contents() const { return !noted_.empty(); }
-  // What is attached to a node counts as used last.
-  void touch(NodeId node);
+  // What is attached to a node counts as used last; `is_pinned`: and as what is kept longest.
+  void touch(NodeId node, bool is_pinned = false);
+  // Changes whenever anything becomes idle, or counts as used.
+  uint64_t last_use() const { return next_stamp_; }
   // A content that would have been the first to go is kept as long as others.
   void keep_content(NodeId node, int group);
   // Has a snapshot kept that the next one of its sequence would have replaced.
@@ -169,6 +171,8 @@ class BlockCache {
   void forget(NodeId node);
   // The same of all nodes of a realm, and of all there are.
   void forget_realm(uint64_t realm);
+  void forget_unused();
+  // The same where nothing is in use, and nothing that was held is there any more.
   void forget_all();
 
   // Reports what can be found from now on; `observer` must outlive the cache.

@@ -70,6 +70,9 @@ class DiskTier {
   // Has everything written that is idle; waits for it, for some time at most.
   void finish();
 
+  // Removes all files, in the background.
+  void drop_files() { transfers_.drop_all(); }
+
   DiskStats stats() const;
 
  private:

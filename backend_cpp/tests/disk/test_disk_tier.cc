@@ -1,5 +1,6 @@
 // What files keep of a cache: engines that come later answer as one that was never stopped, whatever became of files.
 #include <filesystem>
+#include <future>
 #include <random>
 
 #include "tests/disk/scratch.h"
@@ -176,6 +177,30 @@ ENGINE_TEST(no_token_is_wrong_whatever_becomes_of_the_files) {
   }
   CHECK(read > 0);
   CHECK(damaged > 0);
+}
+
+ENGINE_TEST(what_is_dropped_is_computed_again) {
+  const ScratchDirectory scratch;
+  const std::vector<int32_t> prompt(40, 7);
+  const EngineConfig config = config_of(scratch.path());
+  {
+    CHECK_EQUAL(Life(config).ask(1, prompt, 3), 0);
+  }
+  CHECK(!content_files(scratch.path()).empty());
+  {
+    Life life(config);
+    CHECK(life.ask(1, prompt, 3) > 0);
+    for (const auto action : {CacheControl::Action::kDropMemory, CacheControl::Action::kDropFiles}) {
+      std::promise<bool> done;
+      CacheControl control;
+      control.action = action;
+      control.on_done = [&](const CacheReport& report, const Error*) { done.set_value(report.has_files); };
+      life.engine().control_cache(std::move(control));
+      CHECK(done.get_future().get());
+    }
+  }
+  CHECK(content_files(scratch.path()).empty());
+  CHECK_EQUAL(Life(config).ask(1, prompt, 3), 0);
 }
 
 TEST(a_size_in_which_hardly_anything_fits_is_refused) {

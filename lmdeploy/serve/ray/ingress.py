@@ -89,7 +89,7 @@ class Ingress:
         if path not in self._paths:
             raise ApiError(404, f"Invalid URL ({method} {path})", code="unknown_url")
         if path in ADMINISTERED:
-            message = "Replicas have the same models and adapters: those the application was deployed with."
+            message = "Replicas are alike, as the application was deployed; none of them is administered alone."
             raise ApiError(403, message, code="forbidden")
         if self._api_keys and needs_key(path, method) and matching_key(request.headers, self._api_keys) is None:
             raise ApiError(401, "Please request with valid api key!", code="invalid_api_key")

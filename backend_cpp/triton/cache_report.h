@@ -1,0 +1,12 @@
+// What the cache holds, by tier, as JSON.
+#pragma once
+
+#include <string>
+
+#include "engine/cache_control.h"
+
+namespace turbomind {
+
+std::string as_json(const CacheReport& report);
+
+}  // namespace turbomind

@@ -1,0 +1,137 @@
+"""``/v1/cache``, for administrators: what the KV cache holds by tier, what it is to forget, and what it is to keep."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, model_validator
+
+from lmdeploy.serve.client import GenerateRequest
+from openai_gateway.errors import ApiError
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.middleware.api_keys import salt_of_key
+from openai_gateway.models import Chosen, ServedModel
+from openai_gateway.parsing import BoundedRoute
+from openai_gateway.protocol.fields import AnyText, FieldError, Strict, Text
+from openai_gateway.protocol.messages import Messages
+from openai_gateway.registry import CACHE, DROP_CACHE, PIN_PROMPT, UNPIN_PROMPT
+
+router = APIRouter(route_class=BoundedRoute)
+
+_TIERS = {"memory": ("drop_memory",), "disk": ("drop_files",), "all": ("drop_memory", "drop_files")}
+
+
+class DropCache(Strict):
+    """Body of ``POST /v1/cache/drop``."""
+
+    model: Text | None = None
+    tier: Literal["memory", "disk", "all"] = "all"
+
+
+class PinnedPrompt(Strict):
+    """Body of ``POST /v1/cache/pin`` and ``/v1/cache/unpin``: a prompt, and whose requests it is of."""
+
+    model: Text | None = None
+    prompt: AnyText | None = None
+    messages: Messages | None = None
+    lora_name: Text | None = None
+    cache_salt: AnyText | None = None
+    api_key: AnyText | None = None
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> PinnedPrompt:
+        if (self.prompt is None) == (self.messages is None):
+            raise FieldError("prompt", "prompt or messages is required, and not both")
+        return self
+
+
+class Tiers(BaseModel):
+    """What the cache of a model holds: in the engine's memory, in the host's alongside it, and in files."""
+
+    model: str
+    device: dict[str, int]
+    host: dict[str, int]
+    disk: dict[str, int] | None
+    pinned: dict[str, int]
+
+
+class CacheList(BaseModel):
+    """The caches of all models."""
+
+    object: Literal["list"] = "list"
+    data: list[Tiers]
+
+
+class Pinned(Tiers):
+    """The same after a prompt was pinned, of which this many tokens are kept."""
+
+    tokens: int
+
+
+@router.get(CACHE)
+async def show_cache(gateway: GatewayDependency) -> CacheList:
+    """Return what the cache of each model holds by tier."""
+    held = [Tiers(model=each.name, **await each.client.control_cache("report")) for each in await gateway.models.all()]
+    return CacheList(data=held)
+
+
+@router.post(DROP_CACHE)
+async def drop_cache(body: DropCache, gateway: GatewayDependency) -> Tiers:
+    """Forget what no open request uses, pinned prompts included. Files go in the background."""
+    model = await _model(body.model, gateway)
+    held: dict[str, Any] = {}
+    for action in _TIERS[body.tier]:
+        held = await model.client.control_cache(action)
+    return Tiers(model=model.name, **held)
+
+
+@router.post(PIN_PROMPT)
+async def pin_prompt(body: PinnedPrompt, gateway: GatewayDependency) -> Pinned:
+    """Compute a prompt, and let what the cache has of it be the last to leave memory."""
+    model = await _model(body.model, gateway)
+    salt, ids = _salt(body, gateway), await _tokens(body, model)
+    computed = GenerateRequest(input_ids=ids, stream=False, cache_salt=salt, lora_name=body.lora_name, max_new_tokens=1)
+    async for _ in model.client.generate(computed):
+        pass
+    return Pinned(model=model.name, **await model.client.control_cache("pin", ids, salt, body.lora_name))
+
+
+@router.post(UNPIN_PROMPT)
+async def unpin_prompt(body: PinnedPrompt, gateway: GatewayDependency) -> Tiers:
+    """Let a prompt that was pinned with the same body leave memory as others do."""
+    model = await _model(body.model, gateway)
+    salt, ids = _salt(body, gateway), await _tokens(body, model)
+    return Tiers(model=model.name, **await model.client.control_cache("unpin", ids, salt, body.lora_name))
+
+
+async def _model(name: str | None, gateway: Gateway) -> ServedModel:
+    """Return the model whose cache is meant; it has to be named where there are several."""
+    if name is not None:
+        if found := (await gateway.models.named()).get(name):
+            return found
+        raise ApiError(404, f"The model `{name}` does not exist.", param="model", code="model_not_found")
+    names = [model.name for model in await gateway.models.all()]
+    if len(names) > 1:
+        raise ApiError(400, f"model must be one of {', '.join(names)}: there are several.", param="model")
+    return await gateway.default_model()
+
+
+def _salt(body: PinnedPrompt, gateway: Gateway) -> str | None:
+    """Return the salt that requests with the body's key have."""
+    if body.api_key is not None and body.api_key not in gateway.settings.api_keys:
+        raise ApiError(400, "api_key must be a key that this server was started with.", param="api_key")
+    if not gateway.settings.salts_by_key:
+        return body.cache_salt
+    if body.api_key is None:
+        message = "With --cache-salt-by-key a prompt is pinned for the requests of one key: api_key is required."
+        raise ApiError(400, message, param="api_key")
+    return salt_of_key(body.api_key, body.cache_salt)
+
+
+async def _tokens(body: PinnedPrompt, model: ServedModel) -> list[int]:
+    """Return the tokens of a prompt, as requests with it have them."""
+    if body.messages is None:
+        return await model.client.tokenize(text=body.prompt)
+    asked = Chosen(model, body.lora_name or model.name, body.lora_name is not None)
+    return await asked.prompt_ids([message.for_template() for message in body.messages], [], {})
