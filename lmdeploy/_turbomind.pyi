@@ -46,12 +46,17 @@ class Order:
     host_block_count: int
     sequences: int
     sequence_blocks: int
+    image_block_len: int
     moves: int
     rows: int
     spans: int
     wanted: int
     choices: int
     area: int
+    fills: int
+    filled: int
+    looks: int
+    looking: int
     slot: int
     directory: str
 
@@ -68,6 +73,10 @@ class WorkerArea:
     embedded_rows: np.ndarray[Any, np.dtype[np.int32]]
     embeddings: np.ndarray[Any, np.dtype[np.float32]]
     grid_positions: np.ndarray[Any, np.dtype[np.int32]]
+    fills: np.ndarray[Any, np.dtype[np.int32]]
+    image_rows: np.ndarray[Any, np.dtype[np.float32]]
+    looks: np.ndarray[Any, np.dtype[np.int32]]
+    looking_rows: np.ndarray[Any, np.dtype[np.int32]]
     choices: np.ndarray[Any, np.dtype[np.void]]
     lists: np.ndarray[Any, np.dtype[np.int32]]
     chosen: np.ndarray[Any, np.dtype[np.int32]]
@@ -137,6 +146,15 @@ class CpuKernels:
         sinks: int,
         alibi_slopes: int,
     ) -> None: ...
+    def set_images(
+        self,
+        fills: np.ndarray[Any, np.dtype[np.int32]],
+        looks: np.ndarray[Any, np.dtype[np.int32]],
+        blocks: np.ndarray[Any, np.dtype[np.int32]],
+        block_len: int,
+    ) -> None: ...
+    def fill(self, cache: LayerCache, k: _Heads, v: _Heads) -> None: ...
+    def look(self, cache: LayerCache, q: _Heads, out: int) -> None: ...
     def linear(self, weight: LinearWeight, x: int, rows: int, y: int) -> None: ...
     def rms_norm(self, weight: int, eps: float, x: int, rows: int, size: int, y: int) -> None: ...
     def embed(self, table: LinearWeight, tokens: int, rows: int, y: int) -> None: ...

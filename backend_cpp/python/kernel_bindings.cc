@@ -110,14 +110,7 @@ class CpuKernels {
   // spans int32 [count, fields of ChannelSpan]; blocks int32, kept by the caller as long as the step lasts.
   void set_spans(const py::array_t<int32_t, py::array::c_style>& spans, const py::array_t<int32_t>& blocks,
                  int block_len) {
-    std::vector<AttentionSpan> given;
-    const auto* fields = reinterpret_cast<const ChannelSpan*>(spans.data());
-    for (py::ssize_t i = 0; i < spans.shape(0); ++i) {
-      const ChannelSpan& span = fields[i];
-      given.push_back({span.first_row, span.count, span.first_position, blocks.data() + span.first_block});
-    }
-    span_count_ = static_cast<int>(given.size());
-    ops_.set_spans(SpanSet{}, std::move(given), block_len);
+    span_count_ = set_spans_of(SpanUse::kTokens, spans, blocks, block_len);
   }
 
   // The pages of the sequences' states follow their blocks. For as long as the step lasts.
@@ -135,15 +128,40 @@ class CpuKernels {
     }
   }
 
+  // Spans of rows of images, and of rows that look at them: the last ones of what they see. `blocks` as in set_spans.
+  void set_images(const py::array_t<int32_t, py::array::c_style>& fills,
+                  const py::array_t<int32_t, py::array::c_style>& looks, const py::array_t<int32_t>& blocks,
+                  int block_len) {
+    fill_count_ = set_spans_of(SpanUse::kCrossFill, fills, blocks, block_len);
+    look_count_ = set_spans_of(SpanUse::kCrossQuery, looks, blocks, block_len);
+    seen_.clear();
+    const auto* fields = reinterpret_cast<const ChannelSpan*>(looks.data());
+    for (py::ssize_t i = 0; i < looks.shape(0); ++i) {
+      seen_.insert(seen_.end(), static_cast<size_t>(fields[i].count), fields[i].first_position + fields[i].count);
+    }
+  }
+
+  // Writes keys and values of rows of images.
+  void fill(LayerCache& cache, const Heads& k, const Heads& v) {
+    const py::gil_scoped_release unlocked;
+    ops_.write_cache(params_of(cache, SpanUse::kCrossFill, fill_count_), view(k), view(v));
+  }
+
+  // Attends to images. out [rows that look, heads, value_dim]; queries are multiplied by the scale already.
+  void look(LayerCache& cache, const Heads& q, Address out) {
+    const py::gil_scoped_release unlocked;
+    AttentionParams params = params_of(cache, SpanUse::kCrossQuery, look_count_);
+    params.num_heads = std::get<3>(q);
+    params.kv_lens = seen_.data();
+    ops_.paged_attention(params, view(q), pointer<float>(out));
+  }
+
   // Writes keys and values, and attends. out [rows, heads, value_dim]; queries are multiplied by the scale already.
   void attend(LayerCache& cache, const Heads& q, const Heads& k, const Heads& v, Address out, float softcap, int window,
               Address sinks, Address alibi_slopes) {
     const py::gil_scoped_release unlocked;
-    AttentionParams params;
-    params.layout = cache.layout;
-    params.pool = cache.pool;
+    AttentionParams params = params_of(cache, SpanUse::kTokens, span_count_);
     params.num_heads = std::get<3>(q);
-    params.span_count = span_count_;
     params.softcap = softcap;
     params.window = window;
     params.sinks = pointer<const float>(sinks);
@@ -249,13 +267,37 @@ class CpuKernels {
   }
 
  private:
+  // Returns how many there are.
+  int set_spans_of(SpanUse use, const py::array_t<int32_t, py::array::c_style>& spans,
+                   const py::array_t<int32_t>& blocks, int block_len) {
+    std::vector<AttentionSpan> given;
+    const auto* fields = reinterpret_cast<const ChannelSpan*>(spans.data());
+    for (py::ssize_t i = 0; i < spans.shape(0); ++i) {
+      const ChannelSpan& span = fields[i];
+      given.push_back({span.first_row, span.count, span.first_position, blocks.data() + span.first_block});
+    }
+    const int count = static_cast<int>(given.size());
+    ops_.set_spans({use, 0}, std::move(given), block_len);
+    return count;
+  }
+
+  static AttentionParams params_of(const LayerCache& cache, SpanUse use, int span_count) {
+    AttentionParams params;
+    params.layout = cache.layout;
+    params.pool = cache.pool;
+    params.set.use = use;
+    params.span_count = span_count;
+    return params;
+  }
+
   StateMemory memory(const LayerState& state) const {
     const std::vector<StateSpan>& spans = states_.at(static_cast<size_t>(state.page));
     return {state.arena.page(0), state.arena.page_bytes, state.offset, spans.data(), static_cast<int>(spans.size())};
   }
 
   CpuOperators ops_;
-  int span_count_ = 0;
+  int span_count_ = 0, fill_count_ = 0, look_count_ = 0;
+  std::vector<int32_t> seen_;                   // [rows that look at images]: how many of their rows
   std::vector<std::vector<StateSpan>> states_;  // [pages of a state][spans]
 };
 
@@ -298,6 +340,10 @@ void bind_kernels(py::module_& m) {
       .def("set_spans", &CpuKernels::set_spans, py::arg("spans"), py::arg("blocks"), py::arg("block_len"))
       .def("attend", &CpuKernels::attend, py::arg("cache"), py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
            py::arg("softcap"), py::arg("window"), py::arg("sinks"), py::arg("alibi_slopes"))
+      .def("set_images", &CpuKernels::set_images, py::arg("fills"), py::arg("looks"), py::arg("blocks"),
+           py::arg("block_len"))
+      .def("fill", &CpuKernels::fill, py::arg("cache"), py::arg("k"), py::arg("v"))
+      .def("look", &CpuKernels::look, py::arg("cache"), py::arg("q"), py::arg("out"))
       .def("linear", &CpuKernels::linear, py::arg("weight"), py::arg("x"), py::arg("rows"), py::arg("y"))
       .def("rms_norm", &CpuKernels::rms_norm, py::arg("weight"), py::arg("eps"), py::arg("x"), py::arg("rows"),
            py::arg("size"), py::arg("y"))

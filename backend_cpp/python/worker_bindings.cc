@@ -57,6 +57,11 @@ class WorkerChannel {
     views["embedded_rows"] = view(channel.embedded_rows(index), {seeing_rows});
     views["embeddings"] = view(channel.embeddings(index), {seeing_rows, shape.embedding_width});
     views["grid_positions"] = view(channel.grid_positions(index), {seeing_rows, 3});
+    const int looking_rows = shape.looks != 0 ? shape.rows : 0;
+    views["fills"] = view(reinterpret_cast<int32_t*>(channel.fills(index)), {looking_rows, kSpanFields});
+    views["image_rows"] = view(channel.image_rows(index), {looking_rows, shape.hidden_size});
+    views["looks"] = view(reinterpret_cast<int32_t*>(channel.looks(index)), {looking_rows, kSpanFields});
+    views["looking_rows"] = view(channel.looking_rows(index), {looking_rows});
     views["choices"] = view(channel.choices(index), {shape.spans});
     views["lists"] = view(channel.lists(index), {shape.list_words});
     views["chosen"] = view(channel.chosen(index), {shape.spans});
@@ -120,6 +125,7 @@ void bind_worker(py::module_& m) {
       .def_readonly("host_block_count", &Order::host_block_count)
       .def_readonly("sequences", &Order::sequences)
       .def_readonly("sequence_blocks", &Order::sequence_blocks)
+      .def_readonly("image_block_len", &Order::image_block_len)
       .def_readonly("moves", &Order::moves)
       .def_readonly("rows", &Order::rows)
       .def_readonly("spans", &Order::spans)
@@ -128,6 +134,10 @@ void bind_worker(py::module_& m) {
       .def_readonly("area", &Order::area)
       .def_readonly("embedded", &Order::embedded)
       .def_readonly("has_grid", &Order::has_grid)
+      .def_readonly("fills", &Order::fills)
+      .def_readonly("filled", &Order::filled)
+      .def_readonly("looks", &Order::looks)
+      .def_readonly("looking", &Order::looking)
       .def_readonly("slot", &Order::slot)
       .def_property_readonly("directory", [](const Order& order) {
         return std::string(order.directory, static_cast<size_t>(order.directory_bytes));

@@ -103,6 +103,20 @@ class Kernels:
         )  # fmt: skip
         return out
 
+    def set_images(self, fills: Ints, looks: Ints, blocks: Ints, block_len: int) -> None:
+        """Say which rows the calls of ``fill`` and ``look`` have; as `set_spans`."""
+        self.native.set_images(fills, looks, blocks, block_len)
+
+    def fill(self, cache: Any, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write keys and values of rows of images, float32 ``[rows, heads, size]``."""
+        self.native.fill(cache, _heads(key), _heads(value))
+
+    def look(self, cache: Any, query: torch.Tensor, value_size: int) -> torch.Tensor:
+        """Return ``[rows, heads, value size]``: what rows see of images; queries as `attend` takes them."""
+        out = torch.empty((query.shape[0], query.shape[1], value_size), dtype=torch.float32)
+        self.native.look(cache, _heads(query), out.data_ptr())
+        return out
+
     def set_states(self, spans: Ints, blocks: Ints, page_count: int) -> None:
         """Say which rows recurrent layers have; the pages of a sequence's state follow its blocks."""
         self.native.set_states(spans, blocks, page_count)

@@ -18,6 +18,8 @@ class RecordingCache:
         self.shapes: dict[int, LayerShape] = {}
         self.windows: dict[int, int] = {}
         self.states: dict[int, StateShape] = {}
+        self.looked_at: dict[int, LayerShape] = {}
+        self._images: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def step(self, tokens: torch.Tensor, wanted: torch.Tensor, kernels: Kernels | None) -> StepContext:
         """Return a step with one sequence from its beginning; tokens int64 ``[tokens]``, wanted int64: places."""
@@ -36,6 +38,17 @@ class RecordingCache:
         """Return memory for a recurrent layer's state, which nobody looks at afterwards."""
         self.states[layer] = shape
         return shape.in_page(_turbomind.PageArena(shape.state_bytes, 1), 0, 0)
+
+    def fill(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep what tokens look at."""
+        self.looked_at[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self._images[layer] = key.float(), value.float()
+
+    def look(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return what queries see of all rows of images."""
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in self._images[layer])
+        scores = torch.einsum("qhd,khd->hqk", query.float() * scale, key)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
 
     def attend(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -41,6 +41,10 @@ class StepContext:
         ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
     deeper_embeddings
         ``[count, layers, hidden]``: what these rows add to the outputs of the first layers; None: nothing.
+    image_rows
+        ``[rows, hidden]``: rows of images whose keys and values are written first; None: none.
+    looking_rows
+        ``[count]`` int64: the tokens that look at images by cross-attention; None: none does.
     grid_positions
         ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None.
     """
@@ -59,6 +63,8 @@ class StepContext:
     input_embeddings: torch.Tensor | None = None
     input_embedding_indexing: torch.Tensor | None = None
     deeper_embeddings: torch.Tensor | None = None
+    image_rows: torch.Tensor | None = None
+    looking_rows: torch.Tensor | None = None
     grid_positions: torch.Tensor | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 

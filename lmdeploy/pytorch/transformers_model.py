@@ -99,6 +99,7 @@ class TransformersModel:
         head.register_forward_pre_hook(self._keep_hidden)
         tried = self._try(checkpoint)
         self.shapes, self.windows, self.states = tried.shapes, tried.windows, tried.states
+        self.looked_at = tried.looked_at
 
     def forward(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""

@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
                 runner = _load(args, channel)
                 text = json.dumps(runner.facts())
             elif order.kind == _turbomind.OrderKind.ALLOCATE:
-                runner.allocate(order.block_count, order.block_len, order.host_block_count, order.page_bytes)
+                runner.allocate(
+                    order.block_count, order.block_len, order.host_block_count, order.page_bytes, order.image_block_len
+                )
                 runner.prepare(order.sequences, order.sequence_blocks)
             elif is_step:
                 deliver = runner.step(order)

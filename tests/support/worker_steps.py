@@ -23,6 +23,8 @@ class Order:
     wanted: int
     embedded: int = 0
     has_grid: int = 0
+    fills: int = 0
+    looks: int = 0
     choices: int = 0
     area: int = 0
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/inputs/step_embeddings.h"
+
 namespace turbomind {
 
 CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows, bool is_divided)
@@ -101,17 +103,12 @@ bool CrossLayers::begin_step(Operators& ops, const StepInput& input) {
   std::vector<AttentionSpan> spans;
   std::vector<const PageTables*> tables;
   auto* rows = looking_rows_.host<int32_t>();
-  for (const ImageLook& look : input.looks) {
-    // A span's rows are the last ones of what they all see, so none has more rows than that.
-    for (int done = 0; done < look.count;) {
-      const int count = std::min(look.count - done, look.seen);
-      spans.push_back({looking_, count, look.seen - count});
-      tables.push_back(look.tables);
-      for (int row = 0; row < count; ++row) rows[looking_ + row] = look.first_row + done + row;
-      std::fill_n(kv_lens_.host<int32_t>() + looking_, count, look.seen);
-      looking_ += count;
-      done += count;
-    }
+  for (const ImageLook& look : divide_looks(input.looks)) {
+    spans.push_back({looking_, look.count, look.seen - look.count});  // the last rows of what they all see
+    tables.push_back(look.tables);
+    for (int row = 0; row < look.count; ++row) rows[looking_ + row] = look.first_row + row;
+    std::fill_n(kv_lens_.host<int32_t>() + looking_, look.count, look.seen);
+    looking_ += look.count;
   }
   looking_rows_.upload(ops, static_cast<size_t>(looking_) * sizeof(int32_t));
   kv_lens_.upload(ops, static_cast<size_t>(looking_) * sizeof(int32_t));

@@ -35,6 +35,16 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions) {
   }
 }
 
+std::vector<ImageLook> divide_looks(const std::vector<ImageLook>& looks) {
+  std::vector<ImageLook> divided;
+  for (const ImageLook& look : looks) {
+    for (int done = 0; done < look.count; done += look.seen) {
+      divided.push_back({look.first_row + done, std::min(look.count - done, look.seen), look.seen, look.tables});
+    }
+  }
+  return divided;
+}
+
 ImageTraits image_traits(const ModelSpec& spec) {
   if (!spec.images) return {};
   const bool has_grid =

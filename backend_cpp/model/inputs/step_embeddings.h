@@ -22,6 +22,9 @@ std::vector<EmbeddedRow> embedded_rows(const StepInput& input);
 // Positions of a span's rows [count, 3]: of text three times the same number, of images their places on the grid.
 void fill_grid_positions(const StepSpan& span, int32_t* positions);
 
+// The rows that look at images, divided so that none of the looks has more rows than it sees.
+std::vector<ImageLook> divide_looks(const std::vector<ImageLook>& looks);
+
 // What a runner of such a model takes.
 ImageTraits image_traits(const ModelSpec& spec);
 

@@ -16,7 +16,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 constexpr size_t kPage = 4096;
 
 // Whether `number` is that one or after it; numbers of orders start from 0 after the largest.
@@ -88,6 +88,11 @@ void StepChannel::lay_out(const ChannelShape& shape) {
   embedded_rows_ = reserve(seeing_rows, sizeof(int32_t));
   embeddings_ = reserve(seeing_rows * static_cast<size_t>(shape.embedding_width), sizeof(float));
   grid_positions_ = reserve(seeing_rows * 3, sizeof(int32_t));
+  const size_t looking_rows = shape.looks != 0 ? rows : 0;
+  fills_ = reserve(looking_rows, sizeof(ChannelSpan));
+  image_rows_ = reserve(looking_rows * static_cast<size_t>(shape.hidden_size), sizeof(float));
+  looks_ = reserve(looking_rows, sizeof(ChannelSpan));
+  looking_rows_ = reserve(looking_rows, sizeof(int32_t));
   choices_ = reserve(spans, sizeof(ChannelChoice));
   lists_ = reserve(static_cast<size_t>(shape.list_words), sizeof(int32_t));
   chosen_ = reserve(spans, sizeof(int32_t));

@@ -37,12 +37,14 @@ struct ChannelShape {
   int32_t spans = 0;
   int32_t blocks = 0;           // entries of all block tables of a step
   int32_t embedding_width = 0;  // numbers of a row of an image; 0: the model reads text alone
+  int32_t looks = 0;            // whether tokens look at further rows of images; else what is of them has no room
   int32_t list_words = 0;       // of the lists of all choices of a step
 };
 
 enum class OrderKind : int32_t { kLoad, kAllocate, kStep, kPlaceAdapter, kDropAdapter, kMoveBlocks };
 
-// Of a step; the fields of StepSpan.
+// Of a step; the fields of StepSpan. Of rows of images, and of rows that look at them, only the first three and
+// first_block are given: those that look are the last ones of what they see.
 struct ChannelSpan {
   int32_t first_row;
   int32_t count;
@@ -88,6 +90,7 @@ struct Order {
   int32_t host_block_count = 0;
   int32_t sequences = 0;        // of a step at most
   int32_t sequence_blocks = 0;  // of a sequence at most
+  int32_t image_block_len = 0;  // rows of images in a page
   // Of kMoveBlocks: pairs of numbers in the place of the block tables.
   int32_t moves = 0;
   // Of kStep.
@@ -97,6 +100,10 @@ struct Order {
   int32_t choices = 0;
   int32_t embedded = 0;  // rows that have embeddings of images in place of their tokens'
   int32_t has_grid = 0;  // whether grid_positions() holds the rows' positions
+  int32_t fills = 0;     // spans of rows of images
+  int32_t filled = 0;    // rows of images
+  int32_t looks = 0;     // spans of rows that look at images
+  int32_t looking = 0;   // rows that do
   // Of kPlaceAdapter and kDropAdapter.
   int32_t slot = 0;
   int32_t directory_bytes = 0;
@@ -124,6 +131,10 @@ class StepChannel {
   int32_t* embedded_rows(int area) const { return at<int32_t>(embedded_rows_, area); }    // [rows], embedded ones first
   float* embeddings(int area) const { return at<float>(embeddings_, area); }              // [rows, embedding_width]
   int32_t* grid_positions(int area) const { return at<int32_t>(grid_positions_, area); }  // [rows, 3]
+  ChannelSpan* fills(int area) const { return at<ChannelSpan>(fills_, area); }            // [rows]
+  float* image_rows(int area) const { return at<float>(image_rows_, area); }              // [rows, hidden_size]
+  ChannelSpan* looks(int area) const { return at<ChannelSpan>(looks_, area); }            // [rows]
+  int32_t* looking_rows(int area) const { return at<int32_t>(looking_rows_, area); }      // [rows], looking ones first
   ChannelChoice* choices(int area) const { return at<ChannelChoice>(choices_, area); }    // [spans]
   int32_t* lists(int area) const { return at<int32_t>(lists_, area); }                    // [list_words]
   int32_t* chosen(int area) const { return at<int32_t>(chosen_, area); }                  // [spans]
@@ -177,6 +188,7 @@ class StepChannel {
   // Offsets, those of areas in the first one.
   size_t tokens_ = 0, spans_ = 0, blocks_ = 0, logits_ = 0, hidden_ = 0;
   size_t embedded_rows_ = 0, embeddings_ = 0, grid_positions_ = 0;
+  size_t fills_ = 0, image_rows_ = 0, looks_ = 0, looking_rows_ = 0;
   size_t choices_ = 0, lists_ = 0, chosen_ = 0, logprobs_ = 0, top_tokens_ = 0, top_logprobs_ = 0;
   size_t area_bytes_ = 0;
 };

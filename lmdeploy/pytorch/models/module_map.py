@@ -26,6 +26,7 @@ MODULE_MAP.update(
         "QWenLMHeadModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen.QWenLMHeadModel",
         "DeepseekForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.deepseek.DeepseekForCausalLM",
         "MolmoForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.molmo.MolmoForCausalLM",
+        "MllamaForConditionalGeneration": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.mllama.MllamaForCausalLM",
         "FalconForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.falcon.FalconForCausalLM",
         "Gemma2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.gemma2.Gemma2ForCausalLM",
     }

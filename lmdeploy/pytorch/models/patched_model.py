@@ -22,7 +22,7 @@ from lmdeploy.pytorch.nn.attention import LayerCache
 from lmdeploy.pytorch.nn.build_context import BuildContext
 from lmdeploy.pytorch.nn.embedding import Embedding
 from lmdeploy.pytorch.nn.linear import Linear
-from lmdeploy.pytorch.paged import LayerShape, StateShape
+from lmdeploy.pytorch.paged import StateShape
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
@@ -33,6 +33,7 @@ from lmdeploy.pytorch.weight_loader.model_weight_loader import load_model_weight
 logger = logging.getLogger(__name__)
 
 _TRIED_TOKENS = 8
+_TRIED_IMAGE_ROWS, _TRIED_LOOKING = 2, 3
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -60,6 +61,8 @@ class PatchedModel:
         Type of the weights.
     shapes, windows
         What each layer keeps of a token, and how far back it looks (0: all the way).
+    looked_at
+        What each layer that looks at images keeps of a row of them.
     states
         None: classes in the engine's own style have no layer that keeps a state.
     layers, adapters
@@ -107,7 +110,8 @@ class PatchedModel:
             self._model.lm_head.register_forward_pre_hook(self._keep_wanted)
         self._layers = AutoModelConfigBuilder.build(config).num_layers
         with _called_with(_TRIED_TOKENS, self._model) as layers:
-            self.shapes, self.windows = self._try(checkpoint)
+            tried = self._try(checkpoint, config.hidden_size)
+        self.shapes, self.windows, self.looked_at = tried.shapes, tried.windows, tried.looked_at
         self.states: dict[int, StateShape] = {}
         self.adapters = AdapterTable(self._device)
         self.layers: dict[str, tuple[int, int]] = {}
@@ -121,6 +125,10 @@ class PatchedModel:
         """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""
         with get_step_ctx_manager().context(step):
             inputs = self._inputs(step)
+            if step.image_rows is not None:
+                self._model.fill_images(step.image_rows, inputs["past_key_values"])
+            if not step.input_ids.numel():  # a step may bring rows of images alone
+                return torch.empty(0), torch.empty(0)
             self._wanted = step.wanted
             output = self._model(**inputs)
             if hasattr(self._model, "get_logits"):
@@ -148,8 +156,8 @@ class PatchedModel:
         self._last_hidden = hidden[0]
         return (hidden, *given[1:])
 
-    def _try(self, checkpoint: Path) -> tuple[dict[int, LayerShape], dict[int, int]]:
-        """Run some tokens, and return what the layers keep."""
+    def _try(self, checkpoint: Path, width: int) -> RecordingCache:
+        """Run some tokens, fewer of which look at images where the model can, and return what the layers keep."""
         recording = RecordingCache()
         everything = torch.arange(_TRIED_TOKENS, device=self._device)
         one = torch.tensor([_TRIED_TOKENS], device=self._device)
@@ -164,6 +172,9 @@ class PatchedModel:
             is_decoding=False,
             wanted=everything[1::2],
         )
+        if hasattr(self._model, "fill_images"):
+            step.image_rows = torch.ones(_TRIED_IMAGE_ROWS, width, device=self._device)
+            step.looking_rows = everything[:_TRIED_LOOKING]
         try:
             self.forward(step)
         except Exception as error:
@@ -171,13 +182,13 @@ class PatchedModel:
                 f"{checkpoint}: {type(self._model).__name__} fails: {type(error).__name__}: "
                 f"{' '.join(str(error).split())[:300]}"
             ) from error
-        silent = sorted(set(range(self._layers)) - recording.shapes.keys())
+        silent = sorted(set(range(self._layers)) - recording.shapes.keys() - recording.looked_at.keys())
         if silent:
             raise UnsupportedModelError(
                 f"{checkpoint}: {type(self._model).__name__} attends in no way that the engine sees in layers "
                 f"{', '.join(map(str, silent))} of {self._layers}"
             )
-        return recording.shapes, recording.windows
+        return recording
 
 
 @contextmanager

@@ -35,6 +35,15 @@ class LayerCache:
         attended: torch.Tensor = self.cache.attend(self.layer, call, query, key, value)
         return attended
 
+    def fill(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write keys and values of the step's rows of images."""
+        self.cache.fill(self.layer, key, value)
+
+    def look(self, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return what the queries of the step's tokens that look at images see, float32."""
+        looked: torch.Tensor = self.cache.look(self.layer, query, scale)
+        return looked
+
 
 class Attention(nn.Module):
     """Causal attention; a key head serves as many query heads as there are more of those.

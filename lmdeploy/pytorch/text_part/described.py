@@ -83,7 +83,9 @@ def describe_text_part(
 
 def _config_of_text(raw: Mapping[str, Any], whole: ModelSpec) -> dict[str, Any]:
     """Return the text part's config.json, with what its architecture alone has other defaults for."""
-    config = with_longrope({key: value for key, value in raw.items() if key not in _OF_THE_WHOLE})
+    text = raw.get("text_config")  # of Mllama, whose config.json is that of the whole
+    flat = {**raw, **text} if isinstance(text, dict) else raw
+    config = with_longrope({key: value for key, value in flat.items() if key not in _OF_THE_WHOLE})
     config |= {"model_type": _model_type_of(config), "vocab_size": whole.vocab_size, "head_dim": whole.head_dim}
     config |= {"tie_word_embeddings": whole.tied_embeddings, "dtype": whole.dtype, "torch_dtype": whole.dtype}
     rope = config.get("rope_parameters")
@@ -103,8 +105,6 @@ def _is_of_the_user(raw: Mapping[str, Any], custom_module_map: str) -> bool:
 def _reason_against(whole: ModelSpec) -> str:
     """Return why images cannot be seen under the PyTorch engine; empty: they can."""
     assert whole.images is not None
-    if whole.images.cross_layers:
-        return "its text looks at images by cross-attention"
     if whole.images.has_own_weights:
         return "rows of its images take weights of their own"
     if whole.images.whole_rows:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lmdeploy import GenerationConfig, pipeline
-from lmdeploy.errors import UnsupportedModelError
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.both_engines import config_for
@@ -46,6 +45,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "Qwen2.5-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
     "Qwen3-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VL"),
     "Qwen3-VL with experts": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VLMoe"),
+    "Llama 3.2 Vision": make_tiny_mllama,
     "GLM-4.1V": tiny.make_tiny_glm4v,
 }
 ALL = GenerationConfig(max_new_tokens=8, output_logits="all", do_sample=False, ignore_eos=True)
@@ -71,18 +71,6 @@ def test_responses_about_images_are_those_of_turbomind(name: str, tmp_path: Path
         assert one.token_ids == other.token_ids == theirs.token_ids
         assert relative_error(one.logits, theirs.logits) < TOLERANCE
         assert relative_error(other.logits[-8:], one.logits[-8:]) == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (make_tiny_mllama, "its text looks at images by cross-attention"),
-    ],
-)
-def test_models_that_do_more_with_images_are_refused(make: Any, reason: str, tmp_path: Path) -> None:
-    directory = make(tmp_path / "model")
-    with pytest.raises(UnsupportedModelError, match=f"{reason}, which only the TurboMind engine computes"):
-        pipeline(str(directory), config_for("pytorch", **SETTINGS))
 
 
 def test_texts_alone_run_where_images_whose_tokens_see_each_other_cannot(
