@@ -221,13 +221,13 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
   }
   if (engine_->is_hung()) throw Error(ErrorCode::kUnavailable, kHung);
   const auto control = reader.adapter_control();
-  if (control) check_key(reader, "lora_control");
   if (auto asked = reader.cache_control()) {
     check_key(reader, "cache_control");
     return control_cache(std::move(*asked), stream);
   }
   if (control || reader.wants_limits()) {
     if (!engine_->is_healthy()) throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
+    if (control) check_key(reader, "lora_control");
     Output reply;
     reply.text = control ? control_adapters(*control) : limits();
     reply.finish = FinishReason::kStop;
