@@ -32,7 +32,7 @@ PAGES = {
     "/v1/chat/interactive": "interactive",
     **dict.fromkeys(("/v1/encode", "/tokenize", "/detokenize"), "tokens"),
     **dict.fromkeys(("/v1/chat/completions/render", "/v1/completions/render"), "tokens"),
-    **dict.fromkeys(("/v1/models", "/v1/load_", "/v1/unload_", "/health", "/metrics"), "models"),
+    **dict.fromkeys(("/v1/models", "/v1/load_", "/v1/unload_", "/v1/cache", "/health", "/metrics"), "models"),
 }
 COMMON = (HTTP_API / "common-fields.md").read_text(encoding="utf-8")
 COMMANDS = (

@@ -20,7 +20,11 @@ BLOCK = 16  # tokens; the engine keeps whole blocks
 @pytest.fixture(scope="module")
 def pipe(default_model_dir: Path) -> Iterator[AsyncEngine]:
     config = TurbomindEngineConfig(
-        dtype="float32", session_len=256, cache_max_entry_count=64, cache_block_seq_len=BLOCK
+        dtype="float32",
+        session_len=256,
+        cache_max_entry_count=64,
+        cache_block_seq_len=BLOCK,
+        speculative_config="none",  # drafts are computed too
     )
     with pipeline(str(default_model_dir), backend_config=config) as loaded:
         yield loaded
