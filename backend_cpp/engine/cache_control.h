@@ -1,4 +1,4 @@
-// What administrators ask of the cache, and what they are told.
+// What administrators ask of the cache, and what they get.
 #pragma once
 
 #include <cstddef>

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "engine/cache_control.h"
+#include "engine/disk/disk_tier.h"
 #include "engine/engine_config.h"
 #include "engine/events/cache_announcer.h"
 #include "engine/generation/generation_rules.h"
@@ -23,7 +24,6 @@
 #include "engine/schedule/block_cache.h"
 #include "engine/schedule/cache_pins.h"
 #include "engine/schedule/cache_scopes.h"
-#include "engine/schedule/disk_tier.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/session_table.h"
@@ -48,7 +48,7 @@ class EngineCore {
   void cancel(RequestId id);
   // Answers a request that never came so far as to be added.
   void respond_to_abandoned(const Inbox::Abandoned& request);
-  // Does what is asked of the cache, and tells the caller.
+  // Does what is asked of the cache, and reports to the caller.
   void control(const CacheControl& control);
   // Ends what is overdue; forgets sessions that were idle too long.
   void end_overdue(Clock::time_point now);
