@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/cache_control.h"
-#include "engine/disk/disk_tier.h"
+#include "engine/control/cache_control.h"
+#include "engine/control/cache_pins.h"
 #include "engine/engine_config.h"
 #include "engine/events/cache_announcer.h"
 #include "engine/generation/generation_rules.h"
@@ -22,8 +22,8 @@
 #include "engine/inbox.h"
 #include "engine/output_queue.h"
 #include "engine/schedule/block_cache.h"
-#include "engine/schedule/cache_pins.h"
 #include "engine/schedule/cache_scopes.h"
+#include "engine/schedule/disk_tier.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/session_table.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "engine/cache_control.h"
+#include "engine/control/cache_control.h"
 
 namespace turbomind {
 

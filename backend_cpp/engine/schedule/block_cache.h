@@ -142,7 +142,7 @@ class BlockCache {
   // Forgets a rolling snapshot that nobody has come back to.
   void forget_rolling_snapshot(NodeId node, int group);
 
-  // ---- what outlives the process (engine/disk/disk_tier.h) ----
+  // ---- what outlives the process (engine/schedule/disk_tier.h) ----
 
   struct Content {
     NodeId node = kNoNode;

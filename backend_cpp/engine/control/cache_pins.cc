@@ -1,4 +1,4 @@
-#include "engine/schedule/cache_pins.h"
+#include "engine/control/cache_pins.h"
 
 #include <algorithm>
 #include <string>

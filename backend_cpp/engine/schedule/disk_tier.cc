@@ -1,4 +1,4 @@
-#include "engine/disk/disk_tier.h"
+#include "engine/schedule/disk_tier.h"
 
 #include <algorithm>
 #include <chrono>
