@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
@@ -27,28 +26,10 @@ from lmdeploy.pytorch.kernels.int8_linear import int8_linear, quantize_rows_int8
 from lmdeploy.pytorch.kernels.prompt_attention import prompt_attention
 from lmdeploy.pytorch.kernels.rms_norm import rms_norm
 from lmdeploy.pytorch.kernels.rotary import apply_rotary
+from tests.support.triton_target import TargetDriver
 
 CAPABILITY = int(sys.argv[1])
 TYPE = torch.bfloat16
-
-
-class CompilingDriver:
-    """Says which GPU there is, and can do nothing else."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", CAPABILITY, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def map_python_to_cpp_type(self, name: str) -> str:
-        return name
 
 
 def compile_only(function: JITFunction, *args: Any, **options: Any) -> Any:
@@ -119,7 +100,7 @@ def main() -> None:
     fused_moe(x, *experts, torch.zeros(64, 8), ids)
 
 
-triton.runtime.driver.set_active(CompilingDriver())
+triton.runtime.driver.set_active(TargetDriver(CAPABILITY))
 launch = JITFunction.run
 JITFunction.run = compile_only
 with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from lmdeploy.pytorch import coded_gpu_layers, gpu_cache, step_runner
@@ -25,6 +24,7 @@ from tests.pytorch.test_coded_checkpoints import WIDE, write
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
 from tests.support.quantized_checkpoints import Scheme
 from tests.support.scaled_checkpoints import FLOAT8, Form
+from tests.support.triton_target import TargetDriver
 from tests.support.worker_steps import Part, StepDriver
 
 CAPABILITY = 90
@@ -34,22 +34,6 @@ FORMS = {
     "int8": Form("smooth_quant", torch.int8, "channel", "scale"),
     "fp8": Form("fp8", FLOAT8, "block", "weight_scale_inv"),
 }
-
-
-class NoDriver:
-    """Says which GPU there is."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", CAPABILITY, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
 
 
 class Missing:
@@ -109,7 +93,7 @@ def zeroed(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def main() -> None:
-    triton.runtime.driver.set_active(NoDriver())
+    triton.runtime.driver.set_active(TargetDriver(CAPABILITY))
     missing = Missing()
     triton.knobs.runtime.jit_cache_hook = missing
     launch = JITFunction.run
