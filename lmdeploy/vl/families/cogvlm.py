@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
-from lmdeploy.vl.families.glm_4v_9b import features, model, processor
+from lmdeploy.vl.families.glm_4v_9b import eva_clip, features, model, processor
 from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
@@ -21,28 +21,10 @@ _OWN = "model.vision."
 
 def config(checkpoint: Checkpoint) -> Any:
     """Return a ``LlavaConfig`` with the tower's sizes and those of the rows."""
-    from transformers import LlavaConfig
-
     folder, raw = checkpoint
-    said = raw["vision_config"]
     shapes = {name: info.shape for name, info in read_checkpoint(folder).tensors.items()}
-    names = ("hidden_size", "image_size", "intermediate_size", "num_hidden_layers", "patch_size", "layer_norm_eps")
-    return LlavaConfig(
-        vision_config={
-            "model_type": "clip_vision_model",
-            "num_attention_heads": said["num_heads"],
-            "hidden_act": said["hidden_act"],
-            **{name: said[name] for name in names},
-        },
-        text_config={
-            "model_type": "llama",
-            "hidden_size": raw["hidden_size"],
-            "intermediate_size": shapes[f"{_OWN}linear_proj.gate_proj.weight"][0],
-            "num_attention_heads": 1,
-        },
-        merged_size=shapes.get(f"{_OWN}conv.weight", (0,))[0],
-        scaling_factor=1.0,
-    )
+    projected = shapes[f"{_OWN}linear_proj.gate_proj.weight"][0]
+    return eva_clip(raw, projected, merged_size=shapes.get(f"{_OWN}conv.weight", (0,))[0], scaling_factor=1.0)
 
 
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:

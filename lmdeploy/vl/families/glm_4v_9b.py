@@ -1,6 +1,6 @@
 """GLM-4V 9B: images in one size, at one position of the text, between a vector that begins and one that ends them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
@@ -19,9 +19,24 @@ _OWN = "transformer.vision."
 
 def config(checkpoint: Checkpoint) -> Any:
     """Return a ``LlavaConfig`` with the tower's sizes, those of the rows, and what these are divided by."""
+    raw = checkpoint[1]
+    return eva_clip(raw, raw["ffn_hidden_size"], scaling_factor=float(raw["vision_config"]["scaling_factor"]))
+
+
+def eva_clip(raw: Mapping[str, Any], projected: int, **more: Any) -> Any:
+    """Return a ``LlavaConfig`` of a tower of EVA-CLIP.
+
+    Parameters
+    ----------
+    raw
+        The checkpoint's config.
+    projected
+        Hidden numbers of the MLP that makes rows.
+    more
+        Further fields.
+    """
     from transformers import LlavaConfig
 
-    _, raw = checkpoint
     said = raw["vision_config"]
     names = ("hidden_size", "image_size", "intermediate_size", "num_hidden_layers", "patch_size", "layer_norm_eps")
     return LlavaConfig(
@@ -34,10 +49,10 @@ def config(checkpoint: Checkpoint) -> Any:
         text_config={
             "model_type": "llama",
             "hidden_size": raw["hidden_size"],
-            "intermediate_size": raw["ffn_hidden_size"],
+            "intermediate_size": projected,
             "num_attention_heads": 1,
         },
-        scaling_factor=float(said["scaling_factor"]),
+        **more,
     )
 
 
