@@ -1,7 +1,7 @@
 """Peers of the encoder benchmark: torch, OpenVINO, ONNX Runtime and llama.cpp, each with the same weights.
 
 All but llama.cpp run as sentence-transformers does: texts by length, 32 at a time, padded to the longest of these.
-fastembed is ONNX Runtime behind such batches. llama-server is asked over HTTP, for all texts in one request.
+fastembed runs ONNX Runtime on such batches. llama-server is asked over HTTP, for all texts in one request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def peers_of(model: Path) -> dict[str, AbstractContextManager[Embed]]:
     found: dict[str, AbstractContextManager[Embed]] = {}
     found |= {f"torch, {dtype}": torch_peer(model, dtype) for dtype in ("float32", "bfloat16")}
     if embedders().is_dir() and str(embedders()) not in sys.path:
-        sys.path.append(str(embedders()))  # behind this environment's own packages
+        sys.path.append(str(embedders()))  # after this environment's own packages
     if importlib.util.find_spec("openvino") is not None:
         found |= {f"OpenVINO, {kind}": openvino_peer(model, kind) for kind in ("f32", "bf16")}
     if importlib.util.find_spec("onnxruntime") is not None:

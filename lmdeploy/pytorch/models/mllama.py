@@ -49,7 +49,7 @@ class MllamaCrossAttention(nn.Module):
 
 
 class MllamaCrossLayer(nn.Module):
-    """A layer that looks at images: attention to them and an MLP, each behind a gate."""
+    """A layer that looks at images: attention to them and an MLP, each scaled by a gate."""
 
     def __init__(self, config: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> None:
         super().__init__()

@@ -60,8 +60,8 @@ def flex_prompt_attention(
         ) -> torch.Tensor:
             if softcap:
                 given = torch.tanh(given / softcap) * softcap
-            behind = before[span] + begin + row - position
-            is_seen = (behind >= 0) & (behind < window) if window else behind >= 0
+            distance = before[span] + begin + row - position
+            is_seen = (distance >= 0) & (distance < window) if window else distance >= 0
             return torch.where(is_seen, given, float("-inf"))
 
         place = (q_start_loc[:, None] + torch.arange(begin, end, device=query.device)).clamp(max=rows - 1)

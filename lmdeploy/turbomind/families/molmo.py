@@ -1,4 +1,4 @@
-"""Molmo in OLMo's names: 7B-D and 72B are Qwen2, 7B-O is OLMo with norms behind its halves and of queries and keys.
+"""Molmo in OLMo's names: 7B-D and 72B are Qwen2, 7B-O is OLMo with norms after its halves and of queries and keys.
 
 128 further embeddings are there to write images with.
 """
