@@ -1,7 +1,7 @@
-"""The data every layer speaks: generation and engine configs, and the response.
+"""The data types that every layer uses: generation and engine configs, and the response.
 
-Fields and defaults are those of LMDeploy's documented API. Each is declared once, here: checks, documentation,
-options of the command line, tensors and the engine's structs are made from these fields (`lmdeploy.fields`); after a
+Fields and defaults are those of LMDeploy's documented API. Each is declared once, here: validation, documentation,
+command-line options, tensors and the engine's structs are derived from these fields (`lmdeploy.fields`). After a
 change run ``make fields``.
 """
 
@@ -26,21 +26,21 @@ LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 EXTRA_OUTPUTS = (None, "all", "generation")
 QUANT_POLICIES = (0, 4, 8)
 NUM_CPU_BLOCKS = (
-    "More blocks of the KV cache, in the host's memory: blocks evicted from the device go there, and are copied back "
-    "instead of computed again; 0: none."
+    "Number of additional KV cache blocks in host memory: blocks evicted from the device are swapped there, and copied "
+    "back instead of recomputed; 0: none."
 )
 CACHE_DIR = (
-    "A directory for cached blocks, of this user alone: what prompts and responses leave in the cache is kept in files "
-    "there, found again after a restart and by other servers on the directory. Needs enable_prefix_caching."
+    "Directory for KV cache blocks, owned by this user: blocks of prompts and responses are stored there, and reused "
+    "after a restart and by other servers with the same directory. Requires enable_prefix_caching."
 )
-CACHE_DIR_BYTES = "Most bytes in cache_dir; what has not been used for longest is removed."
+CACHE_DIR_BYTES = "Maximum size of cache_dir; the least recently used blocks are removed."
 KV_EVENTS_CONFIG = (
-    "Publish to routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
-    '"enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.'
+    "Publish KV cache events over ZMQ, in vLLM's format, for prefix-aware routers: a JSON object with "
+    '"enable_kv_cache_events": true and the options in docs/deployment/operations.md. Requires enable_prefix_caching.'
 )
 SPECULATIVE_CONFIG = (
-    "Speculative decoding: draft tokens and verify several in a step; same output, sooner: a JSON object with what "
-    'docs/guides/speculative-decoding.md lists, such as {"method": "ngram"}'
+    "Speculative decoding, which drafts tokens and verifies several per step with the same output: a JSON object with "
+    'the options in docs/guides/speculative-decoding.md, such as {"method": "ngram"}'
 )
 MODEL_FORMATS = (
     None,
@@ -60,7 +60,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 MAX_RESPONSES = 128
 MAX_TOP_LOGPROBS = 20
-ALL_THAT_IS_LEFT = -1  # as max_new_tokens: what the prompt leaves of the session length
+ALL_THAT_IS_LEFT = -1  # as max_new_tokens: up to the session length
 
 # How far a field reaches: to the engine, also as a tensor; into bodies of the HTTP API; and it makes a request sample.
 _ENGINE: dict[str, Any] = {"is_tensor": True, "is_param": True}
@@ -73,12 +73,11 @@ _SAMPLING = {**_IN_BODIES, "makes_sampling": True}
 class GenerationConfig(field.RecordsGiven):
     """How to generate a response."""
 
-    n: int = field.integer(
-        1, "Responses to one prompt, distinguished by their index.", low=1, high=MAX_RESPONSES, **_ENGINE
-    )
+    n: int = field.integer(1, "Number of responses per prompt.", low=1, high=MAX_RESPONSES, **_ENGINE)
     max_new_tokens: int | None = field.integer(
         512,
-        "Most tokens to generate; None, on the wire -1: up to the session length, which also bounds larger numbers.",
+        "Maximum number of tokens to generate; None, as a tensor -1: up to the session length, which also "
+        "bounds larger values.",
         low=1,
         wire_low=ALL_THAT_IS_LEFT,
         is_optional=True,
@@ -88,62 +87,63 @@ class GenerationConfig(field.RecordsGiven):
     )
     do_sample: bool = field.boolean(
         False,
-        "False: greedy decoding, whatever the sampling fields say.",
+        "False: greedy decoding; the sampling fields are ignored.",
         **_ENGINE,
         tensor_default="true if a sampling field is given, else false",
     )
     top_p: float = field.number(
         1.0,
-        "Keep the most likely tokens that together have this probability; 0: the most likely token alone.",
+        "Nucleus sampling: sample from the most likely tokens whose cumulative probability reaches this value; "
+        "0: only the most likely token.",
         low=0,
         high=1,
         **_SAMPLING,
     )
     top_k: int = field.integer(
         50,
-        "Keep this many of the most likely tokens; 0: all.",
+        "Sample from this many most likely tokens; 0: all.",
         **_SAMPLING,
     )
     min_p: float = field.number(
         0.0,
-        "Keep the tokens with at least this share of the most likely one's probability.",
+        "Minimum probability of a token, relative to the most likely token.",
         low=0,
         high=1,
         **_SAMPLING,
     )
     top_n_sigma: float = field.number(
         0.0,
-        "Keep the tokens whose logit is within this many standard deviations (of the logits) of the largest; 0: all.",
+        "Sample from tokens whose logit is within this many standard deviations of the maximum; 0: all.",
         low=0,
         high=100,
         **_SAMPLING,
     )
     temperature: float = field.number(
         0.8,
-        "Divides the logits; 0 is greedy.",
+        "Sampling temperature, which divides the logits; 0: greedy.",
         low=0,
         high=2,
         **_SAMPLING,
     )
     repetition_penalty: float = field.number(
         1.0,
-        "A value over 1 discourages tokens that are already in the prompt or the response.",
+        "Values over 1 penalize tokens that are already in the prompt or the response.",
         above=0,
         high=100,
         **_IN_BODIES,
     )
     ignore_eos: bool = field.boolean(
         False,
-        "The model's own end-of-sequence tokens do not end the response.",
+        "Do not stop at the model's end-of-sequence tokens.",
         **_IN_BODIES,
     )
     random_seed: int | None = field.seed(
-        "Seed of this request's random numbers; default: a random seed.",
+        "Random seed of the request; default: a random one.",
         also=("seed",),
         **_ENGINE,
     )
     stop_words: list[str] | None = field.strings(
-        "Strings of any length that end the response; they are not part of it.",
+        "Strings that end the response, which does not include them.",
         max_items=64,
         max_bytes=16384,
         also=("stop",),
@@ -156,62 +156,62 @@ class GenerationConfig(field.RecordsGiven):
         **_IN_BODIES,
     )
     stop_token_ids: list[int] | None = field.tokens(
-        "Tokens that end the response, alongside the model's own; they are not part of it.",
+        "Tokens that end the response, in addition to the model's; the response does not include them.",
         max_items=1024,
         **_IN_BODIES,
     )
     bad_token_ids: list[int] | None = field.tokens("Tokens that are never generated.", max_items=10000, **_ENGINE)
     min_new_tokens: int | None = field.integer(
         None,
-        "Least tokens to generate: before, nothing ends the response.",
+        "Minimum number of tokens to generate: before, no stop condition applies.",
         none_means=0,
         also=("min_tokens",),
         **_IN_BODIES,
     )
-    skip_special_tokens: bool = field.boolean(True, "Special tokens do not appear in the text.", **_IN_BODIES)
+    skip_special_tokens: bool = field.boolean(True, "Omit special tokens from the text.", **_IN_BODIES)
     spaces_between_special_tokens: bool = field.boolean(
         True,
-        "Put spaces between special tokens.",
-        no_effect="the tokenizers used here never put spaces between special tokens",
+        "Add spaces between special tokens.",
+        no_effect="the tokenizers never add spaces between special tokens",
     )
     logprobs: int | None = field.integer(
         None,
-        "Return the log probability of each token, and of this many most likely ones alongside it.",
+        "Return the log probability of each token and of this many most likely alternatives.",
         high=MAX_TOP_LOGPROBS,
         **_ENGINE,
     )
     response_format: dict[str, Any] | None = field.json_object(
-        'What the response has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | '
-        '"grammar" | "lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, '
+        'Format that the response must match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | '
+        '"grammar" | "lark" | "structural_tag"} and a member named like the type: json_schema {"schema": ...}, '
         'regex_schema "...", grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar\'s, such as '
         "triggered_tags).",
         **_ENGINE,
     )
     logits_processors: list[LogitsProcessor] | None = field.other(
-        "Functions (input_ids [tokens], logits [vocab]) -> logits [vocab], applied in turn before sampling."
+        "Functions (input_ids [tokens], logits [vocab]) -> logits [vocab], applied in order before sampling."
     )
     output_logits: Literal["all", "generation"] | None = field.string(
-        None, "Return the logits of the generated tokens, or of the prompt's as well.", choices=EXTRA_OUTPUTS
+        None, "Return the logits of the generated tokens, or of all tokens.", choices=EXTRA_OUTPUTS
     )
     output_last_hidden_state: Literal["all", "generation"] | None = field.string(
-        None, "Return the hidden states before the output layer of the same tokens.", choices=EXTRA_OUTPUTS
+        None, "Return the last hidden states of the generated tokens, or of all tokens.", choices=EXTRA_OUTPUTS
     )
     presence_penalty: float = field.number(
         0.0,
-        "Subtracted once from the logit of each token of the response so far.",
+        "Subtracted from the logits of tokens that are in the response so far.",
         low=-2,
         high=2,
         **_ENGINE,
     )
     frequency_penalty: float = field.number(
         0.0,
-        "Subtracted from the logit of a token for each time it is in the response so far.",
+        "Subtracted from the logit of a token once per occurrence in the response so far.",
         low=-2,
         high=2,
         **_ENGINE,
     )
     logit_bias: dict[int, float] | None = field.biases(
-        "Token ids, and what is added to the logit of each.", max_items=1024, **_ENGINE
+        "Values added to the logits of tokens, by token id.", max_items=1024, **_ENGINE
     )
 
     def __post_init__(self) -> None:
@@ -229,113 +229,118 @@ class GenerationConfig(field.RecordsGiven):
 class TurbomindEngineConfig:
     """How the C++ engine runs a model."""
 
-    dtype: str = field.string(
-        "auto", "Type of the weights and activations in memory; auto: the checkpoint's.", choices=DTYPES
-    )
+    dtype: str = field.string("auto", "Type of weights and activations; auto: the checkpoint's.", choices=DTYPES)
     weight_bits: int | None = field.integer(
         None,
-        "Quantize the weights to this many bits while loading: faster, slightly less accurate. Weights that the "
-        "checkpoint has in 8 or 4 bits stay as they are.",
+        "Quantize the weights to this many bits while loading: faster, slightly less accurate. Weights that "
+        "are quantized in the checkpoint are not changed.",
         choices=(None, 4, 8),
         none_means=0,
     )
     model_format: str | None = field.string(
         None,
-        "Layout of the checkpoint; default: detected; a given one must agree.",
+        "Checkpoint format; default: detected. A given format must match the checkpoint.",
         choices=MODEL_FORMATS,
         none_means="",
     )
     tp: int = field.integer(
         1,
-        "Tensor parallelism: the number of GPUs, or of parts of the CPU's cores, that share a model. Must divide the "
-        "number of the model's heads.",
+        "Tensor parallelism: number of GPUs, or of groups of CPU cores, that share the model. Must divide the "
+        "number of attention heads.",
         low=1,
     )
     session_len: int | None = field.integer(
         None,
-        "Context length, prompt and response together; default: what the model was trained for, as far as it fits "
-        "the cache.",
+        "Maximum context length, prompt and response together; default: the model's, limited by the size of the cache.",
         low=2,
         none_means=0,
     )
     max_batch_size: int | None = field.integer(
-        None, "Most sequences in a step; default: 64 on a CPU, 256 on a GPU.", low=1, none_means=0
+        None, "Maximum number of sequences per step; default: 64 on a CPU, 256 on a GPU.", low=1, none_means=0
     )
     cache_max_entry_count: float = field.number(
         0.8,
-        "Share of the free memory for the KV cache; from 1 on, the number of its blocks. On a CPU the default also "
-        "means at most 4 GiB.",
+        "Share of free memory for the KV cache; values of 1 or more are a number of blocks. On a CPU the default is "
+        "limited to 4 GiB.",
         above=0,
         high=1e9,
     )
     cache_chunk_size: int = field.integer(
         -1,
-        "Blocks the cache grows by; -1: all at once.",
+        "Number of blocks that the cache grows by; -1: all at once.",
         low=-1,
-        no_effect="the cache is sized at start, and on a CPU its blocks take no memory before their first use",
+        no_effect="the cache is sized at start, and on a CPU its pages are allocated at first use",
     )
     cache_block_seq_len: int = field.integer(
-        64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512)
+        64, "Tokens per block of the KV cache.", choices=(16, 32, 64, 128, 256, 512)
     )
     num_cpu_blocks: int = field.integer(0, NUM_CPU_BLOCKS)
     cache_dir: str | None = field.string(None, CACHE_DIR, none_means="")
     cache_dir_bytes: float = field.number(10e9, CACHE_DIR_BYTES, low=0, high=1e15)
     state_snapshot_interval: int = field.integer(
         512,
-        "Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts continue; 0: "
-        "at the ends of prompts and responses, and where prompts part, alone.",
+        "Prompt tokens between snapshots of the states of recurrent layers, which prefix caching resumes from; 0: "
+        "snapshots only at the ends of prompts and responses and where prompts diverge.",
         high=1_000_000,
     )
-    enable_prefix_caching: bool = field.boolean(True, "Reuse the cached blocks of equal prompt prefixes.")
+    enable_prefix_caching: bool = field.boolean(
+        True, "Automatic prefix caching: reuse the KV cache of common prompt prefixes."
+    )
     kv_events_config: dict[str, Any] | None = field.json_object(KV_EVENTS_CONFIG)
     speculative_config: dict[str, Any] | str | None = field.json_object(
-        SPECULATIVE_CONFIG + "; auto: that on CPUs, where it pays; none: off.", words=("auto", "none")
+        SPECULATIVE_CONFIG + "; auto: that on CPUs, where it is faster; none: disabled.", words=("auto", "none")
     )
-    quant_policy: int = field.integer(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
+    quant_policy: int = field.integer(0, "Bits per element of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
     rope_scaling_factor: float = field.number(
-        0.0, "Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.", low=0
+        0.0, "Factor of dynamic NTK scaling beyond the trained length; 0: the model's.", low=0
     )
-    use_logn_attn: bool = field.boolean(False, "Scale attention by the logarithm of the position.")
-    download_dir: str | None = field.string(None, "Where a model that has to be downloaded is stored.")
-    revision: str | None = field.string(None, "Which version of it: a branch, tag or commit.")
+    use_logn_attn: bool = field.boolean(False, "Scale attention logits by the logarithm of the position.")
+    download_dir: str | None = field.string(None, "Download directory for models of a hub.")
+    revision: str | None = field.string(None, "Revision of a model of a hub: branch, tag or commit.")
     max_prefill_token_num: int = field.integer(
         8192,
-        "Most prompt tokens in a step. On a CPU the default means 256, which keeps running responses going.",
+        "Maximum number of prompt tokens per step (chunked prefill). On a CPU the default is limited to 256, so that "
+        "running responses are not delayed.",
         low=1,
     )
     num_tokens_per_iter: int = field.integer(
-        0, "Token budget of a step, for prefill and decode together; 0: max_prefill_token_num."
+        0, "Token budget per step, for prefill and decode together; 0: max_prefill_token_num."
     )
     max_prefill_iters: int = field.integer(
-        1, "Over 1: a step is made so large that no prompt takes more of them; 1: no such bound.", low=1
+        1, "Maximum number of steps for a prompt, which raises the token budget of long prompts; 1: unlimited.", low=1
     )
     device: str = field.string(
-        "auto", "What to run on; auto: a GPU where the build and the machine have one, else the CPU.", choices=DEVICES
+        "auto", "Device; auto: a GPU if the build supports it and one is present, else the CPU.", choices=DEVICES
     )
-    threads: int = field.integer(0, "CPU threads that compute; 0: one for each core this process may use.", high=1024)
-    max_waiting: int = field.integer(4096, "Requests that may wait; one more is refused as overloaded.", low=1)
+    threads: int = field.integer(
+        0, "Number of compute threads on the CPU; 0: one per core available to the process.", high=1024
+    )
+    max_waiting: int = field.integer(
+        4096, "Maximum number of waiting requests; further ones are refused as overloaded.", low=1
+    )
     max_embedding_mib: int = field.integer(
         1024,
-        "Most MiB of image embeddings, of open requests and sessions together; a request beyond is refused as "
+        "Maximum MiB of image embeddings of all open requests and sessions; a request over the limit is refused as "
         "overloaded.",
         low=1,
     )
-    adapters: dict[str, str] | None = field.names("LoRA adapters: name to path. More can be loaded later.")
+    adapters: dict[str, str] | None = field.names("LoRA adapters, path by name. More can be loaded at run time.")
     max_adapter_mib: int = field.integer(
         1024,
-        "Most MiB of LoRA adapters in memory. Unused ones are evicted when another is needed.",
+        "Maximum MiB of LoRA adapters in memory. The least recently used ones are evicted.",
         low=1,
     )
     grammar_compile_seconds: float = field.number(
         10.0,
-        "Most processor seconds to compile a response format; one that takes longer is refused.",
+        "Maximum CPU seconds to compile a response format; a format over the limit is refused.",
         above=0,
         high=3600,
     )
-    session_idle_seconds: int = field.integer(3600, "A session that is not used for so long is forgotten.", low=1)
+    session_idle_seconds: int = field.integer(3600, "Idle time after which a session is deleted.", low=1)
     step_timeout: int = field.integer(
         300,
-        "Most seconds of a step. After them the engine counts as hanging: it is not ready, and the server restarts.",
+        "Maximum seconds per step. After that the engine is considered hung: it reports not ready, and the "
+        "server restarts.",
         low=1,
     )
 
@@ -354,47 +359,54 @@ class TurbomindEngineConfig:
 class PytorchEngineConfig:
     """How the PyTorch engine runs a model. Fields shared with ``TurbomindEngineConfig`` mean the same."""
 
-    dtype: str = field.string("auto", "Type of the weights in memory; auto: the checkpoint's.", choices=DTYPES)
-    tp: int = field.integer(1, "Devices one model is spread over, a process each.", low=1)
-    session_len: int | None = field.integer(None, "Most tokens of a conversation, prompt and response.", low=2)
-    max_batch_size: int | None = field.integer(None, "Most sequences in a step.", low=1)
+    dtype: str = field.string("auto", "Type of weights and activations; auto: the checkpoint's.", choices=DTYPES)
+    tp: int = field.integer(1, "Tensor parallelism: number of devices that share the model, one process each.", low=1)
+    session_len: int | None = field.integer(None, "Maximum context length, prompt and response together.", low=2)
+    max_batch_size: int | None = field.integer(None, "Maximum number of sequences per step.", low=1)
     cache_max_entry_count: float = field.number(
-        0.8, "Share of the free memory for the KV cache; from 1 on, the number of its blocks.", above=0, high=1e9
+        0.8, "Share of free memory for the KV cache; values of 1 or more are a number of blocks.", above=0, high=1e9
     )
     prefill_interval: int = field.integer(
         16,
-        "Steps between two prefills.",
+        "Steps between prefills.",
         low=1,
-        no_effect="a step contains prefill and decode together, so neither waits for the other",
+        no_effect="a step runs prefill and decode together",
     )
-    block_size: int = field.integer(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
+    block_size: int = field.integer(64, "Tokens per block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
     num_cpu_blocks: int = field.integer(0, NUM_CPU_BLOCKS)
-    num_gpu_blocks: int = field.integer(0, "Blocks of the KV cache; 0: as many as cache_max_entry_count says.")
-    adapters: dict[str, str] | None = field.names("LoRA adapters: name to path.")
+    num_gpu_blocks: int = field.integer(0, "Number of KV cache blocks; 0: given by cache_max_entry_count.")
+    adapters: dict[str, str] | None = field.names("LoRA adapters, path by name.")
     max_prefill_token_num: int = field.integer(
         8192,
-        "Most prompt tokens in a step. On a CPU the default means 256, which keeps running responses going.",
+        "Maximum number of prompt tokens per step (chunked prefill). On a CPU the default is limited to 256, so that "
+        "running responses are not delayed.",
         low=1,
     )
     thread_safe: bool = field.boolean(
-        False, "Several threads may use the engine.", no_effect="several threads always may use an engine"
+        False, "Allow several threads to use the engine.", no_effect="engines are always thread-safe"
     )
-    enable_prefix_caching: bool = field.boolean(True, "Reuse the cached blocks of equal prompt prefixes.")
+    enable_prefix_caching: bool = field.boolean(
+        True, "Automatic prefix caching: reuse the KV cache of common prompt prefixes."
+    )
     kv_events_config: dict[str, Any] | None = field.json_object(KV_EVENTS_CONFIG)
     speculative_config: dict[str, Any] | str | None = field.json_object(
-        SPECULATIVE_CONFIG + "; none: off.", words=("none",)
+        SPECULATIVE_CONFIG + "; none: disabled.", words=("none",)
     )
-    device_type: str = field.string("auto", "What to run on; auto: a GPU where PyTorch finds one, else the CPU.")
-    eager_mode: bool = field.boolean(False, "Do not capture graphs.")
+    device_type: str = field.string("auto", "Device; auto: a GPU if PyTorch finds one, else the CPU.")
+    eager_mode: bool = field.boolean(False, "Disable CUDA graphs.")
     custom_module_map: dict[str, str] | str | None = field.other(
-        "Model classes to use instead of the built-in ones: a Python file, or a dict of architecture to class."
+        "Model classes that replace the built-in ones: a Python file, or a dict of class by architecture."
     )
-    download_dir: str | None = field.string(None, "Where a model that has to be downloaded is stored.")
-    revision: str | None = field.string(None, "Which version of it: a branch, tag or commit.")
-    quant_policy: Literal[0, 4, 8] = field.integer(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
-    threads: int = field.integer(0, "CPU threads that compute; 0: one for each core this process may use.", high=1024)
+    download_dir: str | None = field.string(None, "Download directory for models of a hub.")
+    revision: str | None = field.string(None, "Revision of a model of a hub: branch, tag or commit.")
+    quant_policy: Literal[0, 4, 8] = field.integer(
+        0, "Bits per element of the KV cache; 0: not quantized.", choices=QUANT_POLICIES
+    )
+    threads: int = field.integer(
+        0, "Number of compute threads on the CPU; 0: one per core available to the process.", high=1024
+    )
     worker_step_seconds: float = field.number(
-        600.0, "A step that takes longer counts as lost, and the processes are started again.", above=0
+        600.0, "Maximum seconds per step, after which the worker processes are restarted.", above=0
     )
 
     def __post_init__(self) -> None:
@@ -407,23 +419,23 @@ class PytorchEngineConfig:
         )
 
 
-_NAMED = "a model has the name given to pipeline or --model-name, and its chat template the one of chat_template_config"
+_NAMED = "set the model name with --model-name or pipeline(model_name=), the chat template with chat_template_config"
 accept_older_fields(
     TurbomindEngineConfig,
     {
         "model_name": _NAMED,
-        "group_size": "the size of groups is read from the checkpoint",
-        "max_context_token_num": "max_prefill_token_num bounds the prompt tokens of a step",
-        "use_context_fmha": "prompts always run in the fused attention kernel",
-        "use_dynamic_ntk": "rope_scaling_factor alone turns dynamic NTK on",
-        "kv_bits": "quant_policy says how many bits the cache has",
+        "group_size": "the group size is read from the checkpoint",
+        "max_context_token_num": "use max_prefill_token_num",
+        "use_context_fmha": "prompts always use fused attention",
+        "use_dynamic_ntk": "rope_scaling_factor enables dynamic NTK",
+        "kv_bits": "use quant_policy",
     },
 )
 accept_older_fields(
     PytorchEngineConfig,
     {
         "model_name": _NAMED,
-        "eviction_type": "what is evicted is computed again, or copied back from num_cpu_blocks blocks of the host",
+        "eviction_type": "evicted blocks are recomputed, or copied back from host memory (num_cpu_blocks)",
     },
 )
 
@@ -435,10 +447,10 @@ class VisionConfig:
     Parameters
     ----------
     max_batch_size
-        Has no effect, which a warning reports for more than 1: images are looked at one by one, so that a response
-        never depends on other requests'.
+        Has no effect, and values over 1 log a warning: images are encoded one at a time, so that a response
+        never depends on other requests.
     thread_safe
-        Kept for compatibility: several threads always may.
+        Has no effect: engines are always thread-safe.
     """
 
     max_batch_size: int = 1
@@ -449,8 +461,8 @@ class VisionConfig:
             raise ValueError(f"max_batch_size must be a whole number >= 1, got {self.max_batch_size!r}")
         if self.max_batch_size > 1:
             logger.warning(
-                "VisionConfig.max_batch_size has no effect: images are looked at one by one, so that no response "
-                "depends on another's"
+                "VisionConfig.max_batch_size has no effect: images are encoded one at a time, so that no response "
+                "depends on other requests"
             )
 
 
@@ -462,30 +474,30 @@ def require_vision_config(given: object) -> None:
 
 @dataclass
 class Response:
-    """A response, or the newest piece of one when streaming.
+    """A response, or the latest chunk of one when streaming.
 
     Parameters
     ----------
     text
-        The text; when streaming, what is new since the last response.
+        The text; when streaming, the text since the previous chunk.
     generate_token_len, input_token_len
-        Tokens generated so far, and in the prompt.
+        Number of tokens generated so far, and of prompt tokens.
     finish_reason
-        None while the response continues; then why it ended: ``stop``, ``length`` or ``cancelled``.
+        None while the response continues; then ``stop``, ``length`` or ``cancelled``.
     token_ids
         The tokens of ``text``.
     logprobs
-        For each token, the asked-for log probabilities by token id.
+        For each token, the requested log probabilities by token id.
     logits, last_hidden_state
-        ``[tokens, vocab]`` and ``[tokens, hidden]``, if asked for.
+        ``[tokens, vocab]`` and ``[tokens, hidden]``, if requested.
     index
-        Which prompt of a batch this answers.
+        Index of the prompt in the batch.
     choice
-        Which of the ``n`` responses to that prompt this is.
+        Index among the ``n`` responses to the prompt.
     history_token_len
-        Tokens the session held before this prompt.
+        Number of tokens of the session before this prompt.
     session_id
-        The session it is of; a prompt without one gets its own id.
+        The session id; a prompt without a session gets a new one.
     """
 
     text: str
@@ -503,7 +515,7 @@ class Response:
 
 
 class ResponseType(Enum):
-    """How an output of ``lmdeploy.turbomind.TurboMind`` came about."""
+    """Status of an output of ``lmdeploy.turbomind.TurboMind``."""
 
     SUCCESS = 1
     FINISH = 2
@@ -517,20 +529,20 @@ class ResponseType(Enum):
 
 @dataclass
 class EngineOutput:
-    """What ``lmdeploy.turbomind.TurboMind`` has generated so far.
+    """Output of ``lmdeploy.turbomind.TurboMind`` so far.
 
     Parameters
     ----------
     status
-        ``SUCCESS`` while the response continues, then ``FINISH``, or why there is none.
+        ``SUCCESS`` while the response continues, then ``FINISH`` or an error.
     token_ids
-        All tokens of the response until now.
+        All tokens of the response so far.
     num_token
-        How many they are.
+        Number of ``token_ids``.
     logprobs
-        For each token, the asked-for log probabilities by token id.
+        For each token, the requested log probabilities by token id.
     logits, last_hidden_state
-        ``[tokens, vocab]`` and ``[tokens, hidden]`` of what is new, if asked for.
+        ``[tokens, vocab]`` and ``[tokens, hidden]`` of the new tokens, if requested.
     """
 
     status: ResponseType

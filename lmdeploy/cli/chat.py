@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.cli.options import add_engine_options, add_generation_config, add_model_options, engine_config
-from lmdeploy.cli.parser import Mention
+from lmdeploy.cli.parser import DeprecatedOption
 from lmdeploy.cli.terminal import HELP, SAMPLING_DEFAULTS, add_sampling_options, given_sampling, read_message
 
 if TYPE_CHECKING:
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     parser = subparsers.add_parser(
-        "chat", help="talk to a model in the terminal", description=f"Talk to a model: {HELP}."
+        "chat", help="Chat with a model in the terminal.", description=f"Chat with a model in this process: {HELP}."
     )
     parser.add_argument(
         "model_path",
         nargs="*",
         action=_ModelPath,
         metavar="MODEL",
-        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model)",
+        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model).",
     )
     add_engine_options(parser)
     add_model_options(parser)
     add_generation_config(parser)
     add_sampling_options(parser, unless=", or what the model recommends")
-    mention = partial(parser.add_argument, action=Mention, help=argparse.SUPPRESS)
+    mention = partial(parser.add_argument, action=DeprecatedOption, help=argparse.SUPPRESS)
     for flag in (
         "--tokenizer-path",
         "--accel",

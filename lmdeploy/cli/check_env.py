@@ -46,12 +46,17 @@ _ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"
 def add_parser(subparsers: Subparsers) -> None:
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
-        "check_env", help="Show what runs here, for a bug report.", description="Show what runs here, for a bug report."
+        "check_env",
+        help="Show versions and hardware, for bug reports.",
+        description="Show versions, hardware and kernels of this installation, for bug reports.",
     )
     parser.add_argument(
-        "--dump-file", type=_dump_file, metavar="FILE", help="write it there too, as " + ", ".join(FORMATS)
+        "--dump-file",
+        type=_dump_file,
+        metavar="FILE",
+        help=f"Also write the output to this file: {', '.join(FORMATS)}.",
     )
-    parser.add_argument("--model", metavar="MODEL", help="a model's directory: show what its layers keep in the cache")
+    parser.add_argument("--model", metavar="MODEL", help="Model directory: also show the cache groups of its layers.")
     parser.set_defaults(run=run)
 
 

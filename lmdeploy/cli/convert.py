@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli.options import NO_REMOTE_CODE, SETTINGS, add_setting
-from lmdeploy.cli.parser import Mention, Refuse
+from lmdeploy.cli.parser import DeprecatedOption, RefusedOption
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -19,36 +19,41 @@ def add_parser(subparsers: "Subparsers") -> None:
     parser = subparsers.add_parser(
         "convert",
         help="Write a Triton model repository for a checkpoint.",
-        description="Write a Triton model repository that serves a Hugging Face checkpoint. The weights stay where "
-        "they are, unless --copy is given. Old form: lmdeploy convert MODEL_NAME MODEL_PATH.",
+        description=(
+            "Write a Triton model repository that serves a Hugging Face checkpoint. The repository "
+            "refers to the weights in place, unless --copy is given. Legacy form: lmdeploy convert "
+            "MODEL_NAME MODEL_PATH."
+        ),
     )
     parser.add_argument(
         "model",
         nargs="+",
         metavar="MODEL",
-        help="[MODEL_NAME] MODEL_PATH: a Hugging Face directory or repository, or a GGUF file",
+        help="[MODEL_NAME] MODEL_PATH: Hugging Face directory or repository, or GGUF file.",
     )
     parser.add_argument(
         "--copy",
         action="store_true",
-        help="copy the weights, too: the folder then serves on any machine it is moved to",
+        help="Copy the weights into the repository, so that it serves on any machine.",
     )
-    parser.add_argument("--dst-path", default="workspace", help="folder to write (default: %(default)s)")
+    parser.add_argument("--dst-path", default="workspace", help="Output directory (default: %(default)s).")
     parser.add_argument(
         "--model-name",
-        help="name shown to clients; Triton clients of LMDeploy up to 0.5.1 take it for the name of a chat template "
-        "(default: the directory's name)",
+        help=(
+            "Name of the model for clients; Triton clients of LMDeploy up to 0.5.1 use it as the name "
+            "of a chat template (default: the directory's name)."
+        ),
     )
-    parser.add_argument("--chat-template", help="name of a built-in template (see lmdeploy list), or a JSON file")
+    parser.add_argument("--chat-template", help="Name of a built-in chat template (see lmdeploy list), or JSON file.")
     for name in ("dtype", "model_format", "tp", "revision", "download_dir"):
         add_setting(parser, SETTINGS[name])
     only = "the tokenizer alongside the model is the one used; copy the file there"
     add = partial(parser.add_argument, metavar="...")
-    add("--tokenizer-path", action=Refuse, reason=only)
+    add("--tokenizer-path", action=RefusedOption, reason=only)
     found = "the size is read from the checkpoint"
-    add("--group-size", type=int, default=0, action=Refuse, neutral=(0, 128), reason=found)
-    add("--quant-path", action=Refuse, reason="quantized weights are read from the model's own directory")
-    add("--trust-remote-code", nargs=0, action=Mention, word=NO_REMOTE_CODE, help=argparse.SUPPRESS)
+    add("--group-size", type=int, default=0, action=RefusedOption, neutral=(0, 128), reason=found)
+    add("--quant-path", action=RefusedOption, reason="quantized weights are read from the model's own directory")
+    add("--trust-remote-code", nargs=0, action=DeprecatedOption, word=NO_REMOTE_CODE, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 

@@ -29,11 +29,16 @@ def add_keys(parser: _Target, option: str, what: str) -> None:
         action=_Keys,
         default=default,
         metavar="KEY",
-        help=f"{what}; other users of this machine can read them in the process list: use --{option}-file or the "
-        f"environment variable {variable} instead",
+        help=f"{what}. Other users of this machine can read them in the process list: prefer --{option}-file or the "
+        f"environment variable {variable}.",
     )
     parser.add_argument(
-        f"--{option}-file", dest=dest, action=_KeysFile, default=default, metavar="FILE", help="the same, a key a line"
+        f"--{option}-file",
+        dest=dest,
+        action=_KeysFile,
+        default=default,
+        metavar="FILE",
+        help="File with one key per line.",
     )
 
 
@@ -44,7 +49,7 @@ def add_key(parser: _Target, option: str, what: str) -> None:
         f"--{option}",
         default=os.environ.get(variable) or None,
         metavar="KEY",
-        help=f"{what} (default: the environment variable {variable}, which other users cannot read)",
+        help=f"{what} (default: the environment variable {variable}, which other users cannot read).",
     )
 
 

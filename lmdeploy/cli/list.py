@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from lmdeploy.cli.parser import Mention
+from lmdeploy.cli.parser import DeprecatedOption
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -18,7 +18,7 @@ def add_parser(subparsers: "Subparsers") -> None:
         description="List chat templates, architectures and pulled models.",
     )
     word = "has no effect: there is one list"
-    parser.add_argument("--engine", action=Mention, word=word, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", action=DeprecatedOption, word=word, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 

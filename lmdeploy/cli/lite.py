@@ -21,9 +21,9 @@ _SHARDED = "checkpoints are read tensor by tensor, so large files need no splitt
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the subcommand, and those below it, to the command line."""
-    parser = subparsers.add_parser("lite", help="Make a model smaller.", description="Make a model smaller.")
+    parser = subparsers.add_parser("lite", help="Quantize a model.", description="Quantize a model.")
     parser.set_defaults(run=print_help_of(parser))
-    below = parser.add_subparsers(title="how", metavar="METHOD")
+    below = parser.add_subparsers(title="methods", metavar="METHOD")
     _add_auto_awq(below)
     _add_auto_gptq(below)
     _add_smooth_quant(below)
@@ -33,13 +33,13 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _add_refused(subparsers: Subparsers, name: str, reason: str) -> None:
-    """Add a method of LMDeploy's that is not there, which says so whatever else it is given."""
-    parser = subparsers.add_parser(name, description=f"Not there: {reason}.")
+    """Add a method of LMDeploy's that is not supported: it reports that, whatever its other arguments."""
+    parser = subparsers.add_parser(name, description=f"Not supported: {reason}.")
     assert isinstance(parser, Parser)
     parser.takes_anything = True
 
     def run(_: argparse.Namespace) -> int:
-        print(f"lmdeploy lite {name} is not there: {reason}", file=sys.stderr)
+        print(f"lmdeploy lite {name} is not supported: {reason}", file=sys.stderr)
         return 2
 
     parser.set_defaults(run=run)
@@ -53,10 +53,16 @@ def _add_auto_awq(subparsers: Subparsers) -> None:
         "Write a checkpoint whose linear layers are quantized with AWQ (activation-aware weight quantization).",
     )
     add = parser.add_argument
-    add("--w-bits", type=int, default=4, metavar="{4,8}", help="bits of a weight; 8 are stored in GPTQ's format")
+    add(
+        "--w-bits",
+        type=int,
+        default=4,
+        metavar="{4,8}",
+        help="Bits per weight; 8-bit weights are stored in GPTQ's format.",
+    )
     _add_group_size(parser)
-    add("--w-sym", action="store_true", help="the middle code is zero, instead of a zero point for each group")
-    add("--search-scale", action="store_true", help="search the factors of each layer: slower, more exact")
+    add("--w-sym", action="store_true", help="Symmetric quantization, without zero points.")
+    add("--search-scale", action="store_true", help="Search the scales of each layer: slower, more accurate.")
     _add_format(parser)
     parser.set_defaults(run=run_auto_awq)
 
@@ -66,8 +72,10 @@ def _add_group_size(parser: argparse.ArgumentParser) -> None:
         "--w-group-size",
         type=int,
         metavar="INT",
-        help="inputs that share a scale; -1: a whole row; without it the largest of 128, 64, 32, 16, 8 that divides "
-        "the inputs of every layer",
+        help=(
+            "Inputs per scale; -1: one scale per row (default: the largest of 128, 64, 32, 16 and 8 "
+            "that divides the inputs of every layer)."
+        ),
     )
 
 
@@ -76,8 +84,10 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("own", "compressed-tensors"),
         default="own",
-        help="how the weights are stored: in the form of the method, or in that of the package compressed-tensors, "
-        "which transformers and other servers read",
+        help=(
+            "Storage format: that of the method, or that of the package compressed-tensors, which "
+            "transformers and other servers read."
+        ),
     )
 
 
@@ -86,12 +96,16 @@ def _add_auto_gptq(subparsers: Subparsers) -> None:
         subparsers,
         "auto_gptq",
         "Quantize the weights to 4 or 8 bits with GPTQ.",
-        "Write a checkpoint whose linear layers are quantized with GPTQ, the middle code being zero.",
+        "Write a checkpoint whose linear layers are quantized with GPTQ, symmetrically.",
     )
     add = parser.add_argument
-    add("--w-bits", type=int, default=4, metavar="{4,8}", help="bits of a weight")
+    add("--w-bits", type=int, default=4, metavar="{4,8}", help="Bits per weight.")
     _add_group_size(parser)
-    add("--act-order", action="store_true", help="round inputs that carry much first: more exact, slower to serve")
+    add(
+        "--act-order",
+        action="store_true",
+        help="Quantize inputs with large activations first: more accurate, slower to serve.",
+    )
     _add_format(parser)
     parser.set_defaults(run=run_auto_gptq)
 
@@ -100,12 +114,12 @@ def _add_calibrate(subparsers: Subparsers) -> None:
     parser = _add_method(
         subparsers,
         "calibrate",
-        "Write statistics of what linear layers are given and give.",
-        "Write inputs_stats.pth and outputs_stats.pth: largest, smallest and mean numbers of the inputs and outputs of "
-        "each linear layer on a text. The methods of quantization calibrate by themselves.",
+        "Write statistics of the inputs and outputs of linear layers.",
+        "Write inputs_stats.pth and outputs_stats.pth: maximum, minimum and mean of the inputs and outputs of each "
+        "linear layer on the calibration text. The quantization methods calibrate by themselves.",
     )
     parser.add_argument(
-        "--search-scale", action="store_true", help="search the ratio of AWQ's scales, instead of looking at outputs"
+        "--search-scale", action="store_true", help="Search the ratio of AWQ's scales instead of comparing outputs."
     )
     parser.set_defaults(run=run_calibrate)
 
@@ -113,17 +127,18 @@ def _add_calibrate(subparsers: Subparsers) -> None:
 def _add_kv_qparams(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "kv_qparams",
-        help="Nothing: a smaller cache needs no scales.",
-        description="Kept for old commands. The engines find the scales of an 8- or 4-bit cache while they fill it, so "
-        "nothing is written.",
+        help="Deprecated: a quantized KV cache needs no calibration.",
+        description=(
+            "Deprecated, writes nothing: the engines compute the scales of an 8- or 4-bit KV cache while they fill it."
+        ),
     )
     add = parser.add_argument
-    add("work_dir", metavar="WORK_DIR", help="folder that lmdeploy lite calibrate wrote")
-    add("turbomind_dir", metavar="TURBOMIND_DIR", help="folder that the scales once were written to")
-    add("--kv-bits", type=int, choices=(4, 8), default=8, help="bits of a number in the cache")
-    add("--kv-sym", action="store_true", help="not used")
-    add("--num-tp", type=int, metavar="INT", help="not used")
-    add("--tm-params", nargs="*", metavar="KEY=VALUE", help="not used")
+    add("work_dir", metavar="WORK_DIR", help="Directory that lmdeploy lite calibrate wrote.")
+    add("turbomind_dir", metavar="TURBOMIND_DIR", help="Directory that older releases wrote scales to.")
+    add("--kv-bits", type=int, choices=(4, 8), default=8, help="Bits per element of the KV cache.")
+    add("--kv-sym", action="store_true", help="Has no effect.")
+    add("--num-tp", type=int, metavar="INT", help="Has no effect.")
+    add("--tm-params", nargs="*", metavar="KEY=VALUE", help="Has no effect.")
     parser.set_defaults(run=run_kv_qparams)
 
 
@@ -132,14 +147,15 @@ def _add_smooth_quant(subparsers: Subparsers) -> None:
         subparsers,
         "smooth_quant",
         "Quantize the weights to 8 bits, for 8-bit activations, with SmoothQuant.",
-        "Write a checkpoint whose linear layers are quantized to 8 bits, integers or floats, and whose activations can "
-        "be (SmoothQuant).",
+        "Write a checkpoint whose linear layers are quantized to int8 or fp8, with smoothed activations (SmoothQuant).",
     )
     parser.add_argument(
-        "--quant-dtype", type=_quant_dtype, default="int8", metavar="{int8,fp8}", help="type of the weights"
+        "--quant-dtype", type=_quant_dtype, default="int8", metavar="{int8,fp8}", help="Type of the quantized weights."
     )
     parser.add_argument(
-        "--search-scale", action="store_true", help="search the strength of each layer: slower, more exact"
+        "--search-scale",
+        action="store_true",
+        help="Search the smoothing strength of each layer: slower, more accurate.",
     )
     _add_format(parser)
     parser.set_defaults(run=run_smooth_quant)
@@ -171,35 +187,38 @@ def _add_method(subparsers: Subparsers, name: str, summary: str, description: st
     parser = subparsers.add_parser(
         name,
         help=summary,
-        description=f"{description} An interrupted run continues when it is started again with the same settings.",
+        description=f"{description} Run the same command again to resume an interrupted run.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a Hugging Face directory or repository")
-    add("--work-dir", default="./work_dir", metavar="DIR", help="folder of the new checkpoint")
+    add("model", metavar="MODEL", help="Hugging Face directory or repository.")
+    add("--work-dir", default="./work_dir", metavar="DIR", help="Output directory.")
     add(
         "--calib-dataset",
         metavar="FILE_OR_NAME",
-        help="text to calibrate with: a .txt, .json or .jsonl file, a folder of such files, or ptb, wikitext2, c4 or "
-        "pileval, which need the package `datasets`; without it texts that come along and with Python are used",
+        help=(
+            "Calibration text: a .txt, .json or .jsonl file, a folder of such files, or ptb, "
+            "wikitext2, c4 or pileval, which need the package `datasets` (default: texts from this "
+            "package and Python's standard library)."
+        ),
     )
-    add("--calib-samples", type=positive, default=128, metavar="INT", help="most pieces of text to calibrate with")
-    add("--calib-seqlen", type=positive, default=2048, metavar="INT", help="tokens of a piece")
-    add("--batch-size", type=positive, default=1, metavar="INT", help="pieces computed at a time")
+    add("--calib-samples", type=positive, default=128, metavar="INT", help="Maximum number of calibration samples.")
+    add("--calib-seqlen", type=positive, default=2048, metavar="INT", help="Tokens per calibration sample.")
+    add("--batch-size", type=positive, default=1, metavar="INT", help="Calibration samples per batch.")
     add(
         "--device",
         type=_device,
         metavar="{cuda,cpu}",
-        help="where to compute; without it cuda where there is one",
+        help="Device that computes (default: cuda if available).",
     )
     add(
         "--dtype",
         choices=("auto", "float16", "bfloat16"),
         default="auto",
-        help="type of what is not quantized; auto: float16",
+        help="Type of tensors that are not quantized; auto: float16.",
     )
-    add("--revision", help="version of a Hugging Face repository")
-    add("--download-dir", metavar="DIR", help="where to download it to")
+    add("--revision", help="Revision of the Hugging Face repository.")
+    add("--download-dir", metavar="DIR", help="Download directory.")
     return parser
 
 

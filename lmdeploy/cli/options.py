@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.cli.key_options import add_key, add_keys
-from lmdeploy.cli.parser import Mention, Refuse
+from lmdeploy.cli.parser import DeprecatedOption, RefusedOption
 from lmdeploy.errors import nearest_of
 from lmdeploy.extras import MissingExtraError
 from lmdeploy.fields.field import FieldInfo, Kind, fields_of
@@ -41,12 +41,12 @@ from openai_gateway.settings import (
 LOG_LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET")
 DEFAULT_WEBUI_PORT = 6006
 _TYPES = {Kind.INTEGER: int, Kind.NUMBER: float, Kind.STRING: str}
-NO_REMOTE_CODE = "has no effect: code of checkpoints is never run"
+NO_REMOTE_CODE = "has no effect: checkpoint code is never executed"
 SETTINGS = {field.name: field for field in (*fields_of(TurbomindEngineConfig), *fields_of(WorkerSettings))}
 
 
 def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = tuple(SETTINGS)) -> None:
-    """Add the settings of the engine, from their table, and those options of LMDeploy's that are about its engines.
+    """Add the engine settings, from their table, and LMDeploy's options that choose an engine.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = t
         add_setting(group, SETTINGS[name])
     group.add_argument(
         "--backend", choices=("turbomind", "pytorch"), default="turbomind",
-        help="the engine; models that turbomind does not know run on pytorch (default: %(default)s)",
+        help=('Inference engine; models that turbomind does not support run on pytorch (default: ' '%(default)s).'),
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, field
             nargs="*",
             action=_Names,
             metavar="NAME=PATH",
-            help=f"{help_text} A path alone is called default.",
+            help=f"{help_text} A path without a name is named default.",
         )
     elif field.kind is Kind.JSON:
         kinds = "|".join((*field.choices, "JSON"))
@@ -147,47 +147,61 @@ def _model_format(text: str) -> str:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a served or loaded model is called, and how its prompts are written."""
+    """Add the model's name and chat template."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model-name", default="", help="name clients use (default: the model directory's)")
-    group.add_argument("--chat-template", default="", help="a built-in template (see: lmdeploy list) or a JSON file")
+    group.add_argument(
+        "--model-name", default="", help="Name of the model for clients (default: the name of the model's directory)."
+    )
+    group.add_argument(
+        "--chat-template", default="", help="Name of a built-in chat template (see: lmdeploy list), or JSON file."
+    )
     add_old_capability(group)
-    group.add_argument("--trust-remote-code", nargs=0, action=Mention, word=NO_REMOTE_CODE, help=argparse.SUPPRESS)
+    group.add_argument(
+        "--trust-remote-code", nargs=0, action=DeprecatedOption, word=NO_REMOTE_CODE, help=argparse.SUPPRESS
+    )
 
 
 def add_old_capability(group: argparse._ArgumentGroup) -> None:
-    """Add how the chat template could be asked to write prompts."""
-    reason = "it went with LMDeploy 0.6; write {} into the JSON file of --chat-template (docs/guides/chat-templates.md)"
-    group.add_argument("--cap", action=Refuse, neutral=("chat",), reason=reason.format("`capability`"), metavar="chat")
+    """Add the removed option ``--cap``."""
+    reason = "LMDeploy 0.6 removed it; write {} into the JSON file of --chat-template (docs/guides/chat-templates.md)"
+    group.add_argument(
+        "--cap", action=RefusedOption, neutral=("chat",), reason=reason.format("`capability`"), metavar="chat"
+    )
 
 
 def add_old_meta_instruction(parser: argparse.ArgumentParser) -> None:
-    """Add the system prompt that a server could be given."""
-    reason = "it went with LMDeploy 0.6; write `meta_instruction` into the JSON file of --chat-template"
-    parser.add_argument("--meta-instruction", action=Refuse, reason=reason, metavar="TEXT")
+    """Add the removed option ``--meta-instruction``."""
+    reason = "LMDeploy 0.6 removed it; write `meta_instruction` into the JSON file of --chat-template"
+    parser.add_argument("--meta-instruction", action=RefusedOption, reason=reason, metavar="TEXT")
 
 
 def add_max_log_len(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add how much of prompts the log shows."""
+    """Add ``--max-log-len``."""
     parser.add_argument(
-        "--max-log-len", type=int, default=0, metavar="INT", help="characters of prompts in the log (default: none)"
+        "--max-log-len",
+        type=int,
+        default=0,
+        metavar="INT",
+        help="Maximum number of prompt characters in the log (default: none).",
     )
 
 
 def add_old_batch_size(parser: argparse.ArgumentParser, flag: str) -> None:
-    """Add the name that ``--max-batch-size`` had."""
-    word = "is old: it is called --max-batch-size"
-    parser.add_argument(flag, type=int, action=Mention, becomes="max_batch_size", word=word, help=argparse.SUPPRESS)
+    """Add a deprecated name of ``--max-batch-size``."""
+    word = "is deprecated; use --max-batch-size"
+    parser.add_argument(
+        flag, type=int, action=DeprecatedOption, becomes="max_batch_size", word=word, help=argparse.SUPPRESS
+    )
 
 
 def add_vision_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of vision models."""
+    """Add the options of vision-language models."""
     parser.add_argument(
         "--vision-max-batch-size",
         type=int,
         default=1,
-        action=Mention,
-        word="has no effect: images are looked at one by one, so that no response depends on another's",
+        action=DeprecatedOption,
+        word="has no effect: images are encoded one at a time, so that no response depends on other requests",
         metavar="INT",
     )
 
@@ -227,92 +241,120 @@ def given_options(actions: Iterable[argparse.Action], args: argparse.Namespace) 
 
 
 def add_triton_options(parser: argparse.ArgumentParser) -> None:
-    """Add where the tritonserver we start listens."""
+    """Add address and ports of tritonserver."""
     group = parser.add_argument_group("tritonserver")
     group.add_argument(
         "--triton-server-name",
         default=DEFAULT_TRITON_HOST,
-        help="address it listens on (default: %(default)s, this machine only)",
+        help="Address that tritonserver listens on (default: %(default)s, this machine only).",
     )
     # Servers that torchrun starts on one machine must not want the same ports.
     offset = 10 * int(os.environ.get("LOCAL_RANK", "0"))
     for name, default in asdict(Ports()).items():
         group.add_argument(
-            f"--triton-{name}-port", type=port, default=default + offset, metavar="PORT", help="default: %(default)s"
+            f"--triton-{name}-port",
+            type=port,
+            default=default + offset,
+            metavar="PORT",
+            help=f"tritonserver's {name} port (default: %(default)s).",
         )
 
 
 def add_server_options(parser: argparse.ArgumentParser, default_port: int) -> None:
-    """Add where the command's own server listens, and what it logs."""
-    parser.add_argument("--server-name", default="0.0.0.0", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--server-port", type=port, default=default_port, metavar="PORT", help="default: %(default)s")
-    parser.add_argument("--log-level", default="ERROR", choices=LOG_LEVELS, help="default: %(default)s")
+    """Add address, port and logging of the command's own server."""
+    parser.add_argument("--server-name", default="0.0.0.0", help="Address to listen on (default: %(default)s).")
     parser.add_argument(
-        "--log-format", choices=FORMATS, default=FORMATS[0], help="json: an object a line (default: %(default)s)"
+        "--server-port",
+        type=port,
+        default=default_port,
+        metavar="PORT",
+        help="Port to listen on (default: %(default)s).",
+    )
+    parser.add_argument("--log-level", default="ERROR", choices=LOG_LEVELS, help="Log level (default: %(default)s).")
+    parser.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="Log format; json: one object per line (default: %(default)s).",
     )
 
 
 def add_gateway_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the HTTP server can be given (``lmdeploy.cli.gateway_settings`` reads it)."""
+    """Add the options of the HTTP server, which ``lmdeploy.cli.gateway_settings`` reads."""
     group = parser.add_argument_group("HTTP server")
-    group.add_argument("--workers", type=positive, default=1, metavar="INT", help="processes (default: %(default)s)")
-    group.add_argument("--proxy-url", help="of a `lmdeploy serve proxy` to register at")
-    add_key(group, "proxy-key", "one of that proxy's --admin-keys")
-    group.add_argument("--qos-config-path", default="", metavar="FILE", help="users, priorities and quotas (JSON)")
+    group.add_argument(
+        "--workers", type=positive, default=1, metavar="INT", help="Number of gateway processes (default: %(default)s)."
+    )
+    group.add_argument("--proxy-url", help="URL of a `lmdeploy serve proxy` to register at.")
+    add_key(group, "proxy-key", "One of that proxy's --admin-keys")
+    group.add_argument(
+        "--qos-config-path", default="", metavar="FILE", help="JSON file with users, priorities and quotas."
+    )
     group.add_argument(
         "--max-requests",
         type=positive,
         default=DEFAULT_MAX_REQUESTS,
         metavar="INT",
-        help="requests at a time in a process, more are refused with 429 (default: %(default)s)",
+        help="Maximum number of concurrent requests per process; further ones get status 429 (default: %(default)s).",
     )
-    group.add_argument("--max-body-bytes", type=positive, metavar="INT", help="longest request body (default: 8 MiB)")
+    group.add_argument(
+        "--max-body-bytes", type=positive, metavar="INT", help="Maximum size of a request body (default: 8 MiB)."
+    )
     add_max_log_len(group)
     add_output_parsers(group)
     add_generation_config(group)
     add_keys(
         group,
         "admin-keys",
-        "keys, one of which may load and unload LoRA adapters, and models where there are several, and pull models",
+        "API keys of administrators, who may load and unload LoRA adapters and models, and pull models",
     )
     group.add_argument(
         "--max-pull-bytes",
         type=positive,
         default=DEFAULT_PULL_BYTES,
         metavar="INT",
-        help="most bytes that all pulled models may have together after /api/pull (default: %(default)s)",
+        help="Maximum total size of the models that /api/pull downloads (default: %(default)s).",
     )
     group.add_argument(
         "--cache-salt-by-key",
         action="store_true",
-        help="callers with different API keys share no cached prompts, so that none can see what others have asked",
+        help="Do not share cached prefixes across API keys, so that no caller can find out what others have sent.",
     )
     group.add_argument(
         "--drain-seconds",
         type=float,
         default=DEFAULT_DRAIN_SECONDS,
         metavar="FLOAT",
-        help="time for open requests when the server stops (default: %(default)s)",
+        help="Time for running requests to finish at shutdown (default: %(default)s).",
     )
     group.add_argument(
         "--trace-endpoint",
         type=trace_endpoint,
         metavar="URL",
-        help="where spans of requests go: http://HOST:4318 (OTLP), or file:PATH",
+        help="Export request spans to http://HOST:4318 (OTLP) or file:PATH.",
     )
-    group.add_argument("--disable-fastapi-docs", action="store_true", help="no documentation at / and /openapi.json")
+    group.add_argument(
+        "--disable-fastapi-docs", action="store_true", help="Disable the API documentation at / and /openapi.json."
+    )
     group.add_argument(
         "--allow-origins",
         nargs="+",
         default=[],
         metavar="ORIGIN",
-        help="web pages that may call from a browser (CORS), as http://HOST:PORT; * for any (default: none)",
+        help=(
+            "Origins of web pages that may call the API from a browser (CORS), as http://HOST:PORT; * "
+            "for any (default: none)."
+        ),
     )
     for name in ("methods", "headers"):
         group.add_argument(
-            f"--allow-{name}", nargs="+", default=["*"], metavar="TEXT", help=f"{name} those may use (default: any)"
+            f"--allow-{name}",
+            nargs="+",
+            default=["*"],
+            metavar="TEXT",
+            help=f"{name.capitalize()} that those pages may use (default: any).",
         )
-    group.add_argument("--allow-credentials", action="store_true", help="those may send cookies")
+    group.add_argument("--allow-credentials", action="store_true", help="Allow those pages to send cookies.")
     add_media_options(group)
     add_files_options(parser)
     add_responses_options(parser)
@@ -320,22 +362,26 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_parsers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add how reasoning and calls are found in responses."""
+    """Add the reasoning and tool-call parsers."""
     parser.add_argument(
         "--reasoning-parser",
         type=_name_among(thinking.PARSERS),
         choices=thinking.PARSERS,
         default="auto",
-        help="how the model marks what it thinks, which chat responses have as reasoning_content; auto: as its chat "
-        "template shows (default: %(default)s)",
+        help=(
+            "Format of the model's reasoning, which chat responses return as reasoning_content; auto: "
+            "detected from the chat template (default: %(default)s)."
+        ),
     )
     parser.add_argument(
         "--tool-call-parser",
         type=_name_among(tool_call_formats.PARSERS),
         choices=tool_call_formats.PARSERS,
         default="auto",
-        help="how the model writes tool calls; auto: any of these, recognized by delimiters; none: calls stay text "
-        "(default: %(default)s)",
+        help=(
+            "Format of the model's tool calls; auto: any of these, detected by delimiters; none: calls "
+            "stay text (default: %(default)s)."
+        ),
     )
 
 
@@ -346,8 +392,10 @@ def add_generation_config(parser: argparse.ArgumentParser | argparse._ArgumentGr
         type=_generation_config,
         default=AUTO,
         metavar="{auto,none,DIR}",
-        help="sampling defaults: auto: those of the checkpoint's generation_config.json; none: the server's own; or a "
-        "folder with such a file (default: %(default)s)",
+        help=(
+            "Sampling defaults; auto: the checkpoint's generation_config.json; none: the server's "
+            "defaults; or a directory with such a file (default: %(default)s)."
+        ),
     )
 
 
@@ -361,85 +409,92 @@ def _generation_config(text: str) -> str:
 
 
 def add_media_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add where images of requests may come from."""
+    """Add the allowed sources of images."""
     parser.add_argument(
         "--allowed-media-domains",
         nargs="+",
         metavar="HOST",
-        help="hosts that images of requests are fetched from, * for any (default: none; data URLs always work)",
+        help="Hosts from which image URLs may be fetched; * for any (default: none; data URLs are always accepted).",
     )
     parser.add_argument(
         "--allowed-local-media-path",
         default="",
         metavar="DIR",
-        help="a folder whose files requests may name as images",
+        help="Directory whose files requests may use as images.",
     )
 
 
 def add_files_options(parser: argparse.ArgumentParser) -> None:
-    """Add whether files and batches are kept, and how many."""
+    """Add the options of files and batches."""
     group = parser.add_argument_group("files and batches (docs/guides/batches.md)")
     group.add_argument(
-        "--files-dir", default="", metavar="DIR", help="where they are kept, over restarts too (default: nowhere)"
+        "--files-dir",
+        default="",
+        metavar="DIR",
+        help="Directory for uploaded files and batches, kept across restarts (default: disabled).",
     )
     for name, default, what in (
-        ("file-bytes", DEFAULT_FILE_BYTES, "longest file"),
-        ("key-bytes", DEFAULT_KEY_BYTES, "most bytes that the files and results of an API key may have together"),
-        ("key-files", DEFAULT_KEY_FILES, "most files, and most batches, that are kept for an API key"),
+        ("file-bytes", DEFAULT_FILE_BYTES, "Maximum size of a file"),
+        ("key-bytes", DEFAULT_KEY_BYTES, "Maximum total size of the files and results of an API key"),
+        ("key-files", DEFAULT_KEY_FILES, "Maximum number of files, and of batches, per API key"),
     ):
         group.add_argument(
-            f"--max-{name}", type=positive, default=default, metavar="INT", help=f"{what} (default: %(default)s)"
+            f"--max-{name}", type=positive, default=default, metavar="INT", help=f"{what} (default: %(default)s)."
         )
     group.add_argument(
         "--batch-rows",
         type=positive,
         default=DEFAULT_BATCH_ROWS,
         metavar="INT",
-        help="requests of batches that are answered at a time while no caller waits (default: %(default)s)",
+        help="Maximum number of concurrent batch requests while no interactive request waits (default: %(default)s).",
     )
 
 
 def add_responses_options(parser: argparse.ArgumentParser) -> None:
-    """Add where responses are kept that can be continued."""
+    """Add the store of ``/v1/responses``."""
     parser.add_argument(
         "--responses-store",
         default="",
         metavar="DIR",
-        help="where /v1/responses keeps what previous_response_id and item_reference name, over restarts and for all "
-        "workers (default: in the memory of each)",
+        help=(
+            "Directory in which /v1/responses stores responses, across restarts and for all workers "
+            "(default: in the memory of each worker)."
+        ),
     )
 
 
 def add_security_options(parser: argparse.ArgumentParser) -> None:
-    """Add who may call, and how."""
+    """Add API keys, TLS and client timeouts."""
     group = parser.add_argument_group("security")
     add_api_keys(group)
     group.add_argument(
-        "--ssl", action="store_true", help="serve HTTPS; SSL_KEYFILE and SSL_CERTFILE in the environment name the files"
+        "--ssl",
+        action="store_true",
+        help="Serve HTTPS with the files named by the environment variables SSL_KEYFILE and SSL_CERTFILE.",
     )
     add_client_timeout_options(parser)
 
 
 def add_api_keys(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the keys of those who may call."""
-    add_keys(parser, "api-keys", "keys, one of which is needed")
+    """Add ``--api-keys``."""
+    add_keys(parser, "api-keys", "API keys; clients must send one of them")
 
 
 def add_client_timeout_options(parser: argparse.ArgumentParser) -> None:
-    """Add how long clients may take."""
-    group = parser.add_argument_group("slow clients")
+    """Add the client timeouts."""
+    group = parser.add_argument_group("client timeouts")
     for name, default, what in (
-        ("head", DEFAULT_HEAD_SECONDS, "from connecting to the end of a request's head"),
-        ("body", DEFAULT_BODY_SECONDS, "from there to the end of its body"),
-        ("write", DEFAULT_WRITE_SECONDS, "to take what waits for it of a response, before it is cut off"),
-        ("idle", DEFAULT_IDLE_SECONDS, "to begin a further request on a connection"),
+        ("head", DEFAULT_HEAD_SECONDS, "Time from connecting to the end of a request's headers"),
+        ("body", DEFAULT_BODY_SECONDS, "Time from there to the end of the body"),
+        ("write", DEFAULT_WRITE_SECONDS, "Time for a client to read buffered response data before it is disconnected"),
+        ("idle", DEFAULT_IDLE_SECONDS, "Idle time of a keep-alive connection"),
     ):
         group.add_argument(
             f"--{name}-timeout",
             type=seconds,
             default=default,
             metavar="SECONDS",
-            help=f"what a client gets {what} (default: %(default)s)",
+            help=f"{what} (default: %(default)s).",
         )
 
 

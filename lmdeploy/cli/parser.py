@@ -33,8 +33,8 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
 
-class Refuse(argparse.Action):
-    """An option of LMDeploy's that this product does not have: refused with the reason, unless it asks for nothing."""
+class RefusedOption(argparse.Action):
+    """An option of LMDeploy that is not supported: refused with the reason, except for its neutral values."""
 
     def __init__(
         self, *args: Any, reason: str, neutral: tuple[Any, ...] = (), help: str | None = None, **more: Any
@@ -50,8 +50,8 @@ class Refuse(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class Mention(argparse.Action):
-    """An option of LMDeploy's that is accepted, and has no effect any more or another name: that is said."""
+class DeprecatedOption(argparse.Action):
+    """An option of LMDeploy that is accepted with a warning: it has no effect, or another name."""
 
     def __init__(self, *args: Any, word: str, becomes: str | None = None, help: str | None = None, **more: Any) -> None:
         more["help"] = help or word
@@ -59,7 +59,7 @@ class Mention(argparse.Action):
         self.word, self.becomes = word, becomes
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        """Say the word; keep the value, for the option that took this one's place where there is one."""
+        """Print the warning; store the value, under the option's new name if it has one."""
         print(f"{parser.prog}: {option} {self.word}", file=sys.stderr)
         setattr(namespace, self.becomes or self.dest, values)
 

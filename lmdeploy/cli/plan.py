@@ -24,42 +24,100 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="Estimate memory, speed and replicas for a model and a load.",
-        description="Estimate memory, speed and replicas for a model and a load, from its config.json alone "
-        "(docs/deployment/capacity.md says how).",
+        description=(
+            "Estimate memory, speed and replicas for a model and a load from its config.json alone. "
+            "docs/deployment/capacity.md describes the method."
+        ),
     )
-    parser.add_argument("model", metavar="MODEL", help="a directory with a config.json, or that file")
+    parser.add_argument("model", metavar="MODEL", help="Directory with a config.json, or the file itself.")
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(DEVICES)}")
-    machine.add_argument("--memory", type=_above_0, metavar="GB", help="in place of --gpu, or of what it has")
-    machine.add_argument("--bandwidth", type=_above_0, metavar="GB/S", help="of the memory, likewise")
-    machine.add_argument("--tflops", type=_above_0, metavar="TFLOP/S", help="in matrix products, likewise")
-    machine.add_argument("--tp", type=options.positive, default=1, metavar="INT", help="devices a replica has (1)")
-    machine.add_argument("--reached-bandwidth", type=_share, default=Efficiency.bandwidth, metavar="SHARE",
-                         help="that the engine reaches (default: %(default)s)")  # fmt: skip
-    machine.add_argument("--reached-tflops", type=_share, default=Efficiency.operations, metavar="SHARE",
-                         help="likewise (default: %(default)s)")  # fmt: skip
+    machine.add_argument("--gpu", metavar="NAME", help=f"GPU: one of {', '.join(DEVICES)}.")
+    machine.add_argument("--memory", type=_above_0, metavar="GB", help="Device memory; overrides that of --gpu.")
+    machine.add_argument(
+        "--bandwidth", type=_above_0, metavar="GB/S", help="Memory bandwidth; overrides that of --gpu."
+    )
+    machine.add_argument(
+        "--tflops", type=_above_0, metavar="TFLOP/S", help="Matrix multiplication rate; overrides that of --gpu."
+    )
+    machine.add_argument(
+        "--tp", type=options.positive, default=1, metavar="INT", help="Devices per replica (default: 1)."
+    )
+    machine.add_argument(
+        "--reached-bandwidth",
+        type=_share,
+        default=Efficiency.bandwidth,
+        metavar="SHARE",
+        help="Share of the bandwidth that the engine reaches (default: %(default)s).",
+    )
+    machine.add_argument(
+        "--reached-tflops",
+        type=_share,
+        default=Efficiency.operations,
+        metavar="SHARE",
+        help=("Share of the matrix multiplication rate that the engine reaches (default: %(default)s)."),
+    )
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--weight-bits", type=int, choices=(4, 8, 16, 32), default=16, help="default: %(default)s")
-    engine.add_argument("--quant-policy", type=int, choices=(0, 4, 8), default=0, help="bits of the KV cache; 0: 16")
-    engine.add_argument("--cache-max-entry-count", type=_share, default=Storage.cache_share, metavar="SHARE",
-                        help="of the memory that the weights leave (default: %(default)s)")  # fmt: skip
-    engine.add_argument("--cache-dir-bytes", type=_above_0, default=0.0, metavar="BYTES",
-                        help="of the cache on disk (default: none)")  # fmt: skip
-    engine.add_argument("--disk-bandwidth", type=_above_0, default=1.0, metavar="GB/S",
-                        help="at which its files are read (default: %(default)s)")  # fmt: skip
-    engine.add_argument("--max-batch-size", type=options.positive, default=256, metavar="INT",
-                        help="default: %(default)s")  # fmt: skip
+    engine.add_argument(
+        "--weight-bits", type=int, choices=(4, 8, 16, 32), default=16, help="Bits per weight (default: %(default)s)."
+    )
+    engine.add_argument(
+        "--quant-policy", type=int, choices=(0, 4, 8), default=0, help="Bits per element of the KV cache; 0: 16."
+    )
+    engine.add_argument(
+        "--cache-max-entry-count",
+        type=_share,
+        default=Storage.cache_share,
+        metavar="SHARE",
+        help=("Share of the memory left by the weights that the KV cache takes (default: %(default)s)."),
+    )
+    engine.add_argument(
+        "--cache-dir-bytes",
+        type=_above_0,
+        default=0.0,
+        metavar="BYTES",
+        help="Size of the cache on disk (default: none).",
+    )
+    engine.add_argument(
+        "--disk-bandwidth",
+        type=_above_0,
+        default=1.0,
+        metavar="GB/S",
+        help="Read bandwidth of the disk (default: %(default)s).",
+    )
+    engine.add_argument(
+        "--max-batch-size",
+        type=options.positive,
+        default=256,
+        metavar="INT",
+        help="Maximum number of sequences per step (default: %(default)s).",
+    )
     load = parser.add_argument_group("load")
-    load.add_argument("--prompt", type=_above_0, default=1024.0, metavar="TOKENS", help="mean (default: 1024)")
-    output = load.add_argument("--output-tokens", type=_above_0, default=256.0, metavar="TOKENS",
-                               help="mean (default: 256)")  # fmt: skip
+    load.add_argument(
+        "--prompt", type=_above_0, default=1024.0, metavar="TOKENS", help="Mean prompt length (default: 1024)."
+    )
+    output = load.add_argument(
+        "--output-tokens", type=_above_0, default=256.0, metavar="TOKENS", help="Mean output length (default: 256)."
+    )
     accept_old_option(load, output, "--answer")
-    load.add_argument("--prefix", type=_part, default=0.0, metavar="SHARE", help="of prompts, found in the cache (0)")
-    load.add_argument("--rate", type=_above_0, default=0.0, metavar="REQUESTS/S", help="of all callers")
-    load.add_argument("--token-ms", type=_above_0, default=float("inf"), metavar="MS", help="most between two tokens")
-    load.add_argument("--use", type=_share, default=Load.use, metavar="SHARE",
-                      help="of a replica's best rate to plan with (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="metrics in seconds and bytes")
+    load.add_argument(
+        "--prefix",
+        type=_part,
+        default=0.0,
+        metavar="SHARE",
+        help="Share of prompt tokens found in the prefix cache (default: 0).",
+    )
+    load.add_argument("--rate", type=_above_0, default=0.0, metavar="REQUESTS/S", help="Total request rate.")
+    load.add_argument(
+        "--token-ms", type=_above_0, default=float("inf"), metavar="MS", help="Maximum time per output token."
+    )
+    load.add_argument(
+        "--use",
+        type=_share,
+        default=Load.use,
+        metavar="SHARE",
+        help="Target utilization of a replica (default: %(default)s).",
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON, in seconds and bytes.")
     parser.set_defaults(run=run)
 
 

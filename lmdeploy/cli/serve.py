@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmdeploy.cli import options, terminal
 from lmdeploy.cli.key_options import add_key, add_keys
-from lmdeploy.cli.parser import Mention, Refuse, print_help_of
+from lmdeploy.cli.parser import DeprecatedOption, RefusedOption, print_help_of
 from lmdeploy.cli.pull.command import add_pull_options
 from lmdeploy.extras import require
 from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the subcommand, and those below it, to the command line."""
-    parser = subparsers.add_parser("serve", help="Serve a model.", description="Serve a model.")
+    parser = subparsers.add_parser(
+        "serve", help="Start a server, or a client of one.", description="Start a server, or a client of one."
+    )
     parser.set_defaults(run=print_help_of(parser))
-    below = parser.add_subparsers(title="what to serve", metavar="WHAT")
+    below = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_api_server(below)
     _add_gateway(below)
     _add_gradio(below)
@@ -36,31 +38,34 @@ def add_parser(subparsers: Subparsers) -> None:
 def _add_api_server(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "api_server",
-        help="Start tritonserver with a model, or several, and the OpenAI API in front of it.",
-        description="Start tritonserver with a model, or several, and the OpenAI API in front. Ctrl-C stops both.",
+        help="Start tritonserver with one or more models, and the OpenAI-compatible API.",
+        description=("Start tritonserver with one or more models, and the OpenAI-compatible API. Ctrl-C stops both."),
     )
     _add_model(parser)
     parser.add_argument(
         "more_models",
         nargs="*",
         metavar="MODEL",
-        help="more models on one tritonserver, each PATH or NAME=PATH, like the first (docs/guides/multi-model.md)",
+        help="Further models on the same tritonserver, each PATH or NAME=PATH (docs/guides/multi-model.md).",
     )
     parser.add_argument(
         "--models-file",
         default="",
         metavar="FILE",
-        help="several models, or one and room for more: JSON or YAML with name, path and engine settings of each",
+        help=(
+            "JSON or YAML file with name, path and engine settings of each model; administrators may "
+            "load more at run time."
+        ),
     )
     add_pull_options(parser)
     options.add_server_options(parser, DEFAULT_PORT)
-    parser.add_argument("--webui", action="store_true", help="serve a chat page too")
+    parser.add_argument("--webui", action="store_true", help="Also serve the chat page.")
     parser.add_argument(
         "--webui-port",
         type=options.port,
         default=options.DEFAULT_WEBUI_PORT,
         metavar="PORT",
-        help="default: %(default)s",
+        help="Port of the chat page (default: %(default)s).",
     )
     _add_generation_options(parser)
     options.add_triton_options(parser)
@@ -70,22 +75,24 @@ def _add_api_server(subparsers: Subparsers) -> None:
 def _add_gateway(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "gateway",
-        help="Serve the OpenAI API of a Triton that runs already.",
-        description="Serve the OpenAI API of a Triton that runs already, or will.",
+        help="Serve the OpenAI-compatible API for a running tritonserver.",
+        description=("Serve the OpenAI-compatible API for a tritonserver, which may also start later."),
     )
     parser.add_argument(
         "--triton-address",
         default=DEFAULT_TRITON_ADDRESS,
         metavar="HOST:PORT",
-        help="Triton's gRPC service (default: %(default)s)",
+        help="Address of Triton's gRPC service (default: %(default)s).",
     )
-    parser.add_argument("--model-name", default="", help="name clients use (default: what Triton says)")
-    parser.add_argument("--triton-metrics-url", metavar="URL", help="Triton's metrics, passed through by /metrics")
+    parser.add_argument(
+        "--model-name", default="", help="Name of the model for clients (default: the name that Triton reports)."
+    )
+    parser.add_argument("--triton-metrics-url", metavar="URL", help="URL of Triton's metrics, which /metrics includes.")
     parser.add_argument(
         "--engine-dir",
         default="",
         metavar="DIR",
-        help="the model's engine directory, for the texts of tokens and what its template shows",
+        help="The model's engine directory, which has its vocabulary and chat template.",
     )
     options.add_server_options(parser, DEFAULT_PORT)
     options.add_gateway_options(parser)
@@ -95,20 +102,26 @@ def _add_gateway(subparsers: Subparsers) -> None:
 def _add_proxy(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "proxy",
-        help="Spread requests over several API servers.",
-        description="Spread requests over several API servers, which register with --proxy-url or at /nodes/add.",
+        help="Load-balance requests over several API servers.",
+        description=(
+            "Load-balance requests over several API servers, which register with --proxy-url or at /nodes/add."
+        ),
     )
     options.add_server_options(parser, DEFAULT_PROXY_PORT)
-    parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[1], help="default: %(default)s")
-    parser.add_argument("--state-file", default="", metavar="FILE", help="where the nodes are kept over a restart")
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, default=STRATEGIES[1], help="Routing strategy (default: %(default)s)."
+    )
+    parser.add_argument(
+        "--state-file", default="", metavar="FILE", help="File that keeps the list of nodes across restarts."
+    )
     add_keys(
         parser,
         "admin-keys",
-        "keys, one of which is needed to register and remove nodes (default: only this machine may)",
+        "API keys of administrators, who may register and remove nodes (default: only this machine)",
     )
-    add_key(parser, "node-key", "shown to nodes that ask for a key")
+    add_key(parser, "node-key", "API key that the proxy sends to nodes")
     parser.add_argument(
-        "--allow-private-nodes", action="store_true", help="nodes may have addresses of private networks"
+        "--allow-private-nodes", action="store_true", help="Allow nodes with addresses of private networks."
     )
     options.add_security_options(parser)
     parser.set_defaults(run=_run_of("proxy"))
@@ -117,34 +130,45 @@ def _add_proxy(subparsers: Subparsers) -> None:
 def _add_ray(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "ray",
-        help="Serve replicas of a model on Ray.",
-        description="Serve replicas of a model on Ray Serve: on the cluster of --ray-address or RAY_ADDRESS, else on "
-        "this machine alone. Each replica is a separate api_server. Ctrl-C stops them.",
+        help="Serve replicas of a model on Ray Serve.",
+        description=(
+            "Serve replicas of a model on Ray Serve, on the cluster of --ray-address or RAY_ADDRESS "
+            "(default: this machine). Each replica is an api_server process. Ctrl-C stops them."
+        ),
     )
     _add_model(parser)
     group = parser.add_argument_group("Ray")
-    group.add_argument("--replicas", type=options.positive, default=1, metavar="INT", help="default: %(default)s")
     group.add_argument(
-        "--max-replicas", type=options.positive, metavar="INT", help="most replicas under load (default: --replicas)"
+        "--replicas", type=options.positive, default=1, metavar="INT", help="Number of replicas (default: %(default)s)."
+    )
+    group.add_argument(
+        "--max-replicas",
+        type=options.positive,
+        metavar="INT",
+        help="Maximum number of replicas under load (default: --replicas).",
     )
     group.add_argument(
         "--waiting-per-replica",
         type=options.seconds,
         default=4.0,
         metavar="FLOAT",
-        help="requests that may wait before a batch until there is one replica more (default: %(default)s)",
+        help="Waiting requests per replica above which a replica is added (default: %(default)s).",
     )
     group.add_argument(
-        "--cpus-per-replica", type=float, default=1.0, metavar="FLOAT", help="that Ray reserves (default: %(default)s)"
+        "--cpus-per-replica",
+        type=float,
+        default=1.0,
+        metavar="FLOAT",
+        help="CPUs that Ray reserves per replica (default: %(default)s).",
     )
     group.add_argument(
         "--gpus-per-replica",
         type=float,
         default=0.0,
         metavar="FLOAT",
-        help="that Ray reserves, and a replica sees (default: %(default)s)",
+        help="GPUs that Ray reserves per replica and makes visible to it (default: %(default)s).",
     )
-    group.add_argument("--ray-address", default="", metavar="ADDRESS", help="of a cluster, or auto")
+    group.add_argument("--ray-address", default="", metavar="ADDRESS", help="Address of a Ray cluster, or auto.")
     options.add_server_options(parser, DEFAULT_PORT)
     own = {action for action in parser._actions if action.dest != "log_format"}
     _add_generation_options(parser)
@@ -158,39 +182,47 @@ def _add_api_client(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "api_client",
         help="Chat in the terminal with a running API server.",
-        description="Chat in the terminal. An empty line ends a prompt; `end` forgets the conversation, `exit` leaves.",
+        description=(
+            "Chat in the terminal with a running API server. An empty line ends a prompt; `end` starts "
+            "a new conversation, `exit` leaves."
+        ),
     )
-    parser.add_argument("api_server_url", metavar="URL", help="of the API server")
-    add_key(parser, "api-key", "a key of the server, if it has any")
-    parser.add_argument("--session-id", type=int, default=1, metavar="INT", help="default: %(default)s")
+    parser.add_argument("api_server_url", metavar="URL", help="URL of the API server.")
+    add_key(parser, "api-key", "API key of the server, if it requires one")
+    parser.add_argument("--session-id", type=int, default=1, metavar="INT", help="Session id (default: %(default)s).")
     parser.set_defaults(run=_run_of("api_client", extra=""))
 
 
 def _add_gradio(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "gradio",
-        help="Serve a chat page.",
-        description="Serve a chat page for a Triton or a server with OpenAI's API that runs already, or for a model, "
-        "with its own tritonserver.",
+        help="Serve the chat page.",
+        description=(
+            "Serve the chat page for a running tritonserver, a server with OpenAI's API, or a model "
+            "with its own tritonserver."
+        ),
     )
     parser.add_argument(
         "target",
         metavar="ADDRESS_OR_MODEL",
-        help="HOST:PORT of Triton's gRPC service, http://... of an OpenAI API, or a model as for api_server",
+        help="HOST:PORT of Triton's gRPC service, http://... of an OpenAI-compatible API, or a model.",
     )
     add_pull_options(parser)
     options.add_server_options(parser, options.DEFAULT_WEBUI_PORT)
     options.add_api_keys(parser)
-    add_key(parser, "api-key", "a key of the server, where the target is a URL")
+    add_key(parser, "api-key", "API key of the server, if the target is a URL")
     options.add_generation_config(parser)
     parser.add_argument(
         "--share",
-        action=Refuse,
+        action=RefusedOption,
         nargs=0,
         reason="the page asks no host but its own; a tunnel such as `ssh -R` publishes it",
     )
     parser.add_argument(
-        "--restful-api", action=Mention, word="has no effect: a URL says so itself", help=argparse.SUPPRESS
+        "--restful-api",
+        action=DeprecatedOption,
+        word="has no effect: the target's form is detected",
+        help=argparse.SUPPRESS,
     )
     options.add_max_log_len(parser)
     options.add_engine_options(parser)
@@ -204,21 +236,21 @@ def _add_gradio(subparsers: Subparsers) -> None:
 def _add_triton_client(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "triton_client",
-        help="Chat in the terminal with a model that a Triton serves.",
-        description=f"Chat in the terminal with a model that a Triton serves: {terminal.HELP}.",
+        help="Chat in the terminal with a model on a running tritonserver.",
+        description=f"Chat in the terminal with a model on a running tritonserver: {terminal.HELP}.",
     )
-    parser.add_argument("address", metavar="HOST:PORT", help="Triton's gRPC service")
+    parser.add_argument("address", metavar="HOST:PORT", help="Address of Triton's gRPC service.")
     parser.add_argument(
         "--session-id",
         type=int,
         default=None,
         metavar="N",
-        help="the engine's name for the conversation (default: random)",
+        help="Session id (default: random).",
     )
+    parser.add_argument("--stream-output", action="store_true", help="Has no effect: responses are always streamed.")
     parser.add_argument(
-        "--stream-output", action="store_true", help="kept for old scripts: responses always appear as they come"
+        "--cap", action=DeprecatedOption, word="has no effect: the server applies the chat template", metavar="TEXT"
     )
-    parser.add_argument("--cap", action=Mention, word="has no effect: the server has the chat template", metavar="TEXT")
     terminal.add_sampling_options(parser)
     parser.set_defaults(run=_run_of("triton_client"))
 
@@ -229,7 +261,7 @@ def _add_generation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split-special-tokens",
         action="store_true",
-        help="special tokens that callers write are text; only the chat template makes them",
+        help="Tokenize special tokens in user input as plain text; only the chat template produces special tokens.",
     )
     options.add_engine_options(parser)
     options.add_model_options(parser)
@@ -244,8 +276,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="MODEL",
-        help="a Hugging Face directory, a GGUF file, what lmdeploy convert wrote, or a model of a hub as owner/name or "
-        "owner/name:Q4_K_M (default: the default model)",
+        help=(
+            "Hugging Face directory, GGUF file, converted workspace, or a hub's owner/name or "
+            "owner/name:Q4_K_M (default: the default model)."
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the commands that chat in a terminal share: reading messages, and how to sample answers."""
+"""What the terminal chat commands share: reading messages, and sampling options."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ HELP = (
 
 
 _SAMPLING: dict[str, tuple[float, str]] = {
-    "temperature": (0.8, "0 is greedy"),
-    "top_p": (0.8, "nucleus"),
-    "top_k": (40, "most likely tokens kept"),
-    "repetition_penalty": (1.0, "over 1 discourages repetition"),
+    "temperature": (0.8, "Sampling temperature; 0: greedy"),
+    "top_p": (0.8, "Nucleus sampling threshold"),
+    "top_k": (40, "Number of most likely tokens to sample from"),
+    "repetition_penalty": (1.0, "Repetition penalty; values over 1 discourage repetition"),
 }
 SAMPLING_DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in _SAMPLING.items()}
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, unless: str = "") -> None:
     """Add how responses are generated; ``unless`` says for ``--help`` when other defaults hold."""
-    parser.add_argument("--meta-instruction", default=None, help="system prompt")
+    parser.add_argument("--meta-instruction", default=None, help="System prompt.")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=512, help="most tokens of a response (default: %(default)s)"
+        "--max-new-tokens", type=int, default=512, help="Maximum number of tokens per response (default: %(default)s)."
     )
     for name, (default, text) in _SAMPLING.items():
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=type(default), help=f"{text} (default: {default:g}{unless})")
-    parser.add_argument("--seed", type=int, default=None, help="seed of the responses (default: random)")
+        parser.add_argument(flag, type=type(default), help=f"{text} (default: {default:g}{unless}).")
+    parser.add_argument("--seed", type=int, default=None, help="Random seed (default: random).")
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One generation request, and the pieces of its response. How they travel: `lmdeploy.serve.wire`."""
+"""A generation request, and the chunks of its response. `lmdeploy.serve.wire` encodes them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lmdeploy.messages import MAX_TOP_LOGPROBS, GenerationConfig
 
 
 def new_request_id() -> str:
-    """Return an id no other request has, as cancelling by id needs."""
+    """Return a unique request id."""
     return uuid.uuid4().hex
 
 
 @dataclass(kw_only=True)
 class RequestFields:
-    """Fields of a served request alongside those of `GenerationConfig`, declared as those are (`lmdeploy.fields`)."""
+    """Fields of a served request in addition to those of `GenerationConfig` (`lmdeploy.fields`)."""
 
     prompt_logprobs: int | None = field.integer(
         None,
-        "The log probabilities of each token of the prompt, in the outputs prompt_*; not in a session. With "
-        "max_new_tokens 0 nothing is generated.",
+        "Return the log probability of each prompt token and of this many alternatives, in the outputs "
+        "prompt_*; not in a session. With max_new_tokens 0 nothing is generated.",
         high=MAX_TOP_LOGPROBS,
         is_tensor=True,
         is_param=True,
@@ -38,79 +38,78 @@ class RequestFields:
     )
     second_text_begin: int | None = field.integer(
         None,
-        "With output_embedding, of a model that distinguishes the texts of a pair: the token of input_ids that is the "
-        "first of the second text.",
+        "With output_embedding, for models with token types: index in input_ids of the first token of the "
+        "second text of a pair.",
         low=1,
         is_tensor=True,
         is_param=True,
     )
     output_token_embeddings: bool = field.boolean(
         False,
-        "With output_embedding, of an encoder: return the hidden state of each token of the text in place of the "
-        "text's vector.",
+        "With output_embedding, for encoders: return the hidden state of each token instead of the pooled vector.",
         is_tensor=True,
         is_param=True,
     )
     thinking_budget: int | None = field.integer(
         None,
-        "Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with "
+        "Maximum number of reasoning tokens, after which the engine generates thinking_end_ids. Not with "
         "response_format.",
         is_tensor=True,
         is_param=True,
     )
     thinking_begin: str | None = field.string(
         None,
-        "With thinking_budget. The text that begins reasoning; null: the prompt ended with it.",
+        "With thinking_budget: text that begins reasoning; null: the prompt ends with it.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
     thinking_end: str | None = field.string(
         None,
-        "With thinking_budget. The text that ends reasoning.",
+        "With thinking_budget: text that ends reasoning.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
     thinking_end_ids: list[int] | None = field.tokens(
-        "With thinking_budget. The tokens that end reasoning.",
+        "With thinking_budget: tokens that end reasoning.",
         max_items=64,
         is_tensor=True,
         is_param=True,
     )
     session_id: int | None = field.seed(
-        "A conversation whose tokens the engine keeps between requests; CORRID of the older clients.", is_tensor=True
+        "Session whose tokens the engine keeps between requests; CORRID in older clients.", is_tensor=True
     )
     sequence_start: bool | None = field.boolean(
         None,
-        "With session_id. true: begin, an old session of that id is forgotten; false: continue.",
+        "With session_id. true: start a new session, replacing one of the same id; false: continue.",
         is_tensor=True,
         tensor_default="false",
     )
     sequence_end: bool | None = field.boolean(
         None,
-        "With session_id. true: forget the session after this request.",
+        "With session_id. true: delete the session after this request.",
         is_tensor=True,
         tensor_default="false",
     )
     step: int | None = field.integer(
         None,
-        "With session_id: keep only this many of its tokens first; negative: all.",
+        "With session_id: first truncate the session to this many tokens; negative: keep all.",
         low=-MAX_INT32,
         is_tensor=True,
         tensor_default="-1",
     )
     priority: int | None = field.integer(
         None,
-        "Requests of a lower number are admitted first.",
+        "Priority: requests with lower values are scheduled first.",
         low=-MAX_INT32,
         is_tensor=True,
         tensor_default="0",
     )
     cache_salt: str | None = field.string(
         None,
-        "Prompts share cached prefixes only with prompts of the same salt; null: with all that have none. Without a "
-        "salt, the time to first token reveals whether somebody has sent the beginning of a prompt before.",
+        "Prefixes are shared only among requests with the same salt; null: among all without one. Without a salt, the "
+        "time to first token reveals whether another caller has sent the same prefix.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
@@ -118,8 +117,8 @@ class RequestFields:
     )
     caller: str | None = field.string(
         None,
-        "The caller: callers take turns at compiling response formats, and draft tokens never come from another "
-        "caller's texts. The gateway derives it from the API key.",
+        "Id of the caller, which the gateway derives from the API key: response formats are compiled fairly across "
+        "callers, and draft tokens never come from other callers' texts.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
@@ -139,11 +138,11 @@ class RequestFields:
 FIELDS: dict[str, FieldInfo] = {
     field.name: field for field in (*fields_of(GenerationConfig), *fields_of(RequestFields)) if field.is_tensor
 }
-"""What a request can say about its response: the optional tensors of the same names."""
+"""The optional fields of a request: tensors of the same names."""
 
 
 class GenerateRequest:
-    """What to generate from, and how.
+    """A generation request.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ def test_more_than_one_image_a_batch_is_answered_with_a_sentence(caplog: pytest.
     VisionConfig()
     assert not caplog.records
     VisionConfig(max_batch_size=16)
-    assert "VisionConfig.max_batch_size has no effect: images are looked at one by one" in caplog.text
+    assert "VisionConfig.max_batch_size has no effect: images are encoded one at a time" in caplog.text
 
 
 def test_an_instance_of_turbomind_streams_token_ids(pipe: AsyncEngine, instance: TurboMindInstance) -> None:

@@ -17,7 +17,7 @@ Options take hyphens or underscores (`--session-len`, `--session_len`).
 
 {commands}
 
-# Options of several commands
+# Shared options
 
 {shared}
 """
@@ -44,7 +44,7 @@ def command_line(_: str) -> str:
             else:
                 others.append(f"{title}:\n\n{_of_group(parser, group)}")
         parts = [f"## `{parser.prog}`", _prose(parser.description or ""), _table(own) if own else "", *others]
-        parts += [f"Options of several commands: {', '.join(links)}."] if links else []
+        parts += [f"Shared options: {', '.join(links)}."] if links else []
         pages.append("\n\n".join(part for part in parts if part))
     return _PAGE.format(commands="\n\n".join(pages), shared="\n\n".join(sections.values()))
 

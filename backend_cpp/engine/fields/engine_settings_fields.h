@@ -11,82 +11,84 @@
 namespace turbomind {
 
 struct EngineSettings {
-  // Type of the weights and activations in memory; auto: the checkpoint's.
+  // Type of weights and activations; auto: the checkpoint's.
   std::string dtype = "auto";
-  // Quantize the weights to this many bits while loading: faster, slightly less accurate. Weights that the
-  // checkpoint has in 8 or 4 bits stay as they are.
+  // Quantize the weights to this many bits while loading: faster, slightly less accurate. Weights that are
+  // quantized in the checkpoint are not changed.
   int weight_bits = 0;
-  // Layout of the checkpoint; default: detected; a given one must agree.
+  // Checkpoint format; default: detected. A given format must match the checkpoint.
   std::string model_format;
-  // Tensor parallelism: the number of GPUs, or of parts of the CPU's cores, that share a model. Must divide the
-  // number of the model's heads.
+  // Tensor parallelism: number of GPUs, or of groups of CPU cores, that share the model. Must divide the number of
+  // attention heads.
   int tp = 1;
-  // Context length, prompt and response together; default: what the model was trained for, as far as it fits the
-  // cache.
+  // Maximum context length, prompt and response together; default: the model's, limited by the size of the cache.
   int session_len = 0;
-  // Most sequences in a step; default: 64 on a CPU, 256 on a GPU.
+  // Maximum number of sequences per step; default: 64 on a CPU, 256 on a GPU.
   int max_batch_size = 0;
-  // Share of the free memory for the KV cache; from 1 on, the number of its blocks. On a CPU the default also means
-  // at most 4 GiB.
+  // Share of free memory for the KV cache; values of 1 or more are a number of blocks. On a CPU the default is
+  // limited to 4 GiB.
   double cache_max_entry_count = 0.8;
-  // Blocks the cache grows by; -1: all at once.
+  // Number of blocks that the cache grows by; -1: all at once.
   int cache_chunk_size = -1;
-  // Tokens in a block of the KV cache.
+  // Tokens per block of the KV cache.
   int cache_block_seq_len = 64;
-  // More blocks of the KV cache, in the host's memory: blocks evicted from the device go there, and are copied back
-  // instead of computed again; 0: none.
+  // Number of additional KV cache blocks in host memory: blocks evicted from the device are swapped there, and
+  // copied back instead of recomputed; 0: none.
   int num_cpu_blocks = 0;
-  // A directory for cached blocks, of this user alone: what prompts and responses leave in the cache is kept in
-  // files there, found again after a restart and by other servers on the directory. Needs enable_prefix_caching.
+  // Directory for KV cache blocks, owned by this user: blocks of prompts and responses are stored there, and reused
+  // after a restart and by other servers with the same directory. Requires enable_prefix_caching.
   std::string cache_dir;
-  // Most bytes in cache_dir; what has not been used for longest is removed.
+  // Maximum size of cache_dir; the least recently used blocks are removed.
   double cache_dir_bytes = 10000000000.0;
-  // Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts continue; 0: at
-  // the ends of prompts and responses, and where prompts part, alone.
+  // Prompt tokens between snapshots of the states of recurrent layers, which prefix caching resumes from; 0:
+  // snapshots only at the ends of prompts and responses and where prompts diverge.
   int state_snapshot_interval = 512;
-  // Reuse the cached blocks of equal prompt prefixes.
+  // Automatic prefix caching: reuse the KV cache of common prompt prefixes.
   bool enable_prefix_caching = true;
-  // Publish to routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
-  // "enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.
+  // Publish KV cache events over ZMQ, in vLLM's format, for prefix-aware routers: a JSON object with
+  // "enable_kv_cache_events": true and the options in docs/deployment/operations.md. Requires
+  // enable_prefix_caching.
   Json kv_events_config;
-  // Speculative decoding: draft tokens and verify several in a step; same output, sooner: a JSON object with what
-  // docs/guides/speculative-decoding.md lists, such as {"method": "ngram"}; auto: that on CPUs, where it pays;
-  // none: off.
+  // Speculative decoding, which drafts tokens and verifies several per step with the same output: a JSON object
+  // with the options in docs/guides/speculative-decoding.md, such as {"method": "ngram"}; auto: that on CPUs, where
+  // it is faster; none: disabled.
   Json speculative_config = Json::parse(R"("auto")");
-  // Bits of the KV cache; 0: not quantized.
+  // Bits per element of the KV cache; 0: not quantized.
   int quant_policy = 0;
-  // Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.
+  // Factor of dynamic NTK scaling beyond the trained length; 0: the model's.
   double rope_scaling_factor = 0.0;
-  // Scale attention by the logarithm of the position.
+  // Scale attention logits by the logarithm of the position.
   bool use_logn_attn = false;
-  // Where a model that has to be downloaded is stored.
+  // Download directory for models of a hub.
   std::string download_dir;
-  // Which version of it: a branch, tag or commit.
+  // Revision of a model of a hub: branch, tag or commit.
   std::string revision;
-  // Most prompt tokens in a step. On a CPU the default means 256, which keeps running responses going.
+  // Maximum number of prompt tokens per step (chunked prefill). On a CPU the default is limited to 256, so that
+  // running responses are not delayed.
   int max_prefill_token_num = 8192;
-  // Token budget of a step, for prefill and decode together; 0: max_prefill_token_num.
+  // Token budget per step, for prefill and decode together; 0: max_prefill_token_num.
   int num_tokens_per_iter = 0;
-  // Over 1: a step is made so large that no prompt takes more of them; 1: no such bound.
+  // Maximum number of steps for a prompt, which raises the token budget of long prompts; 1: unlimited.
   int max_prefill_iters = 1;
-  // What to run on; auto: a GPU where the build and the machine have one, else the CPU.
+  // Device; auto: a GPU if the build supports it and one is present, else the CPU.
   std::string device = "auto";
-  // CPU threads that compute; 0: one for each core this process may use.
+  // Number of compute threads on the CPU; 0: one per core available to the process.
   int threads = 0;
-  // Requests that may wait; one more is refused as overloaded.
+  // Maximum number of waiting requests; further ones are refused as overloaded.
   int max_waiting = 4096;
-  // Most MiB of image embeddings, of open requests and sessions together; a request beyond is refused as
+  // Maximum MiB of image embeddings of all open requests and sessions; a request over the limit is refused as
   // overloaded.
   int max_embedding_mib = 1024;
-  // LoRA adapters: name to path. More can be loaded later.
+  // LoRA adapters, path by name. More can be loaded at run time.
   std::map<std::string, std::string> adapters;
-  // Most MiB of LoRA adapters in memory. Unused ones are evicted when another is needed.
+  // Maximum MiB of LoRA adapters in memory. The least recently used ones are evicted.
   int max_adapter_mib = 1024;
-  // Most processor seconds to compile a response format; one that takes longer is refused.
+  // Maximum CPU seconds to compile a response format; a format over the limit is refused.
   double grammar_compile_seconds = 10.0;
-  // A session that is not used for so long is forgotten.
+  // Idle time after which a session is deleted.
   int session_idle_seconds = 3600;
-  // Most seconds of a step. After them the engine counts as hanging: it is not ready, and the server restarts.
+  // Maximum seconds per step. After that the engine is considered hung: it reports not ready, and the server
+  // restarts.
   int step_timeout = 300;
   // Run a model's modules as they are, without captured graphs.
   bool eager_mode = false;

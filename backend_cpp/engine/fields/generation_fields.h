@@ -14,78 +14,80 @@
 namespace turbomind {
 
 struct GenerationFields {
-  // Responses to one prompt, distinguished by their index.
+  // Number of responses per prompt.
   int n = 1;
-  // Most tokens to generate; None, on the wire -1: up to the session length, which also bounds larger numbers.
+  // Maximum number of tokens to generate; None, as a tensor -1: up to the session length, which also bounds larger
+  // values.
   int max_new_tokens = 512;
-  // False: greedy decoding, whatever the sampling fields say.
+  // False: greedy decoding; the sampling fields are ignored.
   bool do_sample = false;
-  // Keep the most likely tokens that together have this probability; 0: the most likely token alone.
+  // Nucleus sampling: sample from the most likely tokens whose cumulative probability reaches this value; 0: only
+  // the most likely token.
   float top_p = 1.0f;
-  // Keep this many of the most likely tokens; 0: all.
+  // Sample from this many most likely tokens; 0: all.
   int top_k = 50;
-  // Keep the tokens with at least this share of the most likely one's probability.
+  // Minimum probability of a token, relative to the most likely token.
   float min_p = 0.0f;
-  // Keep the tokens whose logit is within this many standard deviations (of the logits) of the largest; 0: all.
+  // Sample from tokens whose logit is within this many standard deviations of the maximum; 0: all.
   float top_n_sigma = 0.0f;
-  // Divides the logits; 0 is greedy.
+  // Sampling temperature, which divides the logits; 0: greedy.
   float temperature = 0.8f;
-  // A value over 1 discourages tokens that are already in the prompt or the response.
+  // Values over 1 penalize tokens that are already in the prompt or the response.
   float repetition_penalty = 1.0f;
-  // The model's own end-of-sequence tokens do not end the response.
+  // Do not stop at the model's end-of-sequence tokens.
   bool ignore_eos = false;
-  // Seed of this request's random numbers; default: a random seed.
+  // Random seed of the request; default: a random one.
   std::optional<uint64_t> random_seed;
-  // Strings of any length that end the response; they are not part of it.
+  // Strings that end the response, which does not include them.
   std::vector<std::string> stop_words;
   // Strings that are never generated.
   std::vector<std::string> bad_words;
-  // Tokens that end the response, alongside the model's own; they are not part of it.
+  // Tokens that end the response, in addition to the model's; the response does not include them.
   std::vector<int32_t> stop_token_ids;
   // Tokens that are never generated.
   std::vector<int32_t> bad_token_ids;
-  // Least tokens to generate: before, nothing ends the response.
+  // Minimum number of tokens to generate: before, no stop condition applies.
   int min_new_tokens = 0;
-  // Special tokens do not appear in the text.
+  // Omit special tokens from the text.
   bool skip_special_tokens = true;
-  // Return the log probability of each token, and of this many most likely ones alongside it.
+  // Return the log probability of each token and of this many most likely alternatives.
   std::optional<int> logprobs;
-  // What the response has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" |
-  // "lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...",
-  // grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar's, such as triggered_tags).
+  // Format that the response must match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" |
+  // "grammar" | "lark" | "structural_tag"} and a member named like the type: json_schema {"schema": ...},
+  // regex_schema "...", grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar's, such as
+  // triggered_tags).
   std::string response_format;
-  // Subtracted once from the logit of each token of the response so far.
+  // Subtracted from the logits of tokens that are in the response so far.
   float presence_penalty = 0.0f;
-  // Subtracted from the logit of a token for each time it is in the response so far.
+  // Subtracted from the logit of a token once per occurrence in the response so far.
   float frequency_penalty = 0.0f;
-  // Token ids, and what is added to the logit of each.
+  // Values added to the logits of tokens, by token id.
   std::vector<std::pair<int32_t, float>> logit_bias;
-  // The log probabilities of each token of the prompt, in the outputs prompt_*; not in a session. With
-  // max_new_tokens 0 nothing is generated.
+  // Return the log probability of each prompt token and of this many alternatives, in the outputs prompt_*; not in
+  // a session. With max_new_tokens 0 nothing is generated.
   std::optional<int> prompt_logprobs;
   // Return the hidden state of the prompt's last token after the final norm, in the output embedding; nothing is
   // generated.
   bool output_embedding = false;
-  // With output_embedding, of a model that distinguishes the texts of a pair: the token of input_ids that is the
-  // first of the second text.
+  // With output_embedding, for models with token types: index in input_ids of the first token of the second text of
+  // a pair.
   std::optional<int> second_text_begin;
-  // With output_embedding, of an encoder: return the hidden state of each token of the text in place of the text's
-  // vector.
+  // With output_embedding, for encoders: return the hidden state of each token instead of the pooled vector.
   bool output_token_embeddings = false;
-  // Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with
+  // Maximum number of reasoning tokens, after which the engine generates thinking_end_ids. Not with
   // response_format.
   std::optional<int> thinking_budget;
-  // With thinking_budget. The text that begins reasoning; null: the prompt ended with it.
+  // With thinking_budget: text that begins reasoning; null: the prompt ends with it.
   std::string thinking_begin;
-  // With thinking_budget. The text that ends reasoning.
+  // With thinking_budget: text that ends reasoning.
   std::string thinking_end;
-  // With thinking_budget. The tokens that end reasoning.
+  // With thinking_budget: tokens that end reasoning.
   std::vector<int32_t> thinking_end_ids;
-  // Prompts share cached prefixes only with prompts of the same salt; null: with all that have none. Without a
-  // salt, the time to first token reveals whether somebody has sent the beginning of a prompt before.
+  // Prefixes are shared only among requests with the same salt; null: among all without one. Without a salt, the
+  // time to first token reveals whether another caller has sent the same prefix.
   std::string cache_salt;
-  // The caller: callers take turns at compiling response formats, and draft tokens never come from another caller's
-  // texts. The gateway derives it from the API key.
+  // Id of the caller, which the gateway derives from the API key: response formats are compiled fairly across
+  // callers, and draft tokens never come from other callers' texts.
   std::string caller;
   // The LoRA adapter to use; null: none.
   std::string lora_name;

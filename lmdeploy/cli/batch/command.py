@@ -17,35 +17,43 @@ def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     parser = subparsers.add_parser(
         "batch",
-        help="answer a file of requests",
-        description="Answer a file of requests, one a line as in OpenAI's batches (docs/guides/batches.md), with a "
-        "model in this process. What has been answered stays: the same command again continues where it was.",
+        help="Process a file of requests offline.",
+        description=(
+            "Process a file of requests, one per line in the format of OpenAI's Batch API "
+            "(docs/guides/batches.md), with a model in this process. Finished requests are kept: run "
+            "the same command again to resume."
+        ),
     )
-    parser.add_argument("input", type=Path, metavar="INPUT", help="the requests (.jsonl)")
+    parser.add_argument("input", type=Path, metavar="INPUT", help="Input file with the requests (.jsonl).")
     parser.add_argument(
         "model_path",
         nargs="?",
         default="",
         metavar="MODEL",
-        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model)",
+        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model).",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="where responses go, and are added to"
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="Output file; responses are appended to it."
     )
     parser.add_argument(
-        "--errors", type=Path, metavar="FILE", help="where requests that fail go (default: OUTPUT with .errors.jsonl)"
+        "--errors", type=Path, metavar="FILE", help="File for failed requests (default: OUTPUT with .errors.jsonl)."
     )
     parser.add_argument(
         "--concurrency",
         type=options.positive,
         default=_CONCURRENCY,
         metavar="INT",
-        help="requests in the engine at a time; it computes --max-batch-size of them together (default: %(default)s)",
+        help=(
+            "Maximum number of requests in the engine, which runs --max-batch-size of them in a batch "
+            "(default: %(default)s)."
+        ),
     )
     options.add_output_parsers(parser)
     options.add_generation_config(parser)
     options.add_media_options(parser)
-    parser.add_argument("--log-level", default="ERROR", choices=options.LOG_LEVELS, help="default: %(default)s")
+    parser.add_argument(
+        "--log-level", default="ERROR", choices=options.LOG_LEVELS, help="Log level (default: %(default)s)."
+    )
     options.add_engine_options(parser)
     options.add_model_options(parser)
     parser.set_defaults(run=run)

@@ -13,22 +13,24 @@ def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     parser = subparsers.add_parser(
         "warm",
-        help="compute prompts into a cache directory",
-        description="Compute prompts in this process and keep them in --cache-dir, where servers with the same "
-        "model and settings find them (docs/deployment/disk-cache.md).",
+        help="Precompute prompts into a cache directory.",
+        description=(
+            "Compute the KV cache of prompts in this process and store it in --cache-dir, where "
+            "servers with the same model and settings find it (docs/deployment/disk-cache.md)."
+        ),
     )
     parser.add_argument(
         "prompts",
         type=Path,
         metavar="PROMPTS",
-        help='a file with a JSON object a line: {"messages": [...]} or {"prompt": "..."}',
+        help='File with one JSON object per line: {"messages": [...]} or {"prompt": "..."}.',
     )
     parser.add_argument(
         "model_path",
         nargs="?",
         default="",
         metavar="MODEL",
-        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model)",
+        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model).",
     )
     add_engine_options(parser)
     add_model_options(parser)

@@ -18,28 +18,30 @@ if TYPE_CHECKING:
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_NAME_HELP = "owner/name, or owner/name:Q4_K_M for one of the GGUF files of a repository"
+_NAME_HELP = "owner/name, or owner/name:Q4_K_M for one GGUF file of a repository."
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add both subcommands to the command line."""
     parser = subparsers.add_parser(
         "pull",
-        help="Download a model of a hub into the cache.",
-        description="Download a model of a hub (Hugging Face, or HF_ENDPOINT) into the cache, and check all of it. An "
-        "interrupted download continues where it was. Called again, it fetches what has changed.",
+        help="Download a model from a hub into the cache.",
+        description=(
+            "Download a model from a hub (Hugging Face, or HF_ENDPOINT) into the cache and verify it. "
+            "An interrupted download resumes; a repeated one fetches only changed files."
+        ),
     )
     parser.add_argument("model", metavar="NAME", help=_NAME_HELP)
     add_hf_file(parser)
-    parser.add_argument("--revision", metavar="REVISION", help="version of the repository (default: its newest)")
-    parser.add_argument("--download-dir", metavar="DIR", help="where the files go (default: the hub's cache, HF_HOME)")
+    parser.add_argument("--revision", metavar="REVISION", help="Revision of the repository (default: the newest).")
+    parser.add_argument("--download-dir", metavar="DIR", help="Download directory (default: the hub's cache, HF_HOME).")
     parser.set_defaults(run=_run_pull)
     parser = subparsers.add_parser(
         "rm",
-        help="Remove a model that was pulled.",
-        description="Remove a model that was pulled, in all its versions. Files that another one uses are kept.",
+        help="Remove a pulled model.",
+        description=("Remove all revisions of a pulled model. Files that other models share are kept."),
     )
-    parser.add_argument("model", metavar="NAME", help="as `lmdeploy list` shows it")
+    parser.add_argument("model", metavar="NAME", help="Name of the model, as in `lmdeploy list`.")
     parser.set_defaults(run=_run_rm)
 
 
@@ -49,14 +51,14 @@ def add_hf_file(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
         "--hf-file",
         default="",
         metavar="PATTERN",
-        help="of a hub's repository: the GGUF file whose name matches, as '*Q5_K_M*.gguf'",
+        help="Pattern of the GGUF file to take from the repository, such as '*Q5_K_M*.gguf'.",
     )
 
 
 def add_pull_options(parser: argparse.ArgumentParser) -> None:
     """Add what a command that serves does about a model that is on a hub."""
     parser.add_argument(
-        "--pull", action="store_true", help="download a model named as owner/name first, as `lmdeploy pull` does"
+        "--pull", action="store_true", help="First download a model named owner/name, as `lmdeploy pull` does."
     )
     add_hf_file(parser)
 
