@@ -15,7 +15,7 @@ Every field of a request and every setting of an engine. Written by `make fields
 `lmdeploy/serve/request.py`, where each is declared once; `GenerationConfig`, Triton's tensors, the HTTP API's checks,
 the engine and the command line all follow them.
 
-## How to generate: `GenerationConfig`
+## Generation: `GenerationConfig`
 
 Where the column *tensor* says yes, the field is also an optional input of the models `ensemble` and `turbomind`, a
 member of the JSON body of Triton's `generate` and `generate_stream`, and a request parameter, as clients of Triton's
@@ -23,11 +23,11 @@ vLLM backend send them (the column *also* has their names).
 
 {generation}
 
-## Alongside it, in a request to Triton
+## Additional fields of Triton requests
 
 {request}
 
-## How to run a model: `TurbomindEngineConfig`
+## Engine: `TurbomindEngineConfig`
 
 Each is an option of `lmdeploy chat`, `serve api_server` and `serve gradio` (`--session-len`), and a member of the JSON
 in `LMDEPLOY_ENGINE_CONFIG` and in the parameter `engine_config` of `turbomind/config.pbtxt`. An option wins
@@ -35,7 +35,7 @@ over the environment, which wins over the file.
 
 {turbomind}
 
-## `PytorchEngineConfig`
+## PyTorch engine: `PytorchEngineConfig`
 
 Of the [PyTorch engine](pytorch-engine.md). `eager_mode`, `custom_module_map` and `worker_step_seconds` are options of
 the command line and members of that JSON as well.
