@@ -1,4 +1,4 @@
-"""A model in this process: the class behind ``lmdeploy.pipeline``, for threads and for asyncio."""
+"""Offline inference: the class behind ``lmdeploy.pipeline``, for threads and asyncio."""
 
 import asyncio
 import itertools
@@ -14,10 +14,9 @@ from lmdeploy.offline.chat_session import Session
 from lmdeploy.offline.inputs import GenConfigs, as_batch, config_with, configs_for
 from lmdeploy.offline.multimodal import MultimodalPreparer
 from lmdeploy.offline.outputs import AsyncOutputs, Batch, Responses, by_prompt, progress_bar, response_of, too_long
-from lmdeploy.offline.scoring import TokenIds, cross_entropies, prompt_logits
+from lmdeploy.offline.scoring_methods import ScoringMethods
 from lmdeploy.offline.session_generator import SessionGenerator
 from lmdeploy.offline.sessions import EngineSessions
-from lmdeploy.offline.texts import embed_texts, score_pairs, sparse_vectors, token_vectors
 from lmdeploy.paths import locate_model
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
@@ -26,13 +25,11 @@ from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 from lmdeploy.turbomind.engine_settings import EngineConfig, settings_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
     from typing_extensions import Self
 
 
-class AsyncEngine:
-    """A loaded model. Safe to use from many threads and event loops at once.
+class AsyncEngine(ScoringMethods):
+    """A loaded model, safe to use from several threads and event loops.
 
     Close it, or use it as a context manager.
 
@@ -41,18 +38,18 @@ class AsyncEngine:
     model_path, backend_config, chat_template_config, max_log_len, generation_config, gen_config
         As in :func:`lmdeploy.pipeline`.
     model_name
-        The name shown to users; default: that of the checkpoint's folder.
+        Name of the model; default: the name of the checkpoint's directory.
 
     Attributes
     ----------
     tokenizer, chat_template
-        The model's.
+        Tokenizer and chat template of the model.
     backend_config, backend
-        The engine's settings, and its kind: ``turbomind``.
+        Settings of the engine, and its name: ``turbomind`` or ``pytorch``.
     model_name, session_len, stop_words
-        What the model is called, the most tokens of a conversation, and what ends its turn.
+        Name of the model, its maximum context length in tokens, and the stop strings of its chat template.
     sampling_defaults
-        The sampling parameters that the checkpoint recommends; empty: none.
+        Sampling parameters that the checkpoint recommends; may be empty.
     """
 
     backend: str
@@ -86,7 +83,7 @@ class AsyncEngine:
         )
         self._preparer.adapter_templates.add_all(located_adapters(settings.get("adapters")))
         self._sessions = EngineSessions(self.engine, self._preparer)
-        # Above what users choose themselves.
+        # Above the ids that users choose.
         self._session_ids = itertools.count(2**32)
 
     def __enter__(self) -> "Self":
@@ -99,16 +96,16 @@ class AsyncEngine:
 
     @property
     def session_len(self) -> int:
-        """Most tokens of a conversation."""
+        """Maximum context length in tokens."""
         return self.engine.session_len
 
     @property
     def stop_words(self) -> list[str]:
-        """The strings of the chat template that end the model's turn."""
+        """Stop strings of the chat template."""
         return self.chat_template.stop_words
 
     def close(self) -> None:
-        """Cancel what is running and free the model."""
+        """Cancel running requests and free the model."""
         self.engine.close()
 
     def __call__(
@@ -122,40 +119,40 @@ class AsyncEngine:
         chat_template_config: ChatTemplateConfig | None = None,
         **fields: Any,
     ) -> Any:
-        """Answer a prompt, or a batch of them.
+        """Generate responses to a prompt or a batch of prompts.
 
         Parameters
         ----------
         prompts
-            A text; ``(text, image)`` or ``(text, [image, ...])``, for a model that sees, an image being a URL, a
-            data URL, a path or a ``PIL.Image``; one conversation, a list of OpenAI messages; or a list of any of these.
+            A text; ``(text, image)`` or ``(text, [image, ...])`` for vision-language models, where an image is a URL, a
+            data URL, a path or a ``PIL.Image``; a conversation as a list of OpenAI messages; or a list of any of these.
         gen_config
-            How to generate: one for all prompts, or one each; default: as ``pipeline`` was given.
+            Generation config for all prompts, or one per prompt; default: the pipeline's.
         do_preprocess
-            False: texts are finished prompts, and no chat template is applied.
+            False: use texts as prompts, without the chat template.
         adapter_name
-            The LoRA adapter that answers; None: none.
+            Name of the LoRA adapter; None: the base model.
         use_tqdm
             Show a progress bar.
         chat_template_config
-            The chat template of these prompts alone; None: the pipeline's.
+            Chat template for these prompts; None: the pipeline's.
         fields
-            Fields of ``GenerationConfig`` by name, which go before those of ``gen_config``; ``max_new_tokens`` may be
-            called by its older name ``request_output_len``.
+            Fields of ``GenerationConfig`` by name, which override ``gen_config``; ``request_output_len`` is accepted
+            for ``max_new_tokens``.
 
         Returns
         -------
         Response or list
-            The response to one prompt, else a list in the order of the prompts. A response is a ``Response``; with
-            ``gen_config.n > 1``, a list of n. A prompt that does not fit the session length gets an empty text and the
+            The response to a single prompt, or a list in the order of the prompts. A response is a ``Response``, or a
+            list of n with ``gen_config.n > 1``. A prompt that exceeds ``session_len`` gets an empty text and the
             finish reason ``length``.
 
         Raises
         ------
         ValueError
-            If a prompt or setting is malformed; nothing has run then.
+            If a prompt or setting is invalid; nothing has run then.
         RuntimeError
-            If the engine failed on a request.
+            If the engine fails on a request.
         """
         self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
@@ -177,7 +174,7 @@ class AsyncEngine:
         adapter_name: str | None = None,
         **fields: Any,
     ) -> Any:
-        """Answer a prompt or a batch like calling the engine, without blocking the event loop."""
+        """Generate like ``__call__``, without blocking the event loop."""
         self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
         configs = self._configs(gen_config, len(batch), fields)
@@ -203,11 +200,11 @@ class AsyncEngine:
         stream_response: bool = True,
         **fields: Any,
     ) -> Iterator[Response]:
-        """Yield the pieces of every response as they come, those of a batch interleaved.
+        """Stream the chunks of all responses, interleaved.
 
-        ``Response.index`` is the prompt, ``Response.choice`` which of its n responses. Without ``stream_response`` a
-        piece is a whole response. Other arguments and errors are those of calling the engine. Leaving the iterator
-        early cancels what still runs.
+        ``Response.index`` is the index of the prompt, ``Response.choice`` the index among its n responses. Without
+        ``stream_response`` a chunk is a complete response. Other arguments and errors are those of ``__call__``.
+        Closing the iterator early cancels the remaining requests.
         """
         self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
@@ -225,12 +222,12 @@ class AsyncEngine:
         pbar: Any = None,
         **fields: Any,
     ) -> Iterator[Any]:
-        """Yield for each prompt an iterator of its responses; with ``multiplex`` all of them as ``stream_infer`` does.
+        """Yield an iterator of responses per prompt; with ``multiplex``, all responses as ``stream_infer`` does.
 
         Parameters
         ----------
         pbar
-            A progress bar of ``tqdm``, which moves on with each prompt that is answered.
+            A ``tqdm`` progress bar, which advances with each finished prompt.
         """
         self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
@@ -257,51 +254,53 @@ class AsyncEngine:
         chat_template_config: ChatTemplateConfig | None = None,
         **fields: Any,
     ) -> AsyncGenerator[Response, None]:
-        """Answer one turn of a session, whose tokens the engine keeps between turns.
+        """Generate one turn of a session, whose tokens the engine keeps between turns.
 
         Parameters
         ----------
         messages
-            A text or conversation; when the session continues, only what is new in it. None with ``input_ids``.
+            A text or conversation; in later turns only the new messages. None with ``input_ids``.
         session_id
-            The caller's name for the session, >= 0.
+            Session id chosen by the caller, >= 0.
         gen_config
-            How to generate.
+            Generation config.
         tools
-            OpenAI tool descriptions, with the beginning of a session.
+            OpenAI tools, in the first turn of a session.
         stream_response
-            False: one response with the whole response.
+            False: yield the complete response at once.
         sequence_start, sequence_end
-            Whether the session begins with this turn (an old one of that id is forgotten), and ends with it.
+            Whether the session starts with this turn (replacing one of the same id), and ends with it.
         step
-            Keep only this many of the session's tokens first; 0: all.
+            First truncate the session to this many tokens; 0: keep all.
         do_preprocess
-            False: a text is used as it is, without a chat template.
+            False: use a text as the prompt, without the chat template.
         adapter_name
-            The LoRA adapter that answers; None: none.
+            Name of the LoRA adapter; None: the base model.
         skip_stop_tokens, rewind_stop_tokens
-            True and False: the token that ends a response is not part of it, and stays in the session.
+            Only True and False are supported: the token that ends a response is not part of it, and stays in the
+            session.
         input_ids
-            Token ids to use in place of ``messages``.
+            Token ids, instead of ``messages``.
         stop
-            True: stop the session's running response, and answer nothing.
+            True: stop the session's running response and generate nothing.
         chat_template_config
-            The chat template of this turn alone; None: the pipeline's.
+            Chat template for this turn; None: the pipeline's.
         fields
-            Fields of ``GenerationConfig`` by name, as in calling the engine.
+            Fields of ``GenerationConfig`` by name, as in ``__call__``.
 
         Yields
         ------
         Response
-            One of no text and finish reason ``length`` if the prompt does not fit the session length. Leaving early
-            cancels the request; what it has generated stays in the session.
+            Chunks of the response; a single empty one with finish reason ``length`` if the prompt exceeds
+            ``session_len``. Closing the generator early cancels the request; the tokens generated so far stay in the
+            session.
 
         Raises
         ------
         ValueError
-            If the prompt or a setting is malformed, or the session is unknown, or busy with another request.
+            If the prompt or a setting is invalid, or the session is unknown or busy.
         RuntimeError
-            If the engine failed on the request.
+            If the engine fails on the request.
         """
         self._check_adapter(adapter_name)
         if not skip_stop_tokens or rewind_stop_tokens:
@@ -345,14 +344,14 @@ class AsyncEngine:
             await outputs.aclose()
 
     async def get_generator(self, stop: bool, session_id: int) -> SessionGenerator:
-        """Return a session's access to the engine by token ids.
+        """Return the generator of a session, which works on token ids.
 
         Parameters
         ----------
         stop
-            Whether it is for stopping or ending the session. If not, wait until the session runs nothing.
+            True: to stop or end the session. False: first wait until the session is idle.
         session_id
-            The session.
+            Session id.
         """
         generator = SessionGenerator(self._sessions, session_id)
         if not stop:
@@ -360,20 +359,20 @@ class AsyncEngine:
         return generator
 
     async def stop_session(self, session_id: int) -> None:
-        """Stop a session's running response, if there is one; what there is of it stays in the session."""
+        """Stop the running response of a session, if any; its tokens stay in the session."""
         await (await self.get_generator(True, session_id)).async_cancel()
 
     async def end_session(self, session_id: int) -> None:
-        """Make the engine forget a session, after its running response if there is one."""
+        """Delete a session, after its running response, if any."""
         await (await self.get_generator(True, session_id)).async_end()
 
     def session(self, gen_config: GenerationConfig | None = None, adapter_name: str | None = None) -> Session:
-        """Return a new conversation: call it for each turn, and close it, or use it as a context manager.
+        """Return a new conversation: call it once per turn and close it, or use it as a context manager.
 
         Parameters
         ----------
         gen_config
-            How to generate where a turn does not say.
+            Default generation config of its turns.
         adapter_name
             The LoRA adapter that answers; None: none.
         """
@@ -396,28 +395,28 @@ class AsyncEngine:
         stream_response: bool = False,
         **fields: Any,
     ) -> Session:
-        """Answer one turn of a conversation.
+        """Generate one turn of a conversation.
 
         Parameters
         ----------
         prompt
-            What the user says, also with images; a list of OpenAI messages may begin with a system message.
+            The user message, optionally with images, or a list of OpenAI messages.
         session
-            What an earlier call returned, to continue with it; None begins a conversation.
+            Return value of an earlier call, to continue that conversation; None: a new conversation.
         gen_config
-            How to generate.
+            Generation config.
         do_preprocess
-            False: a text is used as it is, without a chat template.
+            False: use a text as the prompt, without the chat template.
         stream_response
-            True: iterate over the session's ``generator`` for the pieces of the response.
+            True: the session's ``generator`` yields the chunks of the response.
         fields
-            Fields of ``GenerationConfig`` by name, as in calling the engine.
+            Fields of ``GenerationConfig`` by name, as in ``__call__``.
 
         Returns
         -------
         Session
-            Its ``response`` is the response, its ``history`` all turns so far; see ``Session``. Close it to free its
-            place in the cache early.
+            Its ``response`` is the response, its ``history`` all turns so far; see ``Session``. Closing it frees its
+            cache blocks.
 
         Raises
         ------
@@ -437,180 +436,33 @@ class AsyncEngine:
         template_options: Mapping[str, Any] | None = None,
         adapter_name: str | None = None,
     ) -> PreparedPrompt:
-        """Return a prompt's token ids and the stop words of its chat template.
+        """Apply the chat template and the tokenizer; return the token ids and stop words.
 
         Parameters
         ----------
         prompt, do_preprocess, adapter_name
-            As in calling the engine.
+            As in ``__call__``.
         tools, template_options
-            OpenAI tool descriptions, and further variables, for the chat template.
+            OpenAI tools and further variables for the chat template.
 
         Raises
         ------
         ValueError
-            If the prompt is malformed.
+            If the prompt is invalid.
         """
         return self._preparer.prepare(
             prompt, do_preprocess, tools, template_options=template_options, adapter_name=adapter_name
         )
 
     def prepare_inputs(self, prompts: str | Sequence[Any]) -> dict[str, Any]:
-        """Return ``prompts`` as a list, and the ``input_ids`` of each, under these names."""
+        """Return a dict of ``prompts`` as a list and the ``input_ids`` of each."""
         batch, _ = as_batch(prompts)
         return {"prompts": list(batch), "input_ids": [self.prepare(prompt).ids for prompt in batch]}
-
-    def get_ppl(self, input_ids: TokenIds) -> list[float]:
-        """Return how well the model predicts texts: the mean cross-entropy of each one's tokens, without exponent.
-
-        Parameters
-        ----------
-        input_ids
-            The tokens of a text, of several texts, or what a ``transformers`` tokenizer returns. A text may be as long
-            as the session length; long ones are computed in chunks.
-
-        Returns
-        -------
-        list of float
-            In nats a token, of the second token on; one number a text.
-
-        Raises
-        ------
-        ValueError
-            If a text has less than two tokens or exceeds the session length.
-        RuntimeError
-            If the engine failed on a request.
-        """
-        return cross_entropies(self.engine, input_ids)
-
-    def get_logits(self, input_ids: TokenIds) -> "torch.Tensor":
-        """Return the logits ``[texts, tokens, vocab]`` float32 after each token of texts.
-
-        Parameters
-        ----------
-        input_ids
-            As for ``get_ppl``, fewer tokens than the session length. Rows beyond the end of a shorter text are 0.
-
-        Raises
-        ------
-        ValueError, RuntimeError
-            As ``get_ppl``.
-        """
-        return prompt_logits(self.engine, input_ids)
-
-    def embed(
-        self,
-        texts: str | Sequence[str],
-        *,
-        prompt_name: str | None = None,
-        dimensions: int | None = None,
-        truncate: bool = False,
-    ) -> "np.ndarray[Any, np.dtype[np.float32]]":
-        """Return the vector of each text, as a model that is made for embeddings wants it made.
-
-        Parameters
-        ----------
-        texts
-            A text, or several.
-        prompt_name
-            Which of the model's prompts is in front of each text; None: its default one, if it has one.
-        dimensions
-            How many numbers of each vector are kept, which then has length 1; None: all.
-        truncate
-            The end of a text that is longer than the model reads is left out; otherwise it is an error.
-
-        Returns
-        -------
-        numpy.ndarray
-            ``[texts, numbers]`` float32, or ``[numbers]`` of a single text.
-
-        Raises
-        ------
-        ValueError
-            If the model makes no embeddings, a text is too long, or there is no such prompt or size.
-        """
-        is_one, batch = _as_batch(texts)
-        vectors = embed_texts(self.engine, self.tokenizer, batch, prompt_name, dimensions, truncate)
-        return vectors[0] if is_one else vectors
-
-    def embed_tokens(
-        self, texts: str | Sequence[str], *, prompt_name: str | None = None, truncate: bool = False
-    ) -> "list[np.ndarray[Any, np.dtype[np.float32]]] | np.ndarray[Any, np.dtype[np.float32]]":
-        """Return a vector of each token of each text, as late interaction compares them.
-
-        Parameters
-        ----------
-        texts, prompt_name, truncate
-            As in ``embed``.
-
-        Returns
-        -------
-        list of numpy.ndarray
-            ``[tokens, numbers]`` float32 each, or that of a single text. Of a model with layers for them (BGE-M3,
-            ColBERT) they have length 1, and with BGE-M3 the first token has none; of another encoder they are the
-            hidden states.
-
-        Raises
-        ------
-        ValueError
-            If the model is no encoder, a text is too long, or there is no such prompt.
-        """
-        is_one, batch = _as_batch(texts)
-        vectors = token_vectors(self.engine, self.tokenizer, batch, prompt_name, truncate)
-        return vectors[0] if is_one else vectors
-
-    def embed_sparse(
-        self, texts: str | Sequence[str], *, prompt_name: str | None = None, truncate: bool = False
-    ) -> list[dict[int, float]] | dict[int, float]:
-        """Return how much each token of the vocabulary counts in each text, where it does.
-
-        Parameters
-        ----------
-        texts, prompt_name, truncate
-            As in ``embed``.
-
-        Returns
-        -------
-        list of dict
-            Weights above 0 by token id, ascending, of each text, or those of a single one.
-
-        Raises
-        ------
-        ValueError
-            If the model has no layer for it, a text is too long, or there is no such prompt.
-        """
-        is_one, batch = _as_batch(texts)
-        vectors = sparse_vectors(self.engine, self.tokenizer, batch, prompt_name, truncate)
-        return vectors[0] if is_one else vectors
-
-    def score(
-        self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False
-    ) -> "np.ndarray[Any, np.dtype[np.float32]]":
-        """Return how much the second text of each pair is about the first, by a reranker; of an embedder, the cosine.
-
-        Parameters
-        ----------
-        pairs
-            Query and document of each.
-        truncate
-            As in ``embed``: the end of the longer text is left out.
-
-        Returns
-        -------
-        numpy.ndarray
-            ``[pairs]`` float32, through the activation that the model names.
-
-        Raises
-        ------
-        ValueError
-            If the model compares no texts, or a pair is too long.
-        """
-        return score_pairs(self.engine, self.tokenizer, pairs, truncate)
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load a LoRA adapter; see :meth:`lmdeploy.turbomind.engine.Engine.load_adapter`.
 
-        A chat template in its directory is that of prompts for it.
+        Prompts for the adapter use the chat template in its directory, if it has one.
         """
         self.engine.load_adapter(name, path)
         try:
@@ -620,7 +472,7 @@ class AsyncEngine:
             raise
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse later requests for an adapter; open ones end as they would have."""
+        """Unload an adapter; its running requests finish, later ones are refused."""
         self.engine.unload_adapter(name)
         self._preparer.adapter_templates.drop(name)
 
@@ -668,8 +520,3 @@ class AsyncEngine:
                 yield requests.response(outputs.get())
         finally:
             requests.cancel()
-
-
-def _as_batch(texts: str | Sequence[str]) -> tuple[bool, list[str]]:
-    """Return whether there is a single text, and the texts."""
-    return (True, [texts]) if isinstance(texts, str) else (False, list(texts))
