@@ -153,10 +153,10 @@ def test_a_command_without_its_subcommand_shows_help(command: list[str], capsys:
     assert "usage: lmdeploy" in capsys.readouterr().out
 
 
-def test_methods_that_are_not_there_say_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_methods_report_the_alternative(capsys: pytest.CaptureFixture[str]) -> None:
     args = parse(["lite", "get_small_sharded_hf", "a", "--calib-samples", "3"])
     assert args.run(args) == 2
-    assert "lite get_small_sharded_hf is not there: " in capsys.readouterr().err
+    assert "lite get_small_sharded_hf is not supported: " in capsys.readouterr().err
 
 
 def test_an_old_command_for_scales_of_the_cache_says_that_none_are_needed(
