@@ -1,6 +1,6 @@
-// The engine without its threads: requests go in, steps are run, outputs come out.
+// The engine without threads: takes requests, runs steps, returns outputs.
 //
-// What is wrong with one request is answered to its caller and is nobody else's. Only step() throws: a device fault.
+// Errors of a request are returned to its caller and affect no other request. Only step() throws, on device faults.
 //
 // Used by the step thread only.
 #pragma once
@@ -36,50 +36,50 @@ namespace turbomind {
 
 class EngineCore {
  public:
-  // `config` is what the runners' caches were allocated for. Runners and table must outlive the core, as must `events`,
-  // which is notified of what the cache holds; null: nobody is. `draft_runner` drafts for `runner`; null: there is
-  // none. `wake` is called on another thread when something was read from files, and step() is to be called.
+  // `config` must be the one that the runners' caches were allocated for. Runners, table and `events` must outlive the
+  // core. `events` receives KV cache events; null: none. `draft_runner` is the draft model or head; null: none. `wake`
+  // is called on another thread when blocks were read from files, so that step() is called.
   EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
              CacheEventSink* events = nullptr, ModelRunner* draft_runner = nullptr, std::function<void()> wake = {});
 
-  // Takes a checked request, or answers why it cannot be taken; its session is then as it was.
+  // Adds a validated request, or responds with an error and leaves its session unchanged.
   void add(Submission&& submission);
-  // Ends all responses of a request; their blocks are free at once. Unknown ids are ignored.
+  // Ends all responses of a request and frees their blocks immediately. Unknown ids are ignored.
   void cancel(RequestId id);
-  // Answers a request that never came so far as to be added.
+  // Responds to a request that was abandoned before it was added.
   void respond_to_abandoned(const Inbox::Abandoned& request);
-  // Does what is asked of the cache, and reports to the caller.
+  // Runs a cache control operation and reports to its caller.
   void control(const CacheControl& control);
-  // Ends what is overdue; forgets sessions that were idle too long.
+  // Ends requests past their deadline, and deletes sessions that were idle too long.
   void end_overdue(Clock::time_point now);
-  // Ends everything, as cancelled or, with an error, as failed; steps in flight are forgotten.
+  // Ends all requests, as cancelled or, with an error, as failed, and drops steps in flight.
   void end_all(const Error* error);
-  // Has what the cache holds written to files, where there are any; nothing is open.
+  // Writes the cache to the disk tier, if any. No request may be open.
   void finish_files() {
     if (disk_) disk_->finish();
   }
-  // What the cache held is lost; nothing is open.
+  // Clears the cache, whose content is lost. No request may be open.
   void forget_cache() {
     pins_.clear();
     blocks_.forget_all();
   }
 
   bool has_work() const;
-  // Whether step() has nothing to do until a message comes, a grammar's state becomes known, something was read from
-  // files or it is next_deadline().
+  // Whether step() has nothing to do until a message arrives, a grammar's mask is ready, blocks were read from files,
+  // or next_deadline().
   bool is_idle() const { return (is_stalled_ || !has_work()) && !(disk_ && disk_->has_work()); }
   Clock::time_point next_deadline() const { return next_deadline_; }
-  // Runs a step, if there is work. Throws what the model runner throws.
+  // Runs a step, if there is work. Throws exceptions of the model runner.
   void step();
 
-  // Reports what happened in the cache since the last call.
+  // Publishes the cache events since the last call.
   void announce() {
     if (announcer_) announcer_->end_step(blocks_);
   }
   std::vector<Delivery> take_outputs() { return std::exchange(outputs_, {}); }
   EngineStats stats() const;
   const BlockCache& cache() const { return blocks_; }
-  // Throws Error(kInternal) when what is kept does not add up, or, without work, when anything is still in use.
+  // Throws Error(kInternal) if the bookkeeping is inconsistent, or if anything is in use without work.
   void check_invariants() const;
 
  private:
@@ -107,25 +107,25 @@ class EngineCore {
   const EngineConfig config_;
   ModelRunner& runner_;
   const OutputSpace space_;
-  EngineStats counts_;  // counters alone
+  EngineStats counts_;  // counters only
   std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
   CachePins pins_;
-  std::unique_ptr<DiskTier> disk_;  // null: nothing outlives memory
+  std::unique_ptr<DiskTier> disk_;  // null: no disk tier
   LikelyTokens likely_tokens_;
-  std::unique_ptr<Drafter> drafter_;  // null: none computes
+  std::unique_ptr<Drafter> drafter_;  // null: no draft model
   std::optional<Speculator> speculator_;
   Scheduler scheduler_;
   SessionTable sessions_;
   StepLoop steps_;
   Sampler sampler_;
   std::vector<Delivery> outputs_;
-  std::vector<std::shared_ptr<Sequence>> waiting_;  // for their grammars; may have ended
-  bool is_stalled_ = false;                         // all there are wait for their grammars, or for files
+  std::vector<std::shared_ptr<Sequence>> waiting_;  // for masks of their grammars; may have ended
+  bool is_stalled_ = false;                         // all sequences wait for grammar masks or files
   uint64_t next_arrival_ = 1;
   CacheScopes scopes_;
-  CacheScopes draft_scopes_;                                    // the same, a caller each
-  Clock::time_point next_deadline_ = Clock::time_point::max();  // none of an open request is earlier
+  CacheScopes draft_scopes_;                                    // the same, one per caller
+  Clock::time_point next_deadline_ = Clock::time_point::max();  // lower bound of the deadlines of open requests
 };
 
 }  // namespace turbomind

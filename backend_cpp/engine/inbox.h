@@ -1,8 +1,8 @@
-// Messages of any thread to the step thread: requests, cancellations, the end.
+// Messages to the step thread from any thread: requests, cancellations, shutdown.
 //
-// A request with a response format is expected first and comes in when its grammar is compiled. Until then the inbox
-// answers for it: cancelled, overdue or caught by the end, it is handed to the step thread as abandoned, at once, and
-// what the compiler brings later is dropped. So no request waits forever, however long a grammar takes.
+// A request with a response format is first registered with expect() and delivered when its grammar is compiled. If it
+// is cancelled, expires or the engine shuts down before, it goes to the step thread as abandoned immediately, and the
+// compiler's later result is dropped. So no request waits forever, however long a grammar takes.
 #pragma once
 
 #include <condition_variable>
@@ -25,19 +25,19 @@ class Inbox {
 
   // ---- any thread ----
 
-  // Takes a request for the step thread. Throws Error(kUnavailable) when too many wait, or after close().
+  // Queues a request. Throws Error(kUnavailable) if too many are waiting, or after close().
   void submit(Request&& request);
-  // The same for a request whose grammar is compiled first; deliver() brings it. Those that wait for grammars are
-  // counted for themselves: they keep no others out.
+  // Registers a request whose grammar is being compiled; deliver() queues it. These requests have a limit of their own
+  // and do not take places of others.
   void expect(Request& request);
   void deliver(Submission&& compiled);
-  // Unknown ids are handed on: the request may just have ended.
+  // Unknown ids are passed on, since the request may just have ended.
   void cancel(RequestId id);
   // Throws Error(kUnavailable) after close().
   void control(CacheControl&& control);
-  // Nothing more is taken; the step thread is to end.
+  // Refuses further messages and asks the step thread to exit.
   void close();
-  // The step thread is to look again.
+  // Wakes the step thread.
   void wake();
 
   // ---- the step thread ----
@@ -55,10 +55,9 @@ class Inbox {
     std::vector<CacheControl> controls;
     bool is_closed = false;
   };
-  // Takes what has come; without work of its own to do the step thread waits for the first message, wake() or that
-  // time.
+  // Returns all messages. Without work, waits for the first message, wake() or `until`.
   Messages take(bool has_work, Clock::time_point until = Clock::time_point::max());
-  // How many requests the step thread has taken and not begun.
+  // Sets the number of requests that the step thread has taken but not admitted.
   void set_waiting(int count);
 
  private:
@@ -77,7 +76,7 @@ class Inbox {
   std::condition_variable changed_;
   Messages messages_;                       // guarded by mu_
   std::map<RequestId, Expected> expected_;  // guarded by mu_
-  // Guarded by mu_; none of an expected request is earlier.
+  // Guarded by mu_; lower bound of the deadlines of expected requests.
   Clock::time_point next_deadline_ = Clock::time_point::max();
   size_t waiting_ = 0;     // guarded by mu_
   bool is_woken_ = false;  // guarded by mu_

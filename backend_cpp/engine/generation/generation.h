@@ -1,10 +1,9 @@
-// One response of a request: its next token, what that means as text, when it ends, and what its caller has not been
-// sent.
+// One response of a request: chooses the next token, converts tokens to text, detects the end, and collects output.
 //
-// A token comes from the model's logits, chosen here, or from a runner that chooses by choice(). Either way it goes
-// through penalties, what is forbidden and the grammar before it is chosen, and through grammar, text and limits after.
+// Tokens are sampled here from the model's logits, or by a runner that samples with choice(). In both cases penalties,
+// forbidden tokens and the grammar apply before sampling, and grammar, text and limits are updated after it.
 //
-// Knows nothing of blocks, steps or other responses. Used by the step thread only.
+// Independent of blocks, steps and other responses. Used by the step thread only.
 #pragma once
 
 #include <cstdint>
@@ -26,56 +25,58 @@ namespace turbomind {
 
 class Generation {
  public:
-  // `tokens` holds the prompt, gets the response's tokens, and must outlive the response. Responses to one request
-  // differ in `index`; each draws from its own random stream, made of `seed`. `sequence` is TokenChoice::sequence.
+  // `tokens` holds the prompt, receives the response's tokens, and must outlive this object. The responses to a request
+  // differ in `index`; each has its own random stream, derived from `seed`. `sequence` is TokenChoice::sequence.
   Generation(std::shared_ptr<const GenerationRules> rules, int index, uint64_t seed, uint64_t sequence,
              std::vector<int32_t>& tokens);
   Generation(const Generation&) = delete;
 
-  // Tokens it has.
+  // Number of generated tokens.
   int generated() const { return static_cast<int>(tokens_.size()) - rules_->prompt_len; }
 
   // ---- the next token ----
 
-  // Whether only this class can choose it: somebody looks at its logits.
+  // Whether only this class can choose it, because its logits are needed on the host.
   bool needs_logits() const;
-  // Whether what may come next depends on which tokens came before.
+  // Whether the allowed tokens depend on the previous tokens.
   bool needs_known_tokens() const {
     return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
   }
-  // Whether it continues from token to token at once, so that logits after drafted tokens can be of use.
+  // Whether it can verify draft tokens: it advances over several tokens without waiting.
   bool can_take_drafts() const {
     return generated() > 0 && !waits_for_grammar() && (!matcher_ || matcher_->knows_at_once());
   }
-  // Text that its grammar lets come alone, as far as that is known.
+  // Text that its grammar forces next, as far as known.
   std::string forced_text() { return matcher_ ? matcher_->forced_text(kMaxForcedBytes) : std::string(); }
-  // Whether what may come next is known, so that there is a choice().
+  // Whether the allowed tokens are known, so that choice() is valid.
   bool knows_choice();
-  // How a runner is to choose the token after those known and `unseen` more. Valid until the next call.
+  // Sampling instructions for a runner, for the token after the known ones and `in_flight` more. Valid until the next
+  // call.
   const TokenChoice& choice(int in_flight);
 
-  // Takes the next token, and those after it that a grammar leaves no choice about: chosen from its logits
-  // [vocab] (changed) and hidden [hidden], or by a runner. Returns why the response ends, kNone where it continues.
-  // Throws Error where no token can come; the response is then to be ended.
+  // Appends the next token, and those after it that a grammar forces: sampled from logits [vocab] (modified) and hidden
+  // [hidden], or chosen by a runner. Returns the finish reason, kNone if the response continues. Throws Error if no
+  // token is allowed; the caller then ends the response.
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
   FinishReason advance(const ChosenToken& chosen);
 
-  // Whether it has logits and does not know yet what its grammar allows: it sits out steps until can_resume(). resume()
-  // is then advance() with those.
+  // Whether it has logits but the mask of its grammar is not ready: it skips steps until can_resume(). resume() is then
+  // advance() with the kept logits.
   bool waits_for_grammar() const { return !kept_logits_.empty(); }
   bool can_resume();
   FinishReason resume(Sampler& sampler);
 
-  // Takes what was computed of its prompt (engine/generation/prompt_outputs.h).
+  // Stores outputs of prompt tokens (engine/generation/prompt_outputs.h).
   void take_prompt_outputs(int first, int count, const float* logits, const float* hidden) {
     prompt_outputs_.take(tokens_, first, count, logits, hidden, unsent_);
   }
 
   // ---- its end ----
 
-  // The token that ended it and is not part of it; -1: none.
+  // The stop token that ended the response and is not part of it; -1: none.
   int32_t stop_token() const { return stop_token_; }
-  // What can be sent and was not; with a reason, the rest. Null while all is to be sent at the end.
+  // Returns the output that can be sent now; with a finish reason, the rest. Null while there is none, or if all output
+  // is sent at the end.
   std::optional<Output> take_output(FinishReason finish);
 
  private:
@@ -97,9 +98,9 @@ class Generation {
   Penalties penalties_;
   BadWords::States bad_word_states_;
   ThinkingBudget thinking_;
-  std::vector<int32_t> only_;  // the mask that leaves the token that has to come
+  std::vector<int32_t> only_;  // a mask that allows only the forced token
   std::unique_ptr<GrammarMatcher> matcher_;
-  // The logits that wait for what matcher_ allows; empty: none does.
+  // Logits that wait for the mask of matcher_; empty: none.
   std::vector<float> kept_logits_;
   std::vector<float> kept_hidden_;
   TextStream text_;

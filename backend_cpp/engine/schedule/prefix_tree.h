@@ -1,16 +1,15 @@
-// The prefixes that the cache knows, whatever of them is stored: a tree whose nodes are full blocks of tokens, each
-// after the one it continues.
+// The known prefixes, independent of what is stored for them: a tree (trie) whose nodes are full blocks of tokens, each
+// a child of the block before it.
 //
 //   root of scope 0 -- t0..t3 -- t4..t7 -- a8..a11
 //                                      \-- b8..b11
 //
-// Content is addressed by what it is: a node's tokens and, through its parent, all tokens before them. Nodes are
-// compared token by token, so a hash collision never finds other content; where rows are in place of tokens, their
-// digests are compared too.
+// Nodes are addressed by content: their tokens and, through the parent, all tokens before. Lookup compares tokens, so a
+// hash collision never returns other content; for image embeddings it compares their digests too.
 //
-// A node may also be the beginning of a block: what a sequence came to between two borders. Nothing follows it.
+// A node may also be a partial block, where a sequence ended within a block. It has no children.
 //
-// A node lives as long as somebody holds it or a node after it lives.
+// Nodes are reference counted: a node exists while it is held or has children.
 //
 // Used by the step thread only.
 #pragma once
@@ -32,57 +31,56 @@ inline constexpr NodeId kNoNode = -1;
 
 class PrefixTree {
  public:
-  // `hash_mask` is for tests, which make hashes collide with it.
+  // `hash_mask` lets tests force hash collisions.
   explicit PrefixTree(int block_len, uint64_t hash_mask = ~uint64_t{0})
       : block_len_(block_len), hash_mask_(hash_mask) {}
 
   int block_len() const { return block_len_; }
-  // The node of block number `index` of a prefix, or of its first `count` tokens, after `parent` (of the first: its
-  // root). kNoNode: it is not known.
+  // Returns the node of block `index` of a prefix, or of the block's first `count` tokens, below `parent` (for block 0,
+  // the root). kNoNode: there is none.
   NodeId find(NodeId parent, const PrefixKey& prefix, int index) const {
     return find(parent, prefix, index, block_len_);
   }
   NodeId find(NodeId parent, const PrefixKey& prefix, int index, int count) const;
   NodeId find_root(const PrefixScope& scope) const;
-  // The same; one that is not known begins, and is to be held before anything else is let go.
+  // The same, creating a missing node. The caller must hold a new node before it lets go of any other.
   NodeId get(NodeId parent, const PrefixKey& prefix, int index) { return get(parent, prefix, index, block_len_); }
   NodeId get(NodeId parent, const PrefixKey& prefix, int index, int count);
   NodeId get_root(const PrefixScope& scope);
 
   void hold(NodeId node) { ++at(node).uses; }
-  // It ends when nobody holds it and nothing follows it, and so does what it was the last to follow.
+  // Deletes the node when it is no longer held and has no children, and then its parents likewise.
   void let_go(NodeId node);
 
   NodeId parent(NodeId node) const { return at(node).parent; }
   bool is_part(NodeId node) const { return !is_root(node) && at(node).tokens.size() < static_cast<size_t>(block_len_); }
   bool is_root(NodeId node) const { return at(node).parent == kNoNode; }
-  // No number comes twice, and a parent's is lower.
+  // A unique number, higher than the parent's.
   uint64_t number(NodeId node) const { return at(node).number; }
   std::span<const int32_t> tokens(NodeId node) const { return at(node).tokens; }
   const PrefixScope& scope(NodeId node) const { return at(node).scope; }
-  int depth(NodeId node) const { return at(node).depth; }  // nodes before it, its root not counted
-  // What a node stands for, in a form that other processes have too: all that a block's content follows from but for
-  // what is before it; and a digest of all of it, where `root` is that of its root's scope.
+  int depth(NodeId node) const { return at(node).depth; }  // distance from the root, less one
+  // The content of a node in a portable form: everything that determines a block except the blocks before it; and a
+  // digest of the whole prefix, given the digest of the root's scope.
   std::string content_bytes(NodeId node) const { return bytes_of({at(node).tokens, at(node).images}); }
   std::string content_bytes(const PrefixKey& prefix, int index, int count) const {
     return bytes_of(content_of(prefix, index, count));
   }
   const Sha256& digest(NodeId node, const Sha256& root);
   static Sha256 digest_after(const Sha256& parent, const std::string& content);
-  // Appends a node and all that follow it.
+  // Appends a node and its descendants.
   void add_subtree(NodeId node, std::vector<NodeId>& nodes) const;
-  // Appends the roots of a realm: one for each variant.
+  // Appends the roots of a realm, one per variant.
   void add_roots(uint64_t realm, std::vector<NodeId>& nodes) const;
 
-  // Ids are below this.
+  // Upper bound of node ids.
   size_t id_bound() const { return nodes_.size(); }
   size_t node_count() const { return nodes_.size() - unused_.size(); }
-  // Throws Error(kInternal) when nodes, their links and the index do not agree.
+  // Throws Error(kInternal) if nodes, links and index are inconsistent.
   void check_invariants() const;
 
  private:
-  // Where rows of an image are in a block: `count` tokens from number `at` on are its rows `first_row`, ... of
-  // `rows`.
+  // Part of an image in a block: `count` tokens from position `at` are rows `first_row`, ... of its `rows`.
   struct ImagePart {
     int at = 0;
     int count = 0;
@@ -98,17 +96,17 @@ class PrefixTree {
   };
   struct Node {
     uint64_t number = 0;  // 0: unused
-    uint64_t key = 0;     // its place in the index, or a root's among the roots
+    uint64_t key = 0;     // key in the index, or in the roots
     NodeId parent = kNoNode;
     NodeId first_child = kNoNode;
     NodeId next = kNoNode;  // of the parent's children
     NodeId previous = kNoNode;
-    int uses = 0;  // by holders and children
+    int uses = 0;  // references of holders and children
     PrefixScope scope;
     std::vector<int32_t> tokens;  // [block_len], or fewer; none of a root
     std::vector<ImagePart> images;
     int depth = 0;
-    std::optional<Sha256> digest;  // once it was asked for
+    std::optional<Sha256> digest;  // computed on demand
   };
 
   Node& at(NodeId node) { return nodes_[static_cast<size_t>(node)]; }

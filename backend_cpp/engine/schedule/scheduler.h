@@ -1,40 +1,37 @@
-// Decides which tokens run in the next step.
+// Plans the tokens of the next step (continuous batching with chunked prefill).
 //
-// Order. Sequences are served by priority, then by arrival.
+// Order. Sequences are served by priority, then in order of arrival.
 //
-// Tokens. A step holds at most `max_step_tokens`. Every decoding sequence gets its token first, so a long prompt never
-// delays running responses; what is left of the budget goes to prompts, cut into chunks. At least a quarter of the
-// budget is left for prompts (max_batch_size is at most three quarters of max_step_tokens), so running responses never
-// starve one.
+// Token budget. A step has at most `max_step_tokens`. Every decoding sequence gets its token first, so a long prompt
+// never delays running responses; prompts share the rest in chunks. At least a quarter of the budget is left for
+// prompts (max_batch_size is at most three quarters of max_step_tokens), so running responses never starve them.
 //
-// Memory. A waiting sequence is admitted when blocks for all its tokens and one more are available; what the cache
-// still holds of it is used, not computed. A running sequence that needs a block when none is available takes those of
-// the running sequence served last, which waits again with its tokens and is recomputed, as far as its blocks were
-// taken meanwhile. The sequence served first is never preempted, so work always completes.
+// Memory. A waiting sequence is admitted when blocks for all its tokens and one more are available; cached blocks are
+// reused. When a running sequence needs a block and none is free, the running sequence served last is preempted: it
+// waits again with its tokens, and whatever the cache no longer holds is recomputed. The sequence served first is never
+// preempted, so work always completes.
 //
-// Prefixes in flight. What a running sequence that is served before a waiting one is about to compute of the prompt of
-// both is not computed twice: the other waits until it is there, or until the first leaves, and holds nothing
-// meanwhile. That delays nobody, since the tokens of a step go to the first one anyway; others are admitted in between.
+// Prefixes in flight. If a running sequence is about to compute a prefix that a waiting one shares, the waiting one
+// waits until the prefix is cached, or until the running one ends, and holds no blocks meanwhile. That delays nobody,
+// since the running sequence is served first anyway; others are admitted in between.
 //
-// Files. Where files have more of a waiting sequence's prefix than memory, it waits for that to be read, with space set
-// aside; others are admitted in between.
+// Disk tier. If files hold more of a waiting sequence's prefix than memory, the sequence waits until they are read,
+// with memory reserved; others are admitted in between.
 //
-// Images. Where the tokens of an image see each other, a chunk does not end within one; a request's images are
-// small enough to fit into a step alongside all decoding sequences. Where tokens look at images by cross-attention,
-// these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
+// Images. If the tokens of an image attend to each other (bidirectional attention), a chunk does not end within the
+// image; the images of a request fit into a step together with all decoding sequences. With cross-attention, the keys
+// and values of an image are computed before the first token that attends to it: some image rows per step, of which
+// kFillsOfARow count as one token of the budget.
 //
-// Drafts. Where drafts are made at how responses continue, a step that has everything above takes them as further
-// tokens of their sequences, as far as blocks are free; they take nothing from anybody.
+// Drafts. A step with everything above takes draft tokens as further tokens of their sequences, as far as blocks are
+// free; drafts take nothing from other sequences. A state cannot be truncated, so it is backed up before drafts run;
+// after a rejected draft the backup is restored, and the accepted tokens run again in the next step.
 //
-// A state that drafts have changed cannot be cut back: it is copied before, and where a draft was wrong, the copy takes
-// its place, and the tokens before the wrong draft run again with the next step.
+// Encoders. A text runs whole, in one step, and holds no blocks. A step takes the text that arrived first and then the
+// shortest ones, up to max_step_tokens: a short text does not wait for long ones, and no text starves.
 //
-// Encoders. A text runs whole, in one step, and holds no blocks. A step has the text that came first and, of the
-// others, the shortest, as far as max_step_tokens goes: a short text does not wait for long ones, and each has its
-// turn.
-//
-// Memory of several kinds. What a sequence holds in each cache group, and what of it is given back after a step, is
-// SequenceMemory's; where states have snapshots, a chunk does not go past the next place of one.
+// Cache groups. SequenceMemory tracks the memory of a sequence in each cache group and frees it after a step; in models
+// with states, a chunk ends at the next position of a snapshot.
 //
 // Used by the step thread only.
 #pragma once
@@ -50,62 +47,62 @@
 
 namespace turbomind {
 
-// What the model runs at once, and whose tokens they are: sequences[i] has input.spans[i].
+// The tokens of a step, and their sequences: sequences[i] has input.spans[i].
 struct Step {
-  std::vector<PageMove> moves;  // to be done first
+  std::vector<PageMove> moves;  // executed first
   StepInput input;
   std::vector<std::shared_ptr<Sequence>> sequences;
-  std::vector<std::shared_ptr<Sequence>> looking;  // that have input.fills
-  bool was_short_of_blocks = false;                // a sequence had to be left out
-  double begin_seconds = 0;                        // that beginning it took
+  std::vector<std::shared_ptr<Sequence>> looking;  // with input.fills, the cross-attention keys and values to compute
+  bool was_short_of_blocks = false;                // a sequence was left out for lack of blocks
+  double begin_seconds = 0;                        // time it took to launch the step
 
   bool is_empty() const { return sequences.empty() && looking.empty(); }
 };
 
-// Of an image's row, a few layers' keys and values alone are computed.
+// Image rows that count as one token of the budget: only the cross-attention layers compute keys and values for them.
 inline constexpr int kFillsOfARow = 16;
 
 struct SchedulerConfig {
   int max_batch_size = 1;
   int max_step_tokens = 1;
-  bool keeps_images_whole = false;  // the tokens of an image see each other
+  bool keeps_images_whole = false;  // image tokens have bidirectional attention
   bool reads_whole = false;         // the model is an encoder
 };
 
-// Where a wrong draft makes tokens run again, a step that runs more than these has no drafts.
+// In models whose rejected drafts make tokens run again, a step with more sequences than this has no drafts.
 inline constexpr int kMaxRedone = 4;
 
-// At most this many waiting sequences are looked at in a step for what running ones compute of them.
+// Maximum number of waiting sequences per step that are checked for prefixes in flight.
 inline constexpr int kMaxPrefixWaits = 64;
 
 class Scheduler {
  public:
   using MovePages = std::function<void(const std::vector<PageMove>&)>;
 
-  // `speculator`: null where nothing is drafted; must outlive the scheduler. `move_pages` moves pages at once.
-  // `disk`: null where nothing outlives memory; must outlive the scheduler.
+  // `speculator`: null without speculative decoding. `move_pages` moves pages immediately. `disk`: null without a disk
+  // tier. All must outlive the scheduler.
   Scheduler(const SchedulerConfig& config, BlockCache& blocks, Speculator* speculator = nullptr,
             MovePages move_pages = nullptr, DiskTier* disk = nullptr)
       : config_(config), blocks_(blocks), speculator_(speculator), move_pages_(std::move(move_pages)), disk_(disk) {}
 
   void add(std::shared_ptr<Sequence> sequence);
 
-  // Fills `step`; an empty one: nothing to do.
+  // Fills `step`; it stays empty if there is nothing to do.
   void plan(Step& step) { plan(step, true); }
-  // The same while the step before is under way, whose choices nobody has seen: preempts nobody.
+  // The same while the previous step is in flight and its tokens are unknown (overlap scheduling). Does not preempt.
   void plan_ahead(Step& step) { plan(step, false); }
-  // The step was begun, and all its tokens are known: they count as cached, and full blocks are published. A block that
-  // is given up meanwhile is not written before the steps that were begun have read it.
+  // The step was launched and its input tokens are known: counts them as cached and publishes full blocks. Blocks that
+  // are freed meanwhile are not overwritten before the launched steps have read them.
   void commit(const Step& step);
-  // Of the drafts of a sequence in a committed step the first `count` were right, and are tokens of it now. It has
-  // none any more.
+  // Accepts the first `count` draft tokens of a sequence in a committed step, and discards the others.
   void take_drafts(Sequence& sequence, int count);
-  // The hidden states of every token of a step, where the runner hands them out: token_hidden [tokens, width].
+  // Passes the hidden states of a step's tokens to the drafter, if the runner returns them: token_hidden [tokens,
+  // width].
   void note_hidden(const Step& step, const float* token_hidden);
-  // Whether the step after `step` had better wait for its tokens, since these say what to draft.
+  // Whether the next step should wait for the tokens of `step`, since drafts depend on them.
   bool would_draft(const Step& step) const;
 
-  // Takes out every sequence for which `is_wanted` holds, whatever its state, and gives up its blocks.
+  // Removes every sequence for which `is_wanted` holds, in any state, and frees its blocks.
   std::vector<std::shared_ptr<Sequence>> remove_if(const std::function<bool(const Sequence&)>& is_wanted);
 
   int running_count() const { return static_cast<int>(running_.size()); }
@@ -116,7 +113,7 @@ class Scheduler {
   int64_t admitted_count() const { return admitted_; }
   double queue_seconds() const { return queue_seconds_; }
 
-  // Throws Error(kInternal) when blocks and sequences do not add up.
+  // Throws Error(kInternal) if blocks and sequences are inconsistent.
   void check_invariants() const;
 
  private:

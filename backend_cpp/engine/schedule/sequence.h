@@ -1,7 +1,6 @@
-// A request inside the engine, and each of its responses as the scheduler sees it: tokens, cache blocks and how far it
-// has come.
+// A request inside the engine, and each of its responses as the scheduler sees it: tokens, cache blocks and progress.
 //
-//   tokens   |-------- prompt --------|--- response ---| unseen |
+//   tokens   |-------- prompt --------|--- response ---|in flight|
 //            |---- cached ----|------ pending() ---------------|
 //            |- published -|                                       (whole blocks)
 //
@@ -25,7 +24,7 @@
 
 namespace turbomind {
 
-// The responses to one request, and what they share.
+// The responses to one request, and their common data.
 struct SequenceGroup {
   RequestId request = 0;
   std::shared_ptr<const GenerationRules> rules;
@@ -36,20 +35,20 @@ struct SequenceGroup {
   int priority = 0;                        // lower numbers are served first
   uint64_t arrival = 0;                    // order of arrival
   uint64_t seed = 0;                       // of the first response
-  PrefixScope scope;                       // where its blocks are published
-  uint64_t draft_scope = 0;                // of the texts that its draft tokens come from
-  std::vector<int> marks;                  // as likely_forks() finds them, where layers need it
+  PrefixScope scope;                       // scope of its blocks in the prefix cache
+  uint64_t draft_scope = 0;                // scope of the texts that its drafts come from
+  std::vector<int> marks;                  // positions found by likely_forks(), for models with states or windows
   int history_len = 0;                     // leading tokens that came from the session
   std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last response has ended
-  std::vector<ImageGroup> looked_at;       // the same, where tokens look at them
-  int open_sequences = 1;                  // responses that have not finished; those that never began are not counted
-  bool may_match = true;                   // published blocks can stand for its prompt
-  bool keeps_blocks = false;               // blocks stay published when it ends
-  std::shared_ptr<const std::vector<int32_t>> prompt;  // history and input, for a caller who wants it back
+  std::vector<ImageGroup> looked_at;       // the same, for cross-attention
+  int open_sequences = 1;                  // responses that have started and not finished
+  bool may_match = true;                   // its prompt may use cached blocks
+  bool keeps_blocks = false;               // blocks stay cached when it ends
+  std::shared_ptr<const std::vector<int32_t>> prompt;  // history and input, if the caller wants them back
   float grammar_seconds = -1;                          // as in Request
   Clock::time_point accepted;
-  std::optional<Clock::time_point> admitted;  // when the first response came into the batch
-  int cached_len = 0;                         // tokens of its prompt that were found in the cache then
+  std::optional<Clock::time_point> admitted;  // when the first response was admitted
+  int cached_len = 0;                         // prompt tokens that were found in the cache then
 };
 
 struct Sequence {
@@ -68,11 +67,11 @@ struct Sequence {
     return {group->scope, tokens, group->embeddings,
             group->adapter ? std::string_view(group->adapter->name) : std::string_view(), params().cache_salt};
   }
-  // Tokens whose keys and values are not in the cache yet; a decoding sequence has one.
+  // Tokens whose keys and values are not cached yet; a decoding sequence has one.
   int pending() const { return static_cast<int>(tokens.size()) + in_flight - cached(); }
-  // Leading tokens whose keys, values and states are in `memory`.
+  // Leading tokens whose keys, values and states are in `memory` (cached).
   int cached() const { return memory.cached(); }
-  // Tokens of the response, those that nobody has seen included.
+  // Tokens of the response, including those in flight.
   int chosen() const { return generation.generated() + in_flight; }
   // Order of service: priority, then arrival, then response.
   bool is_before(const Sequence& other) const {
@@ -86,13 +85,13 @@ struct Sequence {
   Generation generation;
 
   SequenceMemory memory;
-  DiskQuestion disk;       // what it waits for before it begins
-  int planned = 0;         // tokens of this sequence in the step being built or run, drafts included
-  int in_flight = 0;       // tokens after `tokens` that steps under way choose; when one is planned, 0 or 1
-  int in_flight_span = 0;  // the span that chooses the last of them
-  Drafts drafts;           // tokens after `tokens`; none where any are unseen
-  ImageBlocks images;      // that its tokens look at
-  bool is_open = true;     // false: the response has ended, and only a step under way still knows of it
+  DiskQuestion disk;       // its request to the disk tier before it starts
+  int planned = 0;         // tokens in the step being built or run, including drafts
+  int in_flight = 0;       // tokens after `tokens` that steps in flight sample; 0 or 1 while planning
+  int in_flight_span = 0;  // the span that samples the last of them
+  Drafts drafts;           // draft tokens after `tokens`; none while any are in flight
+  ImageBlocks images;      // that its tokens attend to by cross-attention
+  bool is_open = true;     // false: the response has ended, but a step in flight still refers to it
   std::optional<Clock::time_point> first_token;
   Clock::time_point last_token;
 };
