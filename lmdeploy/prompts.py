@@ -168,7 +168,7 @@ class PromptPreparer:
     max_log_len
         Most characters of a prompt shown in the log, at level INFO; None: all, 0: none.
     images
-        For a model that sees.
+        For a vision-language model.
     split_special_tokens
         Special tokens written in texts, messages and tools are text, as any other: only the chat template makes them.
 

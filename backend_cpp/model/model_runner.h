@@ -58,7 +58,7 @@ struct ImageLook {
   const PageTables* tables = nullptr;
 };
 
-// What a model that sees takes.
+// Inputs of a vision-language model.
 struct ImageTraits {
   int width = 0;             // numbers of a row: an embedding, then what is added after each of the first layers
   bool has_grid = false;     // positions have three axes: a range may have a grid

@@ -1,4 +1,4 @@
-"""``lmdeploy lite``: make a model smaller."""
+"""``lmdeploy lite``: quantize a model."""
 
 from __future__ import annotations
 

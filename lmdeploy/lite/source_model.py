@@ -72,11 +72,11 @@ class SourceModel:
                 directory, [f"is quantized already ({form}): serve it as it is, or give the original model"]
             )
         if linked_gguf_files(self.directory):
-            raise UnsupportedModelError("GGUF files are not made smaller: take the model as safetensors")
+            raise UnsupportedModelError("GGUF files cannot be quantized: take the model as safetensors")
         description = describe(self.directory, directory.name)
         self.spec: ModelSpec = description.spec
         if self.spec.encoder is not None:
-            raise UnsupportedModelError("encoders are not made smaller: serve them with --weight-bits")
+            raise UnsupportedModelError("encoders cannot be quantized: serve them with --weight-bits")
         self.name = self.spec.architecture
         if self.spec.streams:
             raise UnsupportedModelError(f"{self.name} has several residual streams: serve it with --weight-bits 4 or 8")

@@ -21,7 +21,7 @@ class MultimodalPreparer(PromptPreparer):
     Parameters
     ----------
     checkpoint
-        Which has the part of the model that sees; it is loaded for the first image.
+        Which has the vision tower; it is loaded for the first image.
     tokenizer, template, max_log_len
         As for :class:`PromptPreparer`.
     session_len
@@ -31,7 +31,7 @@ class MultimodalPreparer(PromptPreparer):
     def __init__(
         self, checkpoint: Path, tokenizer: Tokenizer, template: ChatTemplate, session_len: int, max_log_len: int | None
     ) -> None:
-        require("vision", "a model that sees")
+        require("vision", "a vision-language model")
         from lmdeploy.vl.prompts import image_writer
         from lmdeploy.vl.sources import ANYTHING
 
@@ -44,7 +44,7 @@ class MultimodalPreparer(PromptPreparer):
 
     @property
     def encoder(self) -> "VisionEncoder":
-        """The part of the model that sees."""
+        """The vision tower."""
         from lmdeploy.vl.encoder import load_encoder
 
         with self._loading:

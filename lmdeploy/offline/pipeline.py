@@ -52,7 +52,7 @@ def pipeline(
         The engine; default: as ``backend_config`` says, else ``turbomind`` if it knows the model, and ``pytorch`` if
         not.
     vision_config
-        How a model that sees looks at images.
+        How a vision-language model processes images.
     generation_config
         Where sampling requests take the parameters from that they do not set: ``auto``, the checkpoint's
         ``generation_config.json``; ``none``, the defaults of ``GenerationConfig``; or a folder with such a file.

@@ -72,6 +72,6 @@ def resolved_model(path: str, backend: str, chat_template: str, settings: Mappin
         custom_module_map=together.get("custom_module_map") or "",
     )
     if engine.vision_checkpoint is not None:
-        require("vision", f"{directory}, a model that sees,")
+        require("vision", f"{directory}, a vision-language model,")
     name = stored.model_name or engine.spec.model_name
     return ResolvedModel(engine, name, chat_template or stored.chat_template, together)

@@ -47,7 +47,7 @@ _COMPUTED_BUFFER = re.compile(
     r"^rope_(freqs|factors_long|factors_short)\.weight$|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|self_attn\.(slope_rate|(query|key|diagonal)_decay)|attn\.(masked_)?bias|act_fn\.eps|future_mask)$"
 )
 _SHOWN_EXTRA = 8
-_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")  # of models that see; some tools write there alone
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")  # some tools write quantization_config only there
 _MODELOPT = "hf_quant_config.json"  # where Model Optimizer says what others say in config.json
 
 

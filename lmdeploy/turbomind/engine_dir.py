@@ -59,7 +59,7 @@ class EngineDir:
 
     @property
     def vision_checkpoint(self) -> Path | None:
-        """The checkpoint with the part of the model that sees; None: it reads text only."""
+        """The checkpoint with the vision tower; None: it reads text only."""
         file = self.path / VISION_FILE
         # Relative to this folder where the checkpoint was copied into it.
         return self.path / json.loads(file.read_text(encoding="utf-8"))["checkpoint"] if file.is_file() else None

@@ -1,6 +1,6 @@
 """The text part of a checkpoint whose model also sees images: its config, and what its tensors are called there.
 
-The part that sees is `lmdeploy.vl`'s. The engine reads the text part from the same files, as if it stood alone.
+`lmdeploy.vl` loads the vision tower. The engine reads the text part from the same files, like a text-only model.
 """
 
 import dataclasses
@@ -164,7 +164,7 @@ class TextPart:
 
 
 def sees(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is of a model that sees and is known."""
+    """Return whether a config.json is of a vision-language model and is known."""
     named = raw.get("architectures")
     if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
         return False

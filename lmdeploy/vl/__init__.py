@@ -1,4 +1,4 @@
-"""Models that see images: loading images, and the part of a checkpoint that turns them into embeddings.
+"""Vision-language models: loading images, and the part of a checkpoint that turns them into embeddings.
 
 What handles images is imported on first use.
 """

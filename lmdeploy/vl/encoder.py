@@ -40,7 +40,7 @@ def digest_of(image: Image, options: Options) -> bytes:
 
 
 class VisionEncoder:
-    """The part of a model that sees. Safe to use from any thread.
+    """The vision tower of a model. Safe to use from any thread.
 
     Parameters
     ----------

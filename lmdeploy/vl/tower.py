@@ -89,7 +89,7 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     codes = sorted(name for name, tensor in tensors.items() if name.endswith(_CODES) or tensor.dtype in code_types)
     if codes:
         raise UnsupportedModelError(
-            f"{checkpoint}: tensor {codes[0]} of the part that sees is quantized; the text part alone may be"
+            f"{checkpoint}: tensor {codes[0]} of the vision tower is quantized; the text part alone may be"
         )
     is_narrow = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
     dtype = torch.bfloat16 if is_narrow and _is_fast_at_bfloat16() else torch.float32

@@ -46,7 +46,7 @@ class ImageUrl(Strict):
 
 
 class ImagePart(Strict):
-    """An image in a message's content, for models that see."""
+    """An image in a message's content, for vision-language models."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -63,7 +63,7 @@ class VideoUrl(Strict):
 
 
 class VideoPart(Strict):
-    """A video in a message's content, for models that see videos."""
+    """A video in a message's content, for models that accept videos."""
 
     type: Literal["video_url"]
     video_url: VideoUrl

@@ -77,7 +77,7 @@ class Servers:
 
 @contextmanager
 def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
-    """Serve a tiny model that sees images with everything on, a proxy in front of it, and the model on Ray.
+    """Serve a tiny vision-language model with all features enabled, a proxy in front of it, and the model on Ray.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Models that see, from GGUF files: a model's file and the tower's, which llama.cpp's own converter writes.
+"""Vision-language models, from GGUF files: a model's file and the tower's, which llama.cpp's own converter writes.
 
 Compared with the same checkpoint as safetensors, which other tests compare with `transformers`.
 """

@@ -1,4 +1,4 @@
-"""Every family that the engine serves is made smaller, or refused with the reason.
+"""Every family that the engine serves is quantized, or refused with the reason.
 
 A tiny random checkpoint is quantized and run by the engine. Its logits must be those of the numbers that the codes
 stand for, decoded by the test, but for the rounding of activations, and near those of the model it was made from: a
@@ -282,7 +282,7 @@ def test_experts_of_4_bits_are_served_as_they_are(tmp_path: Path) -> None:
 
 def test_encoders_are_refused(tmp_path: Path) -> None:
     make_encoder(tmp_path / "model", "Bert")
-    with pytest.raises(UnsupportedModelError, match="encoders are not made smaller: serve them with --weight-bits"):
+    with pytest.raises(UnsupportedModelError, match="encoders cannot be quantized: serve them with --weight-bits"):
         awq(tmp_path / "model", tmp_path / "made")
 
 

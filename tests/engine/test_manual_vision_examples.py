@@ -1,4 +1,4 @@
-"""What LMDeploy's manual shows of models that see runs as written, tiny models and drawn images in place of theirs."""
+"""The manual's examples of vision-language models run as written, with tiny models and drawn images."""
 
 import base64
 import io

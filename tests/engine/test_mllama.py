@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: what is its own. What all models that see promise is in `test_vision_models.py`."""
+"""Llama 3.2 Vision: what is its own. What all vision-language models promise is in `test_vision_models.py`."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Models that see compute what `transformers` computes of the same image and text, on tiny random checkpoints.
+"""Vision-language models compute what `transformers` computes of the same image and text, on tiny random checkpoints.
 
 `transformers` processes the image and looks at it itself; both sides sum in float32, in different orders.
 """

@@ -1,4 +1,4 @@
-"""Models that see videos compute what `transformers` computes of the same frames, on tiny random checkpoints."""
+"""Models that accept videos agree with `transformers` on the same frames, on tiny random checkpoints."""
 
 import functools
 from collections.abc import Callable

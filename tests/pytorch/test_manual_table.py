@@ -1,6 +1,6 @@
 """The table of LMDeploy's manual for its PyTorch engine: text models, in each column that it says yes to.
 
-Models that see are in `models/test_seeing.py`, `models/test_coded_seeing.py` and `models/test_mllama.py`.
+Vision-language models are in `models/test_seeing.py`, `models/test_coded_seeing.py` and `models/test_mllama.py`.
 """
 
 from collections.abc import Callable

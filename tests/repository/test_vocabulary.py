@@ -20,6 +20,8 @@ BANNED = {
     r"so many": "this many, up to N",
     r"told|tells": "reports, logs, says, distinguishes",
     r"sights": "kv_len",
+    r"models? that sees?": "vision-language model",
+    r"(is|are|not) made smaller|mak(e|ing) (a|the) model smaller": "quantize",
     r"rehears\w*": "warm-up, dry run",
     r"un?servable|unserved": "unsupported",
     r"servable": "resolved model",

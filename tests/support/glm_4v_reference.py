@@ -132,7 +132,7 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def seeing_shapes(merged: int) -> dict[str, list[int]]:
-    """Return the shapes of the tensors of the part that sees, ``merged`` numbers made of patches at a time."""
+    """Return the shapes of the tensors of the vision tower, ``merged`` numbers made of patches at a time."""
     shapes = {
         "patch_embedding.cls_embedding": [1, _TOWER],
         "patch_embedding.position_embedding.weight": [(_SIDE // _PATCH) ** 2 + 1, _TOWER],

@@ -193,7 +193,7 @@ def _pixels(image: Image.Image) -> np.ndarray:
 
 
 def _shapes() -> dict[str, list[int]]:
-    """Return the shapes of the tensors of the part that sees."""
+    """Return the shapes of the tensors of the vision tower."""
     shapes = {
         "vpm.embeddings.patch_embedding.weight": [_TOWER, 3, _PATCH, _PATCH],
         "vpm.embeddings.patch_embedding.bias": [_TOWER],

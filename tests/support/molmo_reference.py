@@ -187,7 +187,7 @@ def _triangles(before: int, after: int) -> np.ndarray:
 
 
 def _shapes() -> dict[str, list[int]]:
-    """Return the shapes of the tensors of the part that sees."""
+    """Return the shapes of the tensors of the vision tower."""
 
     def biased(name: str, outputs: int, inputs: int) -> dict[str, list[int]]:
         return {f"{name}.weight": [outputs, inputs], f"{name}.bias": [outputs]}

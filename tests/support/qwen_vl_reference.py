@@ -116,7 +116,7 @@ def _cubic(x: float) -> float:
 
 
 def _shapes() -> dict[str, list[int]]:
-    """Return the shapes of the tensors of the part that sees."""
+    """Return the shapes of the tensors of the vision tower."""
     shapes = {
         "conv1.weight": [_TOWER, 3, _PATCH, _PATCH],
         "positional_embedding": [_TABLE * _TABLE, _TOWER],

@@ -1,4 +1,4 @@
-"""Tiny models that see in their authors' own layout, each alongside the same model as `transformers` has it."""
+"""Tiny vision-language models in their authors' own layout, each alongside the same model as `transformers` has it."""
 
 import json
 import re

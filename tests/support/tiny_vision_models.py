@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models that see images, with tokenizer and image processor, made by ``transformers``."""
+"""Tiny random checkpoints of vision-language models, with tokenizer and image processor, made by ``transformers``."""
 
 import json
 from collections.abc import Mapping, Sequence

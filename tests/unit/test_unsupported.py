@@ -1,4 +1,4 @@
-"""Models that see and are not served are refused by name, with the reason and what to use instead."""
+"""Unsupported vision-language models are refused by name, with the reason and an alternative."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_others_of_the_same_architecture_are_not_refused(architecture: str) -> N
     refuse_unsupported({"architectures": [architecture], **SERVED[architecture]})
 
 
-# Every model that sees in LMDeploy's manual or, since, in its list of architectures.
+# Every vision-language model in LMDeploy's manual or, since, in its list of architectures.
 SEEN = (
     "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaLlamaForCausalLM",
     "LlavaMistralForCausalLM", "LlavaOnevisionForConditionalGeneration", "InternVLChatModel",

@@ -562,7 +562,7 @@ void visit_fields(StreamsSpec& part, Visit&& visit) {
   visit.required("branch_rank", part.branch_rank, Whole{1, 134217728});
 }
 
-// A model that sees: rows that a request brings may take the place of token embeddings, unscaled.
+// A vision-language model: rows that a request brings may take the place of token embeddings, unscaled.
 struct ImagesSpec {
   // After each of this many first layers, further numbers of an image's rows are added to the residual stream
   // (DeepStack; Meng et al., 2024, arXiv 2406.04334): a row is `(1 + deepstack_layers) hidden_size` wide.

@@ -1,1 +1,1 @@
-"""What workers run of a model that sees: its text part, given the rows of images."""
+"""What workers run of a vision-language model: its text part, given the rows of images."""

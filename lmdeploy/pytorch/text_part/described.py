@@ -1,4 +1,4 @@
-"""The text part of a model that sees, as a checkpoint of its own: what workers run, given the rows of images.
+"""The text part of a vision-language model, as a checkpoint of its own: what workers run, given the rows of images.
 
 It is a folder of the engine directory with a config.json, and a file that says which tensors of the whole checkpoint
 are its own and what they are called there. No weight is copied.
@@ -31,7 +31,7 @@ _OF_THE_WHOLE = ("auto_map", "quantization_config", "vision_config", "visual")
 def describe_text_part(
     model_dir: Path, model_name: str, target: Path, custom_module_map: str = ""
 ) -> tuple[ModelSpec, int] | None:
-    """Write the folder of a model that sees into ``target``.
+    """Write the folder of a vision-language model into ``target``.
 
     Returns
     -------

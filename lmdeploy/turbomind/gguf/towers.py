@@ -1,4 +1,4 @@
-"""Vision towers in GGUF files: ``mmproj*.gguf`` alongside a model's file makes it a model that sees.
+"""Vision towers in GGUF files: ``mmproj*.gguf`` alongside a model's file makes it a vision-language model.
 
 How they are written: llama.cpp, ``convert_hf_to_gguf.py --mmproj``. A file names its projector, by which it is known
 what model this is; the model's own file is the one of its text part.
@@ -178,7 +178,7 @@ class TowerFile:
         return up is not None and up.shape[0] == self.get("embedding_length") != up.shape[1]
 
     def config_with(self, text: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-        """Return config.json of the model that sees, whose text part has the config ``text``.
+        """Return config.json of the vision-language model, whose text part has the config ``text``.
 
         Raises
         ------

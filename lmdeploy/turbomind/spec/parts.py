@@ -520,7 +520,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class ImagesSpec:
-    """A model that sees: rows that a request brings may take the place of token embeddings, unscaled.
+    """A vision-language model: rows that a request brings may take the place of token embeddings, unscaled.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The families of models that see: one file each, every module of this package that has a ``FAMILY``."""
+"""The families of vision-language models: one file each, every module of this package that has a ``FAMILY``."""
 
 import functools
 import importlib

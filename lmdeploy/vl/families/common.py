@@ -86,7 +86,7 @@ class NativeForm:
     processor
         The image processor.
     tensors
-        Name and values of each tensor of the part that sees.
+        Name and values of each tensor of the vision tower.
     model
         From that config to the class that has the tower; without, the one that its ``architectures`` name.
     """

@@ -34,7 +34,7 @@ def processor(checkpoint: Checkpoint) -> Any:
 
 
 def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Yield the tensors of the part that sees, and an embedding of one token: the image's."""
+    """Yield the tensors of the vision tower, and an embedding of one token: the image's."""
     import torch
     from safetensors import safe_open
 

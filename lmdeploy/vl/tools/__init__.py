@@ -1,1 +1,1 @@
-"""Commands about models that see."""
+"""Commands about vision-language models."""

@@ -48,7 +48,7 @@ class ImageSource(Strict):
 
 
 class ImageBlock(Strict):
-    """An image, for models that see."""
+    """An image, for vision-language models."""
 
     type: Literal["image"]
     source: ImageSource

@@ -75,7 +75,7 @@ class RefusalPart(Strict):
 
 
 class ImagePart(Strict):
-    """An image in a message, for models that see."""
+    """An image in a message, for vision-language models."""
 
     type: Literal["input_image"]
     image_url: AnyText

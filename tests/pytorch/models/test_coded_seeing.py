@@ -1,4 +1,4 @@
-"""Models that see whose text parts are codes: under the PyTorch engine logits are those of what the codes stand for."""
+"""Vision-language models with quantized text parts: the PyTorch engine agrees with the dequantized weights."""
 
 import functools
 import json
@@ -94,7 +94,7 @@ def test_a_quantized_tower_is_refused_with_the_tensor(tmp_path: Path) -> None:
     [name] = [name for name in tensors if name.endswith(f"{layer}.weight")]
     tensors |= {name: tensors[name].to(torch.int8), name.replace("weight", "scale"): torch.ones(len(tensors[name]), 1)}
     save_file(tensors, tmp_path / "coded" / FILE, metadata={"format": "pt"})
-    with pytest.raises(UnsupportedModelError, match=re.escape(f"tensor {name} of the part that sees is quantized")):
+    with pytest.raises(UnsupportedModelError, match=re.escape(f"tensor {name} of the vision tower is quantized")):
         logits_of(tmp_path / "coded")
 
 

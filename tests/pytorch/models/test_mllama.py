@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision under the PyTorch engine: what is its own. What all models that see promise is in `test_seeing`."""
+"""Llama 3.2 Vision in the PyTorch engine; `test_seeing` has what all vision-language models share."""
 
 from collections.abc import Sequence
 from pathlib import Path

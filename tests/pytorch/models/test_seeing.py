@@ -1,4 +1,4 @@
-"""Models that see say the same under both engines; TurboMind is held against their authors' code in tests/engine."""
+"""Vision-language models give the same results in both engines; tests/engine compares TurboMind with references."""
 
 import functools
 from collections.abc import Callable
