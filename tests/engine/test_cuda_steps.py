@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lmdeploy import GenerationConfig
 from tests.kernels.device import NativeModule
 from tests.support.emulated_cuda import emulated_cuda, submit, wait
 from tests.support.tiny_models import make_small
@@ -61,6 +62,27 @@ def test_steps_run_without_what_the_environment_leaves_out(
             copies[kernels] = calls_of_one_more_token(cuda, engine, "cudaMemcpyAsync")
     assert tokens == tokens[:1] * 4
     assert copies["sampling=off"] > copies[""]  # logits come to the host
+
+
+@pytest.mark.parametrize("kernels", ["", "sampling=off"])
+def test_drafts_from_the_text_leave_responses_as_they_are(
+    tmp_path: Path, cuda: NativeModule, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", kernels)
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
+    few = dict.fromkeys(PROMPT[:3], 40.0)  # what says little else repeats itself
+    drafts = {"num_speculative_tokens": 4, "adaptive": False, "prompt_lookup_min": 1}
+    responses = []
+    for config in ("none", drafts):
+        with TokenEngine(directory, device="cuda", speculative_config=config) as engine:
+            before = cuda.calls_of("cudaStreamBeginCapture")
+            how = GenerationConfig(max_new_tokens=40, ignore_eos=True, logit_bias=few, do_sample=True, random_seed=3)
+            pending = [submit(engine, PROMPT[i:], how) for i in range(2)]
+            responses.append([[token for output in wait(each) for token in output.token_ids] for each in pending])
+            assert cuda.calls_of("cudaStreamBeginCapture") == before  # single tokens were captured at start
+            accepted = engine.engine.metrics()["draft_tokens_accepted_total"]
+            assert (accepted > 0) == (config is drafts)
+    assert responses[0] == responses[1]
 
 
 def test_kernels_of_a_model_on_several_gpus_are_loaded_at_start(tmp_path: Path, cuda: NativeModule) -> None:

@@ -95,6 +95,21 @@ def test_the_step_after_a_stop_word_was_under_way_and_leaves_nothing_behind(pair
     assert pair[0](PROMPTS[1], gen_config=plain).text == text
 
 
+def test_drafts_from_the_text_leave_tokens_as_they_are(directory: Path, pair: Pair) -> None:
+    drafts = {"num_speculative_tokens": 4, "adaptive": False, "prompt_lookup_min": 1}
+    few = dict.fromkeys((65, 66, 67), 40.0)  # what says little else repeats itself
+    chosen = [
+        GenerationConfig(max_new_tokens=30, ignore_eos=True, do_sample=True, random_seed=seed, logit_bias=few)
+        for seed in range(len(PROMPTS))
+    ]
+    with opened(directory, "worker", speculative_config=drafts) as pipe:
+        drafted = pipe(PROMPTS, gen_config=chosen)
+        assert pipe.engine.metrics()["draft_tokens_accepted_total"] > 0
+    assert [response.token_ids for response in drafted] == [
+        response.token_ids for response in pair[1](PROMPTS, gen_config=chosen)
+    ]
+
+
 def test_several_responses_of_a_request(pair: Pair) -> None:
     several = GenerationConfig(max_new_tokens=8, n=3, do_sample=True, top_k=0, random_seed=5, ignore_eos=True)
     ours, theirs = ([response.token_ids for response in pipe(PROMPTS[0], gen_config=several)] for pipe in pair)

@@ -30,8 +30,8 @@ def emulated_cuda() -> Iterator[NativeModule]:
             module.clear_faults()
 
 
-def submit(engine: TokenEngine, ids: list[int], tokens: int) -> Outputs:
-    """Ask for a response of ``tokens`` tokens."""
+def submit(engine: TokenEngine, ids: list[int], how: int | GenerationConfig) -> Outputs:
+    """Ask for a response, the most likely one of this many tokens or as it is said."""
     outputs: list[EngineOutput] = []
     done = threading.Event()
 
@@ -40,7 +40,8 @@ def submit(engine: TokenEngine, ids: list[int], tokens: int) -> Outputs:
         if output.is_final:
             done.set()
 
-    engine.engine.submit(ids, GenerationConfig(max_new_tokens=tokens, ignore_eos=True), receive, stream=False)
+    config = how if isinstance(how, GenerationConfig) else GenerationConfig(max_new_tokens=how, ignore_eos=True)
+    engine.engine.submit(ids, config, receive, stream=False)
     return outputs, done
 
 
