@@ -16,7 +16,7 @@ from tools.gpu_check.journal import Journal, append, read
 from tools.gpu_check.machine import Gpu
 from tools.gpu_check.stages import Stage, all_stages
 from tools.gpu_check.table import TARGETS, Target, verdict
-from tools.gpu_check.work import libraries, profile
+from tools.gpu_check.work import libraries, profile, reports
 from tools.gpu_check.work.context import Context, LeftOut
 from tools.gpu_check.work.profile import ncu_table
 
@@ -112,6 +112,15 @@ def test_what_is_expected_of_all_stages_fits_into_nine_minutes() -> None:
     names = [stage.name for stage in each]
     assert len(set(names)) == len(names)
     assert {need for stage in each for need in stage.needs} <= set(names)
+
+
+@pytest.mark.parametrize("call", stages.CALLS)
+def test_each_call_with_all_that_is_extra_fits_into_nine_minutes(call: str) -> None:
+    each = [stage for stage in all_stages("90a-real", is_dry_run=False, is_prebuilt=True) if stage.call in ("", call)]
+    assert runner.expected_seconds(each, width=16) <= 540
+    names = {stage.name for stage in each}
+    assert {need for stage in each for need in stage.needs} <= names
+    assert len(names) > 6
 
 
 def test_a_group_takes_as_long_as_its_longest_stage_or_as_all_on_few_cores() -> None:
@@ -323,7 +332,7 @@ def test_where_counters_are_locked_the_other_profiler_is_asked(tmp_path: Path, m
         return "a table" if "stats" in command else ""
 
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path))
-    monkeypatch.setattr(profile, "_output", output)
+    monkeypatch.setattr(profile, "output_of", output)
     monkeypatch.setattr(profile.shutil, "which", lambda program: program)
     context = Context(tmp_path, "profile", is_dry_run=True)
     append(tmp_path / "gpu_check.jsonl", {"stage": "profile", "begun": ""})
@@ -337,6 +346,37 @@ def test_where_counters_are_locked_the_other_profiler_is_asked(tmp_path: Path, m
     monkeypatch.setattr(profile.shutil, "which", lambda program: None)
     with pytest.raises(LeftOut, match="neither ncu nor nsys"):
         profile.main(context)
+
+
+def test_reports_are_left_by_each_profiler_that_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    locked: set[str] = set()
+
+    def output(command: list[str]) -> str:
+        called.append(command)
+        if command[0] in locked:
+            raise RuntimeError("ERR_NVGPUCTRPERM")
+        return ""
+
+    def found() -> object:
+        append(tmp_path / "gpu_check.jsonl", {"stage": "reports", "begun": ""})
+        reports.main(Context(tmp_path, "reports", is_dry_run=True), "awq-8b")
+        return read(tmp_path / "gpu_check.jsonl")["reports"].findings["reports of awq-8b"]
+
+    monkeypatch.setattr(reports, "output_of", output)
+    monkeypatch.setattr(reports.shutil, "which", lambda program: program)
+    timelines = "awq-8b-decode.nsys-rep, awq-8b-prompt.nsys-rep"
+    assert found() == ("awq-8b-decode.ncu-rep, awq-8b-decode.nsys-rep, awq-8b-prompt.ncu-rep, awq-8b-prompt.nsys-rep")
+    assert [command[-2:] for command in called] == [["decode", "awq-8b"]] * 2 + [["prompt", "awq-8b"]] * 2
+    assert called[0][called[0].index("--export") + 1] == str(tmp_path / "awq-8b-decode")
+    locked.add("ncu")
+    assert found() == timelines
+    locked.add("nsys")
+    with pytest.raises(RuntimeError, match="NVGPUCTRPERM"):
+        found()
+    monkeypatch.setattr(reports.shutil, "which", lambda program: None)
+    with pytest.raises(LeftOut, match="neither ncu nor nsys"):
+        found()
 
 
 # ---- a dry run ----

@@ -13,7 +13,7 @@ from tools.gpu_check import machine
 from tools.gpu_check.dry_run import stand_ins
 from tools.gpu_check.journal import Journal
 from tools.gpu_check.runner import Runner, stop_on_sigterm
-from tools.gpu_check.stages import DRY_RUN_FACTOR, all_stages
+from tools.gpu_check.stages import CALLS, DRY_RUN_FACTOR, all_stages
 from tools.gpu_check.work.context import JOURNAL
 
 _SECONDS = 540.0
@@ -29,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("bench-results"), help="results (bench-results)")
     parser.add_argument("--seconds", type=float, help="for everything (default: 540; a dry run: 3240)")
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="nothing else; a beginning of the name is enough")
+    parser.add_argument("--call", choices=CALLS, help="what this call is for; none: all, as far as the time goes")
     parser.add_argument("--again", nargs="*", metavar="STAGE", default=None, help="repeat these though done; none: all")
     parser.add_argument(
         "--earlier", nargs="+", type=Path, default=[], metavar="FILE", help="gpu_check.jsonl of earlier calls"
@@ -49,7 +50,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if given.list:
         for stage in all_stages("", is_dry_run=given.dry_run, is_prebuilt=given.prebuilt):
-            print(f"{stage.name:45} {stage.seconds:4.0f} {stage.most:4.0f}")
+            print(f"{stage.name:45} {stage.seconds:4.0f} {stage.most:4.0f}  {stage.call}")
         return 0
     environment = machine.environment(folder, is_dry_run=given.dry_run)
     with tempfile.TemporaryDirectory() as programs:
@@ -69,6 +70,8 @@ def main() -> int:
         if not (machine.has_flashinfer() or given.dry_run or given.prebuilt):
             print("without FlashInfer's kernels: its headers are not here (TURBOMIND_FLASHINFER_DIR names a folder)")
         stages = all_stages(gpu.architecture, is_dry_run=given.dry_run, is_prebuilt=given.prebuilt)
+        if given.call:
+            stages = [stage for stage in stages if stage.call in ("", given.call)]
         if given.only:
             stages = [stage for stage in stages if stage.name.startswith(tuple(given.only))]
         again = given.again if given.again is None or given.again else [stage.name for stage in stages]

@@ -12,7 +12,8 @@ _COMPILER = "exit 0"
 _PROFILER = """
 while [[ $1 == -* ]]; do
   case $1 in
-    --csv|--nvtx) shift ;;
+    --csv|--force-overwrite) shift ;;
+    --export) touch "$2.ncu-rep"; shift 2 ;;
     *) shift 2 ;;
   esac
 done
@@ -25,6 +26,14 @@ cat << 'END'
 "0","void dry-run(int)","launch__registers_per_thread","register/thread","64"
 END
 """
+_TIMELINE = """
+shift
+while [[ $1 == -* ]]; do
+  if [[ $1 == --output ]]; then touch "$2.nsys-rep"; fi
+  shift 2
+done
+"$@"
+"""
 _SANITIZER = """
 while [[ $1 == -* ]]; do shift 2; done
 "$@" && echo '========= ERROR SUMMARY: 0 errors'
@@ -35,6 +44,7 @@ def stand_ins(folder: Path) -> None:
     """Write the programs into a folder: all that need a GPU, and of the others those that this machine lacks."""
     _write(folder / "nvidia-smi", _NVIDIA_SMI)
     _write(folder / "ncu", _PROFILER)
+    _write(folder / "nsys", _TIMELINE)
     _write(folder / "compute-sanitizer", _SANITIZER)
     # The emulation is built already; what a real build runs is tried elsewhere (docs/internals/cuda.md).
     _write(folder / "cmake", 'echo "dry-run: cmake $*"')

@@ -178,7 +178,6 @@ _COMMON = {
 _LLAMA_8B = _COMMON | {"model_type": "llama"} | random_model.SHAPES["llama-3.1-8b"][1]
 SHAPES = {
     "llama-8b": Shape("LlamaForCausalLM", _LLAMA_8B),
-    "llama-8b-2-layers": Shape("LlamaForCausalLM", _LLAMA_8B | {"num_hidden_layers": 2}),
     "awq-8b": Shape("LlamaForCausalLM", _LLAMA_8B, "awq"),
     "fp8-8b": Shape("LlamaForCausalLM", _LLAMA_8B, "fp8"),
     "mixtral": Shape(
@@ -266,6 +265,11 @@ _TINY = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
 }
+
+
+def shortened(shape: Shape, layers: int) -> Shape:
+    """Return a shape of this many layers."""
+    return replace(shape, config=shape.config | {"num_hidden_layers": layers})
 
 
 def tiny(shape: Shape) -> Shape:

@@ -10,10 +10,12 @@ from pathlib import Path
 from tools.gpu_check.machine import ROOT
 
 LEFT_OUT = "left out"
+CALLS = ("correctness", "speed", "profile")  # what a lease of a GPU is for, nine minutes each
 DRY_RUN_FACTOR = 6  # times the seconds of a GPU, for the emulation on few cores
 _ENGINE = ("CMakeLists.txt", "backend_cpp", "lmdeploy/turbomind", "lmdeploy/messages.py")
 _CHECK = ("tools/gpu_check/shapes.py", "tools/gpu_check/checkpoints.py", "tools/gpu_check/cost.py")
 _SHAPES_WITH_LIBRARIES = ("llama-8b", "fp8-8b", "qwen3-moe", "mixtral", "deepseek")
+_REPORTED = ("llama-8b", "awq-8b", "fp8-8b", "qwen3-moe", "deepseek")
 _WORKERS = {"test_attention": 4, "test_linear": 4, "test_moe": 2, "test_cuda_engine": 4}  # processes of pytest-xdist
 _FEW_THREADS = (("OMP_NUM_THREADS", "2"),)  # of a process that others run alongside
 _SANITIZED = {
@@ -21,6 +23,9 @@ _SANITIZED = {
     "racecheck": ("tests/kernels/test_attention.py", "split_over"),
     "synccheck": ("tests/kernels/test_moe.py", ""),
 }
+_EMULATED_ALONE = ("deferred", "faults", "steps")
+# Files whose tests launch every kernel, each under both tools in time that is left.
+_EVERY_KERNEL = ("linear", "attention", "moe", "sampling", "scaled_linear", "elementwise", "lora", "recurrence")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Stage:
         It calls pytest, some of whose tests have to pass.
     environment
         Variables of its own.
+    call
+        To which of ``CALLS`` it belongs; empty: to each.
     """
 
     name: str
@@ -64,6 +71,7 @@ class Stage:
     is_extra: bool = False
     runs_tests: bool = False
     environment: tuple[tuple[str, str], ...] = ()
+    call: str = ""
 
 
 def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False) -> list[Stage]:
@@ -82,43 +90,49 @@ def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False
     build = (sys.executable, "-m", "tools.gpu_check.build", architecture, *(["--prebuilt"] if is_prebuilt else []))
     first, trial, right = "build", "trial", "tests"  # what libraries do harm is known before tests begin
     each = [
-        Stage(
-            "build",
-            build,
-            5 if is_prebuilt else 110,
-            300,
-            needs=(),
-            group=first,
-            is_essential=True,
-            is_always_run=True,
-        ),
+        Stage("build", build, 5 if is_prebuilt else 110, 300, (), first, is_essential=True, is_always_run=True),
         _work("limits", 15, 40, "limits", group=first, inputs=("tools/gpu_check/work/limits.py",)),
         _work("stand-in model", 12, 40, "stand_in", group=first, is_always_run=True, inputs=()),
-        _work("smoke test", 12, 40, "smoke_test", group=trial),
-        _work("libraries", 20, 120, "libraries", group=trial),
-        *[_tests(name, device, 40, 120, group=right) for name in [*_kernel_tests(), *_engine_tests()]],
-        *[_sanitized(tool, *sample, device, group=right) for tool, sample in _SANITIZED.items()],
-        _work("resources of kernels", 5, 30, "resources", group=right),
-        _work("bisect", 20, 120, "bisect", is_always_run=True),
-        _work("speed of llama-8b", 35, 120, "speed", "llama-8b"),
-        _work("kernels alone", 15, 60, "kernels"),
-        _work("crowd", 35, 120, "throughput"),
-        _work("speed of deepseek", 22, 90, "speed", "deepseek"),
-        _work("speed of mixtral", 22, 90, "speed", "mixtral"),
-        _work("speed of PyTorch's engine", 40, 120, "torch_speed"),
-        _work("transformers", 16, 90, "compared_with_transformers"),
-        _work("speed of awq-8b", 22, 90, "speed", "awq-8b"),
-        _work("speed of fp8-8b", 22, 90, "speed", "fp8-8b"),
-        _work("speed of qwen3-moe", 22, 90, "speed", "qwen3-moe"),
-        _work("served", 12, 60, "served"),
-        _work("profile", 30, 90, "profile"),
-        *[replace(_tests(name, "", 30, 120, group="PyTorch"), is_extra=True) for name in _torch_tests()],
-        _work("full cache", 25, 150, "full_cache", is_extra=True),
-        _without("overlap", "llama-8b", "LMDEPLOY_CUDA_OVERLAP"),
-        *[_without("libraries", shape, "LMDEPLOY_CUDA_LIBRARIES") for shape in _SHAPES_WITH_LIBRARIES],
+        *_of_call(
+            "correctness",
+            _work("smoke test", 12, 40, "smoke_test", group=trial),
+            _work("libraries", 20, 120, "libraries", group=trial),
+            *[_tests(name, device, 40, 120, group=right) for name in [*_kernel_tests(), *_engine_tests()]],
+            *[_sanitized(tool, tool, *sample, device, group=right) for tool, sample in _SANITIZED.items()],
+            _work("resources of kernels", 5, 30, "resources", group=right),
+            _work("bisect", 20, 120, "bisect", is_always_run=True),
+            *[replace(_tests(name, "", 30, 120, group="PyTorch"), is_extra=True) for name in _torch_tests()],
+            *[replace(stage, is_extra=True, seconds=60, most=150) for stage in _every_kernel_sanitized(device)],
+        ),
+        *_of_call(
+            "speed",
+            _work("speed of llama-8b", 35, 120, "speed", "llama-8b"),
+            _work("kernels alone", 15, 60, "kernels"),
+            _work("crowd", 35, 120, "throughput"),
+            _work("speed of deepseek", 22, 90, "speed", "deepseek"),
+            _work("speed of mixtral", 22, 90, "speed", "mixtral"),
+            _work("speed of PyTorch's engine", 40, 120, "torch_speed"),
+            _work("transformers", 16, 90, "compared_with_transformers"),
+            _work("speed of awq-8b", 22, 90, "speed", "awq-8b"),
+            _work("speed of fp8-8b", 22, 90, "speed", "fp8-8b"),
+            _work("speed of qwen3-moe", 22, 90, "speed", "qwen3-moe"),
+            _work("served", 12, 60, "served"),
+            _work("full cache", 25, 150, "full_cache", is_extra=True),
+            _without("overlap", "llama-8b", "LMDEPLOY_CUDA_OVERLAP"),
+            *[_without("libraries", shape, "LMDEPLOY_CUDA_LIBRARIES") for shape in _SHAPES_WITH_LIBRARIES],
+        ),
+        *_of_call(
+            "profile",
+            _work("profile", 30, 90, "profile"),
+            *[_work(f"reports of {shape}", 60, 180, "reports", shape, is_extra=True) for shape in _REPORTED],
+        ),
     ]
     slower = DRY_RUN_FACTOR if is_dry_run else 1
     return [replace(stage, seconds=slower * stage.seconds, most=slower * stage.most) for stage in each]
+
+
+def _of_call(call: str, *stages: Stage) -> list[Stage]:
+    return [replace(stage, call=call) for stage in stages]
 
 
 def _work(
@@ -154,8 +168,11 @@ def _without(what: str, shape: str, switch: str) -> Stage:
 
 
 def _engine_tests() -> list[str]:
-    """Return the files of tests of whole models on CUDA."""
-    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "engine").glob("test_cuda_*.py"))]
+    """Return the files of tests of whole models on CUDA, but for those that the emulation alone can run."""
+    paths = sorted((ROOT / "tests" / "engine").glob("test_cuda_*.py"))
+    return [
+        str(path.relative_to(ROOT)) for path in paths if path.stem.removeprefix("test_cuda_") not in _EMULATED_ALONE
+    ]
 
 
 def _kernel_tests() -> list[str]:
@@ -172,11 +189,11 @@ def _torch_tests() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in paths if path.stem != "test_compiled")
 
 
-def pytest_command(device: str) -> tuple[str, ...]:
-    """Return what calls pytest for a device, without the project's settings."""
+def pytest_command(device: str, *, is_sampled: bool = False) -> tuple[str, ...]:
+    """Return what calls pytest for a device, without the project's settings; on a GPU with all cases, or a sample."""
     # The project's own settings name plugins that need not be here.
     settings = ("-c", os.devnull, "--rootdir=.", "--import-mode=importlib", "-p", "no:cacheprovider")
-    cases = () if device == "emulated" else ("--all-cases",)
+    cases = () if is_sampled or device == "emulated" else ("--all-cases",)
     return (sys.executable, "-m", "pytest", "-v", "--tb=short", *cases, *settings)
 
 
@@ -204,11 +221,23 @@ def _has_xdist() -> bool:
     return find_spec("xdist") is not None
 
 
-def _sanitized(tool: str, path: str, sample: str, device: str, group: str) -> Stage:
+def _every_kernel_sanitized(device: str) -> list[Stage]:
+    """Return each file of kernels under each tool, with a sample of its tests; of a dry run, one file."""
+    files = _EVERY_KERNEL[-1:] if device == "emulated" else _EVERY_KERNEL
+    tools = ("memcheck", "racecheck")
+    return [
+        _sanitized(f"{tool} of {name}", tool, f"tests/kernels/test_{name}.py", "", device, group="sanitizers")
+        for name in files
+        for tool in tools
+    ]
+
+
+def _sanitized(name: str, tool: str, path: str, sample: str, device: str, group: str) -> Stage:
     chosen = f"{device} and ({sample})" if sample else device
+    pytest = pytest_command(device, is_sampled=True)
     return Stage(
-        tool,
-        (sys.executable, "-m", "tools.gpu_check.sanitizer", tool, *pytest_command(device), "-x", "-k", chosen, path),
+        name,
+        (sys.executable, "-m", "tools.gpu_check.sanitizer", tool, *pytest, "-x", "-k", chosen, path),
         10,
         60,
         inputs=(*_ENGINE, path),

@@ -11,10 +11,13 @@ from tools.gpu_check.journal import read
 from tools.gpu_check.machine import ROOT
 from tools.gpu_check.work.context import JOURNAL, Context, LeftOut
 
+_KERNELS = ("own", "torch", "graphs=off", "overlap=off")
 _WITHOUT = {
     "as it is": {},
-    "without libraries": {"LMDEPLOY_CUDA_LIBRARIES": "0"},
-    "without overlap": {"LMDEPLOY_CUDA_OVERLAP": "0"},
+    **{
+        f"with {kernels}": {"LMDEPLOY_CUDA_KERNELS": kernels}
+        for kernels in ("own", "torch", "graphs=off", "overlap=off")
+    },
     "with blocking launches": {"CUDA_LAUNCH_BLOCKING": "1"},
 }
 _PROCESSES = 8

@@ -86,12 +86,14 @@ class Context:
         """Where what is made for measuring is; it is no result."""
         return Path(os.environ["LMDEPLOY_CACHE"])
 
-    def model(self, shape: str) -> Path:
-        """Return the directory of a checkpoint of a shape, made now if it is not there."""
+    def model(self, name: str, layers: int = 0) -> Path:
+        """Return the directory of a checkpoint of a shape, made now if it is not there; ``layers``: 0 for its own."""
         from tools.gpu_check.checkpoints import write
-        from tools.gpu_check.shapes import SHAPES, tiny
+        from tools.gpu_check.shapes import SHAPES, shortened, tiny
 
-        directory = self.cache / "shapes" / f"{shape}{'-tiny' if self.is_dry_run else ''}"
+        shape = tiny(SHAPES[name]) if self.is_dry_run else SHAPES[name]
+        more = f"{f'-{layers}-layers' if layers else ''}{'-tiny' if self.is_dry_run else ''}"
+        directory = self.cache / "shapes" / f"{name}{more}"
         if not (directory / "config.json").exists():
-            write(tiny(SHAPES[shape]) if self.is_dry_run else SHAPES[shape], directory)
+            write(shortened(shape, layers) if layers else shape, directory)
         return directory

@@ -6,22 +6,24 @@ GPU holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from tools.gpu_check.work.context import Context
-from tools.gpu_check.work.limits import COPY
+from tools.gpu_check.work.limits import COPY, rate
 
 _CALLS, _ROUNDS = 20, 10
 _FORMATS = {"bfloat16": (1, 16), "int4": (4, 4), "float8": (5, 8)}  # number of WeightFormat, bits
 _GROUP = 128
 _WEIGHT_BYTES = 1 << 28
-_ROWS = (1, 4, 8, 16, 32, 64, 128, 191)
+_ROWS = (1, 4, 8, 16, 32, 64, 128, 191, 256)
 
 
 def main(context: Context) -> None:
-    """Time decoding attention for each type of cache, and linear layers of 1, 16 and 64 rows, in llama-8b's shapes."""
+    """Time decoding attention for each type of cache, and linear layers next to ``torch.mm``, in llama-8b's shapes."""
     device = context.native().Device("cuda")
     bandwidth = context.found(COPY)
     heads = (4, 2, 32, 32, 16) if context.is_dry_run else (32, 8, 128, 128, 64)
@@ -42,6 +44,37 @@ def main(context: Context) -> None:
                 x = np.random.default_rng(rows).standard_normal((rows, inputs), np.float32)
                 seconds = device.time_linear(weights, x, _CALLS, rounds)
                 context.note(f"linear {kind} {outputs} x {inputs}, rows {rows}, bandwidth", moved / seconds / bandwidth)
+    for outputs, inputs in sizes:
+        for rows, seconds in _torch_seconds(context.torch_device, outputs, inputs).items():
+            row = f"torch.mm bfloat16 {outputs} x {inputs}, rows {rows}, bandwidth"
+            context.note(row, 2 * outputs * inputs / seconds / bandwidth)
+
+
+def _torch_seconds(device: str, outputs: int, inputs: int) -> dict[int, float]:
+    """Return the seconds of a product by ``torch.mm``, by its rows; on a GPU as a graph of such products."""
+    weights = [torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16).t() for _ in range(2)]
+    seconds = {}
+    for rows in _ROWS:
+        x = torch.randn(rows, inputs, device=device, dtype=torch.bfloat16)
+        results = [torch.mm(x, weight) for weight in weights]  # what is captured takes no memory
+        run = _captured(device, x, weights, results)
+        seconds[rows] = 1 / rate(run, device) / _CALLS
+    return seconds
+
+
+def _captured(
+    device: str, x: torch.Tensor, weights: list[torch.Tensor], results: list[torch.Tensor]
+) -> Callable[[], object]:
+    def products() -> None:
+        for call in range(_CALLS):
+            torch.mm(x, weights[call % len(weights)], out=results[call % len(weights)])
+
+    if device != "cuda":
+        return products
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        products()
+    return graph.replay
 
 
 def _weights(device: Any, kind: str, outputs: int, inputs: int, is_dry_run: bool) -> tuple[list[Any], float]:

@@ -19,7 +19,7 @@ from tools.bench.report import table
 from tools.bench.workload import EVERY_TOKEN
 from tools.gpu_check.work.context import Context, LeftOut
 
-_SHAPE = "llama-8b-2-layers"
+_SHAPE, _LAYERS = "llama-8b", 2
 _TIME = "gpu__time_duration.sum"
 _METRICS = {
     _TIME: "us",
@@ -28,24 +28,21 @@ _METRICS = {
     "launch__registers_per_thread": "registers",
 }
 _MICROSECONDS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3, "s": 1e6}
-_STEPS = {"decode": 2, "prompt": 1}  # responses of this many tokens are profiled after the first one
-_NCU = (
-    *("ncu", "--csv", "--profile-from-start", "off", "--target-processes", "all"),
-    *("--clock-control", "none", "--print-units", "base"),
-)
-_NSYS = ("nsys", "profile", "--capture-range", "cudaProfilerApi", "--force-overwrite", "true")
+STEPS = {"decode": 2, "prompt": 1}  # responses of this many tokens are profiled after the first one
+NCU = ("ncu", "--profile-from-start", "off", "--target-processes", "all", "--clock-control", "none")
+NSYS = ("nsys", "profile", "--capture-range", "cudaProfilerApi", "--force-overwrite", "true")
 
 
-def main(context: Context, step: str = "") -> None:
+def main(context: Context, step: str = "", shape: str = _SHAPE) -> None:
     """Profile all steps; or, inside of the profiler, run one."""
     if step:
-        _run(context, step)
+        _run(context, step, shape)
         return
     ways = [way for program, way in (("ncu", _by_ncu), ("nsys", _by_nsys)) if shutil.which(program)]
     if not ways:
         raise LeftOut("there is neither ncu nor nsys")
-    for name in _STEPS:
-        command = [sys.executable, "-m", "tools.gpu_check.work", "profile", name]
+    for name in STEPS:
+        command = command_of(name)
         for way in ways:
             try:
                 way(context, name, command)
@@ -57,18 +54,24 @@ def main(context: Context, step: str = "") -> None:
 
 
 def _by_ncu(context: Context, name: str, command: list[str]) -> None:
-    text = _output([*_NCU, "--metrics", ",".join(_METRICS), *command])
+    text = output_of([*NCU, "--csv", "--print-units", "base", "--metrics", ",".join(_METRICS), *command])
     context.note(f"profile of one {name} step by ncu", ncu_table(text.splitlines()))
 
 
 def _by_nsys(context: Context, name: str, command: list[str]) -> None:
     report = context.cache / f"{name}.nsys-rep"
-    _output([*_NSYS, "--output", str(report), *command])
-    summary = _output(["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--force-export", "true", str(report)])
+    output_of([*NSYS, "--output", str(report), *command])
+    summary = output_of(["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--force-export", "true", str(report)])
     context.note(f"profile of one {name} step by nsys", summary)
 
 
-def _output(command: list[str]) -> str:
+def command_of(step: str, shape: str = _SHAPE) -> list[str]:
+    """Return what runs a step of a shape for a profiler."""
+    return [sys.executable, "-m", "tools.gpu_check.work", "profile", step, shape]
+
+
+def output_of(command: list[str]) -> str:
+    """Return what a command prints; raise RuntimeError with its last words where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command[:2])}: {(done.stdout + done.stderr)[-3000:]}")
@@ -95,7 +98,7 @@ def ncu_table(lines: Iterable[str]) -> str:
     return table(["kernel", "launches", "us in all", *(f"{text} each" for text in _METRICS.values())], rows)
 
 
-def _run(context: Context, step: str) -> None:
+def _run(context: Context, step: str, shape: str) -> None:
     """Run a step between the calls that begin and end profiling."""
     context.native()
     engines = importlib.import_module("lmdeploy.turbomind.engine")
@@ -104,7 +107,7 @@ def _run(context: Context, step: str) -> None:
         **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=batch, session_len=length + 128,
         cache_max_entry_count=batch * (length // 64 + 3),
     )  # fmt: skip
-    engine = engines.Engine(str(context.model(_SHAPE)), config)
+    engine = engines.Engine(str(context.model(shape, _LAYERS)), config)
     begin, end = _profiler(context)
     try:
         _answer(engine, 1, length, 8)  # memory, plans and graphs are taken
@@ -114,7 +117,7 @@ def _run(context: Context, step: str) -> None:
             end()
         else:
             _answer(engine, batch, length, 32)
-            _answer(engine, batch, length, 32, {12: begin, 12 + _STEPS[step]: end})
+            _answer(engine, batch, length, 32, {12: begin, 12 + STEPS[step]: end})
     finally:
         engine.close()
 
