@@ -114,8 +114,9 @@ class GpuPagedCache:
         scales: dict[str, Any] = {"k_scales": stored.k_scales, "v_scales": stored.v_scales, "bits": self._bits}
         fill_cache(key, value, stored.k, stored.v, rows.slots, **scales)
         served = served_by(self._shapes[layer], self._dtype, self._device)
-        if not step.is_decoding and served.library is not None and flashinfer.can_attend(call, self._bits):
-            return served.library.attend(step, call, query, stored.k, stored.v)
+        library = served.library if not step.is_decoding else served.library_tokens if step.plans is not None else None
+        if library is not None and flashinfer.can_attend(call, self._bits):
+            return library.attend(step, call, query, stored.k, stored.v)
         tensors = (query, stored.k, stored.v)
         spans = (step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets)
         rule: dict[str, Any] = {

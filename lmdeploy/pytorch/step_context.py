@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+
+# Of each sequence how many tokens it has, int64 [spans], and its blocks, int64 [spans, most blocks], as the host knows
+# them.
+HostSpans = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 @dataclass
@@ -47,6 +52,11 @@ class StepContext:
         ``[count]`` int64: the tokens that look at images by cross-attention; None: none does.
     grid_positions
         ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None.
+    host_spans
+        ``kv_seqlens`` and ``block_offsets`` in the host's memory; None: not known there.
+    plans
+        Of a graph: what it calls before each replay, ``plan(host_spans)``, by names of their own; None: the step
+        belongs to no graph.
     """
 
     input_ids: torch.Tensor
@@ -66,6 +76,8 @@ class StepContext:
     image_rows: torch.Tensor | None = None
     looking_rows: torch.Tensor | None = None
     grid_positions: torch.Tensor | None = None
+    host_spans: HostSpans | None = None
+    plans: dict[Any, Any] | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -236,6 +236,7 @@ class StepRunner:
             max_q_len=int(counts.max(initial=0)),
         )
         if len(in_flight):
+            host_spans=(arrays["kv_seqlens"], arrays["block_offsets"]),
             # -1 ends the request when it comes to the host; until then any token will do.
             context.input_ids[0, row_of] = self._chosen[choice_of].clamp_min(0)
         if order.embedded:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
+from lmdeploy.pytorch.graphs import Outputs, cuda_capture
 from lmdeploy.pytorch.paged import AttentionCall, LayerShape
 from lmdeploy.pytorch.start import flashinfer
 from lmdeploy.pytorch.start.trust import Check, first_trusted
@@ -26,14 +28,16 @@ class Served:
 
     Parameters
     ----------
-    library
-        FlashInfer, for the steps with prompts that it knows; None: it is not there, or not trusted.
+    library, library_tokens
+        FlashInfer, for the steps with prompts that it knows, and for graphs of single tokens; None: it is not there, or
+        not trusted.
     is_own
         Whether our kernels serve the rest; else flex attention.
     """
 
     library: flashinfer.FlashInferPrompts | None
     is_own: bool
+    library_tokens: flashinfer.FlashInferTokens | None = None
 
 
 @cache
@@ -50,9 +54,27 @@ def served_by(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> Se
             "attention", checks | {"library": lambda: problem.wrong_with(library.attend)}, "attention"
         )
         if chosen == "library":
-            return Served(library, first_trusted("attention", checks, "attention of single tokens") == "own")
+            return _with_tokens(library, problem, shape, checks, device)
         return Served(None, chosen == "own")
     return Served(None, first_trusted("attention", checks, "attention") == "own")
+
+
+def _with_tokens(
+    library: flashinfer.FlashInferPrompts,
+    problem: _Problem,
+    shape: LayerShape,
+    checks: dict[str, Check],
+    device: torch.device,
+) -> Served:
+    """Choose what serves single tokens, where FlashInfer serves prompts."""
+    what = "attention of single tokens"
+    others = first_trusted("attention", checks, what)
+    if shape.key_dim != shape.value_dim:
+        return Served(library, others == "own")
+    tokens = flashinfer.FlashInferTokens(device)
+    more: dict[str, Check] = {"library": lambda: problem.wrong_with_graph(tokens.attend)}
+    is_trusted = first_trusted("attention", checks | more, what) == "library"
+    return Served(library, others == "own", tokens if is_trusted else None)
 
 
 def own_prompts(
@@ -119,6 +141,26 @@ class _Problem:
             v_dim=self._v.shape[3], scale=self._call.scale,
         )  # fmt: skip
         return self._difference(attended, self._expected[last])
+
+    def wrong_with_graph(self, attend: Attend) -> str:
+        """Return how a graph of single tokens differs that was captured for shorter sequences."""
+        last = self._lengths[:, 0].cumsum(0) - 1
+        query = self._query[last.to(self._device)]
+        lengths, table = self._lengths[:, 1].numpy(), self._table.numpy()
+        step = self._step()
+        step.plans, step.host_spans, step.is_decoding = {}, (np.ones_like(lengths), table), True
+
+        def run() -> Outputs:
+            return (attended := attend(step, self._call, query, self._k, self._v)), attended
+
+        run()  # plans
+        graph = cuda_capture()(run) if self._device.type == "cuda" else None
+        for plan in step.plans.values():
+            plan.plan((lengths, table))
+        if graph is None:
+            return self._difference(run()[0], self._expected[last])
+        graph.replay()
+        return self._difference(graph.outputs[0], self._expected[last])
 
     def _step(self) -> StepContext:
         counts, tokens = self._lengths.T.contiguous().to(self._device)

@@ -1,6 +1,8 @@
-"""Attention of prompts over the paged cache by FlashInfer's Python package, where it is installed.
+"""Attention over the paged cache by FlashInfer's Python package, where it is installed.
 
-A step is planned by its first layer and the plan kept for the others: planning reads the lengths back to the host.
+A step with prompts is planned by its first layer and the plan kept for the others: planning reads the lengths back to
+the host. Steps of single tokens are captured as graphs; a graph's plans are made again before each replay, of what the
+host knows, in the memory that the graph reads.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 
 from lmdeploy.pytorch.paged import AttentionCall
-from lmdeploy.pytorch.step_context import StepContext
+from lmdeploy.pytorch.step_context import HostSpans, StepContext
 
 _WORKSPACE_BYTES = 128 << 20
 _TYPES = (torch.float16, torch.bfloat16)
+_GROUP_FOR_TENSOR_CORES = 4  # heads of queries for each of keys
 
 
 def is_installed() -> bool:
@@ -96,6 +100,91 @@ def page_lists(step: StepContext, block_len: int) -> tuple[dict[str, torch.Tenso
         "paged_kv_last_page_len": (step.kv_seqlens - (blocks - 1) * block_len).int(),
     }  # fmt: skip
     return lists, step.block_offsets[is_used].int()
+
+
+class FlashInferTokens:
+    """Attends in graphs of single tokens.
+
+    Parameters
+    ----------
+    device
+        Where they run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)  # one graph runs at a time
+
+    def attend(
+        self, step: StepContext, call: AttentionCall, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the queries ``[rows, heads, dim]`` of a graph's step see, of the same shape.
+
+        The first call with a rule, before the graph is captured, plans for the step that the graph is made for.
+        """
+        assert step.plans is not None
+        assert step.host_spans is not None
+        rule = (call.scale, call.window, call.softcap, query.shape[1:], query.dtype)
+        plan = step.plans.get(rule)
+        if plan is None:
+            plan = step.plans[rule] = TokenPlan(self._workspace, call, query, k_cache, step.host_spans)
+        return plan.run(query, k_cache, v_cache)
+
+
+class TokenPlan:
+    """What the layers of one rule read in a graph of this many rows.
+
+    Parameters
+    ----------
+    workspace
+        FlashInfer's, zeros at first.
+    call, query, k_cache
+        Of a layer.
+    spans
+        What it plans for first; no later step has more blocks.
+    """
+
+    def __init__(
+        self,
+        workspace: torch.Tensor,
+        call: AttentionCall,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        spans: HostSpans,
+    ) -> None:
+        rows, heads, dim = query.shape
+        self._block_len, kv_heads = k_cache.shape[1:3]
+        memory = (torch.zeros(size, dtype=torch.int32, device=query.device) for size in (rows + 1, spans[1].size, rows))
+        indptr, indices, last_lens = memory
+        self._wrapper = import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_cuda_graph=True, use_tensor_cores=heads >= _GROUP_FOR_TENSOR_CORES * kv_heads,
+            paged_kv_indptr_buffer=indptr, paged_kv_indices_buffer=indices, paged_kv_last_page_len_buffer=last_lens,
+        )  # fmt: skip
+        self._rule: dict[str, Any] = {
+            "num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "page_size": self._block_len,
+            "sm_scale": call.scale, "window_left": call.window - 1, "logits_soft_cap": call.softcap or None,
+            "q_data_type": query.dtype, "kv_data_type": k_cache.dtype,
+        }  # fmt: skip
+        self._copied = torch.cuda.Event() if query.is_cuda else None
+        self.plan(spans)
+
+    def plan(self, spans: HostSpans) -> None:
+        """Prepare the next run: FlashInfer writes to the memory that it was given."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the host's part of the last plan has been read
+        lengths, table = spans
+        blocks = -(-lengths // self._block_len)
+        begins = np.concatenate([[0], blocks.cumsum()])
+        used = table[np.arange(table.shape[1]) < blocks[:, None]]
+        last = lengths - (blocks - 1) * self._block_len
+        lists = (torch.from_numpy(array.astype(np.int32)) for array in (begins, used, last))
+        self._wrapper.plan(*lists, **self._rule)
+        if self._copied is not None:
+            self._copied.record()
+
+    def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        """Return what the queries see."""
+        attended: torch.Tensor = self._wrapper.run(query.contiguous(), (k_cache, v_cache))
+        return attended
 
 
 def _begins(counts: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from lmdeploy.pytorch.graphs import MOST_ROWS, rows_for
@@ -118,17 +119,18 @@ def _step(counts: list[int], sizes: StepSizes, cache: Any, device: torch.device)
         max=max(0, sizes.sequence_blocks - 2) * sizes.block_len
     )
     # As wide as the longest sequence makes it, whose place may be any.
-    blocks = torch.arange(-(-max(counts) // sizes.block_len), device=device) % sizes.block_count
+    blocks = (torch.arange(-(-max(counts) // sizes.block_len)) % sizes.block_count).expand(len(counts), -1).contiguous()
     return StepContext(
         input_ids=torch.zeros(1, rows, dtype=torch.int64, device=device),
         position_ids=position[None],
         q_start_loc=starts,
         q_seqlens=lengths,
         kv_seqlens=lengths,
-        block_offsets=blocks.expand(len(counts), -1).contiguous(),
+        block_offsets=blocks.to(device),
         kv_caches=cache,
         is_decoding=rows == len(counts),
         wanted=starts + lengths - 1,
         prompt_lens=lengths,
         max_q_len=max(counts),
+        host_spans=(np.array(counts), blocks.numpy()),
     )
