@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -163,6 +165,25 @@ def step_device(wanted: str, rank: int, ranks: int, kernels: Kernels) -> StepDev
     if _driver_version() is not None:
         logger.warning("the model runs on the CPU: %s", problem)
     return CpuSteps(kernels)
+
+
+@contextmanager
+def memory_for(what: str, advice: str) -> Iterator[None]:
+    """Have a GPU without memory enough said in one sentence, as a ValueError.
+
+    Parameters
+    ----------
+    what
+        What the memory is for.
+    advice
+        What takes less.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = ". ".join(str(error).split(". ")[:2]).strip(".")
+        versions = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
+        raise ValueError(f"{what} needs more memory than the GPU has left ({said}; {versions}): {advice}") from error
 
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")

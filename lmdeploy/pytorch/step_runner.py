@@ -31,6 +31,7 @@ from lmdeploy.pytorch.step_devices import (
     WANTED_FROM,
     Ints,
     StepDevice,
+    memory_for,
     step_device,
 )
 from lmdeploy.pytorch.uploads import Uploads
@@ -111,7 +112,8 @@ class StepRunner:
         self._device = step_device(args.device, args.rank, args.ranks, kernels(args.threads))
         torch.set_num_threads(args.threads)
         self._ranks = join(args.rank, args.ranks, args.meeting_place, self._device.device)
-        self._model: SteppingModel = _model_of(args, self._device, self._ranks, own is not None)
+        with memory_for("the model", "use a quantized checkpoint, several GPUs (tp) or a smaller model"):
+            self._model: SteppingModel = _model_of(args, self._device, self._ranks, own is not None)
         self._cache = self._device.cache_of(
             self._model.shapes, args.quant_policy, self._model.dtype, self._model.states, self._model.looked_at
         )
@@ -158,7 +160,8 @@ class StepRunner:
         """Take memory for the cache."""
         self._block_count, self._block_len, self._image_block_len = block_count, block_len, image_block_len
         images = (image_block_len,) if self._model.looked_at else ()
-        self._cache.allocate(block_count, block_len, host_block_count, page_bytes, *images)
+        with memory_for("the cache", "lower cache_max_entry_count"):
+            self._cache.allocate(block_count, block_len, host_block_count, page_bytes, *images)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]
     def prepare(self, sequences: int, sequence_blocks: int) -> None:
@@ -233,10 +236,10 @@ class StepRunner:
             **sent,
             kv_caches=self._cache,
             is_decoding=order.rows == order.spans,
+            host_spans=(arrays["kv_seqlens"], arrays["block_offsets"]),
             max_q_len=int(counts.max(initial=0)),
         )
         if len(in_flight):
-            host_spans=(arrays["kv_seqlens"], arrays["block_offsets"]),
             # -1 ends the request when it comes to the host; until then any token will do.
             context.input_ids[0, row_of] = self._chosen[choice_of].clamp_min(0)
         if order.embedded:

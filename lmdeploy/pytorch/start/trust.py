@@ -6,8 +6,13 @@ fails it, or cannot run at all, is left out with a warning, and the next of the 
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import itertools
 import logging
 from collections.abc import Callable, Mapping
+
+import torch
 
 from lmdeploy import _turbomind
 
@@ -40,15 +45,24 @@ def first_trusted(operator: str, checks: Mapping[str, Check], what: str) -> str:
     what
         What the warning says is computed.
     """
-    order = order_of(operator)
-    for source in order[:-1]:
-        if source not in checks:
-            continue
+    order = [source for source in order_of(operator) if source in checks]
+    for source, following in itertools.pairwise(order):
         problem = _problem_of(checks[source])
         if not problem:
             return source
-        logger.warning("%s kernels are left out of %s: %s", source, what, problem)
+        logger.warning(
+            "%s kernels are left out of %s: %s; next are %s kernels (%s)", source, what, problem, following, _versions()
+        )
     return order[-1]
+
+
+def _versions() -> str:
+    """Return the versions of what brings kernels here."""
+    found = {"PyTorch": torch.__version__, "CUDA": torch.version.cuda or "none"}
+    for name, package in (("Triton", "triton"), ("FlashInfer", "flashinfer-python")):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(package)
+    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def _problem_of(check: Check) -> str:

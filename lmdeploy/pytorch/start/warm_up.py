@@ -19,9 +19,11 @@ import torch
 
 from lmdeploy.pytorch.graphs import MOST_ROWS, rows_for
 from lmdeploy.pytorch.step_context import StepContext
+from lmdeploy.pytorch.step_devices import memory_for
 
 _SKIP = "LMDEPLOY_SKIP_WARMUP"
 _NEWS_SECONDS = 10.0
+_ADVICE = "lower cache_max_entry_count, max_prefill_token_num or max_batch_size"
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,8 @@ def warm_up(forward: Callable[[StepContext], object], sizes: StepSizes, cache: A
     begin = said = time.monotonic()
     done = 0
     for step in steps_of(sizes, cache, device):
-        try:
+        with memory_for(f"a step of {step.input_ids.numel()} tokens", _ADVICE):
             forward(step)
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                f"a step of {step.input_ids.numel()} tokens needs more memory than the GPU has left: lower "
-                "cache_max_entry_count, max_prefill_token_num or max_batch_size"
-            ) from error
         done += 1
         if time.monotonic() - said > _NEWS_SECONDS:
             said = time.monotonic()

@@ -5,6 +5,7 @@ Triton itself says, in a process whose driver can neither compile nor run (`coun
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,6 +103,23 @@ def test_memory_that_is_not_enough_for_the_largest_step_is_said_at_the_start(
     monkeypatch.setattr(gpu.runner._model, "forward", fail)
     with pytest.raises(ValueError, match=r"a step of 40 tokens needs more memory .*: lower cache_max_entry_count"):
         gpu.runner.prepare(SEQUENCES, BLOCKS)
+
+
+def test_memory_that_is_not_enough_for_model_or_cache_is_said_with_versions(
+    drivers: tuple[StepDriver, StepDriver], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB. Of these")
+
+    _, gpu = drivers
+    monkeypatch.setattr(gpu.runner._cache, "allocate", fail)
+    versions = re.escape(f"PyTorch {torch.__version__}, CUDA ")
+    said = rf"needs more memory than the GPU has left \(CUDA out of memory. Tried .* 2.00 GiB; {versions}.*\): "
+    with pytest.raises(ValueError, match=f"the cache {said}lower cache_max_entry_count$"):
+        gpu.runner.allocate(256, 16)
+    monkeypatch.setattr(step_runner, "_model_of", fail)
+    with pytest.raises(ValueError, match=f"the model {said}use a quantized checkpoint"):
+        StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
 
 
 def test_sizes_reach_the_largest_steps() -> None:
