@@ -18,8 +18,8 @@ _TRIED_ROWS, _TOLERANCE = 24, 1e-3  # of the largest output
 _LENGTH_EPS = 1e-6  # added to the square of the length that queries and keys are divided by
 
 
-class GatedDeltaNet(nn.Module):
-    """A gated delta network (Yang et al., 2024) in the place of one of ``transformers``, whose projections it keeps.
+class RecurrentLayer(nn.Module):
+    """What the layers here share: each takes the place of one of ``transformers``, whose projections it keeps.
 
     Parameters
     ----------
@@ -29,10 +29,27 @@ class GatedDeltaNet(nn.Module):
         What computes.
     """
 
+    _shape: StateShape
+
     def __init__(self, theirs: Any, kernels: Kernels) -> None:
         super().__init__()
         self._kernels = kernels
         self.layer_idx = int(theirs.layer_idx)
+
+    def _keep_conv(self, conv: nn.Conv1d) -> None:
+        self._conv = _floats(conv.weight.squeeze(1))
+        self._conv_bias = None if conv.bias is None else _floats(conv.bias)
+
+    def _state(self) -> Any:
+        """Return the states of the step's sequences."""
+        return get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+
+
+class GatedDeltaNet(RecurrentLayer):
+    """A gated delta network (Yang et al., 2024)."""
+
+    def __init__(self, theirs: Any, kernels: Kernels) -> None:
+        super().__init__(theirs, kernels)
         self._key_heads, self._heads = int(theirs.num_k_heads), int(theirs.num_v_heads)
         self._key_dim, self._value_dim = int(theirs.head_k_dim), int(theirs.head_v_dim)
         for name, module in theirs.named_children():
@@ -41,8 +58,7 @@ class GatedDeltaNet(nn.Module):
         self._last = "o_proj" if hasattr(theirs, "o_proj") else "out_proj"
         norm = theirs.o_norm if hasattr(theirs, "o_norm") else theirs.norm
         self._beta_factor = 2.0 if getattr(theirs, "allow_neg_eigval", False) else 1.0
-        self._conv = _floats(theirs.conv1d.weight.squeeze(1))
-        self._conv_bias = None if theirs.conv1d.bias is None else _floats(theirs.conv1d.bias)
+        self._keep_conv(theirs.conv1d)
         self._a_log, self._dt_bias = _floats(theirs.A_log), _floats(theirs.dt_bias)
         self._norm, self._norm_eps = _floats(norm.weight), float(norm.variance_epsilon)
         # A norm makes a vector's mean square 1, so that its length is the root of its size.
@@ -53,7 +69,7 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
         """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        state = self._state()
         mixed, gate, a, b = self._project(hidden_states)
         mixed = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, mixed)
         rows, keys = len(mixed), self._key_heads * self._key_dim
@@ -87,28 +103,18 @@ class GatedDeltaNet(nn.Module):
         return mixed, gate.flatten(1), a.flatten(1), b.flatten(1)
 
 
-class KimiDeltaAttention(nn.Module):
-    """Kimi delta attention (Kimi Team, 2025), whose states forget channel by channel, in the place of its authors'.
-
-    Parameters
-    ----------
-    theirs
-        The layer, whose projections stay.
-    kernels
-        What computes.
-    """
+class KimiDeltaAttention(RecurrentLayer):
+    """Kimi delta attention (Kimi Team, 2025), whose states forget channel by channel."""
 
     def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__()
-        self._kernels = kernels
-        self.layer_idx = int(theirs.layer_idx)
+        super().__init__(theirs, kernels)
         self._heads, self._size = int(theirs.num_heads), int(theirs.head_dim)
         for name in ("q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj"):
             self.add_module(name, getattr(theirs, name))
         forget = theirs.forget_gate
         self.f_a_proj, self.f_b_proj = forget.f_a_proj, forget.f_b_proj
         self._a_log, self._dt_bias = _floats(forget.A_log).flatten(), _floats(forget.dt_bias)
-        self._conv = _floats(theirs.conv1d.weight.squeeze(1))
+        self._keep_conv(theirs.conv1d)
         self._norm, self._norm_eps = _floats(theirs.o_norm.weight), float(theirs.o_norm.variance_epsilon)
         # As in `GatedDeltaNet`.
         self._query_scale = torch.full((self._size,), 1 / self._size)
@@ -118,9 +124,9 @@ class KimiDeltaAttention(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
         """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        state = self._state()
         mixed = torch.cat([linear(hidden_states)[0] for linear in (self.q_proj, self.k_proj, self.v_proj)], dim=1)
-        mixed = self._kernels.causal_conv(state.conv, self._conv, None, mixed)
+        mixed = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, mixed)
         query, key, value = mixed.unflatten(1, (3, self._heads, self._size)).unbind(1)
         eps = _LENGTH_EPS / self._size
         self._kernels.rms_norm_heads(self._query_scale, eps, query)
@@ -135,26 +141,15 @@ class KimiDeltaAttention(nn.Module):
         return projected
 
 
-class Mamba2(nn.Module):
-    """Mamba-2 (Dao & Gu, 2024) in the place of one of ``transformers``, whose projections it keeps.
-
-    Parameters
-    ----------
-    theirs
-        The layer.
-    kernels
-        What computes.
-    """
+class Mamba2(RecurrentLayer):
+    """Mamba-2 (Dao & Gu, 2024)."""
 
     def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__()
-        self._kernels = kernels
-        self.layer_idx = int(theirs.layer_idx)
+        super().__init__(theirs, kernels)
         self._heads, self._head_dim = int(theirs.num_heads), int(theirs.head_dim)
         self._groups, self._state_size = int(theirs.n_groups), int(theirs.ssm_state_size)
         self.in_proj, self.out_proj = theirs.in_proj, theirs.out_proj
-        self._conv = _floats(theirs.conv1d.weight.squeeze(1))
-        self._conv_bias = None if theirs.conv1d.bias is None else _floats(theirs.conv1d.bias)
+        self._keep_conv(theirs.conv1d)
         self._a_log, self._dt_bias, self._skip = _floats(theirs.A_log), _floats(theirs.dt_bias), _floats(theirs.D)
         self._limits = (float(theirs.time_step_limit[0]), float(theirs.time_step_limit[1]))
         # Falcon-H1 has factors, and a norm only where its config says so.
@@ -171,7 +166,7 @@ class Mamba2(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
         """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        state = self._state()
         projected = self.in_proj(hidden_states * self._input_factor)[0].float()
         if self._factors is not None:
             projected = projected * self._factors
@@ -202,51 +197,30 @@ class Mamba2(nn.Module):
         return result
 
 
-class ShortConvolution(nn.Module):
-    """A gated short convolution (LFM2) in the place of one of ``transformers``, whose projections it keeps.
-
-    Parameters
-    ----------
-    theirs
-        The layer.
-    kernels
-        What computes.
-    """
+class ShortConvolution(RecurrentLayer):
+    """A gated short convolution (LFM2)."""
 
     def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__()
-        self._kernels = kernels
-        self.layer_idx = int(theirs.layer_idx)
+        super().__init__(theirs, kernels)
         self.in_proj, self.out_proj = theirs.in_proj, theirs.out_proj
-        self._conv = _floats(theirs.conv.weight.squeeze(1))
-        self._conv_bias = None if theirs.conv.bias is None else _floats(theirs.conv.bias)
+        self._keep_conv(theirs.conv)
         channels, kernel = self._conv.shape
         self._shape = StateShape(kernel - 1, channels, 0, 0, 0)
 
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
         """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        state = self._state()
         gate_in, gate_out, x = self.in_proj(hidden_states)[0].float().chunk(3, dim=1)
         convolved = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, gate_in * x, has_silu=False)
         result: torch.Tensor = self.out_proj((gate_out * convolved)[None])
         return result
 
 
-class LightningAttention(nn.Module):
-    """MiniMax's linear attention, whose decays are constants, in the place of its authors'; projections and norm stay.
-
-    Parameters
-    ----------
-    theirs
-        The layer.
-    kernels
-        What computes.
-    """
+class LightningAttention(RecurrentLayer):
+    """MiniMax's linear attention, whose decays are constants; the norm stays too."""
 
     def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__()
-        self._kernels = kernels
-        self.layer_idx = int(theirs.layer_idx)
+        super().__init__(theirs, kernels)
         self._heads, self._size = int(theirs.num_attention_heads), int(theirs.head_dim)
         self.qkv_proj, self.output_gate = theirs.qkv_proj, theirs.output_gate
         self.norm, self.out_proj, self.act_fn = theirs.norm, theirs.out_proj, theirs.act_fn
@@ -255,7 +229,7 @@ class LightningAttention(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
         """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
+        state = self._state()
         mixed = self.act_fn(self.qkv_proj(hidden_states)[0].float()).unflatten(1, (self._heads, 3 * self._size))
         query, key, value = mixed.split(self._size, dim=2)
         decay = self._decay.repeat(len(mixed), 1)
@@ -267,8 +241,7 @@ class LightningAttention(nn.Module):
 
 
 # By what the modelling code of a layer has.
-_Kind = type[GatedDeltaNet | KimiDeltaAttention | Mamba2 | ShortConvolution | LightningAttention]
-_KINDS: tuple[tuple[_Kind, tuple[str, ...]], ...] = (
+_KINDS: tuple[tuple[type[RecurrentLayer], tuple[str, ...]], ...] = (
     (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "norm", "num_k_heads", "num_v_heads", "out_proj")),
     (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "o_norm", "num_k_heads", "num_v_heads", "o_proj")),
     (KimiDeltaAttention, ("forget_gate", "conv1d", "b_proj", "g_a_proj", "g_b_proj", "o_norm", "o_proj")),
@@ -308,7 +281,7 @@ def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
     return kind(theirs, kernels)
 
 
-def _kind_of(module: nn.Module) -> _Kind | None:
+def _kind_of(module: nn.Module) -> type[RecurrentLayer] | None:
     return next((kind for kind, names in _KINDS if all(hasattr(module, name) for name in names)), None)
 
 
