@@ -74,7 +74,8 @@ def _captured(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         products()
-    return graph.replay
+    replay: Callable[[], object] = graph.replay
+    return replay
 
 
 def _weights(device: Any, kind: str, outputs: int, inputs: int, is_dry_run: bool) -> tuple[list[Any], float]:

@@ -103,6 +103,7 @@ def _run(context: Context, step: str, shape: str) -> None:
     context.native()
     engines = importlib.import_module("lmdeploy.turbomind.engine")
     length, batch = (24, 2) if context.is_dry_run else (2048, 32 if step == "decode" else 1)
+    response = 16 if context.is_dry_run else 32
     config = TurbomindEngineConfig(
         **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=batch, session_len=length + 128,
         cache_max_entry_count=batch * (length // 64 + 3),
@@ -116,8 +117,8 @@ def _run(context: Context, step: str, shape: str) -> None:
             _answer(engine, 1, length, 1)
             end()
         else:
-            _answer(engine, batch, length, 32)
-            _answer(engine, batch, length, 32, {12: begin, 12 + STEPS[step]: end})
+            _answer(engine, batch, length, response)
+            _answer(engine, batch, length, response, {12: begin, 12 + STEPS[step]: end})
     finally:
         engine.close()
 

@@ -40,7 +40,7 @@ def main(context: Context) -> None:
         device="cuda", dtype="bfloat16", max_batch_size=4, session_len=256, cache_max_entry_count=64
     )
     greedy = GenerationConfig(max_new_tokens=8 if context.is_dry_run else _OUTPUT, ignore_eos=True)
-    with pipeline(str(context.model("llama-8b-2-layers")), backend_config=config) as pipe:
+    with pipeline(str(context.model("llama-8b", 2)), backend_config=config) as pipe:
         said: list[str] = []
 
         def respond(received: Any) -> Any:
