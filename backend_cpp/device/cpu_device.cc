@@ -19,7 +19,7 @@ constexpr DeviceTraits kTraits{.batch_size = 64,
                                .cache_limit = size_t{4} << 30,
                                .ranks_share_memory = true,
                                .takes_mins = true,
-                               .runs_drafters = true,
+                               .drafts_pay = true,
                                .has_sparse_attention = true};
 
 // Each rank has some of the cores, and where memory is divided among them (NUMA) those of its part of it: the thread

@@ -23,8 +23,8 @@ struct DeviceTraits {
   bool ranks_share_memory = false;
   // Whether its linear layers take a minimum for each group of codes (WeightOptions::takes_mins).
   bool takes_mins = false;
-  // Whether draft models and heads run on it.
-  bool runs_drafters = false;
+  // Whether drafts pay where the user says nothing.
+  bool drafts_pay = false;
   // Whether it has choose_keys and sparse_attention.
   bool has_sparse_attention = false;
 };

@@ -46,6 +46,9 @@ class Operators {
  public:
   virtual ~Operators() = default;
 
+  // Operators of the same device whose work is done in the order of the calls to either; null: all that Device::make
+  // returns work so.
+  virtual std::unique_ptr<Operators> make_alongside() { return nullptr; }
   // Has other threads of the machine go before those that compute here, the caller included.
   virtual void lower_priority() {}
 

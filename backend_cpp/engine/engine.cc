@@ -33,7 +33,9 @@ EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draf
     const int first = config.plan.group_of(MemoryKind::kDraft);
     draft_runner->allocate_cache({config.plan, size, first, pages});
   }
-  runner.prepare_decoding({config.max_batch_size, config.session_len, config.block_len});
+  const StepLimits limits{config.max_batch_size, config.session_len, config.block_len};
+  runner.prepare_decoding(limits);
+  if (draft_runner != nullptr) draft_runner->prepare_decoding(limits);
   return config;
 }
 

@@ -29,8 +29,9 @@ const Error& overdue() {
 
 std::unique_ptr<Drafter> make_drafter(const EngineConfig& config, ModelRunner* runner, int vocab_size) {
   if (runner == nullptr) return nullptr;
-  if (runner->traits().head) return std::make_unique<DraftHead>(*runner, config.max_step_tokens, vocab_size);
-  return std::make_unique<DraftModel>(*runner, config.max_step_tokens, vocab_size);
+  const int rows = drafter_rows(config.max_step_tokens);
+  if (runner->traits().head) return std::make_unique<DraftHead>(*runner, rows, vocab_size);
+  return std::make_unique<DraftModel>(*runner, rows, vocab_size);
 }
 
 std::optional<Speculator> make_speculator(const EngineConfig& config, Drafter* drafter, LikelyTokens* tokens) {

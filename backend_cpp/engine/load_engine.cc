@@ -16,6 +16,7 @@
 #include "engine/grammar/load_grammar.h"
 #include "engine/load_worker.h"
 #include "engine/plan_caches.h"
+#include "engine/speculative/drafter.h"
 #include "kernels/paged_attention.h"
 #include "model/native_runner.h"
 #include "model/parallel_runner.h"
@@ -77,12 +78,27 @@ std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, co
   return make_runner(spec, settings, device, checkpoint, max_rows);
 }
 
+// What drafts for `target`: whole, on the same device, in one order with it where they share a cache.
+std::unique_ptr<ModelRunner> make_drafting_runner(const std::string& directory, const ModelSpec& spec,
+                                                  const SpeculativeConfig& speculation, const EngineSettings& given,
+                                                  ModelRunner& target, int max_rows) {
+  EngineSettings settings = given;
+  settings.weight_bits = speculation.weight_bits;
+  settings.model_format.clear();
+  const Device& device = find_device(settings.device);
+  const Checkpoint checkpoint(directory);
+  check_model_format(settings, checkpoint.weight_format());
+  std::unique_ptr<Operators> ops = target.operators_alongside();
+  if (!ops) ops = device.make(settings.threads);
+  const WeightOptions options = weight_options(settings, spec, device);
+  return std::make_unique<NativeRunner>(std::move(ops), Shard::whole(spec), checkpoint, options,
+                                        cache_type(settings, options.dtype), max_rows, settings.threads);
+}
+
 // A head for the model in `target`. Throws Error that says why it cannot be one.
 std::unique_ptr<ModelRunner> make_head_runner(const SpeculativeConfig& speculation, const EngineSettings& given,
                                               const std::string& target, ModelRunner& runner, int max_rows) {
   const auto refuse = [&](const std::string& why) { throw invalid_argument("speculative_config: " + why); };
-  const Device& device = find_device(given.device);
-  if (!device.traits.runs_drafters) refuse("heads run on CPUs alone so far");
   if (has_worker(target)) refuse("heads draft for models that the TurboMind engine runs");
   ModelSpec spec = read_model_spec(speculation.model + "/spec.json");
   if (!spec.head) refuse(speculation.model + " is no head");
@@ -90,12 +106,8 @@ std::unique_ptr<ModelRunner> make_head_runner(const SpeculativeConfig& speculati
     refuse(speculation.model + " is a head of another model");
   }
   extend_context(spec, {static_cast<float>(given.rope_scaling_factor), given.use_logn_attn});
-  EngineSettings settings = given;
-  settings.weight_bits = speculation.weight_bits;
-  settings.model_format.clear();
-  settings.tp = 1;
   runner.keep_hidden(spec.head->target_layers);
-  return make_native_runner(speculation.model, spec, settings, device, max_rows);
+  return make_drafting_runner(speculation.model, spec, speculation, given, runner, max_rows);
 }
 
 // Null where no model drafts for `runner`. Throws Error that says why a model cannot.
@@ -103,11 +115,12 @@ std::unique_ptr<ModelRunner> make_draft_runner(const SpeculativeConfig& speculat
                                                const std::string& target, const TokenTable& tokens, ModelRunner& runner,
                                                int max_rows) {
   if (!speculation.has_model) return nullptr;
+  const auto refuse = [&](const std::string& why) { throw invalid_argument("speculative_config: " + why); };
+  if (given.tp > 1 && !find_device(given.device).traits.ranks_share_memory) {
+    refuse("draft models and heads run where tp is 1, or on CPUs");
+  }
   if (speculation.is_head) return make_head_runner(speculation, given, target, runner, max_rows);
   const std::string& directory = speculation.model.empty() ? target : speculation.model;
-  const auto refuse = [&](const std::string& why) { throw invalid_argument("speculative_config: " + why); };
-  const Device& device = find_device(given.device);
-  if (!device.traits.runs_drafters) refuse("draft models run on CPUs alone so far");
   if (has_worker(directory)) refuse("the draft model must be one that the TurboMind engine runs");
   ModelSpec spec = read_model_spec(directory + "/spec.json");
   if (spec.recurrence) refuse("layers of " + spec.model_name + " keep a state; a model that drafts must keep none");
@@ -115,11 +128,7 @@ std::unique_ptr<ModelRunner> make_draft_runner(const SpeculativeConfig& speculat
   if (!tokens.begins_like(TokenTable::from_file(directory + "/token_bytes.bin"))) {
     refuse("the draft model must have the tokenizer of the model");
   }
-  EngineSettings settings = given;
-  settings.weight_bits = speculation.weight_bits;
-  settings.model_format.clear();
-  settings.tp = 1;
-  return make_native_runner(directory, spec, settings, device, max_rows);
+  return make_drafting_runner(directory, spec, speculation, given, runner, max_rows);
 }
 
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
@@ -303,7 +312,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   config.embedding_bytes = static_cast<size_t>(settings.max_embedding_mib) << 20;
   config.adapter_bytes = static_cast<size_t>(settings.max_adapter_mib) << 20;
   // On GPUs drafts keep steps from being launched ahead, and a worker's rows may depend on those next to them.
-  const bool drafts_pay = defaults.runs_drafters && !has_worker(directory) && !spec.encoder;
+  const bool drafts_pay = defaults.drafts_pay && !has_worker(directory) && !spec.encoder;
   config.speculation = SpeculativeConfig::of(settings.speculative_config, drafts_pay);
   SpeculativeConfig& speculation = config.speculation;
   if (locate && (speculation.is_head || !speculation.model.empty())) speculation.model = locate(speculation, directory);
@@ -318,7 +327,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
                             : make_native_runner(directory, spec, settings, device, step_rows(config, spec));
   runner->prepare(limits);
   auto draft_runner =
-      make_draft_runner(config.speculation, settings, directory, tokens, *runner, config.max_step_tokens);
+      make_draft_runner(config.speculation, settings, directory, tokens, *runner, drafter_rows(config.max_step_tokens));
+  if (draft_runner) draft_runner->prepare(limits);
   config.plan = plan_caches(*runner, draft_runner.get(), limits);
   config.page_count = cache_page_count(settings, config, *runner, defaults.cache_limit);
   config.host_page_count = host_page_count(settings, config);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/operators.h"
 #include "device/token_choice.h"
 #include "model/cache_plan.h"
 #include "model/embedding_range.h"
@@ -79,7 +80,8 @@ struct StepInput {
   std::vector<StepSpan> spans;
   std::vector<ImageFill> fills;  // of at most as many rows as a step has; there may be no tokens alongside them
   std::vector<ImageLook> looks;  // in the order of their rows
-  // What a head takes alongside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own.
+  // What a head takes alongside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own. None of its
+  // own: what it made of the rows of the step before, in whose order they are; that step may not have been taken.
   std::vector<float> alongside;
   bool is_alongside_own = false;
 
@@ -219,6 +221,9 @@ class ModelRunner {
   virtual std::byte* allocate_cache(const CacheShare& share) = 0;
   // Moves pages of the cache, one after the other, after all steps that were begun.
   virtual void move_pages(const std::vector<PageMove>& moves) = 0;
+  // Operators for another runner that uses this one's cache: their work is done in one order with its own. Null: so is
+  // that of any others of the device.
+  virtual std::unique_ptr<Operators> operators_alongside() { return nullptr; }
   // Where pages can be kept outside of the cache: the bytes of one, of all ranks; 0: they cannot. What they hold means
   // something to a runner of the same model that is set up alike.
   virtual size_t kept_page_bytes() const { return 0; }

@@ -52,7 +52,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
                    .hidden_size = shard.spec.hidden_size,
                    .images = image_traits(shard.spec),
                    .reads_whole = shard.spec.encoder.has_value(),
-                   .shares_cache = ops->shares_host_memory(),
+                   .shares_cache = ops->shares_host_memory() || shard.count == 1,
                    .chooses_tokens = !ops->shares_host_memory() && !shard.spec.encoder}),
       ops_(std::move(ops)),
       spec_(checked(shard.spec)),
@@ -102,6 +102,7 @@ void NativeRunner::prepare(const StepLimits& limits) {
                       static_cast<size_t>(blocks_of_one) * static_cast<size_t>(limits.spans));
   StepInput input;
   input.tokens.assign(static_cast<size_t>(max_rows_), 0);
+  if (head_) input.alongside.assign(static_cast<size_t>(max_rows_) * static_cast<size_t>(head_->traits().width), 0);
   for (int row = 0; row < max_rows_; row += limits.context) {
     const int count = std::min(limits.context, max_rows_ - row);
     input.spans.push_back({row, count, 0, &tables, SpanRows::kLast, count});
@@ -115,13 +116,13 @@ void NativeRunner::prepare(const StepLimits& limits) {
 }
 
 void NativeRunner::keep_hidden(const std::vector<int>& layers) {
-  if (!ops_->shares_host_memory()) throw invalid_argument("hidden states of all tokens are handed out on CPUs alone");
   if (std::ranges::any_of(layers, [&](int layer) { return layer < 0 || layer >= spec_.num_layers; })) {
     throw invalid_argument("hidden states are wanted in front of a layer that " + spec_.model_name + " does not have");
   }
   if (!brings_output_) return;
   kept_layers_ = layers;
   kept_ = float_buffer(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
+  if (!ops_->shares_host_memory()) host_kept_ = AlignedBuffer(kept_.size());
 }
 
 std::vector<CacheGroup> NativeRunner::cache_groups(const StepLimits& limits) const {
@@ -214,24 +215,33 @@ void NativeRunner::begin(const StepInput& input) {
   const WantedRows wanted = rows_.stage(input);
   outputs_.begin(input, rows_);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
+  if (head_) head_->begin_step(*ops_, input, outputs_.own_states());
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const bool has_images = embedded > 0 && image_rows_ && image_rows_->begin_step(*ops_, input, computed);
   const int gathered = decodes ? computed : wanted.count();
   const int projected = outputs_.computed_at_once(gathered);
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
-  ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
+  const bool is_repeatable = decodes && !has_adapters && !looks && (!head_ || head_->is_repeatable(input));
+  ops_->run_step(computed, is_repeatable, [&] {
     run_rows(
         {*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks(), has_images ? &*image_rows_ : nullptr},
         input, embedded, looks, gathered, projected);
   });
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_.as<float>());
+  bring_kept(rows);
   outputs_.end(wanted, projected, meets_ranks());
 }
 
 StepOutput NativeRunner::take() {
   StepOutput output = outputs_.take();
-  output.token_hidden = kept_.size() > 0 ? kept_.as<float>() : nullptr;
+  if (kept_.size() > 0) output.token_hidden = (host_kept_.size() > 0 ? host_kept_ : kept_).as<float>();
   return output;
+}
+
+void NativeRunner::bring_kept(int rows) {
+  if (host_kept_.size() == 0 || is_warming_up_) return;
+  const size_t bytes = kept_.size() / static_cast<size_t>(max_rows_) * static_cast<size_t>(rows);
+  ops_->download(kept_.as<void>(), bytes, host_kept_.as<void>());
 }
 
 void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int wanted,
@@ -260,7 +270,9 @@ void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int
 
 void NativeRunner::run_empty_rows(const DecodingShape& shape) {
   const int computed = computed_rows(shape);
-  run_rows({*ops_, computed, nullptr, meets_ranks()}, {}, 0, false, computed, outputs_.computed_at_once(computed));
+  StepInput input;
+  input.is_alongside_own = true;  // as in the steps of a head that are repeatable
+  run_rows({*ops_, computed, nullptr, meets_ranks()}, input, 0, false, computed, outputs_.computed_at_once(computed));
 }
 
 std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& directory) const {

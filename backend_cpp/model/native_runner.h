@@ -41,6 +41,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void lower_priority() override { ops_->lower_priority(); }
   std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override { cache_.move(*ops_, moves); }
+  std::unique_ptr<Operators> operators_alongside() override { return ops_->make_alongside(); }
   size_t kept_page_bytes() const override { return cache_.page_bytes(); }
   void read_pages(std::span<const int32_t> pages, std::byte* to) override { cache_.read(*ops_, pages, to); }
   void write_pages(std::span<const int32_t> pages, const std::byte* from) override { cache_.write(*ops_, pages, from); }
@@ -75,6 +76,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void run_mlp_and_experts(const StepContext& step, const LayerWeights& layer, const LinearInput& mlp_input);
   // What a layer does after its halves.
   void finish_layer(const StepContext& step, int index, const LayerWeights& layer);
+  // Brings the hidden states of a step's rows to the host, where they are asked for.
+  void bring_kept(int rows);
   void sum_over_ranks(float* x, size_t count);
 
   std::unique_ptr<Operators> ops_;
@@ -110,6 +113,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   AlignedBuffer experts_;    // hidden_size; what experts make alongside a dense MLP
   std::vector<int> kept_layers_;
   AlignedBuffer kept_;                 // StepOutput::token_hidden, where it is asked for
+  AlignedBuffer host_kept_;            // the same in the host's memory, where the device has its own
   std::vector<DecodingShape> shapes_;  // that steps may be prepared for
 };
 

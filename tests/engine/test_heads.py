@@ -16,7 +16,7 @@ from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.heads.directory import find_head
 from tests.engine.test_speculative_decoding import PROMPTS, drafted, engine, trace
-from tests.kernels.device import host_module
+from tests.kernels.device import built_modules, host_module, load_module
 from tests.support import heads
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.token_engine import TokenEngine
@@ -80,10 +80,13 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made(tmp_path_factory.mktemp("head"))
 
 
-def test_a_head_computes_what_its_published_form_does(case: Case) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_head_computes_what_its_published_form_does(case: Case, device: str) -> None:
     tokens = torch.randint(VOCAB, (12,))
     given = list(torch.randn(8, case.width))
-    head = host_module().Head(str(case.head))
+    if device == "cuda" and "emulated" not in built_modules():
+        pytest.skip("CUDA is not emulated in this build: run `make build-tests`")
+    head = (host_module() if device == "cpu" else load_module("emulated")).Head(str(case.head), device)
     logits, own = [], []
     # Two chunks of a prompt, then what it takes of itself.
     for begin, end in ((0, 5), (5, 8)):

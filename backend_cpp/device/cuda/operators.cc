@@ -16,10 +16,10 @@ namespace turbomind {
 
 namespace {
 
-cudaStream_t new_stream() {
+std::shared_ptr<std::remove_pointer_t<cudaStream_t>> new_stream() {
   cudaStream_t stream = nullptr;
   cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-  return stream;
+  return {stream, cudaStreamDestroy};
 }
 
 void release_staging(void* data, size_t) {
@@ -28,7 +28,13 @@ void release_staging(void* data, size_t) {
 
 }  // namespace
 
-CudaOperators::CudaOperators(CudaRank rank) : rank_(std::move(rank)), stream_(new_stream()), graphs_(stream_, rank_) {
+CudaOperators::CudaOperators(CudaRank rank) : CudaOperators(std::move(rank), new_stream()) {}
+
+CudaOperators::CudaOperators(CudaRank rank, Stream stream)
+    : rank_(std::move(rank)),
+      shared_stream_(std::move(stream)),
+      stream_(shared_stream_.get()),
+      graphs_(stream_, rank_) {
   gemm_ = cuda::make_gemm();
   counters_ = std::make_unique<cuda::SplitCounters>(stream_);
   latents_ = std::make_unique<CudaLatents>(*this);
@@ -40,7 +46,10 @@ CudaOperators::CudaOperators(CudaRank rank) : rank_(std::move(rank)), stream_(ne
 CudaOperators::~CudaOperators() {
   cudaStreamSynchronize(stream_);
   graphs_.clear();
-  cudaStreamDestroy(stream_);
+}
+
+std::unique_ptr<Operators> CudaOperators::make_alongside() {
+  return std::unique_ptr<Operators>(new CudaOperators({}, shared_stream_));
 }
 
 // ---- memory ----

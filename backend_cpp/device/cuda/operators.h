@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "base/kernel_choice.h"
@@ -28,6 +29,9 @@ class CudaOperators final : public Operators {
   // Works on the current device. Throws Error (kUnavailable) when there is none that this build can use.
   explicit CudaOperators(CudaRank rank = {});
   ~CudaOperators() override;
+
+  // On the same stream.
+  std::unique_ptr<Operators> make_alongside() override;
 
   bool shares_host_memory() const override { return false; }
   AlignedBuffer allocate(size_t bytes, MemoryUse use = MemoryUse::kSteps) override;
@@ -114,6 +118,9 @@ class CudaOperators final : public Operators {
   void wait_for(cudaEvent_t event);
 
  private:
+  using Stream = std::shared_ptr<std::remove_pointer_t<cudaStream_t>>;
+  CudaOperators(CudaRank rank, Stream stream);
+
   DecodingShape shape_of(int rows) { return {rows, spans_of({}).max_context()}; }
   void set_row_count(int32_t rows);
   CudaSpans& spans_of(SpanSet set);
@@ -124,6 +131,7 @@ class CudaOperators final : public Operators {
   Error out_of_memory(size_t bytes, MemoryUse use) const;
 
   CudaRank rank_;
+  Stream shared_stream_;
   cudaStream_t stream_;
   CudaGraphs graphs_;
   const bool uses_graphs_ = wanted_kernels("turbomind", "graphs") != KernelSource::kOff;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
+#include "engine/speculative/draft_chain.h"
 #include "engine/speculative/speculative_config.h"
 
 namespace turbomind {
@@ -84,8 +86,20 @@ void DraftHead::draft(std::span<const Work> all, int count) {
       one.work->drafts.push_back(one.token);
       due.push_back({&one.token, 1, one.position++, &one.work->tables, one.hidden.data(), true});
     }
+    // Where its tokens are others than the model's, the host says which.
+    if (i == 0 && traits_.tokens.empty() && can_chain(runner_)) return chain(running, count - 1);
     width = runner_.traits().hidden_size;
   }
+}
+
+void DraftHead::chain(std::span<const Running> running, int count) {
+  std::vector<DraftLink> links;
+  std::vector<float> hidden;
+  for (const Running& one : running) {
+    links.push_back({one.work, one.position - 1, 0});
+    hidden.insert(hidden.end(), one.hidden.begin(), one.hidden.end());
+  }
+  chain_drafts(runner_, links, std::move(hidden), count, vocab_size_);
 }
 
 void DraftHead::draft(Running& running, int ahead, float* logits, const float* hidden) {

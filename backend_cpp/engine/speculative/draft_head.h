@@ -55,6 +55,8 @@ class DraftHead final : public Drafter {
   int count_of(const HiddenStates& hidden) const { return static_cast<int>(hidden.states.size()) / width_; }
   // `width`: of each hidden state, the head's own if `is_own`.
   void run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last);
+  // Drafts up to `count` tokens more of each.
+  void chain(std::span<const Running> running, int count);
   void draft(Running& running, int ahead, float* logits, const float* hidden);
 
   ModelRunner& runner_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "engine/speculative/draft_chain.h"
+
 namespace turbomind {
 
 DraftModel::DraftModel(ModelRunner& runner, int max_rows, int vocab_size)
@@ -25,6 +27,20 @@ void DraftModel::draft(std::span<const Work> all, int count) {
       if (is_done) keep(one);
       return is_done;
     });
+    if (i == 0 && can_chain(runner_)) return chain(running, count - 1);
+  }
+}
+
+void DraftModel::chain(std::vector<Running>& running, int count) {
+  std::vector<DraftLink> links;
+  for (const Running& one : running) {
+    links.push_back({one.work, static_cast<int>(one.tokens.size()) - 1, static_cast<int>(one.work->tokens.size())});
+  }
+  chain_drafts(runner_, links, {}, count, vocab_size_);
+  for (Running& one : running) {
+    one.tokens.insert(one.tokens.end(), one.work->drafts.begin() + 1, one.work->drafts.end());
+    one.cached = static_cast<int>(one.tokens.size()) - 1;
+    keep(one);
   }
 }
 

@@ -35,6 +35,8 @@ class DraftModel final : public Drafter {
 
   static int cached_rows(const Work& work);
   void run(std::vector<Running>& running);
+  // Drafts up to `count` tokens more of each.
+  void chain(std::vector<Running>& running, int count);
   static void keep(const Running& done);
 
   ModelRunner& runner_;

@@ -3,6 +3,7 @@
 // Used by the step thread only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -24,6 +25,11 @@ struct HiddenStates {
   int first = 0;              // position of the first of those kept
   std::vector<float> states;  // [count, HeadTraits::width]
 };
+
+// Tokens of a drafter's step where the model's have this many at most: more would take memory from the cache.
+constexpr int drafter_rows(int max_step_tokens) {
+  return std::min(max_step_tokens, 1024);
+}
 
 class Drafter {
  public:

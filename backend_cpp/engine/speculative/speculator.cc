@@ -175,6 +175,7 @@ int Speculator::model_drafts_that_pay(int sequences, int missing_tokens, int ste
 
 bool Speculator::would_draft(const Candidate& candidate, int step_tokens) {
   if (!may_pay(step_tokens) || candidate.most <= 0) return false;
+  if (model_ != nullptr && candidate.tables != nullptr) return true;
   const PromptLookup& lookup = lookup_of(candidate);
   if (!lookup.has_draft()) return false;
   const double chance = lookup.chance(0) * lookup.chance(1);

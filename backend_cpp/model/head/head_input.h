@@ -7,7 +7,6 @@
 //   EAGLE-3 (Li et al., 2025, arXiv 2503.01840) x = join [three hidden states], or its own; the first layer's attention
 //                                               reads [norm(embedding), norm(x)]
 //
-// On CPUs only.
 #pragma once
 
 #include "model/model_runner.h"
@@ -19,13 +18,17 @@ namespace turbomind {
 
 class HeadInput {
  public:
-  // Throws Error where the device is no CPU.
   HeadInput(Operators& ops, const ModelSpec& spec, int max_rows);
 
   const HeadTraits& traits() const { return traits_; }
   // Whether its own hidden states are those in front of its last norm.
   bool goes_on_with_stream() const { return kind_ == HeadKind::kEagle3; }
 
+  // Brings what a step takes alongside its tokens to the device. `own` [rows, size]: what the head made of the rows of
+  // the step before.
+  void begin_step(Operators& ops, const StepInput& input, const float* own);
+  // Whether it does the same in each step: EAGLE-3 joins another model's hidden states, and not its own.
+  bool is_repeatable(const StepInput& input) const { return kind_ != HeadKind::kEagle3 || input.is_alongside_own; }
   // Turns the embeddings of a step's tokens, stream [rows, hidden_size], into the first layer's residual stream.
   void run(const StepContext& step, const StepInput& input, const Weights& weights, float* stream);
   // What the first layer's attention reads; null: the stream, through the layer's norm.
@@ -34,14 +37,17 @@ class HeadInput {
  private:
   // Puts rows [rows, size_], or what a norm makes of them, into joined_ from number `at` of each row on.
   void put(const StepContext& step, const float* rows, int at);
+  // Copies rows [rows, size_] to rows that begin `stride` numbers apart.
+  void copy(const StepContext& step, const float* rows, int stride, float* to) const;
   void put_normed(const StepContext& step, const NormStorage& norm, const float* rows, int at);
 
   HeadKind kind_;
   int size_;  // of its hidden states
   HeadTraits traits_;
-  AlignedBuffer joined_;  // [max_rows, 2 size_]
-  AlignedBuffer normed_;  // [max_rows, size_]
-  AlignedBuffer first_;   // [max_rows, size_], of EAGLE
+  AlignedBuffer alongside_;  // [max_rows, width]; empty where the host's memory is the device's
+  AlignedBuffer joined_;     // [max_rows, 2 size_]
+  AlignedBuffer normed_;     // [max_rows, size_]
+  AlignedBuffer first_;      // [max_rows, size_], of EAGLE
 };
 
 }  // namespace turbomind

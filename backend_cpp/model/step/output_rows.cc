@@ -103,7 +103,7 @@ void OutputRows::end(const WantedRows& wanted, int projected, bool meets_ranks) 
   output_ = {};
   if (ops_.shares_host_memory()) {
     output_.logits = logits_.size() > 0 ? logits_.as<float>() : nullptr;
-    output_.hidden = streams_.size() > 0 ? streams_.as<float>() : rows_.as<float>();
+    output_.hidden = own_states();
     return;
   }
   for (int first = 0; first < wanted.count() && !spec_.encoder; first += logit_rows_at_once_) {
@@ -115,7 +115,7 @@ void OutputRows::end(const WantedRows& wanted, int projected, bool meets_ranks) 
   }
   if (sampler_) sampler_->end();
   const auto skipped = static_cast<size_t>(wanted.choices) * static_cast<size_t>(spec_.hidden_size);
-  bring(rows_.as<float>() + skipped, wanted.asked, spec_.hidden_size, host_rows_.as<float>());
+  bring(own_states() + skipped, wanted.asked, spec_.hidden_size, host_rows_.as<float>());
   output_.logits = host_logits_.size() > 0 ? host_logits_.as<float>() : nullptr;
   output_.hidden = host_rows_.as<float>();
 }

@@ -38,6 +38,8 @@ class OutputRows {
   // Ends one that fills images alone.
   void end_without_rows();
   StepOutput take();
+  // Of the step's wanted rows, on the device: what a head takes of its own.
+  const float* own_states() const { return (streams_.size() > 0 ? streams_ : rows_).as<float>(); }
 
  private:
   // The same for hidden states `rows`, of which each rank computes the logits of its part of the vocabulary.

@@ -17,9 +17,9 @@ constexpr int kBlockLen = 16;
 
 class Head {
  public:
-  explicit Head(const std::string& directory)
+  Head(const std::string& directory, const std::string& device)
       : spec_(read_model_spec(directory + "/spec.json")),
-        runner_(find_device("cpu").make(1), Shard::whole(spec_), Checkpoint(directory), WeightOptions{},
+        runner_(find_device(device).make(1), Shard::whole(spec_), Checkpoint(directory), WeightOptions{},
                 CacheType::kFloat32, kMaxRows, 1) {
     CacheShare share;
     share.plan = plan_cache(kBlockLen, runner_.cache_groups({1, kMaxRows, kBlockLen}));
@@ -59,7 +59,7 @@ class Head {
 
 void bind_heads(pybind11::module_& m) {
   pybind11::class_<Head>(m, "Head", pybind11::module_local())
-      .def(pybind11::init<const std::string&>())
+      .def(pybind11::init<const std::string&, const std::string&>())
       .def("run", &Head::run);
 }
 

@@ -1,0 +1,121 @@
+"""Models and heads that draft on emulated CUDA: no draft changes a response, and steps that draft are captured."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmdeploy import GenerationConfig
+from tests.engine.test_heads import ONLY_HEADS
+from tests.kernels.device import NativeModule
+from tests.support import heads
+from tests.support.emulated_cuda import emulated_cuda, submit, wait
+from tests.support.tiny_models import make_small
+from tests.support.token_engine import TokenEngine
+from tools.bench.random_model import write_tokenizer
+
+HIDDEN, VOCAB = 32, 1024
+PROMPTS = [list(range(100 + 7 * i, 130 + 9 * i)) for i in range(2)]
+LIKELY = GenerationConfig(max_new_tokens=9, ignore_eos=True)
+DRAWN = GenerationConfig(max_new_tokens=9, ignore_eos=True, do_sample=True, temperature=0.8, random_seed=5)
+COUNTED = ("cudaStreamBeginCapture", "cudaGraphLaunch")
+
+
+def eagle(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return a model, and what ``speculative_config`` says of its head; as the others."""
+    model = make_small(folder / "model", "LlamaForCausalLM")
+    tensors = heads.eagle_tensors(HIDDEN, layers=2, bias=True)
+    head = heads.write_head(folder / "head", tensors, hidden_size=HIDDEN, num_hidden_layers=2, vocab_size=VOCAB)
+    return model, {"method": "eagle", "model": str(head)}
+
+
+def eagle3(folder: Path) -> tuple[Path, dict[str, Any]]:
+    model = make_small(folder / "model", "LlamaForCausalLM", num_hidden_layers=6)
+    tensors = heads.eagle3_tensors(HIDDEN, VOCAB, 100)
+    head = heads.write_head(folder / "head", tensors, hidden_size=HIDDEN, num_hidden_layers=1, vocab_size=VOCAB)
+    return model, {"method": "eagle3", "model": str(head)}
+
+
+def mtp(folder: Path) -> tuple[Path, dict[str, Any]]:
+    model = heads.make_tiny_deepseek_mtp(folder / "model", vocab_size=VOCAB, bos_token_id=256, eos_token_id=257)
+    write_tokenizer(model)
+    return model, {"method": "mtp"}
+
+
+@pytest.fixture
+def cuda() -> Iterator[NativeModule]:
+    with emulated_cuda() as module:
+        yield module
+
+
+def responses(engine: TokenEngine) -> list[list[int]]:
+    """Return the tokens of requests that run together, twice: prompts are found in the cache the second time."""
+    found = []
+    for _ in range(2):
+        pending = [submit(engine, prompt, how) for prompt in PROMPTS for how in (LIKELY, DRAWN)]
+        found += [[token for output in wait(each) for token in output.token_ids] for each in pending]
+    return found
+
+
+def drafts_of(directory: Path, device: str, config: Any, **settings: Any) -> tuple[list[list[int]], float, float]:
+    """Return the tokens of the requests, and how many drafts were made and right."""
+    with TokenEngine(directory, device=device, speculative_config=config, **settings) as engine:
+        tokens = responses(engine)
+        metrics = engine.engine.metrics()
+    return tokens, metrics["draft_tokens_total"], metrics["draft_tokens_accepted_total"]
+
+
+@pytest.mark.parametrize("made", [eagle, eagle3, mtp])
+def test_heads_draft_and_leave_responses_as_they_are(
+    made: Callable[[Path], tuple[Path, dict[str, Any]]], tmp_path: Path, cuda: NativeModule
+) -> None:
+    torch.manual_seed(11)
+    model, head = made(tmp_path)
+    config = ONLY_HEADS | head | {"num_speculative_tokens": 3}
+    plain, none, _ = drafts_of(model, "cuda", "none")
+    tokens, drafted, _ = drafts_of(model, "cuda", config)
+    assert none == 0
+    assert drafted > 0
+    assert tokens == plain
+
+
+@pytest.mark.parametrize("kernels", ["", "sampling=off"])  # the next draft step is launched ahead, or not
+def test_a_model_drafts_in_captured_steps(
+    tmp_path: Path, cuda: NativeModule, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", kernels)
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
+    # Its own weights: every draft is right. Few blocks: they move, and the drafter's part of them too.
+    config = ONLY_HEADS | {"method": "draft_model", "num_speculative_tokens": 3}
+    few: dict[str, Any] = {"cache_max_entry_count": 12, "num_cpu_blocks": 6, "session_len": 100}
+    plain, _, _ = drafts_of(directory, "cuda", "none", **few)
+    with TokenEngine(directory, device="cuda", speculative_config=config, **few) as engine:
+        before = [cuda.calls_of(name) for name in COUNTED]
+        assert responses(engine) == plain
+        captures, launches = (cuda.calls_of(name) - known for name, known in zip(COUNTED, before, strict=True))
+        metrics = engine.engine.metrics()
+    assert metrics["draft_tokens_accepted_total"] == metrics["draft_tokens_total"] > 0
+    assert captures == 0
+    assert launches > 0
+
+
+def test_drafts_are_the_same_when_work_is_done_later(tmp_path: Path, cuda: NativeModule) -> None:
+    torch.manual_seed(11)
+    model, head = mtp(tmp_path)
+    config = ONLY_HEADS | head | {"num_speculative_tokens": 2}
+    few = {"cache_max_entry_count": 14, "num_cpu_blocks": 8, "session_len": 100}
+    at_once, drafted, _ = drafts_of(model, "cuda", config, **few)
+    assert drafted > 0
+    changed = cuda.calls_of("staging memory changed too early")
+    cuda.defer_work(1)
+    assert drafts_of(model, "cuda", config, **few)[0] == at_once
+    assert cuda.calls_of("staging memory changed too early") == changed
+
+
+def test_what_drafts_runs_on_one_gpu(tmp_path: Path, cuda: NativeModule) -> None:
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
+    config = {"method": "draft_model"}
+    with pytest.raises(ValueError, match="draft models and heads run where tp is 1, or on CPUs"):
+        TokenEngine(directory, device="cuda", tp=2, speculative_config=config)
