@@ -5,15 +5,15 @@ from pathlib import Path
 
 from tools.bench.peers.places import GGUF_TYPES, gguf, llama_tool, openvino_python
 
-# Prints one line for each value of -fa, the second one faster, between lines that are no results.
+# Prints one line for each value of -fa, between lines that are no results; flash attention is slower.
 LLAMA_BENCH = """
 import json, os, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 with open(os.environ["FAKE_PEERS_LOG"], "a") as log:
     print("llama-bench", flags["-p"], flags["-n"], flags["-d"], flags["-t"], file=log)
 print("ggml: some news")
-for number, attention in enumerate(flags["-fa"].split(",")):
-    print(json.dumps({"flash_attn": attention, "avg_ts": 100.0 + number}))
+for attention in flags["-fa"].split(","):
+    print(json.dumps({"flash_attn": attention, "avg_ts": 101.0 if attention == "off" else 100.0}))
 """
 # Flash attention is faster here.
 LLAMA_BATCHED_BENCH = """
@@ -21,7 +21,7 @@ import json, os, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 with open(os.environ["FAKE_PEERS_LOG"], "a") as log:
     print("llama-batched-bench", flags["-npl"], flags["-npp"], flags["-ntg"], flags["-c"], file=log)
-print(json.dumps({"speed_tg": 300.0 if flags["-fa"] == "on" else 200.0}))
+print(json.dumps({"speed_pp": 900.0, "speed_tg": 300.0 if flags["-fa"] == "on" else 200.0}))
 """
 # Responses as genai_worker.py does: first token after 1 s, then a token every 0.1 s.
 OPENVINO = """

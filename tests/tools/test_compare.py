@@ -14,7 +14,7 @@ from lmdeploy.messages import TurbomindEngineConfig
 from tests.support import fake_peers
 from tests.support.tiny_models import make_tiny_llama
 from tools.bench import quiet
-from tools.bench.compare import PARTS, part_names
+from tools.bench.compare import EVERY_PART, PARTS, part_names
 from tools.bench.inprocess import in_process
 from tools.bench.matches import MATCHES, Match
 from tools.bench.peers.places import llama_tool
@@ -29,7 +29,7 @@ def test_every_target_about_the_engines_alone_has_its_match() -> None:
     every = TARGETS.keys() | TARGETS_WITH_TILES.keys()
     promised = {workload for workload in every if workload.startswith(("decode", "prefill"))}
     assert promised <= played
-    assert {match.part for match in MATCHES} < set(PARTS)
+    assert {match.part for match in MATCHES} < set(PARTS) < set(EVERY_PART)
 
 
 def test_more_is_promised_where_there_are_matrix_units() -> None:
@@ -40,7 +40,9 @@ def test_more_is_promised_where_there_are_matrix_units() -> None:
 
 def test_parts_are_a_list_with_commas() -> None:
     assert part_names("decode,cache") == ["decode", "cache"]
-    with pytest.raises(Exception, match="expected some of decode, streams, prefill, http, cache, got all"):
+    with pytest.raises(
+        Exception, match="expected some of decode, streams, prefill, http, cache, large, moe, long, agent, got all"
+    ):
         part_names("all,http")
 
 

@@ -7,14 +7,18 @@ other by spinning, so it slows down many times where anything else runs, far mor
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from lmdeploy.renamed import COMPARISON_KEYS, accept_old_option, with_old_keys
 from tools.bench import arguments as flags
+from tools.bench import larger
 from tools.bench.matches import MATCHES, Rounds, full_cache, over_http, play
 from tools.bench.peers.places import thread_count, why_missing
+from tools.bench.peers.shapes import SHAPES
 from tools.bench.plot import Bar, draw_bars
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.report import busy_share, machine, table, write_report
@@ -22,21 +26,44 @@ from tools.bench.roofline import measure_limits
 from tools.bench.targets import HEADER, Row, rows, targets_with, unmeasured
 
 PARTS = ("decode", "streams", "prefill", "http", "cache")
+# What people run; only where they are asked for, since they take an hour and 5 GB of disk.
+EVERY_PART = PARTS + larger.PARTS
 _QUIET = 0.1  # of the processors' time
 
 
 def part_names(text: str) -> list[str]:
     """Read a flag such as ``decode,http``."""
+    return _some_of(EVERY_PART, text)
+
+
+def model_names(text: str) -> list[str]:
+    """Read a flag such as ``llama-3.2-1b,qwen3-4b``."""
+    return _some_of(tuple(SHAPES), text)
+
+
+def sizes(text: str) -> list[int]:
+    """Read a flag such as ``4000,16000``."""
+    return [flags.positive(size) for size in text.split(",")]
+
+
+def _some_of(known: Sequence[str], text: str) -> list[str]:
     names = text.split(",")
-    if unknown := [name for name in names if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {', '.join(unknown)}")
     return names
 
 
 def main() -> None:
     """Run the command line."""
     parser = flags.parser("Measure the engine alongside llama.cpp and OpenVINO GenAI, against the project's targets.")
-    parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PART,...", help=", ".join(PARTS))
+    parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PART,...", help=", ".join(EVERY_PART))
+    parser.add_argument(
+        "--models", type=model_names, default=list(SHAPES), metavar="NAME,...", help="of large, moe, long"
+    )
+    parser.add_argument(
+        "--contexts", type=sizes, default=list(larger.CONTEXTS), metavar="N,...", help="of long, in tokens"
+    )
+    parser.add_argument("--cache-bits", type=sizes, default=list(larger.CACHE_BITS), metavar="N,...", help="of long")
     parser.add_argument("--rounds", type=flags.positive, default=3)
     timeout = parser.add_argument(
         "--timeout",
@@ -66,7 +93,13 @@ def main() -> None:
     rates: dict[str, dict[str, list[float]]] = {}
     shares: dict[str, float] = {}
     matches = [match for match in MATCHES if match.part in arguments.only]
-    for name, sides, share in play(matches, model_path, rounds, limits):
+    chosen = larger.Choice(
+        [part for part in larger.PARTS if part in arguments.only],
+        arguments.models,
+        arguments.contexts,
+        arguments.cache_bits,
+    )
+    for name, sides, share in chain(play(matches, model_path, rounds, limits), larger.play(chosen, rounds, limits)):
         rates[name] = sides
         if share is not None:
             shares[name] = share

@@ -6,9 +6,10 @@ prompt for later. Ours and OpenVINO's responses are timed token by token; llama.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from lmdeploy.messages import TurbomindEngineConfig
@@ -16,15 +17,15 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from tools.bench.inprocess import in_process
 from tools.bench.over_http import run_over_http
-from tools.bench.peers import llama_cpp
+from tools.bench.peers import llama_cpp, vllm
 from tools.bench.peers.genai import genai
-from tools.bench.peers.places import GGUF_TYPES, gguf, why_missing
+from tools.bench.peers.places import GGUF_TYPES, gguf, missing_program, vllm_python, why_missing
 from tools.bench.roofline import Limits, ModelCost, model_cost
 from tools.bench.server import running_server
-from tools.bench.stats import Record, median, steady_rate
+from tools.bench.stats import Record, Summary, median, steady_rate
 from tools.bench.targets import OURS
 from tools.bench.turns import take_turns
-from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, TokenRequest, random_requests, token_requests
+from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, Request, TokenRequest, random_requests, token_requests
 
 MOST_STREAMS = 32
 PREFILLS = 2  # prompts of a measurement
@@ -50,6 +51,8 @@ class Match:
         Of the weights.
     streams, prompt_len, output_len
         Sequences at a time, and their tokens.
+    prompts
+        Of a measurement, where prompts are measured.
     """
 
     part: str
@@ -57,6 +60,7 @@ class Match:
     streams: int
     prompt_len: int
     output_len: int
+    prompts: int = PREFILLS
 
     def __str__(self) -> str:
         if self.part == "prefill":
@@ -72,19 +76,19 @@ class Match:
     def rate(self, response: Answer) -> float:
         """Return an engine's tokens/s: of prompts up to the first token, or generated while all streams generate."""
         if self.part == "prefill":
-            records = response(token_requests(PREFILLS, self.prompt_len, 1, seed=1), 1)
-            return PREFILLS * self.prompt_len / sum(record.first_token_latency for record in records)
+            records = response(token_requests(self.prompts, self.prompt_len, 1, seed=1), 1)
+            return self.prompts * self.prompt_len / sum(record.first_token_latency for record in records)
         return steady_rate(
             response(token_requests(self.streams, self.prompt_len, self.output_len, seed=1), self.streams)
         )
 
-    def llama_rate(self, model: Path) -> float:
-        """Return the tokens/s of llama.cpp."""
+    def llama_rate(self, model: Path, attention: Sequence[str] = llama_cpp.ATTENTION) -> float:
+        """Return the tokens/s of llama.cpp, with the fastest of these kinds of attention."""
         if self.part == "prefill":
-            return llama_cpp.prefill_rate(model, self.prompt_len, PREFILLS)
+            return llama_cpp.prefill_rate(model, self.prompt_len, self.prompts, attention)
         if self.streams == 1:
-            return llama_cpp.decode_rate(model, self.prompt_len, self.output_len)
-        return llama_cpp.streams_rate(model, self.streams, self.prompt_len, self.output_len)
+            return llama_cpp.decode_rate(model, self.prompt_len, self.output_len, attention)
+        return llama_cpp.streams_rate(model, self.streams, self.prompt_len, self.output_len, attention)
 
     def share(self, cost: ModelCost, limits: Limits, rate: float) -> float | None:
         """Return the share of the machine's limit: of bandwidth with one stream, of int8 operations for a prompt."""
@@ -164,27 +168,59 @@ def _answers(model_path: Path, bits: int) -> Iterator[tuple[dict[str, Answer], M
 
 
 def over_http(model_path: Path, rounds: Rounds) -> Measured:
-    """Return the tokens/s of whole requests through HTTP, 16 at a time: gateway and Triton, and llama-server."""
-    config = replace(engine_config(4), max_batch_size=HTTP_STREAMS)
+    """Return the tokens/s of whole requests through HTTP, 16 at a time: gateway and Triton, llama-server and vLLM.
+
+    llama-server has weights of 4 bits, vLLM of 16; of these, how soon the first tokens come is measured too.
+    """
+    found: Measured = {}
     requests = random_requests(2 * HTTP_STREAMS, Lengths(32, 256), Lengths(32, 192), seed=1)
+    tokenizer = Tokenizer(str(model_path))
+    longest = max(len(tokenizer.encode(request.prompt)) + request.output_len for request in requests)
+    file = gguf(model_path, 4)
+    if why_missing("llama.cpp", model_path, 4) is None:
+        peer = {"llama-server Q4_0": lambda: llama_cpp.serving(file, HTTP_STREAMS, longest)}
+    else:
+        peer = {}
+    runs = _served(model_path, 4, peer, requests, rounds)
+    found[f"HTTP, {HTTP_STREAMS} streams, 4-bit"] = {
+        side: [run.token_throughput for run in each] for side, each in runs.items()
+    }
+    if missing_program(vllm_python()) is None:
+        peer = {"vLLM bfloat16": lambda: vllm.serving(model_path, HTTP_STREAMS, longest)}
+        runs = _served(model_path, 16, peer, requests, rounds)
+        name = f"HTTP, {HTTP_STREAMS} streams, 16-bit"
+        found[name] = {side: [run.token_throughput for run in each] for side, each in runs.items()}
+        found[f"{name}: first tokens"] = {
+            side: [1 / run.first_token_latency["p50"] for run in each] for side, each in runs.items()
+        }
+    return found
+
+
+def _served(
+    model_path: Path,
+    bits: int,
+    peers: Mapping[str, Callable[[], AbstractContextManager[str]]],
+    requests: Sequence[Request],
+    rounds: Rounds,
+) -> dict[str, list[Summary]]:
+    """Return the rounds of our server and of others; one that does not start is left out by name."""
     with ExitStack() as stack:
+        config = replace(engine_config(bits), max_batch_size=HTTP_STREAMS)
         urls = {OURS: stack.enter_context(running_server(str(model_path), config))}
-        if why_missing("llama.cpp", model_path, 4) is None:
-            tokenizer = Tokenizer(str(model_path))
-            longest = max(len(tokenizer.encode(request.prompt)) + request.output_len for request in requests)
-            urls["llama-server Q4_0"] = stack.enter_context(
-                llama_cpp.serving(gguf(model_path, 4), HTTP_STREAMS, longest)
-            )
-
-        def ask(url: str) -> float:
-            return run_over_http(url, requests, HTTP_STREAMS, GREEDY).token_throughput
-
+        for side, serving in peers.items():
+            try:
+                urls[side] = stack.enter_context(serving())
+            except RuntimeError as error:
+                print(f"-- {side} is left out: {error}", flush=True)
         for url in urls.values():
             run_over_http(url, requests[:HTTP_STREAMS], HTTP_STREAMS, GREEDY)  # warm up
-        name = f"HTTP, {HTTP_STREAMS} streams, 4-bit"
-        print(f"-- {name}", flush=True)
-        sides = {side: (lambda url=url: ask(url)) for side, url in urls.items()}
-        return {name: take_turns(sides, rounds.count, "{:.1f} tokens/s".format, rounds.pause)}
+        print(f"-- HTTP, {HTTP_STREAMS} streams, {bits}-bit", flush=True)
+        sides = {side: partial(run_over_http, url, requests, HTTP_STREAMS, GREEDY) for side, url in urls.items()}
+        return take_turns(sides, rounds.count, _served_run, rounds.pause)
+
+
+def _served_run(run: Summary) -> str:
+    return f"{run.token_throughput:.1f} tokens/s, first tokens after {run.first_token_latency['p50']:.2f} s"
 
 
 def full_cache(model_path: Path, rounds: Rounds) -> Measured:

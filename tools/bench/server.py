@@ -8,7 +8,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from lmdeploy.messages import PytorchEngineConfig
@@ -60,7 +60,12 @@ def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
 
 
 @contextmanager
-def running(command: Sequence[str], url: str) -> Iterator[str]:
+def running(
+    command: Sequence[str],
+    url: str,
+    environment: Mapping[str, str] | None = None,
+    start_seconds: float = START_SECONDS,
+) -> Iterator[str]:
     """Run an HTTP server of any kind for as long as the block lasts.
 
     Parameters
@@ -69,6 +74,10 @@ def running(command: Sequence[str], url: str) -> Iterator[str]:
         Starts it; it ends itself when interrupted.
     url
         Where it will answer ``/health`` with 200 once it is ready.
+    environment
+        Of the server; None: this process's.
+    start_seconds
+        Most that it may take until then.
 
     Yields
     ------
@@ -81,9 +90,9 @@ def running(command: Sequence[str], url: str) -> Iterator[str]:
         It did not start; the message ends with what it printed.
     """
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
-            if not _becomes_healthy(url, process):
+            if not _becomes_healthy(url, process, start_seconds):
                 log.seek(0)
                 raise RuntimeError(f"the server did not start:\n{log.read().decode(errors='replace')[-3000:]}")
             yield url
@@ -96,8 +105,8 @@ def running(command: Sequence[str], url: str) -> Iterator[str]:
                 process.wait()
 
 
-def _becomes_healthy(url: str, process: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + START_SECONDS
+def _becomes_healthy(url: str, process: subprocess.Popen[bytes], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=2) as response:

