@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lmdeploy.cli import main as cli
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from tests.support.tiny_models import make_tiny_llama
 from tools.bench import arguments as flags
+from tools.bench.matches import engine_config
 from tools.bench.server import engine_flags
 from tools.profile_restful_api import make_parser
 
@@ -58,6 +60,14 @@ def test_each_engine_has_its_settings() -> None:
     assert engine_flags(pytorch)[:2] == ["--backend", "pytorch"]
     with pytest.raises(ValueError, match=r"--backend pytorch: .*weight_bits"):
         flags.engine_config(parser.parse_args(["--backend", "pytorch", "--weight-bits", "8"]), 3)
+
+
+def test_a_server_is_started_with_flags_that_it_takes() -> None:
+    for bits in (4, 16):
+        command = ["serve", "api_server", "a-model", *engine_flags(engine_config(bits))]
+        read = cli.make_parser().parse_args(command)
+        assert read.enable_prefix_caching is False
+        assert (read.weight_bits, read.speculative_config) == (4 if bits == 4 else None, "none")
 
 
 def test_the_manual_s_throughput_command_runs_with_either_engine(tmp_path: Path) -> None:

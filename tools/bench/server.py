@@ -24,7 +24,13 @@ def engine_flags(config: EngineConfig) -> list[str]:
     given, defaults = dataclasses.asdict(config), dataclasses.asdict(type(config)())
     changed = {name: value for name, value in given.items() if value != defaults[name]}
     backend = ["--backend", "pytorch"] if isinstance(config, PytorchEngineConfig) else []
-    return backend + [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    return backend + [text for name, value in changed.items() for text in _flag(name.replace("_", "-"), value)]
+
+
+def _flag(name: str, value: object) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
 
 
 @contextmanager
