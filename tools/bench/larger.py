@@ -107,11 +107,13 @@ def _match(name: str, bits: int, file: Path, rounds: Rounds, limits: Limits) -> 
                 if _is_able(title, side, partial(answer, token_requests(streams, prompt_len, 2, seed=2), streams)):
                     sides[side] = partial(match.rate, answer)
             sides |= _programs(title, match, file, kind)
-            if runner:
+            if runner and streams == 1:
                 length = Lengths(prompt_len, prompt_len)
-                prompts = [request.prompt for request in random_requests(streams, length, length, seed=1)]
-                if _is_able(title, "mistral.rs", partial(runner.answer, prompts, 2)):
-                    sides[f"mistral.rs {kind}"] = partial(_mistral_rate, runner, prompts, match)
+                (request,) = random_requests(1, length, length, seed=1)
+                if _is_able(title, "mistral.rs", partial(runner.answer, request.prompt, 2)):
+                    sides[f"mistral.rs {kind}"] = partial(_mistral_rate, runner, request.prompt, match)
+            elif runner:
+                print(f"-- {title}: mistral.rs is left out: its runner takes one request at a time", flush=True)
             rates = _turns(title, sides, rounds)
             share = None
             if match.part == "decode":
@@ -142,14 +144,13 @@ def _mistral(file: Path) -> Iterator[Mistral | None]:
     if missing_program(mistral_python()):
         yield None
         return
-    with mistral(file, MOST_STREAMS) as runner:
+    with mistral(file) as runner:
         yield runner
 
 
-def _mistral_rate(runner: Mistral, prompts: Sequence[str], match: Match) -> float:
-    if match.part == "prefill":
-        return runner.prefill_rate(prompts[0])
-    return runner.decode_rate(prompts, match.output_len)
+def _mistral_rate(runner: Mistral, prompt: str, match: Match) -> float:
+    used = runner.answer(prompt, match.output_len)
+    return used.prompt_tokens / used.prompt_seconds if match.part == "prefill" else used.tokens / used.seconds
 
 
 @contextmanager

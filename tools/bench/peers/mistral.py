@@ -1,6 +1,6 @@
 """mistral.rs, in a process of its own environment."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,33 +22,24 @@ class Usage:
 
 
 class Mistral:
-    """A runner that answers prompts; made by :func:`mistral`."""
+    """A runner that answers prompts, one at a time; made by :func:`mistral`."""
 
     def __init__(self, process: Worker) -> None:
         self._process = process
 
-    def answer(self, prompts: Sequence[str], tokens: int) -> list[Usage]:
-        """Answer prompts, all at once, with exactly this many tokens each.
+    def answer(self, prompt: str, tokens: int) -> Usage:
+        """Answer a prompt with exactly this many tokens.
 
         Raises
         ------
         RuntimeError
             The process ended.
         """
-        return [Usage(*used) for used in self._process.ask({"prompts": list(prompts), "tokens": tokens})]
-
-    def prefill_rate(self, prompt: str) -> float:
-        """Return the tokens/s of a prompt up to the first token."""
-        (used,) = self.answer([prompt], 1)
-        return used.prompt_tokens / used.prompt_seconds
-
-    def decode_rate(self, prompts: Sequence[str], tokens: int) -> float:
-        """Return the tokens/s of all responses together, their prompts excluded: the sum of their own rates."""
-        return sum(used.tokens / used.seconds for used in self.answer(prompts, tokens))
+        return Usage(*self._process.ask([prompt, tokens]))
 
 
 @contextmanager
-def mistral(model: Path, batch: int) -> Iterator[Mistral]:
-    """Run it on a GGUF file for as long as the block lasts, with at most ``batch`` sequences in a step."""
-    with worker("mistral.rs", mistral_python(), _WORKER, model, batch) as process:
+def mistral(model: Path) -> Iterator[Mistral]:
+    """Run it on a GGUF file for as long as the block lasts."""
+    with worker("mistral.rs", mistral_python(), _WORKER, model) as process:
         yield Mistral(process)

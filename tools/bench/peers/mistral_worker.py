@@ -1,13 +1,12 @@
 """Answers prompts with mistral.rs; runs in its own environment (`mistral.py` starts it).
 
-Reads a line of JSON for each run: ``{"prompts": [text, ...], "tokens": n}``, all answered at once, and answers with a
-line: ``[[prompt tokens, seconds, generated tokens, seconds], ...]``, as mistral.rs counts them.
+Reads a line of JSON for each prompt: ``[text, tokens to generate]``, and answers with one: ``[prompt tokens, seconds,
+generated tokens, seconds]``, as mistral.rs counts them. Its runner takes one request at a time.
 """
 
 import json
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,14 @@ def respond(runner: Any, prompt: str, tokens: int) -> list[float]:
 
 def main() -> None:
     """Serve until standard input ends."""
-    model, batch = Path(sys.argv[1]), int(sys.argv[2])
+    model = Path(sys.argv[1])
     responses = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints is no response
     which = mistralrs.Which.GGUF(quantized_model_id=str(model.parent), quantized_filename=model.name)
-    runner = mistralrs.Runner(which=which, max_seqs=batch, prefix_cache_n=0)
-    with ThreadPoolExecutor(batch) as pool:
-        for line in sys.stdin:
-            run = json.loads(line)
-            found = list(pool.map(lambda prompt: respond(runner, prompt, run["tokens"]), run["prompts"]))  # noqa: B023
-            print(json.dumps(found), file=responses, flush=True)
+    runner = mistralrs.Runner(which=which, max_seqs=1, prefix_cache_n=0)
+    for line in sys.stdin:
+        prompt, tokens = json.loads(line)
+        print(json.dumps(respond(runner, prompt, tokens)), file=responses, flush=True)
 
 
 if __name__ == "__main__":
