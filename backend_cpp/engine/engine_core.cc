@@ -72,7 +72,9 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       sampler_(runner.traits().vocab_size) {
   blocks_.set_snapshot_interval(config.snapshot_interval);
   if (speculator_ && config.plan.group_of(MemoryKind::kState) >= 0) speculator_->expect_redone_tokens();
-  if (events != nullptr) blocks_.observe(announcer_.emplace(config.block_len, *events));
+  if (events == nullptr) return;
+  blocks_.observe(announcer_.emplace(config.block_len, *events));
+  if (disk_) disk_->announce_with(*announcer_);
 }
 
 // ---- requests come ----

@@ -74,7 +74,9 @@ class EngineCore {
 
   // Publishes the cache events since the last call.
   void announce() {
-    if (announcer_) announcer_->end_step(blocks_);
+    if (!announcer_) return;
+    if (disk_) announcer_->note_files(disk_->take_changes());
+    announcer_->end_step(blocks_);
   }
   std::vector<Delivery> take_outputs() { return std::exchange(outputs_, {}); }
   EngineStats stats() const;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <thread>
 
+#include "tests/disk/scratch.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
@@ -219,6 +220,26 @@ ENGINE_TEST(a_session_keeps_its_images_and_a_rollback_cuts_them) {
   std::vector<int32_t> cut(shown.meant.begin(), shown.meant.begin() + 5);
   cut.insert(cut.end(), shown.meant.begin(), shown.meant.end());
   CHECK(collector.wait(4).tokens == expected_tokens(cut, 3));
+}
+
+ENGINE_TEST(images_in_files_are_found_by_what_they_show) {
+  const ScratchDirectory scratch;
+  EngineConfig config = small_config();
+  config.enable_prefix_caching = true;
+  config.disk = {scratch.path(), uint64_t{1} << 28, "a stub"};
+  const auto found = [&](const Shown& shown) {
+    Engine engine(config, std::make_unique<StubRunner>(), letters());
+    Collector collector;
+    engine.submit(shown.request(1, 3, collector.callback()));
+    const Collector::Response response = collector.wait(1);
+    CHECK(response.tokens == expected_tokens(shown.meant, 3));
+    return response.last.cached_token_len;
+  };
+  const std::vector<int32_t> after = {8, 9, 10, 11, 12, 13, 14, 15, 16, 17};
+  const Shown one({5, 6, 7}, {3, 4, 5, 6, 7}, after);
+  CHECK_EQUAL(found(one), 0);
+  CHECK(found(one) >= 8);
+  CHECK_EQUAL(found(Shown({5, 6, 7}, {3, 4, 5, 7, 6}, after)), 0);
 }
 
 ENGINE_TEST(embeddings_that_do_not_fit_the_prompt_are_refused) {

@@ -19,7 +19,8 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     lora_id
         Always None; LoRA adapters are named by ``lora_name``.
     medium
-        ``GPU``: the engine's own memory, whatever the device; ``CPU``: the host's blocks alongside it.
+        ``GPU``: the engine's own memory, whatever the device; ``CPU``: the host's blocks alongside it; ``DISK``: files
+        of ``cache_dir``.
     extra_keys
         Of each block what distinguishes it alongside its tokens, or None.
     """

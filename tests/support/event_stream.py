@@ -151,7 +151,7 @@ class Index:
 
     def _store(self, event: BlockStored) -> None:
         parent, size = event.parent_block_hash, event.block_size
-        assert parent is None or parent in self.held
+        assert event.medium == "DISK" or parent is None or parent in self.held
         assert len(event.token_ids) == size * len(event.block_hashes)
         extra_keys = event.extra_keys or [None] * len(event.block_hashes)
         blocks = [event.token_ids[i : i + size] for i in range(0, len(event.token_ids), size)]

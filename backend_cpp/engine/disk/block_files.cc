@@ -16,6 +16,7 @@
 #include <memory>
 #include <random>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -31,6 +32,7 @@ constexpr std::chrono::seconds kUsedAgain{5};  // a file's use is noted at most 
 constexpr int64_t kAbandoned = 600;            // seconds after which a temporary file is nobody's
 constexpr int64_t kNanoseconds = 1'000'000'000;
 constexpr int kMaxNotes = 3;
+constexpr uint64_t kMaxKeyBytes = 1 << 20;
 
 struct Header {
   std::array<char, 8> magic = {'L', 'M', 'K', 'V', 'B', '0', '0', '1'};
@@ -44,6 +46,7 @@ struct Header {
 struct Ledger {
   uint64_t bytes = 0;
   uint64_t check = 0;  // ~bytes
+  uint64_t removals = 0;
 };
 
 Header header_of(const BlockKey& key, std::span<const std::byte> content) {
@@ -123,7 +126,9 @@ BlockFiles::BlockFiles(std::string directory, uint64_t most_bytes, std::chrono::
   unlinkat(folder_.get(), probe.c_str(), 0);
   if (!grant(0)) throw invalid_argument("cache_dir: " + directory_ + " cannot be locked: " + reason(errno));
   for (const Found& found : scan()) {
-    if (found.name) note(*found.name);
+    if (!found.name) continue;
+    known_[*found.name];
+    unread_.push_back(*found.name);
   }
 }
 
@@ -151,14 +156,15 @@ std::string BlockFiles::open_directory() {
 
 // ---- any thread ----
 
-bool BlockFiles::knows(const Sha256& name, int depth) {
+bool BlockFiles::knows(const BlockKey& key, int depth) {
   const auto now = std::chrono::steady_clock::now();
   const std::lock_guard lock(mu_);
-  const auto it = known_.find(name);
+  const auto it = known_.find(key.name);
   if (it == known_.end()) return false;
-  if (now - it->second > kUsedAgain) {
-    it->second = now;
-    used_.emplace_back(name, depth);
+  label(it->second, key);
+  if (now - it->second.used > kUsedAgain) {
+    it->second.used = now;
+    used_.emplace_back(key.name, depth);
   }
   return true;
 }
@@ -170,14 +176,60 @@ BlockFiles::Counts BlockFiles::counts() const {
   return counts;
 }
 
-void BlockFiles::note(const Sha256& name) {
+std::vector<FileChange> BlockFiles::take_changes() {
   const std::lock_guard lock(mu_);
-  known_[name] = std::chrono::steady_clock::now();
+  return std::exchange(changes_, {});
+}
+
+bool BlockFiles::has_changes() const {
+  const std::lock_guard lock(mu_);
+  return !changes_.empty();
+}
+
+void BlockFiles::describe(const BlockKey& key) {
+  const std::lock_guard lock(mu_);
+  if (const auto known = known_.find(key.name); known != known_.end()) label(known->second, key);
+}
+
+void BlockFiles::label(Known& known, const BlockKey& key) {
+  if (!key.label || known.label) return;
+  known.label = key.label;
+  changes_.push_back({key.label, true});
+}
+
+BlockFiles::KnownFiles::iterator BlockFiles::erase(KnownFiles::iterator known) {
+  if (known->second.label) changes_.push_back({std::move(known->second.label), false});
+  return known_.erase(known);
+}
+
+void BlockFiles::note(const BlockKey& key, bool is_used) {
+  const std::lock_guard lock(mu_);
+  Known& known = known_[key.name];
+  if (is_used) known.used = std::chrono::steady_clock::now();
+  label(known, key);
 }
 
 void BlockFiles::forget(const Sha256& name) {
   const std::lock_guard lock(mu_);
-  known_.erase(name);
+  if (const auto known = known_.find(name); known != known_.end()) erase(known);
+}
+
+void BlockFiles::forget_others(const std::vector<Found>& found) {
+  std::unordered_set<Sha256, NameHash> there;
+  for (const Found& each : found) {
+    if (each.name) there.insert(*each.name);
+  }
+  const std::lock_guard lock(mu_);
+  for (auto known = known_.begin(); known != known_.end();) {
+    known = there.contains(known->first) ? std::next(known) : erase(known);
+  }
+}
+
+bool BlockFiles::is_there() {
+  struct stat status{};
+  if (folder_ && fstat(folder_.get(), &status) == 0 && status.st_nlink > 0) return true;
+  forget_others({});
+  return false;
 }
 
 // ---- contents ----
@@ -194,6 +246,7 @@ bool BlockFiles::has(const BlockKey& key, size_t bytes) {
     remove_damaged(key.name, "its length is wrong");
     return false;
   }
+  note(key, false);
   return true;
 }
 
@@ -218,23 +271,17 @@ bool BlockFiles::read(const BlockKey& key, std::span<std::byte> to, int depth) {
     remove_damaged(key.name, "its checksum or its key is wrong");
     return false;
   }
-  note(key.name);
+  note(key, true);
   set_used(key.name, depth);
   return true;
 }
 
 bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, int depth) {
   if (std::chrono::steady_clock::now() < next_try_) return false;
-  struct stat status{};
-  if (!folder_ || fstat(folder_.get(), &status) != 0 || status.st_nlink == 0) {
-    // It was removed, with all that was in it.
-    {
-      const std::lock_guard lock(mu_);
-      known_.clear();
-    }
+  if (!is_there()) {
     if (const std::string wrong = open_directory(); !wrong.empty()) return fail(wrong.c_str(), 0), false;
   }
-  if (has(key, content.size())) return note(key.name), true;
+  if (has(key, content.size())) return note(key, true), true;
   const uint64_t bytes = file_bytes(key, content.size());
   if (!grant(bytes)) return false;
   const std::string name = file_name(key.name);
@@ -252,9 +299,25 @@ bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, 
     unlinkat(folder_.get(), temporary.c_str(), 0);
     return fail("a file cannot be written", error), false;
   }
-  note(key.name);
+  note(key, true);
   set_used(key.name, depth);
   return true;
+}
+
+std::vector<std::string> BlockFiles::next_keys(size_t most) {
+  std::vector<std::string> keys;
+  while (keys.size() < most && !unread_.empty()) {
+    const Sha256 name = unread_.back();
+    unread_.pop_back();
+    const FileDescriptor file(openat(folder_.get(), file_name(name).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    Header header;
+    const auto call = [&](const iovec* parts, int count) { return ::readv(file.get(), parts, count); };
+    if (!file || transfer(call, {part_of(&header, sizeof(header))}) != 0) continue;
+    if (header.magic != Header().magic || header.key_bytes > kMaxKeyBytes) continue;
+    std::string key(header.key_bytes, '\0');
+    if (transfer(call, {part_of(key.data(), key.size())}) == 0 && sha256(key) == name) keys.push_back(std::move(key));
+  }
+  return keys;
 }
 
 void BlockFiles::mark_used() {
@@ -264,6 +327,11 @@ void BlockFiles::mark_used() {
     used.swap(used_);
   }
   for (const auto& [name, depth] : used) set_used(name, depth);
+  if (!is_there()) return;
+  const FileDescriptor file(openat(folder_.get(), kLedger, O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  Ledger ledger;
+  const bool is_whole = file && pread(file.get(), &ledger, sizeof(ledger), 0) == sizeof(ledger);
+  if (!is_whole || ledger.removals != removals_ || own_removals_ > 0) grant(0);
 }
 
 void BlockFiles::set_used(const Sha256& name, int depth) const {
@@ -277,9 +345,9 @@ void BlockFiles::set_used(const Sha256& name, int depth) const {
 }
 
 void BlockFiles::remove_damaged(const Sha256& name, const char* why) {
-  unlinkat(folder_.get(), file_name(name).c_str(), 0);
+  if (unlinkat(folder_.get(), file_name(name).c_str(), 0) == 0) ++own_removals_;
+  forget(name);
   const std::lock_guard lock(mu_);
-  known_.erase(name);
   if (++counts_.damaged <= kMaxNotes) {
     std::fprintf(stderr, "cache_dir: %s was removed: %s\n", file_name(name).c_str(), why);
   }
@@ -324,10 +392,11 @@ bool BlockFiles::grant(uint64_t bytes) {
   Ledger ledger;
   const bool is_whole =
       pread(file.get(), &ledger, sizeof(ledger), 0) == sizeof(ledger) && ledger.check == ~ledger.bytes;
-  if (bytes == 0 || !is_whole || ledger.bytes + bytes > most_bytes_) {
+  if (bytes == 0 || !is_whole || ledger.bytes + bytes > most_bytes_ || ledger.removals != removals_) {
     // More than this one file, so that the directory is not read for every file from now on.
     const uint64_t wanted = most_bytes_ - std::max(bytes, most_bytes_ / 128);
     std::vector<Found> found = scan();
+    forget_others(found);
     std::ranges::sort(found, {}, &Found::used);
     ledger.bytes = 0;
     for (const Found& each : found) ledger.bytes += each.bytes;
@@ -336,15 +405,19 @@ bool BlockFiles::grant(uint64_t bytes) {
       if (!is_full || ledger.bytes <= wanted) break;
       if (!each.name || (unlinkat(folder_.get(), each.file.c_str(), 0) != 0 && errno != ENOENT)) continue;
       ledger.bytes -= each.bytes;
+      ++own_removals_;
       forget(*each.name);
     }
     if (ledger.bytes + bytes > most_bytes_) return fail("there is no space in cache_dir_bytes", 0), false;
   }
   ledger.bytes += bytes;
   ledger.check = ~ledger.bytes;
+  ledger.removals += own_removals_;
   if (pwrite(file.get(), &ledger, sizeof(ledger), 0) != sizeof(ledger)) {
     return fail("the ledger cannot be written", errno), false;
   }
+  own_removals_ = 0;
+  removals_ = ledger.removals;
   const std::lock_guard lock(mu_);
   counts_.bytes = static_cast<int64_t>(ledger.bytes);
   return true;
@@ -353,12 +426,11 @@ bool BlockFiles::grant(uint64_t bytes) {
 int64_t BlockFiles::drop_all() {
   int64_t dropped = 0;
   for (const Found& found : scan()) {
-    if (found.name && unlinkat(folder_.get(), found.file.c_str(), 0) == 0) ++dropped;
+    if (!found.name || unlinkat(folder_.get(), found.file.c_str(), 0) != 0) continue;
+    forget(*found.name);
+    ++dropped;
   }
-  {
-    const std::lock_guard lock(mu_);
-    known_.clear();
-  }
+  own_removals_ += static_cast<uint64_t>(dropped);
   grant(0);
   return dropped;
 }

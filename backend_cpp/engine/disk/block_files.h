@@ -2,7 +2,8 @@
 // at once.
 //
 //   DIRECTORY/              mode 0700, of this user alone
-//     .ledger               the bytes that all files are granted; whoever changes it holds a lock on it
+//     .ledger               the bytes that all files are granted, and the number of removals; whoever changes it
+//                           holds a lock on it
 //     <64 digits>.kv        a content: a header, its whole key, what the pages held
 //     <64 digits>.<writer>.tmp
 //
@@ -13,7 +14,8 @@
 //
 // The files take at most the bytes given. Space is granted before a file is written; what has not been used for longest
 // goes (a file's time of modification, which uses set). One process's files are the others' too: what was not there
-// when the directory was read is found when somebody asks for it.
+// when the directory was read is found when somebody asks for it. That others have removed files is seen in the ledger,
+// which counts removals: whoever has seen fewer reads the directory again.
 #pragma once
 
 #include <chrono>
@@ -28,6 +30,7 @@
 
 #include "base/digest/sha256.h"
 #include "base/file_descriptor.h"
+#include "engine/disk/block_label.h"
 
 namespace turbomind {
 
@@ -37,6 +40,7 @@ struct BlockKey {
 
   std::string bytes;
   Sha256 name;
+  std::shared_ptr<const FileLabel> label;  // null: no events of its file
 };
 
 class BlockFiles {
@@ -49,8 +53,8 @@ class BlockFiles {
 
   // ---- any thread ----
 
-  // Whether a file of this name is known to be there. One that is counts as used; false: perhaps there is one.
-  bool knows(const Sha256& name, int depth);
+  // Whether a content's file is known to be there. One that is counts as used; false: perhaps there is one.
+  bool knows(const BlockKey& key, int depth);
   struct Counts {
     int64_t files = 0;    // known
     int64_t bytes = 0;    // that all files are granted
@@ -58,6 +62,11 @@ class BlockFiles {
     int64_t failures = 0;
   };
   Counts counts() const;
+  // Says what a content is whose file may be known.
+  void describe(const BlockKey& key);
+  // What has happened since the last call to files whose keys had labels, in its order.
+  std::vector<FileChange> take_changes();
+  bool has_changes() const;
 
   // ---- one thread at a time ----
 
@@ -68,7 +77,9 @@ class BlockFiles {
   // Writes a content, unless it is there. False: it could not be written. For some time after a failure nothing is
   // written at all. `depth`: blocks in front of it; of files used at the same time, the deepest go first.
   bool write(const BlockKey& key, std::span<const std::byte> content, int depth);
-  // Does what knows() has noted.
+  // The keys of some of the files that were there when the directory was read, each once; empty: those were all.
+  std::vector<std::string> next_keys(size_t most);
+  // Does what knows() has noted, and notices what others have removed.
   void mark_used();
   // Removes all files. Returns how many.
   int64_t drop_all();
@@ -83,17 +94,30 @@ class BlockFiles {
     uint64_t bytes = 0;
     int64_t used = 0;  // in nanoseconds
   };
+  struct Known {
+    std::chrono::steady_clock::time_point used;  // when that was last noted
+    std::shared_ptr<const FileLabel> label;
+  };
+  using KnownFiles = std::unordered_map<Sha256, Known, NameHash>;
 
   // Whether the directory is there and this user's alone; makes one. Returns what is wrong; empty: nothing.
   std::string open_directory();
   std::vector<Found> scan();
+  // Whether the directory is still there; otherwise so are no files.
+  bool is_there();
   // Takes bytes for a file from the ledger, in exchange for others where there are none left.
   bool grant(uint64_t bytes);
   void set_used(const Sha256& name, int depth) const;
   void remove_damaged(const Sha256& name, const char* why);
   void fail(const char* what, int error);
-  void note(const Sha256& name);
+  // `is_used`: it counts as used now.
+  void note(const BlockKey& key, bool is_used);
   void forget(const Sha256& name);
+  // Both with mu_ held.
+  void label(Known& known, const BlockKey& key);
+  KnownFiles::iterator erase(KnownFiles::iterator known);
+  // Forgets all but these.
+  void forget_others(const std::vector<Found>& found);
 
   const std::string directory_;
   const uint64_t most_bytes_;
@@ -102,10 +126,14 @@ class BlockFiles {
   FileDescriptor folder_;
   std::chrono::steady_clock::time_point next_try_{};  // of writing
   uint64_t next_temporary_ = 0;
+  std::vector<Sha256> unread_;  // for next_keys()
+  uint64_t removals_ = 0;       // that this one has seen in the ledger
+  uint64_t own_removals_ = 0;   // that the ledger does not count yet
 
   mutable std::mutex mu_;
   // Guarded by mu_.
-  std::unordered_map<Sha256, std::chrono::steady_clock::time_point, NameHash> known_;  // when use was last noted
+  KnownFiles known_;
+  std::vector<FileChange> changes_;
   std::vector<std::pair<Sha256, int>> used_;
   Counts counts_;
 };

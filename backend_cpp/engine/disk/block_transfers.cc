@@ -15,7 +15,6 @@ namespace {
 constexpr int kNice = 5;            // steps go first
 constexpr double kNewShare = 0.3;   // of a measurement in the estimate
 constexpr double kOptimism = 1.05;  // an estimate that keeps from reading would never be corrected otherwise
-constexpr auto kMarkUsed = std::chrono::seconds(5);
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -23,8 +22,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-BlockTransfers::BlockTransfers(BlockFiles& files, std::function<void()> wake)
-    : files_(files), wake_(std::move(wake)), thread_([this] { run(); }) {}
+BlockTransfers::BlockTransfers(BlockFiles& files, std::chrono::milliseconds look_interval, std::function<void()> wake)
+    : files_(files), look_interval_(look_interval), wake_(std::move(wake)), thread_([this] { run(); }) {}
 
 BlockTransfers::~BlockTransfers() {
   {
@@ -61,6 +60,12 @@ void BlockTransfers::drop_all() {
   changed_.notify_all();
 }
 
+void BlockTransfers::when_idle(std::function<bool()> work) {
+  const std::lock_guard lock(mu_);
+  idle_work_ = std::move(work);
+  changed_.notify_all();
+}
+
 void BlockTransfers::ask(std::shared_ptr<const DiskRead> read) {
   const std::lock_guard lock(mu_);
   asked_.push_back(std::move(read));
@@ -94,8 +99,9 @@ void BlockTransfers::run() {
   auto marked = std::chrono::steady_clock::now();
   std::unique_lock lock(mu_);
   while (true) {
-    const bool is_woken = changed_.wait_for(
-        lock, kMarkUsed, [this] { return is_closing_ || is_dropping_ || !asked_.empty() || !writes_.empty(); });
+    const bool is_woken = changed_.wait_for(lock, look_interval_, [this] {
+      return is_closing_ || is_dropping_ || !asked_.empty() || !writes_.empty() || idle_work_;
+    });
     if (is_closing_ && writes_.empty() && !is_dropping_) break;
     is_busy_ = true;
     if (is_dropping_) {
@@ -119,12 +125,19 @@ void BlockTransfers::run() {
       const bool is_written = files_.write(next.key, next.content, next.depth);
       lock.lock();
       if (is_written) ++counts_.written;
+    } else if (idle_work_) {
+      const std::function<bool()> work = std::move(idle_work_);
+      lock.unlock();
+      const bool has_more = work();
+      lock.lock();
+      idle_work_ = has_more ? work : nullptr;
     }
     is_busy_ = false;
     lock.unlock();
     if (is_woken) wake_();
-    if (std::chrono::steady_clock::now() - marked >= kMarkUsed) {
+    if (std::chrono::steady_clock::now() - marked >= look_interval_) {
       files_.mark_used();
+      if (files_.has_changes()) wake_();
       marked = std::chrono::steady_clock::now();
     }
     lock.lock();

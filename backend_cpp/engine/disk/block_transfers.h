@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -49,7 +50,8 @@ class BlockTransfers {
   static constexpr size_t kQueuedBytes = size_t{64} << 20;
 
   // `files` must outlive it. `wake` is called on its thread when there is something to take, or room again.
-  BlockTransfers(BlockFiles& files, std::function<void()> wake);
+  // `look_interval`: of BlockFiles::mark_used().
+  BlockTransfers(BlockFiles& files, std::chrono::milliseconds look_interval, std::function<void()> wake);
   // Writes what is queued.
   ~BlockTransfers();
 
@@ -60,6 +62,9 @@ class BlockTransfers {
   bool is_written() const;
   // Forgets what is still to be written, and removes all files.
   void drop_all();
+
+  // Has `work` called on its thread, whenever there is nothing else, for as long as it returns true.
+  void when_idle(std::function<bool()> work);
 
   void ask(std::shared_ptr<const DiskRead> read);
   struct Part {
@@ -93,6 +98,7 @@ class BlockTransfers {
   bool put(Part&& part);
 
   BlockFiles& files_;
+  const std::chrono::milliseconds look_interval_;
   const std::function<void()> wake_;
   double bytes_per_second_ = 1e9;  // of reading; the thread's
 
@@ -102,6 +108,7 @@ class BlockTransfers {
   std::deque<Write> writes_;
   std::deque<std::shared_ptr<const DiskRead>> asked_;
   std::deque<Part> parts_;
+  std::function<bool()> idle_work_;  // empty: none
   size_t write_bytes_ = 0;
   size_t read_bytes_ = 0;
   Counts counts_;

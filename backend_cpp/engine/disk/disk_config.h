@@ -1,6 +1,7 @@
 // How the tier of the cache in files is set up, and what it counts.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -10,6 +11,8 @@ struct DiskTierConfig {
   std::string directory;  // empty: there is no such tier
   uint64_t bytes = 0;
   std::string fingerprint;  // of the model and of all settings that keys, values and states depend on
+  // How often uses are noted in files, and it is looked whether others have removed some.
+  std::chrono::milliseconds look_interval = std::chrono::seconds(5);
 };
 
 struct DiskStats {

@@ -1,5 +1,6 @@
 #include "engine/events/cache_announcer.h"
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -54,13 +55,13 @@ void CacheAnnouncer::stored(uint64_t content, uint64_t parent, const PrefixKey& 
   node.can_be_found = !prefix.scope.is_cross;  // by the tokens of a prompt
   if (index > 0) {
     const auto before = nodes_.find(parent);
-    node.has_parent = true;
     // After a window the blocks before may be gone: then nothing finds this one.
     node.can_be_found = before != nodes_.end() && before->second.can_be_found;
-    node.parent = parent;
-    if (before != nodes_.end()) node.parent_hash = before->second.hash;
+    node.is_known = before != nodes_.end() && before->second.is_known;
+    node.before = parent;
+    node.parent = before != nodes_.end() ? before->second.hash : 0;
   }
-  node.hash = hash_of(node.parent_hash, tokens, node.extra_keys);
+  node.hash = hash_of(node.parent.value_or(0), tokens, node.extra_keys);
   Node& kept = nodes_[content] = std::move(node);
   link(content, kept);
   if (kept.can_be_found) hold(kept, tokens);
@@ -81,7 +82,7 @@ void CacheAnnouncer::removed(uint64_t content) {
     Node& orphan = nodes_.at(child);
     child = std::exchange(orphan.next, 0);
     orphan.previous = 0;
-    orphan.parent = 0;
+    orphan.before = 0;
   }
   nodes_.erase(node);
 }
@@ -91,6 +92,49 @@ void CacheAnnouncer::cleared() {
   holders_.clear();
   events_.clear();
   events_.emplace_back();
+  report_files();
+}
+
+void CacheAnnouncer::note_files(const std::vector<FileChange>& changes) {
+  for (const FileChange& change : changes) {
+    const FileLabel& label = *change.label;
+    Filed& filed = files_[label.hash];
+    if (change.is_there && filed.count++ == 0) {
+      filed.label = change.label;
+      report_stored(label, label.tokens, CacheTier::kDisk);
+    } else if (!change.is_there && --filed.count == 0) {
+      report_removed(label.hash, CacheTier::kDisk);
+      files_.erase(label.hash);
+    }
+  }
+}
+
+std::shared_ptr<const FileLabel> CacheAnnouncer::label(uint64_t content, std::span<const int32_t> tokens,
+                                                       int index) const {
+  const auto node = nodes_.find(content);
+  if (node == nodes_.end() || !node->second.is_known) return nullptr;
+  return std::make_shared<const FileLabel>(
+      FileLabel{static_cast<const BlockLabel&>(node->second), index, {tokens.begin(), tokens.end()}});
+}
+
+std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* before, const PrefixKey& prefix) const {
+  const int index = before == nullptr ? 0 : before->index + 1;
+  const auto tokens = std::span(prefix.tokens).subspan(static_cast<size_t>(index) * block_len_, block_len_);
+  return label_after(before, tokens, prefix.lora_name, extra_keys_of(prefix, index, block_len_));
+}
+
+std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* before, std::span<const int32_t> tokens,
+                                                             std::string_view lora_name, std::string extra_keys) {
+  FileLabel label;
+  if (before != nullptr) {
+    label.index = before->index + 1;
+    label.parent = before->hash;
+  }
+  label.tokens.assign(tokens.begin(), tokens.end());
+  label.lora_name = lora_name;
+  label.extra_keys = std::move(extra_keys);
+  label.hash = hash_of(label.parent.value_or(0), tokens, label.extra_keys);
+  return std::make_shared<const FileLabel>(std::move(label));
 }
 
 void CacheAnnouncer::end_step(const BlockCache& cache) {
@@ -101,7 +145,7 @@ void CacheAnnouncer::end_step(const BlockCache& cache) {
 }
 
 void CacheAnnouncer::link(uint64_t content, Node& node) {
-  const auto parent = nodes_.find(node.parent);
+  const auto parent = nodes_.find(node.before);
   if (parent == nodes_.end()) return;
   node.next = std::exchange(parent->second.first_child, content);
   if (node.next != 0) nodes_.at(node.next).previous = content;
@@ -111,19 +155,19 @@ void CacheAnnouncer::unlink(const Node& node) {
   if (node.next != 0) nodes_.at(node.next).previous = node.previous;
   if (node.previous != 0) {
     nodes_.at(node.previous).next = node.next;
-  } else if (const auto parent = nodes_.find(node.parent); parent != nodes_.end()) {
+  } else if (const auto parent = nodes_.find(node.before); parent != nodes_.end()) {
     parent->second.first_child = node.next;
   }
 }
 
 // One more content of its hash in its tier.
 void CacheAnnouncer::hold(const Node& node, std::span<const int32_t> tokens) {
-  if (holders_[node.hash][number_of(node.tier)]++ == 0) report_stored(node, tokens);
+  if (holders_[node.hash][number_of(node.tier)]++ == 0) report_stored(node, tokens, node.tier);
 }
 
 void CacheAnnouncer::let_go(const Node& node) {
   const auto held = holders_.find(node.hash);
-  if (--held->second[number_of(node.tier)] == 0) report_removed(node);
+  if (--held->second[number_of(node.tier)] == 0) report_removed(node.hash, node.tier);
   if (held->second == Tiers{}) holders_.erase(held);
 }
 
@@ -139,32 +183,32 @@ void CacheAnnouncer::lose(uint64_t content) {
   }
 }
 
-void CacheAnnouncer::report_stored(const Node& node, std::span<const int32_t> tokens) {
+void CacheAnnouncer::report_stored(const BlockLabel& block, std::span<const int32_t> tokens, CacheTier tier) {
   const bool goes_on = !events_.empty() && events_.back().kind == CacheEventKind::kStored &&
-                       events_.back().tier == node.tier && node.has_parent &&
-                       events_.back().hashes.back() == node.parent_hash && events_.back().lora_name == node.lora_name;
+                       events_.back().tier == tier && block.parent == events_.back().hashes.back() &&
+                       events_.back().lora_name == block.lora_name;
   if (!goes_on) {
     CacheEvent& event = events_.emplace_back();
     event.kind = CacheEventKind::kStored;
-    event.tier = node.tier;
-    if (node.has_parent) event.parent = node.parent_hash;
-    event.lora_name = node.lora_name;
+    event.tier = tier;
+    event.parent = block.parent;
+    event.lora_name = block.lora_name;
   }
   CacheEvent& event = events_.back();
-  event.hashes.push_back(node.hash);
+  event.hashes.push_back(block.hash);
   event.tokens.insert(event.tokens.end(), tokens.begin(), tokens.end());
-  event.extra_keys.push_back(node.extra_keys);
+  event.extra_keys.push_back(block.extra_keys);
 }
 
-void CacheAnnouncer::report_removed(const Node& node) {
+void CacheAnnouncer::report_removed(uint64_t hash, CacheTier tier) {
   const bool goes_on =
-      !events_.empty() && events_.back().kind == CacheEventKind::kRemoved && events_.back().tier == node.tier;
+      !events_.empty() && events_.back().kind == CacheEventKind::kRemoved && events_.back().tier == tier;
   if (!goes_on) {
     CacheEvent& event = events_.emplace_back();
     event.kind = CacheEventKind::kRemoved;
-    event.tier = node.tier;
+    event.tier = tier;
   }
-  events_.back().hashes.push_back(node.hash);
+  events_.back().hashes.push_back(hash);
 }
 
 void CacheAnnouncer::report_everything(const BlockCache& cache) {
@@ -173,8 +217,17 @@ void CacheAnnouncer::report_everything(const BlockCache& cache) {
   std::set<std::pair<uint64_t, CacheTier>> reported;
   for (const BlockCache::Held& held : cache.contents()) {
     const Node& node = nodes_.at(held.content);
-    if (node.can_be_found && reported.emplace(node.hash, node.tier).second) report_stored(node, held.tokens);
+    if (node.can_be_found && reported.emplace(node.hash, node.tier).second) report_stored(node, held.tokens, node.tier);
   }
+  report_files();
+}
+
+// Each block after those in front of it.
+void CacheAnnouncer::report_files() {
+  std::vector<const FileLabel*> labels;
+  for (const auto& [hash, filed] : files_) labels.push_back(filed.label.get());
+  std::ranges::sort(labels, {}, &FileLabel::index);
+  for (const FileLabel* label : labels) report_stored(*label, label->tokens, CacheTier::kDisk);
 }
 
 }  // namespace turbomind

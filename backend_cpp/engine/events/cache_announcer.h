@@ -9,14 +9,20 @@
 // Where a cache holds a content twice, since an adapter was loaded again or positions are scaled otherwise, it is
 // reported once, and is gone with the last of them.
 //
+// A file is reported as long as it is known to be there, whatever becomes of those in front of it.
+//
 // Used by the step thread only.
 #pragma once
 
 #include <array>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "engine/disk/block_label.h"
 #include "engine/events/cache_event.h"
 #include "engine/schedule/block_cache.h"
 
@@ -32,39 +38,51 @@ class CacheAnnouncer final : public CacheObserver {
   void removed(uint64_t content) override;
   void cleared() override;
 
+  // What happened to files since the last call.
+  void note_files(const std::vector<FileChange>& changes);
+  // What the file of a content of the cache is called; null: the cache does not know what the content follows.
+  std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens, int index) const;
+  // The same of the block of a prefix after `before`; null: the first.
+  std::shared_ptr<const FileLabel> label_after(const FileLabel* before, const PrefixKey& prefix) const;
+  static std::shared_ptr<const FileLabel> label_after(const FileLabel* before, std::span<const int32_t> tokens,
+                                                      std::string_view lora_name = {}, std::string extra_keys = {});
+
   // Hands over the events since the last call; where the sink asks for it, all that the observed cache holds.
   void end_step(const BlockCache& cache);
 
  private:
   // A content of the cache. Those that follow one are a list, by their numbers; 0 ends it.
-  struct Node {
-    uint64_t hash = 0;
-    uint64_t parent = 0;
-    uint64_t parent_hash = 0;
-    bool has_parent = false;
+  struct Node : BlockLabel {
+    uint64_t before = 0;
+    bool is_known = true;  // what it follows, and so its hash
     uint64_t first_child = 0;
     uint64_t next = 0;
     uint64_t previous = 0;
     CacheTier tier = CacheTier::kDevice;
     bool can_be_found = true;
-    std::string lora_name;
-    std::string extra_keys;
   };
-  using Tiers = std::array<int, 2>;
+  // Files of one hash.
+  struct Filed {
+    std::shared_ptr<const FileLabel> label;
+    int count = 0;
+  };
+  using Tiers = std::array<int, 2>;  // of memory
 
   void link(uint64_t content, Node& node);
   void unlink(const Node& node);
-  void report_stored(const Node& node, std::span<const int32_t> tokens);
-  void report_removed(const Node& node);
+  void report_stored(const BlockLabel& block, std::span<const int32_t> tokens, CacheTier tier);
+  void report_removed(uint64_t hash, CacheTier tier);
   void hold(const Node& node, std::span<const int32_t> tokens);
   void let_go(const Node& node);
   void lose(uint64_t content);
   void report_everything(const BlockCache& cache);
+  void report_files();
 
   const int block_len_;
   CacheEventSink& sink_;
   std::unordered_map<uint64_t, Node> nodes_;     // by content
   std::unordered_map<uint64_t, Tiers> holders_;  // contents that can be found, by hash and tier
+  std::unordered_map<uint64_t, Filed> files_;    // by hash
   std::vector<CacheEvent> events_;
 };
 

@@ -19,14 +19,25 @@ void append_list(std::string& line, const char* name, const std::vector<T>& numb
   line += numbers.empty() ? "[]" : "]";
 }
 
+const char* medium_of(CacheTier tier) {
+  switch (tier) {
+    case CacheTier::kDevice:
+      return R"(,"medium":"GPU")";
+    case CacheTier::kHost:
+      return R"(,"medium":"CPU")";
+    case CacheTier::kDisk:
+      break;
+  }
+  return R"(,"medium":"DISK")";
+}
+
 void append_stored(std::string& line, const CacheEvent& event, int block_len) {
   line += R"({"type":"BlockStored")";
   append_list(line, R"(,"block_hashes":)", event.hashes);
   line += R"(,"parent_block_hash":)" + (event.parent ? std::to_string(*event.parent) : "null");
   append_list(line, R"(,"token_ids":)", event.tokens);
   line += R"(,"block_size":)" + std::to_string(block_len) + R"(,"lora_id":null)";
-  line += R"(,"medium":)";
-  line += event.tier == CacheTier::kHost ? R"("CPU")" : R"("GPU")";
+  line += medium_of(event.tier);
   line += R"(,"lora_name":)" + (event.lora_name.empty() ? "null" : quoted(event.lora_name));
   if (std::ranges::all_of(event.extra_keys, &std::string::empty)) {
     line += '}';
@@ -46,7 +57,8 @@ void append(std::string& line, const CacheEvent& event, int block_len) {
       return append_stored(line, event, block_len);
     case CacheEventKind::kRemoved:
       append_list(line, R"({"type":"BlockRemoved","block_hashes":)", event.hashes);
-      line += event.tier == CacheTier::kHost ? R"(,"medium":"CPU"})" : R"(,"medium":"GPU"})";
+      line += medium_of(event.tier);
+      line += '}';
       return;
     case CacheEventKind::kCleared:
       line += R"({"type":"AllBlocksCleared"})";

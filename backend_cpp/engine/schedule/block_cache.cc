@@ -17,7 +17,7 @@ bool is_chain(const CacheGroup& group) {
 }
 
 // What is announced of a cache: where all tokens are kept, or, if nowhere, what a window keeps.
-int observed_group(const CachePlan& plan) {
+int group_to_observe(const CachePlan& plan) {
   const int paged = plan.group_of(MemoryKind::kPaged);
   return paged >= 0 ? paged : plan.group_of(MemoryKind::kWindow);
 }
@@ -27,7 +27,7 @@ int observed_group(const CachePlan& plan) {
 BlockCache::BlockCache(CachePlan plan, const CacheSize& size, uint64_t hash_mask)
     : plan_(std::move(plan)),
       page_count_(size.page_count),
-      observed_group_(observed_group(plan_)),
+      observed_group_(group_to_observe(plan_)),
       tree_(plan_.block_len, hash_mask),
       blocks_(static_cast<size_t>(size.page_count + size.host_page_count)),
       most_snapshot_pages_(size.page_count / 4) {

@@ -175,6 +175,8 @@ class BlockCache {
   // The same where nothing is in use, and nothing that was held is there any more.
   void forget_all();
 
+  // The group whose blocks observers know of; -1: none.
+  int observed_group() const { return observed_group_; }
   // Reports what can be found from now on; `observer` must outlive the cache.
   void observe(CacheObserver& observer) { observer_ = &observer; }
   struct Held {

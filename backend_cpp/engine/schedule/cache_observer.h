@@ -8,7 +8,7 @@ namespace turbomind {
 
 struct PrefixKey;
 
-enum class CacheTier { kDevice, kHost };
+enum class CacheTier { kDevice, kHost, kDisk };
 
 // Calls come in the order of the changes, on the step thread. `content` numbers what a block holds; no number comes
 // twice.

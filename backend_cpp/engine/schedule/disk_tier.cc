@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -22,6 +23,7 @@ constexpr int kMeasuredTokens = 32;  // steps of fewer tell little of how fast p
 constexpr double kNewShare = 0.2;    // of a step in that estimate
 constexpr auto kLastWrites = std::chrono::seconds(10);
 constexpr uint64_t kFewestBlocks = 16;
+constexpr size_t kKeysAtOnce = 32;
 
 uint64_t checked_bytes(const DiskTierConfig& config, const CachePlan& plan, size_t page_bytes) {
   uint64_t largest = 0;
@@ -41,7 +43,7 @@ DiskTier::DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner
       runner_(runner),
       fingerprint_(config.fingerprint),
       files_(config.directory, checked_bytes(config, blocks.plan(), runner.kept_page_bytes())),
-      transfers_(files_, std::move(wake)) {
+      transfers_(files_, config.look_interval, std::move(wake)) {
   for (int group = 0; group < blocks.group_count(); ++group) largest_ = std::max(largest_, bytes_of(group));
   blocks_.note_contents([this](const BlockCache::Content& content) {
     if (leaving_bytes_ < kIdleBytes && transfers_.has_room(largest_)) leaving_bytes_ += send_out(content);
@@ -53,16 +55,24 @@ DiskTier::DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner
 void DiskTier::note_realm(uint64_t realm, const std::string& salt, const std::string& adapter) {
   if (realms_.contains(realm)) return;
   if (realms_.size() == kMaxRealms) realms_.erase(realms_.upper_bound(0));  // what is left of it is not written
+  realms_.emplace(realm, realm_of(salt, adapter));
+}
+
+Sha256 DiskTier::realm_of(const std::string& salt, const std::string& adapter) {
   // Of two lengths, so that no salt is another's with an adapter.
   std::string names(as_bytes(sha256(salt)));
   if (!adapter.empty()) names += as_bytes(sha256(adapter));
-  realms_.emplace(realm, sha256(names));
+  return sha256(names);
+}
+
+Sha256 DiskTier::root_of(const Sha256& realm, int variant) const {
+  return sha256(fingerprint_ + std::string(as_bytes(realm)) + std::to_string(variant));
 }
 
 const Sha256* DiskTier::root_of(const PrefixScope& scope) {
   const auto realm = realms_.find(scope.realm);
   if (realm == realms_.end() || scope.is_cross) return nullptr;
-  root_ = sha256(fingerprint_ + std::string(as_bytes(realm->second)) + std::to_string(scope.variant));
+  root_ = root_of(realm->second, scope.variant);
   return &root_;
 }
 
@@ -119,6 +129,7 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
   read->tokens_per_second = tokens_per_second_;
   std::vector<Sha256> digests = {root};                       // in front of each border
   std::vector<NodeId> path = {tree.find_root(prefix.scope)};  // as far as it is known
+  std::shared_ptr<const FileLabel> label;
   const auto next_of = [&](int index, int count) {
     const NodeId before = path[static_cast<size_t>(index)];
     return before == kNoNode ? kNoNode : tree.find(before, prefix, index, count);
@@ -126,11 +137,13 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
   for (int index = 0; index < limit / len; ++index) {
     const NodeId node = next_of(index, len);
     const std::string content = tree.content_bytes(prefix, index, len);
+    if (announcer_ != nullptr) label = announcer_->label_after(label.get(), prefix);
     for (int group = 0; group < blocks_.group_count(); ++group) {
       PrefixRead::Block& block = read->blocks.emplace_back();
       if (!bounds_hits(blocks_.group(group))) continue;
       block.is_in_memory = node != kNoNode && blocks_.stored(node, group) != kNoBlock;
       block.item = item_of(digests.back(), content, index, len, group);
+      if (group == blocks_.observed_group()) block.item.key.label = label;
     }
     path.push_back(node);
     digests.push_back(PrefixTree::digest_after(digests.back(), content));
@@ -208,7 +221,10 @@ size_t DiskTier::send_out(const BlockCache::Content& content) {
   const Sha256 parent = tree.digest(tree.parent(content.node), *root);
   DiskRead::Item item = item_of(parent, tree.content_bytes(content.node), depth,
                                 static_cast<int>(tree.tokens(content.node).size()), content.group);
-  if (files_.knows(item.key.name, depth)) return 0;
+  if (announcer_ != nullptr && content.group == blocks_.observed_group() && !tree.is_part(content.node)) {
+    item.key.label = announcer_->label(tree.number(content.node), tree.tokens(content.node), depth);
+  }
+  if (files_.knows(item.key, depth)) return 0;
   flush_moves();
   std::vector<std::byte> bytes(item.bytes);
   runner_.read_pages(pages_of(content.block), bytes.data());
@@ -225,6 +241,48 @@ std::vector<int32_t> DiskTier::pages_of(int32_t block) const {
   std::vector<int32_t> pages;
   for (int i = 0; i < blocks_.pages_of(block); ++i) pages.push_back(blocks_.page(block, i));
   return pages;
+}
+
+// ---- events ----
+
+void DiskTier::announce_with(const CacheAnnouncer& announcer) {
+  announcer_ = &announcer;
+  transfers_.when_idle([this] { return describe_files(); });
+}
+
+bool DiskTier::describe_files() {
+  const auto block_len = static_cast<size_t>(blocks_.block_len());
+  const size_t digest_bytes = Sha256().size();
+  const size_t token_begin = digest_bytes + sizeof(uint32_t);
+  const size_t key_bytes = token_begin + block_len * sizeof(int32_t) + 1;  // of a full block without images
+  const std::vector<std::string> keys = files_.next_keys(kKeysAtOnce);
+  for (const std::string& key : keys) {
+    if (key.size() != key_bytes || key.back() != static_cast<char>(blocks_.observed_group())) continue;
+    Sha256 parent;
+    std::memcpy(parent.data(), key.data(), parent.size());
+    found_keys_[parent].push_back(key);
+  }
+  if (!keys.empty()) return true;
+  struct End {
+    Sha256 digest;
+    std::shared_ptr<const FileLabel> label;
+  };
+  std::vector<End> ends = {{root_of(realm_of("", ""), runner_.cache_variant(1)), nullptr}};
+  while (!ends.empty()) {
+    const End end = std::move(ends.back());
+    ends.pop_back();
+    for (const std::string& key : found_keys_[end.digest]) {
+      std::vector<int32_t> tokens(block_len);
+      std::memcpy(tokens.data(), key.data() + token_begin, block_len * sizeof(int32_t));
+      BlockKey block(key);
+      block.label = CacheAnnouncer::label_after(end.label.get(), tokens);
+      files_.describe(block);
+      const std::string content = key.substr(digest_bytes, key_bytes - digest_bytes - 1);
+      ends.push_back({PrefixTree::digest_after(end.digest, content), block.label});
+    }
+  }
+  found_keys_.clear();
+  return false;
 }
 
 // ---- both ----

@@ -27,6 +27,7 @@
 #include "engine/disk/block_files.h"
 #include "engine/disk/block_transfers.h"
 #include "engine/disk/disk_config.h"
+#include "engine/events/cache_announcer.h"
 #include "engine/schedule/block_cache.h"
 #include "engine/schedule/prefix_read.h"
 #include "model/model_runner.h"
@@ -64,6 +65,12 @@ class DiskTier {
   // A step has computed this many tokens in `seconds`.
   void note_step(int tokens, double seconds);
 
+  // What events call blocks by; `announcer` must outlive the tier. Files that are there already are reported too, of
+  // requests without salts and adapters.
+  void announce_with(const CacheAnnouncer& announcer);
+  // What has happened to files since the last call, for the announcer.
+  std::vector<FileChange> take_changes() { return files_.take_changes(); }
+
   // Takes what was read, and hands out what is to be written. `is_busy`: not more than a step hardly notices.
   void exchange(bool is_busy);
   bool has_work() const;
@@ -76,6 +83,10 @@ class DiskTier {
   DiskStats stats() const;
 
  private:
+  // Reads some of the files that were there at the start, by the thread that reads. False: that was all.
+  bool describe_files();
+  static Sha256 realm_of(const std::string& salt, const std::string& adapter);
+  Sha256 root_of(const Sha256& realm, int variant) const;
   const Sha256* root_of(const PrefixScope& scope);
   DiskRead::Item item_of(const Sha256& parent, const std::string& content, int index, int tokens, int group) const;
   std::shared_ptr<PrefixRead> make_read(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
@@ -89,6 +100,8 @@ class DiskTier {
 
   BlockCache& blocks_;
   ModelRunner& runner_;
+  const CacheAnnouncer* announcer_ = nullptr;              // null: no events
+  std::map<Sha256, std::vector<std::string>> found_keys_;  // describe_files()'s, by what they follow
   const std::string fingerprint_;
   size_t largest_ = 0;                 // bytes of a group's block
   std::map<uint64_t, Sha256> realms_;  // digests of salts and adapters

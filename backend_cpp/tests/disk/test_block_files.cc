@@ -81,16 +81,16 @@ TEST(a_content_is_found_by_the_next_process_and_by_no_other_key) {
   const std::string directory = scratch.path() + "/new/cache";
   {
     BlockFiles files(directory, kPlenty);
-    CHECK(!files.knows(key_of(1).name, 0));
+    CHECK(!files.knows(key_of(1), 0));
     CHECK(files.write(key_of(1), content_of(1, 5000), 0));
-    CHECK(files.knows(key_of(1).name, 0));
+    CHECK(files.knows(key_of(1), 0));
     CHECK(files.write(key_of(1), content_of(1, 5000), 0));  // it is there
   }
   struct stat status{};
   CHECK_EQUAL(stat(directory.c_str(), &status), 0);
   CHECK_EQUAL(status.st_mode & 0777, 0700u);
   BlockFiles files(directory, kPlenty);
-  CHECK(files.knows(key_of(1).name, 0));
+  CHECK(files.knows(key_of(1), 0));
   CHECK(has_content(files, 1, 5000));
   CHECK(!has_content(files, 2, 5000));
   // Another key's content under this name.
@@ -158,7 +158,52 @@ TEST(a_directory_that_vanishes_is_made_again) {
   CHECK(!has_content(files, 1, 100));
   CHECK(files.write(key_of(2), content_of(2, 100), 0));
   CHECK(has_content(files, 2, 100));
-  CHECK(!files.knows(key_of(1).name, 0));
+  CHECK(!files.knows(key_of(1), 0));
+}
+
+TEST(removals_by_others_are_noticed) {
+  const ScratchDirectory scratch;
+  const auto labelled = [](unsigned seed) {
+    BlockKey key = key_of(seed);
+    key.label = std::make_shared<const FileLabel>(FileLabel{{seed, std::nullopt, "", ""}, 0, {}});
+    return key;
+  };
+  const auto changes_of = [](BlockFiles& files) {
+    std::string text;
+    for (const FileChange& change : files.take_changes()) {
+      text += (change.is_there ? "+" : "-") + std::to_string(change.label->hash);
+    }
+    return text;
+  };
+  BlockFiles one(scratch.path(), kPlenty);
+  for (const unsigned seed : {1, 2, 3}) CHECK(one.write(labelled(seed), content_of(seed, 100), 0));
+  CHECK_EQUAL(changes_of(one), std::string("+1+2+3"));
+  BlockFiles other(scratch.path(), 3 * 150);
+  CHECK(other.knows(key_of(1), 0));
+  CHECK_EQUAL(changes_of(other), std::string());  // nobody has said what it is
+  CHECK(other.knows(labelled(2), 0) && other.has(labelled(2), 100));
+  CHECK_EQUAL(changes_of(other), std::string("+2"));
+  CHECK(other.write(key_of(4), content_of(4, 100), 0));  // the first one goes
+  CHECK_EQUAL(changes_of(one), std::string());
+  one.mark_used();
+  CHECK_EQUAL(changes_of(one), std::string("-1"));
+  CHECK_EQUAL(one.counts().files, 2);
+  // A file that is damaged, and one that was removed by hand.
+  flip_bit(scratch.path() + "/" + hex(key_of(3).name) + ".kv", 700);
+  CHECK(!has_content(other, 3, 100));
+  std::filesystem::remove(scratch.path() + "/" + hex(key_of(2).name) + ".kv");
+  CHECK(!one.has(key_of(2), 100));
+  CHECK_EQUAL(changes_of(one), std::string("-2"));
+  other.mark_used();
+  one.mark_used();
+  CHECK_EQUAL(changes_of(one), std::string("-3"));
+  CHECK_EQUAL(changes_of(other), std::string("-2"));
+  CHECK(one.write(labelled(5), content_of(5, 100), 0));
+  CHECK_EQUAL(other.drop_all(), 2);
+  one.mark_used();
+  CHECK_EQUAL(changes_of(one), std::string("+5-5"));
+  std::filesystem::remove_all(scratch.path());
+  CHECK_EQUAL(one.counts().files, 0);
 }
 
 TEST(a_full_disk_costs_what_it_has_no_room_for) {
@@ -233,6 +278,8 @@ TEST(a_directory_that_is_not_this_users_alone_is_refused) {
   std::filesystem::permissions(scratch.path(), std::filesystem::perms(0750));
   CHECK(refusal(scratch.path()).find("run: chmod 700 " + scratch.path()) != std::string::npos);
   std::filesystem::permissions(scratch.path(), std::filesystem::perms(0700));
+  // A directory of this user alone in which nobody makes files.
+  CHECK(refusal("/proc/self/fd").find("cache_dir: nothing can be written to /proc/self/fd") == 0);
   const std::string file = scratch.path() + "/file";
   std::ofstream(file) << "no directory";
   CHECK(refusal(file).find("cache_dir: " + file) == 0);

@@ -1,0 +1,169 @@
+"""Events of files in `cache_dir`, as a router reads them, held against what is in the directory."""
+
+import contextlib
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.turbomind.engine import Engine, EngineOutput
+from tests.support.event_stream import Index, block_hash
+from tests.support.tiny_models import make_tiny_llama
+from tests.support.waiting import eventually_sync
+
+BLOCK = 16
+HEADER = 32  # bytes of a file before its key
+DIGEST = 32
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def settings(tmp_path: Path, name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "dtype": "float32", "cache_block_seq_len": BLOCK, "cache_max_entry_count": 200, "session_len": 256,
+        "enable_prefix_caching": True, "cache_dir": str(tmp_path / "cache"), "threads": 1,
+        "kv_events_config": {
+            "enable_kv_cache_events": True, "topic": "kv@pod@tiny",
+            "endpoint": f"ipc://{tmp_path}/{name}-events", "replay_endpoint": f"ipc://{tmp_path}/{name}-replay",
+        },
+    } | more  # fmt: skip
+
+
+def index_of(given: dict[str, Any]) -> Index:
+    return Index(given["kv_events_config"]["endpoint"], given["kv_events_config"]["replay_endpoint"])
+
+
+def prompts(seed: int, count: int) -> list[list[int]]:
+    """Return prompts that branch from few others."""
+    chance = random.Random(seed)
+    common = [[chance.randrange(1000) for _ in range(180)] for _ in range(5)]
+    return [
+        chance.choice(common)[: chance.randrange(20, 180)] + [chance.randrange(1000) for _ in range(20)]
+        for _ in range(count)
+    ]
+
+
+def ask(engine: Engine, prompt: list[int]) -> list[int]:
+    """Return a prompt with the tokens that follow it."""
+    done = threading.Event()
+    tokens = list(prompt)
+
+    def on_output(output: EngineOutput) -> None:
+        assert not output.error
+        tokens.extend(output.token_ids)
+        if output.is_final:
+            done.set()
+
+    config = GenerationConfig(max_new_tokens=10, top_k=1, ignore_eos=True)
+    engine.submit(prompt, config, on_output)
+    assert done.wait(120)
+    return tokens
+
+
+def hashes_in(cache: Path, texts: list[list[int]]) -> set[int]:
+    """Return the hashes of the blocks that the files of a directory hold, each of which must be one of these texts."""
+    files: dict[str, bytes] = {}
+    for path in cache.glob("*.kv"):
+        with contextlib.suppress(FileNotFoundError):  # it may have gone for want of space
+            files[path.stem] = path.read_bytes()[HEADER:]
+    roots = set()
+    known: dict[str, int] = {}
+
+    def content(tokens: list[int]) -> bytes:
+        return b"".join(number.to_bytes(4, "little") for number in [BLOCK, *tokens])
+
+    for text in texts:
+        first = content(text[:BLOCK])
+        roots |= {key[:DIGEST] for key in files.values() if key[DIGEST : DIGEST + len(first)] == first}
+    assert len(roots) <= 1
+    for text in texts:
+        digest, parent = next(iter(roots), b""), None
+        for begin in range(0, len(text) - BLOCK + 1, BLOCK):
+            tokens = text[begin : begin + BLOCK]
+            parent = block_hash(parent, tokens)
+            known[hashlib.sha256(digest + content(tokens) + b"\0").hexdigest()] = parent
+            digest = hashlib.sha256(digest + content(tokens)).digest()
+    return {known[name] for name in files}
+
+
+def held(index: Index, engine: Engine) -> set[int]:
+    """Return the hashes that an engine's events say files hold."""
+    index.follow(engine.metrics()["kv_event_batches_total"])
+    return {key for key, media in index.held.items() if "DISK" in media}
+
+
+def test_a_router_knows_which_blocks_files_hold(directory: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    given = settings(tmp_path, "one", cache_dir_bytes=600_000)
+    texts: list[list[int]] = []
+    engine = Engine(str(directory), TurbomindEngineConfig(**given))
+    try:
+        with index_of(given) as index:
+            texts.extend(ask(engine, prompt) for prompt in prompts(1, 80))
+            eventually_sync(lambda: held(index, engine) == hashes_in(cache, texts), timeout=60)
+            blocks = {tuple(text[:end]) for text in texts for end in range(BLOCK, len(text), BLOCK)}
+            assert 50 < len(held(index, engine)) < len(blocks) - 20
+    finally:
+        engine.close()
+    engine = Engine(str(directory), TurbomindEngineConfig(**given))
+    try:
+        with index_of(given) as index:
+            eventually_sync(lambda: held(index, engine) == hashes_in(cache, texts) != set(), timeout=60)
+    finally:
+        engine.close()
+
+
+OTHER = """
+import json, sys
+from lmdeploy import TurbomindEngineConfig
+from lmdeploy.turbomind.engine import Engine
+from tests.engine.test_disk_events import ask
+engine = Engine(sys.argv[1], TurbomindEngineConfig(**json.loads(sys.argv[2])))
+for line in sys.stdin:
+    print(json.dumps(ask(engine, json.loads(line))), flush=True)
+engine.close()
+"""
+
+
+def test_routers_know_of_engines_that_share_a_directory(directory: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    given = [settings(tmp_path, name, cache_dir_bytes=600_000) for name in ("one", "two")]
+    engine = Engine(str(directory), TurbomindEngineConfig(**given[0]))
+    try:
+        with (
+            index_of(given[0]) as index,
+            subprocess.Popen(
+                [sys.executable, "-c", OTHER, str(directory), json.dumps(given[1])],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            ) as other,
+        ):  # fmt: skip
+            assert other.stdin is not None
+            assert other.stdout is not None
+            texts = []
+            for number, prompt in enumerate(prompts(2, 80)):
+                if number % 2:
+                    texts.append(ask(engine, prompt))
+                    continue
+                print(json.dumps(prompt), file=other.stdin, flush=True)
+                texts.append(json.loads(other.stdout.readline()))
+            other.stdin.close()
+            assert other.wait(60) == 0
+            # What the other removed is noticed; what it wrote is not this engine's to tell of before it is asked for.
+            there = hashes_in(cache, texts)
+            eventually_sync(lambda: held(index, engine) <= there, timeout=60)
+            assert held(index, engine) < there
+            assert held(index, engine)
+            texts = [ask(engine, text) for text in texts]
+            eventually_sync(lambda: held(index, engine) <= hashes_in(cache, texts), timeout=60)
+    finally:
+        engine.close()
