@@ -115,6 +115,10 @@ void CpuOperators::lora_shrink(const LoraRows& adapters, const float* x, int in_
   turbomind::lora_shrink(pool_, lora_scratch_, adapters, x, in_features, shrunk);
 }
 
+void CpuOperators::lora_gather(const LoraRows& adapters, const int32_t* inputs, int in_features, float* shrunk) {
+  turbomind::lora_gather(adapters, inputs, in_features, shrunk);
+}
+
 void CpuOperators::lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) {
   turbomind::lora_expand(pool_, lora_scratch_, adapters, shrunk, out_features, y);
 }

@@ -51,6 +51,7 @@ class CpuOperators final : public Operators {
               bool accumulate) override;
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
   void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) override;
+  void lora_gather(const LoraRows& adapters, const int32_t* inputs, int in_features, float* shrunk) override;
   void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) override;
   void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
   void norm_heads(const NormWeight& weight, const HeadsView& heads) override;

@@ -186,6 +186,11 @@ class Operators {
   }
   virtual void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
   virtual void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) = 0;
+  // Of tables of embeddings, which have adapters where the device shares the host's memory.
+  virtual void lora_gather(const LoraRows& adapters, const int32_t* inputs, int in_features, float* shrunk) {
+    (void)adapters, (void)inputs, (void)in_features, (void)shrunk;
+    throw internal_error("this device adds no adapters to embeddings");
+  }
   virtual void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) = 0;
   virtual void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) = 0;
   virtual void norm_heads(const NormWeight& weight, const HeadsView& heads) = 0;

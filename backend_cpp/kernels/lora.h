@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -61,6 +62,8 @@ using LoraScratch = std::vector<LoraTask>;
 
 void lora_shrink(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* x, int in_features,
                  float* shrunk);
+// In place of lora_shrink where a row of x has a single 1, in column inputs[row].
+void lora_gather(const LoraRows& rows, const int32_t* inputs, int in_features, float* shrunk);
 void lora_expand(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* shrunk, int out_features,
                  float* y);
 

@@ -33,6 +33,7 @@ Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& check
                      int threads) {
   ThreadPool pool(threads > 0 ? threads : available_cpu_count());
   Weights weights = Weights::load(shard, checkpoint, options, pool);
+  if (ops.shares_host_memory()) weights.adapt_embeddings(shard.spec, checkpoint);
   move_weights(ops, weights);
   return weights;
 }
@@ -248,11 +249,13 @@ void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int
                             int projected) {
   auto* hidden = hidden_.as<float>();
   step.ops.embed(weights_.embedding.view, rows_.tokens(), step.rows, spec_.embedding_scale, hidden);
+  if (step.adapters != nullptr) step.adapters->add_embeddings(step.ops, weights_.embedding, rows_.tokens(), hidden);
   const auto add_embeddings = [&](const LinearStorage& table, const int32_t* numbers) {
     if (numbers == nullptr) return;
     auto* embeddings = branch_.as<float>();
     step.ops.embed(table.view, numbers, step.rows, 1, embeddings);
     step.ops.add_scaled(1, embeddings, step.rows, spec_.hidden_size, hidden);
+    if (step.adapters != nullptr) step.adapters->add_embeddings(step.ops, table, numbers, hidden);
   };
   add_embeddings(weights_.position_embedding, rows_.positions());
   add_embeddings(weights_.token_types, rows_.token_types());

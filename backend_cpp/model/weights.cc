@@ -344,4 +344,19 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   return weights;
 }
 
+void Weights::adapt_embeddings(const ModelSpec& spec, const Checkpoint& checkpoint) {
+  const auto adapt = [&](LinearStorage& table, const char* name, int count) {
+    RowSources rows = checkpoint.row_sources(name);
+    if (table.data.size() == 0 || rows.modules.size() != 1 || rows.runs.size() != 1) return;
+    const RowSources::Module& module = rows.modules.front();
+    if (rows.runs.front().first != 0 || module.out_features != count || module.in_features != spec.hidden_size) return;
+    // A linear layer of rows that have a single 1.
+    table.adapted_layer = static_cast<int>(adapted_layers.size());
+    adapted_layers.push_back(
+        {spec.hidden_size, count, {{{module.name, spec.hidden_size, count}}, {{0, 0, spec.hidden_size}}}});
+  };
+  if (spec.embedding_scale == 1) adapt(embedding, "token_embedding", spec.vocab_size);
+  if (spec.encoder) adapt(token_types, "token_types", spec.encoder->token_types);
+}
+
 }  // namespace turbomind

@@ -126,6 +126,8 @@ struct Weights {
 
   // Those of a shard. Throws Error naming the tensor that is missing, truncated or of the wrong shape.
   static Weights load(const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options, ThreadPool& pool);
+  // Lets adapters add to the embeddings of tokens and token types too.
+  void adapt_embeddings(const ModelSpec& spec, const Checkpoint& checkpoint);
 };
 
 }  // namespace turbomind

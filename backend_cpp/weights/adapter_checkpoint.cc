@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -19,8 +20,9 @@ namespace turbomind {
 namespace {
 
 constexpr std::string_view kPrefix = "base_model.model.";
-constexpr std::string_view kDown = ".lora_A.weight";
-constexpr std::string_view kUp = ".lora_B.weight";
+// Ends of the names of tensors, of linear layers and of tables of embeddings.
+constexpr std::string_view kDowns[] = {".lora_A.weight", ".lora_embedding_A"};
+constexpr std::string_view kUps[] = {".lora_B.weight", ".lora_embedding_B"};
 constexpr int64_t kMaxRanks = 4096;
 constexpr size_t kLongestName = 512;  // of a layer; each of its ends is looked up
 
@@ -52,6 +54,14 @@ constexpr std::string_view kKnownFields[] = {"alpha_pattern",
                                              "task_type",
                                              "use_dora",
                                              "use_rslora"};
+
+// The name of a tensor up to one of `ends`; empty: it has none.
+std::string_view before_end(std::string_view name, std::span<const std::string_view> ends) {
+  for (const std::string_view end : ends) {
+    if (name.ends_with(end)) return name.substr(0, name.size() - end.size());
+  }
+  return {};
+}
 
 bool is_unset(const Json& value) {
   return value.is_null() || (value.is_bool() && !value.as_bool()) || (value.is_string() && value.as_string().empty()) ||
@@ -190,15 +200,15 @@ std::string AdapterCheckpoint::content() const {
 
 void AdapterCheckpoint::read_tensors() {
   for (const auto& [name, tensor] : file_.tensors()) {
-    const std::string_view text = name;
-    const bool is_down = text.ends_with(kDown);
-    if (text.size() <= kPrefix.size() + kDown.size() || !text.starts_with(kPrefix) ||
-        !(is_down || text.ends_with(kUp))) {
-      throw invalid_argument(
-          file_.path() + ": tensor " + name +
-          " is no lora_A or lora_B of a linear layer; nothing else can be served alongside the base");
+    std::string_view text = before_end(name, kDowns);
+    const bool is_down = !text.empty();
+    if (!is_down) text = before_end(name, kUps);
+    if (text.size() <= kPrefix.size() || !text.starts_with(kPrefix)) {
+      throw invalid_argument(file_.path() + ": tensor " + name +
+                             " is no lora_A or lora_B of a linear layer or of embeddings; nothing else can be served "
+                             "alongside the base");
     }
-    const std::string layer(text.substr(kPrefix.size(), text.size() - kPrefix.size() - kDown.size()));
+    const std::string layer(text.substr(kPrefix.size()));
     if (layer.size() > kLongestName) throw invalid_argument(file_.path() + " has a tensor with too long a name");
     if (tensor.shape.size() != 2 || type_bytes(tensor.dtype) == 0) {
       throw invalid_argument(file_.path() + ": tensor " + name + " is no matrix of F32, BF16 or F16");

@@ -8,7 +8,8 @@
 
 namespace turbomind {
 
-// What the adapter adds to one layer of the model: scale up down.
+// What the adapter adds to one layer of the model: scale up down. Of a table of embeddings, whose inputs are its rows,
+// the tensors are called lora_embedding_A and lora_embedding_B.
 struct AdapterModule {
   const CheckpointTensor* down = nullptr;  // lora_A [rank, in_features]
   const CheckpointTensor* up = nullptr;    // lora_B [out_features, rank]

@@ -311,7 +311,9 @@ def _modes(model_dir: Path, steps: list[tuple[str, str]]) -> list[str]:
 def _prompts(model_dir: Path) -> tuple[dict[str, str], str]:
     file = model_dir / _PROMPTS
     config = _read(file) if file.is_file() else {}
-    prompts = {str(name): text for name, text in (config.get("prompts") or {}).items() if isinstance(text, str)}
+    tasks = _read(model_dir / "config.json").get("task_instructions") or {}  # Jina's
+    given = {**tasks, **(config.get("prompts") or {})}
+    prompts = {str(name): text for name, text in given.items() if isinstance(text, str)}
     default = config.get("default_prompt_name") or ""
     for name in ("query", "document"):  # as PyLate writes it
         if prefix := config.get(f"{name}_prefix"):

@@ -75,6 +75,7 @@ class ScoringMethods:
         prompt_name: str | None = None,
         dimensions: int | None = None,
         truncate: bool = False,
+        task: str | None = None,
     ) -> "np.ndarray[Any, np.dtype[np.float32]]":
         """Return the embedding of each text, with the pooling and layers that the checkpoint specifies.
 
@@ -88,6 +89,9 @@ class ScoringMethods:
             Number of dimensions to keep (Matryoshka embeddings), with renormalization; None: all.
         truncate
             Truncate texts that exceed the model's context length, which is an error otherwise.
+        task
+            Name of one of the model's task adapters (Jina embeddings v3), with the prompt of its name unless
+            ``prompt_name`` is given; None: no adapter.
 
         Returns
         -------
@@ -97,10 +101,10 @@ class ScoringMethods:
         Raises
         ------
         ValueError
-            If the model has no embeddings, a text is too long, or a prompt name or size is unknown.
+            If the model has no embeddings, a text is too long, or a prompt name, size or task is unknown.
         """
         is_one, batch = _as_batch(texts)
-        vectors = embed_texts(self.engine, self.tokenizer, batch, prompt_name, dimensions, truncate)
+        vectors = embed_texts(self.engine, self.tokenizer, batch, prompt_name, dimensions, truncate, task)
         return vectors[0] if is_one else vectors
 
     def embed_tokens(

@@ -13,6 +13,7 @@ from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_s
 from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads, read_token_heads
 from lmdeploy.offline.outputs import raise_error
 from lmdeploy.turbomind.engine import Engine, EngineOutput
+from lmdeploy.turbomind.task_adapters import task_adapters
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,15 +32,18 @@ def embed_texts(
     prompt_name: str | None = None,
     dimensions: int | None = None,
     truncate: bool = False,
+    task: str | None = None,
 ) -> NDArray[np.float32]:
     """Return the vector of each text; see ``AsyncEngine.embed``."""
     pooling = _pooling_of(engine)
     if dimensions is not None:
         check_dimensions(pooling, dimensions)
-    prompt = prompt_of(pooling, prompt_name)
+    if task is not None and task not in (tasks := task_adapters(engine.directory.path)):
+        raise ValueError(f"task must be one that the model has ({', '.join(tasks) or 'none'}), got {task!r}")
+    prompt = prompt_of(pooling, task if prompt_name is None and task in pooling.prompts else prompt_name)
     ids = tokenizer.encode_bare([prompt + text for text in texts])
     frame, most = tokenizer.frame(), engine.session_len if truncate else None
-    vectors = states_of(engine, ((frame.single(each, most), None) for each in ids))
+    vectors = states_of(engine, ((frame.single(each, most), None) for each in ids), task)
     if not len(vectors):
         return vectors
     vectors = pooling.finished(vectors)
@@ -80,15 +84,15 @@ def _framed(
     return [head.frame.pair(first, second, most) for first, second in pairs]
 
 
-def states_of(engine: Engine, framed: Iterable[Framed]) -> NDArray[np.float32]:
-    """Return what the engine makes of texts, ``[texts, hidden size]``.
+def states_of(engine: Engine, framed: Iterable[Framed], adapter_name: str | None = None) -> NDArray[np.float32]:
+    """Return what the engine, with an adapter if one is named, makes of texts: ``[texts, hidden size]``.
 
     Raises
     ------
     ValueError
         The engine refuses a text, such as one that is too long; the text says which.
     """
-    found = [rows[0] for rows in rows_of(engine, framed)]
+    found = [rows[0] for rows in rows_of(engine, framed, adapter_name=adapter_name)]
     return np.stack(found) if found else np.zeros((0, 0), np.float32)
 
 
@@ -130,7 +134,9 @@ def _token_heads_of(engine: Engine) -> TokenHeads:
     return heads
 
 
-def rows_of(engine: Engine, framed: Iterable[Framed], of_tokens: bool = False) -> list[NDArray[np.float32]]:
+def rows_of(
+    engine: Engine, framed: Iterable[Framed], of_tokens: bool = False, adapter_name: str | None = None
+) -> list[NDArray[np.float32]]:
     """Return the hidden states that the engine returns of each text: ``[1, hidden size]``, or one of each token.
 
     Raises
@@ -155,7 +161,8 @@ def rows_of(engine: Engine, framed: Iterable[Framed], of_tokens: bool = False) -
             if len(places) == _OPEN:
                 take()
             try:
-                places[engine.embed(ids, outputs.put, second, of_tokens=of_tokens)] = count
+                request = engine.embed(ids, outputs.put, second, of_tokens=of_tokens, adapter_name=adapter_name)
+                places[request] = count
             except ValueError as error:
                 raise ValueError(f"text {count}: {error}") from None
             count += 1

@@ -13,6 +13,7 @@ from lmdeploy.pytorch.settings import require_valid_settings
 from lmdeploy.turbomind.adapters import located_adapters
 from lmdeploy.turbomind.engine_dir import EngineDir, resolve
 from lmdeploy.turbomind.repository import stored_parameters
+from lmdeploy.turbomind.task_adapters import task_adapters
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,6 @@ def resolved_model(path: str, backend: str, chat_template: str, settings: Mappin
     stored = stored_parameters(directory)
     together = {**stored.engine_config, **settings}
     require_valid_settings(together)
-    if together.get("adapters"):
-        together["adapters"] = located_adapters(together["adapters"])
     if together.get("cache_dir"):
         together["cache_dir"] = str(Path(together["cache_dir"]).expanduser().absolute())
     engine = resolve(
@@ -71,6 +70,8 @@ def resolved_model(path: str, backend: str, chat_template: str, settings: Mappin
         backend="pytorch" if backend == "pytorch" else None,
         custom_module_map=together.get("custom_module_map") or "",
     )
+    if adapters := task_adapters(engine.path) | located_adapters(together.get("adapters")):
+        together["adapters"] = adapters
     if engine.vision_checkpoint is not None:
         require("vision", f"{directory}, a vision-language model,")
     name = stored.model_name or engine.spec.model_name

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.model_metadata.pooling import engine_pooling, longest_text
-from lmdeploy.turbomind.families import family_of
+from lmdeploy.turbomind.families import family_of, jina_v3
 from lmdeploy.turbomind.families.common import Checkpoint, Family
 from lmdeploy.turbomind.families.encoder_names import encoder_names, is_of_head
 from lmdeploy.turbomind.gguf.stored import (
@@ -32,6 +32,7 @@ from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec.fields import size_problems
 from lmdeploy.turbomind.stacked_experts import with_stacks
+from lmdeploy.turbomind.task_adapters import is_of_task
 from lmdeploy.turbomind.text_part import TextPart, is_of_text, spec_in, tensors_in, text_part_of
 from lmdeploy.turbomind.unsupported import refuse_unsupported
 
@@ -116,10 +117,15 @@ def describe(model_dir: Path, model_name: str) -> Description:
     problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
     if problems:
         raise CheckpointError(model_dir, problems)
-    is_known = is_of_head if spec.encoder is not None else lambda name: text is not None and not is_of_text(name)
+    is_known = _is_apart if spec.encoder is not None else lambda name: text is not None and not is_of_text(name)
     _warn_of([name for name in unread if not is_known(name)], model_dir)
     manifest = Manifest.build(tensors, index, weight_format(raw))
     return Description(spec, manifest, 0 if text is None else text.image_tokens)
+
+
+def _is_apart(name: str) -> bool:
+    """Return whether an encoder's tensor is read from elsewhere, if at all."""
+    return is_of_head(name) or is_of_task(name)
 
 
 def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
@@ -154,6 +160,8 @@ def _number_of(content: dict[str, Any]) -> object:
 
 
 def _family_of(config: dict[str, Any]) -> tuple[str, Family]:
+    if jina_v3.is_published(config):
+        return family_of(["JinaEmbeddingsV3Model"])
     try:
         return family_of(with_whole(config.get("architectures")))
     except UnsupportedModelError as error:

@@ -24,6 +24,7 @@ from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of
 from lmdeploy.turbomind.heads.directory import find_head
+from lmdeploy.turbomind.task_adapters import task_adapters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +146,7 @@ class Engine:
             None if backend == "auto" else backend,
             settings.get("custom_module_map", ""),
         )
-        settings["adapters"] = located_adapters(settings.get("adapters"))
+        settings["adapters"] = task_adapters(self.directory.path) | located_adapters(settings.get("adapters"))
         if settings.get("cache_dir"):
             settings["cache_dir"] = str(Path(settings["cache_dir"]).expanduser().absolute())
         if speculation := settings.get("speculative_config"):

@@ -28,6 +28,7 @@ from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.turbomind.safetensors_index import linked_gguf_files, read_files
 from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.task_adapters import write_task_adapters
 from lmdeploy.version import __version__
 from lmdeploy.vl.constants import VISION_FILE
 
@@ -154,6 +155,7 @@ def write_engine_dir(
     write_pooling(model_dir, target, tokenizer, spec.encoder is not None)
     if spec.encoder is not None:
         write_token_heads(model_dir, target, tokenizer, spec.hidden_size)
+    write_task_adapters(model_dir, read_config(model_dir), target)
     write_score_head(model_dir, model_name, tokenizer, target, spec.encoder is not None)
     if spec.images is not None:
         (target / VISION_FILE).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")

@@ -308,7 +308,13 @@ def test_an_adapter_of_another_base_is_refused_with_the_shapes(directory: Path, 
 
 
 def test_layers_that_cannot_be_adapted_are_refused_by_name(directory: Path, engine: Engine, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"adds to model.embed_tokens, .* embeddings and the output layer are not"):
+    of_output = make_adapter(tmp_path / "output", directory)
+    names = [f"base_model__model__lm_head__lora_{part}__weight" for part in "AB"]
+    change_tensors(of_output, **{name: torch.ones(4, 4) for name in names})
+    with pytest.raises(ValueError, match=r"adds to lm_head, .* output layer are not"):
+        engine.load_adapter("own", str(of_output))
+    # Of embeddings, the tensors are those of a layer whose inputs are tokens.
+    with pytest.raises(ValueError, match=r"of another base: model.embed_tokens has lora_A \[4, 48\]"):
         engine.load_adapter("own", str(make_adapter(tmp_path / "embedding", directory, targets=("embed_tokens",))))
     case = CASES["Mixtral"]
     experts = make_tiny(tmp_path / "experts", case.architecture, **case.overrides)

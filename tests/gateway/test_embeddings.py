@@ -71,6 +71,34 @@ def test_texts_become_vectors_of_length_one(openai_client: openai.OpenAI, encodi
     assert response.model == MODEL
 
 
+def test_a_task_is_an_adapter_with_the_prompt_of_its_name(tmp_path: Path) -> None:
+    directory = write_modules(tmp_path)
+    (directory / "config.json").write_text(json.dumps({"task_instructions": {"retrieval.query": "Q ", "other": "O "}}))
+    write_pooling(directory, directory)
+    fake = FakeTriton(MODEL)
+    fake.adapters = {"retrieval.query": "", "plain": ""}
+    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+
+        def ask(**body: str) -> httpx.Response:
+            return httpx.post(f"{url}/v1/embeddings", json={"input": "one", **body}, timeout=60, trust_env=False)
+
+        for body, adapter, text in (
+            ({"task": "retrieval.query"}, "retrieval.query", "Q one"),
+            ({"task": "retrieval.query", "prompt_name": "other"}, "retrieval.query", "O one"),
+            ({"task": "plain"}, "plain", "one"),
+            ({}, None, "one"),
+        ):
+            response = ask(**body).raise_for_status().json()
+            np.testing.assert_allclose(response["data"][0]["embedding"], expected(text), rtol=1e-6)
+            assert response["model"] == MODEL
+            assert fake.requests[-1].inputs.get("lora_name") == adapter
+        refused = ask(task="clustering")
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "task"
+        assert "(retrieval.query, plain), got clustering" in refused.json()["error"]["message"]
+    fake.stop()
+
+
 def test_tei_clients_say_whether_vectors_have_length_one(embedder: str) -> None:
     for normalizes, wanted in ((True, expected("one")), (False, struct.unpack("<4f", embedding_of(token_ids("one"))))):
         body = {"inputs": "one", "normalize": normalizes}

@@ -58,6 +58,26 @@ void lora_shrink(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, c
   });
 }
 
+void lora_gather(const LoraRows& rows, const int32_t* inputs, int in_features, float* shrunk) {
+  const auto gather = [&](const auto* down, int rank, int row) {
+    for (int k = 0; k < rank; ++k) {
+      shrunk[static_cast<size_t>(row) * rows.max_rank + k] =
+          to_float(down[static_cast<size_t>(k) * in_features + inputs[row]]);
+    }
+  };
+  for (int row = 0; row < rows.rows; ++row) {
+    if (rows.adapters[row] == nullptr) continue;
+    const LoraWeight& weight = rows.adapters[row][rows.layer];
+    if (weight.format == WeightFormat::kFloat32) {
+      gather(static_cast<const float*>(weight.down), weight.rank, row);
+    } else if (weight.format == WeightFormat::kFloat16) {
+      gather(static_cast<const half*>(weight.down), weight.rank, row);
+    } else {
+      gather(static_cast<const bf16*>(weight.down), weight.rank, row);
+    }
+  }
+}
+
 void lora_expand(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* shrunk, int out_features,
                  float* y) {
   scratch.clear();

@@ -49,4 +49,13 @@ void AdapterTable::add(Operators& ops, const LinearStorage& layer, const float* 
   ops.lora_expand(rows, shrunk_.as<float>(), layer.view.out_features, y);
 }
 
+void AdapterTable::add_embeddings(Operators& ops, const LinearStorage& table, const int32_t* numbers, float* y) const {
+  if (table.adapted_layer < 0) return;
+  const int max_rank = max_ranks_[static_cast<size_t>(table.adapted_layer)];
+  if (max_rank == 0) return;
+  const LoraRows rows{rows_.device<const LoraWeight*>(), table.adapted_layer, computed_, max_rank};
+  ops.lora_gather(rows, numbers, table.view.out_features, shrunk_.as<float>());
+  ops.lora_expand(rows, shrunk_.as<float>(), table.view.in_features, y);
+}
+
 }  // namespace turbomind

@@ -26,6 +26,8 @@ class AdapterTable {
   bool begin_step(Operators& ops, const StepInput& input, int computed);
   // y += what the rows' adapters add to a layer whose inputs are x.
   void add(Operators& ops, const LinearStorage& layer, const float* x, float* y) const;
+  // y += what they add to the rows of a table of embeddings with these numbers.
+  void add_embeddings(Operators& ops, const LinearStorage& table, const int32_t* numbers, float* y) const;
 
  private:
   int max_rows_;

@@ -112,10 +112,11 @@ void AdapterPlan::check_shapes(const RowSources::Module& found, const AdapterMod
 void AdapterPlan::refuse_unused(const std::vector<std::string>& used) const {
   for (const auto& [name, module] : checkpoint_.modules()) {
     if (std::find(used.begin(), used.end(), name) != used.end()) continue;
-    throw invalid_argument(
-        "the adapter adds to " + name +
-        ", which is no linear layer of this model that adapters can add to: those of attention, "
-        "recurrences and dense MLPs are, experts, latent attention, embeddings and the output layer are not");
+    throw invalid_argument("the adapter adds to " + name +
+                           ", which is no linear layer of this model that adapters can add to: those of attention, "
+                           "recurrences and dense MLPs are, and on CPUs embeddings of tokens; experts, latent "
+                           "attention and the output layer "
+                           "are not");
   }
 }
 

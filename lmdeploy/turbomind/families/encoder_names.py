@@ -20,8 +20,14 @@ def is_of_head(name: str) -> bool:
 
 def prefix_in(index: SafetensorsIndex, name: str) -> str:
     """Return what is in front of the tensor `name` in a checkpoint, such as ``bert.``; empty: nothing, or no tensor."""
-    found = (stored.removesuffix(name) for stored in index.tensors if stored.endswith(name))
+    ends = (name, _adapted(name))
+    found = (stored.removesuffix(end) for end in ends for stored in index.tensors if stored.endswith(end))
     return min((prefix for prefix in found if not prefix or prefix.endswith(".")), key=len, default="")
+
+
+def _adapted(name: str) -> str:
+    """Return the name of a weight where adapters are stored alongside it (`lmdeploy.turbomind.task_adapters`)."""
+    return name.removesuffix("weight") + "parametrizations.weight.original"
 
 
 def encoder_names(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
@@ -34,6 +40,6 @@ def encoder_names(tensors: Mapping[str, Expression], index: SafetensorsIndex) ->
         for newer, older in _OLDER.items():
             if full.endswith(newer) and full not in index.tensors:
                 return full.removesuffix(newer) + older
-        return full
+        return _adapted(full) if _adapted(full) in index.tensors else full
 
     return {name: renamed(expression, stored) for name, expression in tensors.items()}

@@ -1,5 +1,10 @@
-"""Jina embeddings v3: XLM-RoBERTa with rotary positions."""
+"""Jina embeddings v3: XLM-RoBERTa with rotary positions.
 
+Its authors publish it as an XLM-RoBERTa with an adapter for each task (`lmdeploy.turbomind.task_adapters`); others
+converted it for ``transformers``.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of
@@ -21,6 +26,21 @@ LAYOUT = Layout(
 )
 
 
+def is_published(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is the authors'."""
+    return raw.get("model_type") == "xlm-roberta" and raw.get("position_embedding_type") == "rotary"
+
+
+def config(raw: Mapping[str, Any]) -> Any:
+    """Return the config in the names of ``transformers``."""
+    from transformers import JinaEmbeddingsV3Config
+
+    if not is_published(raw):
+        return JinaEmbeddingsV3Config(**raw)
+    rope = {"rope_type": "default", "rope_theta": float(raw["rotary_emb_base"])}
+    return JinaEmbeddingsV3Config(**dict(raw) | {"model_type": "jina_embeddings_v3", "rope_parameters": rope})
+
+
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     return post_norm_spec(
@@ -36,4 +56,4 @@ def tensors(spec: ModelSpec) -> dict[str, Expression]:
     return post_norm_tensors(spec, LAYOUT, "emb_ln") | token_types(spec, "embeddings.token_type_embeddings")
 
 
-FAMILY = Family(names_of("JinaEmbeddingsV3"), spec, tensors)
+FAMILY = Family(names_of("JinaEmbeddingsV3"), spec, tensors, config)

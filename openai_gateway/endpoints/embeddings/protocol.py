@@ -24,6 +24,7 @@ class EmbeddingRequest(Strict):
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
     input_type: Text | None = None
     prompt_name: Text | None = None
+    task: Text | None = None
     truncate: bool = False
     user: str | None = None
 

@@ -18,7 +18,7 @@ router = APIRouter(route_class=BoundedRoute)
 async def create_embeddings(body: EmbeddingRequest, request: Request, gateway: GatewayDependency) -> EmbeddingList:
     """Return the vector of each text."""
     chosen = await gateway.choose(body.model, request)
-    wanted = Wanted(body.dimensions, body.input_type, body.prompt_name, body.truncate)
+    wanted = Wanted(body.dimensions, body.input_type, body.prompt_name, body.truncate, task=body.task)
     vectors, usage = await vectors_of(gateway, request, chosen, body.inputs, body.user, wanted)
     is_text = body.encoding_format == "base64"
     made = [base64.b64encode(vector.tobytes()).decode() if is_text else vector.tolist() for vector in vectors]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect
+from openai_gateway.middleware.api_keys import key_of
 from openai_gateway.models import Chosen
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Wanted:
         The end of a text that is longer than the model reads is left out.
     normalizes
         Whether vectors have length 1. None: as the model says.
+    task
+        Which of the model's adapters is used, with the prompt of its name unless another one is named. None: none.
     """
 
     dimensions: int | None = None
@@ -55,6 +58,7 @@ class Wanted:
     prompt_name: str | None = None
     truncate: bool = False
     normalizes: bool | None = None
+    task: str | None = None
 
 
 async def vectors_of(
@@ -88,6 +92,8 @@ async def vectors_of(
         sizes = ", ".join(map(str, pooling.dimensions))
         message = f"dimensions must be one of {sizes} with the model `{model.name}`, got {dimensions}"
         raise ApiError(400, message, param="dimensions")
+    if wanted.task is not None:
+        chosen, wanted = await with_task(request, chosen, pooling, wanted, wanted.task)
     prompt = prompt_of(chosen, pooling, wanted)
     texts: list[Any] = [prompt + each if isinstance(each, str) else each for each in inputs]
     if wanted.truncate:
@@ -101,6 +107,20 @@ async def vectors_of(
         return vectors, usage
     kept = vectors[:, :dimensions]
     return kept if wanted.normalizes is False else unit(kept), usage
+
+
+async def with_task(
+    request: Request, chosen: Chosen, pooling: Pooling, wanted: Wanted, task: str
+) -> tuple[Chosen, Wanted]:
+    """Return the adapter for a task, and how vectors are made with it."""
+    known = await chosen.model.adapters.visible(key_of(request.scope))
+    if task not in known:
+        names = ", ".join(known) or "none"
+        message = f"task must be an adapter of the model `{chosen.model.name}` ({names}), got {task}"
+        raise ApiError(400, message, param="task")
+    if wanted.prompt_name is None and wanted.input_type is None and task in pooling.prompts:
+        wanted = replace(wanted, prompt_name=task)
+    return Chosen(chosen.model, task, is_adapter=True), wanted
 
 
 def prompt_of(chosen: Chosen, pooling: Pooling, wanted: Wanted) -> str:
