@@ -71,6 +71,7 @@ class WorkerArea:
     spans: np.ndarray[Any, np.dtype[np.int32]]
     blocks: np.ndarray[Any, np.dtype[np.int32]]
     embedded_rows: np.ndarray[Any, np.dtype[np.int32]]
+    own_rows: np.ndarray[Any, np.dtype[np.int32]]
     embeddings: np.ndarray[Any, np.dtype[np.float32]]
     grid_positions: np.ndarray[Any, np.dtype[np.int32]]
     fills: np.ndarray[Any, np.dtype[np.int32]]

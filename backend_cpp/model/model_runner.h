@@ -65,6 +65,7 @@ struct ImageTraits {
   bool has_grid = false;     // positions have three axes: a range may have a grid
   bool needs_whole = false;  // the tokens of a range see each other: all that are not cached come in one step
   bool looks = false;        // tokens look at further rows of a range, whose own token is one
+  bool own_on_grid = false;  // of a range without a grid, rows take the weights of text
 };
 
 // In StepInput::tokens: what the step before chooses for its span number `index`.

@@ -55,6 +55,7 @@ class WorkerChannel {
     views["spans"] = view(reinterpret_cast<int32_t*>(channel.spans(index)), {shape.spans, kSpanFields});
     views["blocks"] = view(channel.blocks(index), {shape.blocks});
     views["embedded_rows"] = view(channel.embedded_rows(index), {seeing_rows});
+    views["own_rows"] = view(channel.own_rows(index), {seeing_rows});
     views["embeddings"] = view(channel.embeddings(index), {seeing_rows, shape.embedding_width});
     views["grid_positions"] = view(channel.grid_positions(index), {seeing_rows, 3});
     const int looking_rows = shape.looks != 0 ? shape.rows : 0;
@@ -133,6 +134,7 @@ void bind_worker(py::module_& m) {
       .def_readonly("choices", &Order::choices)
       .def_readonly("area", &Order::area)
       .def_readonly("embedded", &Order::embedded)
+      .def_readonly("own", &Order::own)
       .def_readonly("has_grid", &Order::has_grid)
       .def_readonly("fills", &Order::fills)
       .def_readonly("filled", &Order::filled)

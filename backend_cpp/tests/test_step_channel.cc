@@ -42,7 +42,7 @@ void work(int fd, int rank) {
         channel.hidden()[row * 3 + 2] =
             channel.embeddings(order.area)[row * 3 + 2] + channel.grid_positions(order.area)[row * 3 + 1];
         channel.hidden()[row * 3 + 1] =
-            channel.image_rows(order.area)[row * 3 + 1] +
+            channel.image_rows(order.area)[row * 3 + 1] + static_cast<float>(channel.own_rows(order.area)[row]) +
             static_cast<float>(channel.looking_rows(order.area)[row] + channel.fills(order.area)[row].count +
                                channel.looks(order.area)[row].first_block);
         if (row < 4) channel.chosen(order.area)[row] = channel.tokens(order.area)[row] + 5;
@@ -80,6 +80,7 @@ TEST(steps_travel_to_every_rank_and_back) {
     std::iota(channel.tokens(area), channel.tokens(area) + rows, step);
     std::iota(channel.embeddings(area), channel.embeddings(area) + 3 * rows, 0.25F);
     std::iota(channel.grid_positions(area), channel.grid_positions(area) + 3 * rows, step);
+    std::fill_n(channel.own_rows(area), rows, 100000);
     std::iota(channel.image_rows(area), channel.image_rows(area) + 3 * rows, 0.5F);
     std::iota(channel.looking_rows(area), channel.looking_rows(area) + rows, step);
     for (int row = 0; row < rows; ++row) {
@@ -89,7 +90,7 @@ TEST(steps_travel_to_every_rank_and_back) {
     const uint32_t number = give(channel, rows, area);
     await(channel, number);
     for (int row = 0; row < rows; ++row) {
-      CHECK_EQUAL(channel.hidden()[row * 3 + 1], static_cast<float>(step + 3004 * row + 1) + 0.5F);
+      CHECK_EQUAL(channel.hidden()[row * 3 + 1], static_cast<float>(100000 + step + 3004 * row + 1) + 0.5F);
       CHECK_EQUAL(channel.logits()[row * 7], static_cast<float>(step + row));
       CHECK_EQUAL(channel.hidden()[row * 3 + 2], static_cast<float>(step + 6 * row + 3) + 0.25F);
     }

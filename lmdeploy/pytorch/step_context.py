@@ -46,6 +46,9 @@ class StepContext:
         ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
     deeper_embeddings
         ``[count, layers, hidden]``: what these rows add to the outputs of the first layers; None: nothing.
+    own_rows
+        ``[count]`` and ``[tokens - count]`` int64: the tokens of images that take weights of their own, where a layer
+        has any, and the others; None: none does.
     image_rows
         ``[rows, hidden]``: rows of images whose keys and values are written first; None: none.
     looking_rows
@@ -73,6 +76,7 @@ class StepContext:
     input_embeddings: torch.Tensor | None = None
     input_embedding_indexing: torch.Tensor | None = None
     deeper_embeddings: torch.Tensor | None = None
+    own_rows: tuple[torch.Tensor, torch.Tensor] | None = None
     image_rows: torch.Tensor | None = None
     looking_rows: torch.Tensor | None = None
     grid_positions: torch.Tensor | None = None

@@ -251,6 +251,11 @@ class StepRunner:
             is_embedded[0, area.embedded_rows[: order.embedded]] = True
             context.input_embedding_indexing = torch.from_numpy(is_embedded).to(self._device.device)
             context.input_ids[context.input_embedding_indexing] = 0  # tokens of images may be after the vocabulary
+        if order.own:
+            is_own = np.zeros(order.rows, bool)
+            is_own[area.own_rows[: order.own]] = True
+            own, others = (torch.from_numpy(np.flatnonzero(rows)).to(self._device.device) for rows in (is_own, ~is_own))
+            context.own_rows = own, others
         if order.fills or order.looks:
             self._device.set_images(
                 area.fills[: order.fills], area.looks[: order.looks], area.blocks, self._image_block_len

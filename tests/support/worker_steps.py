@@ -22,6 +22,7 @@ class Order:
     spans: int
     wanted: int
     embedded: int = 0
+    own: int = 0
     has_grid: int = 0
     fills: int = 0
     looks: int = 0

@@ -10,7 +10,8 @@ std::vector<EmbeddedRow> embedded_rows(const StepInput& input) {
     const int end = span.first_position + span.count;
     for (const EmbeddingRange& range : span.embeddings) {
       for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
-        found.push_back({span.first_row + at - span.first_position, range.rows.get(), at - range.begin});
+        found.push_back(
+            {span.first_row + at - span.first_position, range.rows.get(), at - range.begin, range.grid.is_given()});
       }
     }
   }
@@ -50,7 +51,7 @@ ImageTraits image_traits(const ModelSpec& spec) {
   const bool has_grid =
       std::any_of(spec.ropes.begin(), spec.ropes.end(), [](const RopeSpec& rope) { return !rope.axes.empty(); });
   return {spec.hidden_size * (1 + spec.images->deepstack_layers), has_grid, spec.images->whole_rows > 0,
-          !spec.images->cross_layers.empty()};
+          !spec.images->cross_layers.empty(), spec.images->own_on_grid};
 }
 
 }  // namespace turbomind

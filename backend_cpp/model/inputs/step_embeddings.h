@@ -14,6 +14,7 @@ struct EmbeddedRow {
   int row = 0;
   const EmbeddingRows* rows = nullptr;
   int source = 0;
+  bool is_on_grid = false;
 };
 
 // Of all spans, in the order of their rows.

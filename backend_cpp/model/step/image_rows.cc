@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "model/inputs/step_embeddings.h"
+
 namespace turbomind {
 
 namespace {
@@ -31,15 +33,8 @@ ImageRows::ImageRows(Operators& ops, const ModelSpec& spec, int max_rows)
 
 bool ImageRows::begin_step(Operators& ops, const StepInput& input, int computed) {
   std::vector<bool> is_image(static_cast<size_t>(computed), false);
-  for (const StepSpan& span : input.spans) {
-    for (const EmbeddingRange& range : span.embeddings) {
-      if (on_grid_only_ && !range.grid.is_given()) continue;
-      const int begin = std::max(span.first_position, range.begin);
-      const int end = std::min(span.first_position + span.count, range.end());
-      for (int at = begin; at < end; ++at) {
-        is_image[static_cast<size_t>(span.first_row + at - span.first_position)] = true;
-      }
-    }
+  for (const EmbeddedRow& row : embedded_rows(input)) {
+    if (row.is_on_grid || !on_grid_only_) is_image[static_cast<size_t>(row.row)] = true;
   }
   images_ = static_cast<int>(std::ranges::count(is_image, true));
   others_ = computed - images_;

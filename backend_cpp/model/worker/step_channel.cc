@@ -16,7 +16,7 @@ namespace turbomind {
 
 namespace {
 
-constexpr uint32_t kVersion = 4;
+constexpr uint32_t kVersion = 5;
 constexpr size_t kPage = 4096;
 
 // Whether `number` is that one or after it; numbers of orders start from 0 after the largest.
@@ -86,6 +86,7 @@ void StepChannel::lay_out(const ChannelShape& shape) {
   blocks_ = reserve(static_cast<size_t>(shape.blocks), sizeof(int32_t));
   const size_t seeing_rows = shape.embedding_width > 0 ? rows : 0;
   embedded_rows_ = reserve(seeing_rows, sizeof(int32_t));
+  own_rows_ = reserve(seeing_rows, sizeof(int32_t));
   embeddings_ = reserve(seeing_rows * static_cast<size_t>(shape.embedding_width), sizeof(float));
   grid_positions_ = reserve(seeing_rows * 3, sizeof(int32_t));
   const size_t looking_rows = shape.looks != 0 ? rows : 0;

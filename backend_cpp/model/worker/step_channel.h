@@ -99,6 +99,7 @@ struct Order {
   int32_t wanted = 0;
   int32_t choices = 0;
   int32_t embedded = 0;  // rows that have embeddings of images in place of their tokens'
+  int32_t own = 0;       // those of them that take the weights of images, where there are any
   int32_t has_grid = 0;  // whether grid_positions() holds the rows' positions
   int32_t fills = 0;     // spans of rows of images
   int32_t filled = 0;    // rows of images
@@ -129,6 +130,7 @@ class StepChannel {
   ChannelSpan* spans(int area) const { return at<ChannelSpan>(spans_, area); }            // [spans]
   int32_t* blocks(int area) const { return at<int32_t>(blocks_, area); }                  // [blocks]
   int32_t* embedded_rows(int area) const { return at<int32_t>(embedded_rows_, area); }    // [rows], embedded ones first
+  int32_t* own_rows(int area) const { return at<int32_t>(own_rows_, area); }              // [rows], those ones first
   float* embeddings(int area) const { return at<float>(embeddings_, area); }              // [rows, embedding_width]
   int32_t* grid_positions(int area) const { return at<int32_t>(grid_positions_, area); }  // [rows, 3]
   ChannelSpan* fills(int area) const { return at<ChannelSpan>(fills_, area); }            // [rows]
@@ -187,7 +189,7 @@ class StepChannel {
   size_t bytes_ = 0;
   // Offsets, those of areas in the first one.
   size_t tokens_ = 0, spans_ = 0, blocks_ = 0, logits_ = 0, hidden_ = 0;
-  size_t embedded_rows_ = 0, embeddings_ = 0, grid_positions_ = 0;
+  size_t embedded_rows_ = 0, own_rows_ = 0, embeddings_ = 0, grid_positions_ = 0;
   size_t fills_ = 0, image_rows_ = 0, looks_ = 0, looking_rows_ = 0;
   size_t choices_ = 0, lists_ = 0, chosen_ = 0, logprobs_ = 0, top_tokens_ = 0, top_logprobs_ = 0;
   size_t area_bytes_ = 0;

@@ -317,9 +317,11 @@ void WorkerRunner::send_images(const StepInput& input, Order& order) {
   const std::vector<EmbeddedRow> sources = embedded_rows(input);
   order.embedded = static_cast<int32_t>(sources.size());
   int32_t* row = channel_->embedded_rows(order.area);
+  int32_t* own = channel_->own_rows(order.area);
   float* to = channel_->embeddings(order.area);
   for (const EmbeddedRow& source : sources) {
     *row++ = source.row;
+    if (source.is_on_grid || !options_.images.own_on_grid) own[order.own++] = source.row;
     source.rows->read(source.source, 0, options_.images.width, to);
     to += options_.images.width;
   }
