@@ -1,4 +1,7 @@
-"""Rows of images take other weights than those of text, whatever a step, a rank or a format of weights holds."""
+"""Rows of images take other weights than those of text, whatever a step, a rank or a format of weights holds.
+
+What is computed is held against float64 in `test_vision_models` and `tests/pytorch/models/test_seeing`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmdeploy import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig, pipeline
-from lmdeploy.errors import UnsupportedModelError
+from lmdeploy import GenerationConfig, pipeline
 from tests.support.adapters import make_adapter
-from tests.support.both_engines import PLAIN
+from tests.support.both_engines import BACKENDS, config_for
 from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.images import make_image
 from tests.support.mono_internvl_reference import make_tiny_mono_internvl
@@ -39,31 +41,38 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return MAKERS[request.param](tmp_path_factory.mktemp("seeing") / "model")
 
 
-def logits(model: Path, **settings: Any) -> torch.Tensor:
-    with pipeline(str(model), TurbomindEngineConfig(**(PLAIN | SETTINGS | settings))) as pipe:
+def logits(model: Path, backend: str, **settings: Any) -> torch.Tensor:
+    with pipeline(str(model), config_for(backend, **(SETTINGS | settings))) as pipe:
         found: torch.Tensor = pipe(PROMPT, ALL).logits
     return found
 
 
-def test_steps_of_any_size_give_the_same_bits(model: Path) -> None:
-    whole = logits(model)
-    for rows in (1, 5, 19):
-        assert torch.equal(logits(model, num_tokens_per_iter=rows), whole), rows
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_steps_of_any_size_give_the_same_bits(model: Path, backend: str) -> None:
+    whole = logits(model, backend)
+    for rows in (1, 5, 19) if backend == "turbomind" else (5, 19):
+        assert torch.equal(logits(model, backend, num_tokens_per_iter=rows), whole), rows
 
 
-def test_ranks_and_rounded_weights_have_them_too(model: Path) -> None:
-    whole = logits(model)
-    assert relative_error(logits(model, tp=2), whole) < 1e-4
-    assert 0 < relative_error(logits(model, weight_bits=8), whole) < 0.3  # unrelated ones would be 1.4 apart
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_have_them_too(model: Path, backend: str) -> None:
+    assert relative_error(logits(model, backend, tp=2), logits(model, backend)) < 1e-4
 
 
-def test_adapters_are_refused(tmp_path: Path) -> None:
+def test_rounded_weights_have_them_too(model: Path) -> None:
+    error = relative_error(logits(model, "turbomind", weight_bits=8), logits(model, "turbomind"))
+    assert 0 < error < 0.3  # unrelated ones would be 1.4 apart
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("turbomind", "adapters cannot be had where rows of images take weights of their own"),
+        ("pytorch", "the class that runs this model takes no adapters"),
+    ],
+)
+def test_adapters_are_refused(tmp_path: Path, backend: str, reason: str) -> None:
     model = make_tiny_xcomposer(tmp_path / "model")
     adapter = make_adapter(tmp_path / "adapter", model, targets=["wo"])
-    with pytest.raises(ValueError, match="adapters cannot be had where rows of images take weights of their own"):
-        logits(model, adapters={"own": str(adapter)})
-
-
-def test_the_pytorch_engine_refuses_them(model: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="rows of its images take weights of their own, which only the"):
-        pipeline(str(model), PytorchEngineConfig(device_type="cpu"))
+    with pytest.raises(ValueError, match=reason):
+        logits(model, backend, adapters={"own": str(adapter)})

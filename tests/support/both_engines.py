@@ -7,7 +7,11 @@ from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
 BACKENDS = ("turbomind", "pytorch")
 # Nothing is found in the cache, and nothing is drafted.
 PLAIN: dict[str, Any] = {"enable_prefix_caching": False, "speculative_config": "none"}
-_NAMES_OF_PYTORCH = {"cache_block_seq_len": "block_size", "num_tokens_per_iter": "max_prefill_token_num"}
+_NAMES_OF_PYTORCH = {
+    "cache_block_seq_len": "block_size",
+    "device": "device_type",
+    "num_tokens_per_iter": "max_prefill_token_num",
+}
 
 
 def config_for(backend: str, **fields: Any) -> TurbomindEngineConfig | PytorchEngineConfig:

@@ -20,18 +20,25 @@ MODULE_MAP.update(
         "BaiChuanForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.baichuan.BaichuanForCausalLM",
         "InternLMForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.internlm.InternLMForCausalLM",
         "InternLM2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.internlm2.InternLM2ForCausalLM",
+        "InternLM2VEForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.internlm2.InternLM2VEForCausalLM",
+        "InternLMXComposer2ForCausalLM": (
+            f"{LMDEPLOY_PYTORCH_MODEL_PATH}.internlm_xcomposer2.InternLMXComposer2ForCausalLM"
+        ),
+        "CogVLMForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.cogvlm.CogVLMForCausalLM",
         "ChatGLMModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.chatglm.ChatGLMForConditionalGeneration",
         "ChatGLMForConditionalGeneration": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.chatglm.ChatGLMForConditionalGeneration",
         "StableLmForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.stablelm.StableLmForCausalLM",
         "QWenLMHeadModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen.QWenLMHeadModel",
         "DeepseekForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.deepseek.DeepseekForCausalLM",
         "MolmoForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.molmo.MolmoForCausalLM",
+        "OLMoForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.molmo.MolmoEForCausalLM",
         "MllamaForConditionalGeneration": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.mllama.MllamaForCausalLM",
         "FalconForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.falcon.FalconForCausalLM",
         "Gemma2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.gemma2.Gemma2ForCausalLM",
     }
 )
 
+_MODEL_TYPES = {"OLMoForCausalLM": "molmo"}  # of architectures that other models have too
 _ACTIVATIONS = ("silu", "swish")  # of the MLPs of our classes; Gemma 2's looks at its own field
 
 
@@ -42,4 +49,6 @@ def may_run(architecture: str, config: Any) -> bool:
     """
     if not str(MODULE_MAP[architecture]).startswith(f"{LMDEPLOY_PYTORCH_MODEL_PATH}."):
         return True
+    if architecture in _MODEL_TYPES and config.model_type != _MODEL_TYPES[architecture]:
+        return False
     return getattr(config, "hidden_act", None) in (None, *_ACTIVATIONS) or hasattr(config, "hidden_activation")

@@ -116,6 +116,7 @@ class PatchedModel:
         self.adapters = AdapterTable(self._device)
         self.layers: dict[str, tuple[int, int]] = {}
         try:
+            layers = [each for each in layers if each.for_images is None]  # which multiply rows of text alone
             self.layers = let_adapt(self._model, layers, trace.shapes, self.adapters)
         except ValueError as error:
             logger.warning("%s takes no LoRA adapters: %s", checkpoint, error)

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
@@ -20,7 +21,7 @@ from lmdeploy.pytorch.text_part.tensors import TEXT_TENSORS
 from lmdeploy.turbomind.checkpoint import describe, read_config
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.turbomind.spec import ModelSpec
-from lmdeploy.turbomind.text_part import sees, text_names, text_part_of
+from lmdeploy.turbomind.text_part import TextPart, sees, text_names, text_part_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def describe_text_part(
     text = text_part_of(model_dir, raw)
     assert text is not None
     target.mkdir(parents=True, exist_ok=True)
-    config = _config_of_text(text.raw, whole)
+    config = _config_of_text(text, whole)
     (target / "config.json").write_text(json.dumps(config, default=str), encoding="utf-8")
     axes = whole.ropes[0].axes if whole.ropes else ()
     assert whole.images is not None
@@ -81,10 +82,14 @@ def describe_text_part(
     return spec, text.image_tokens
 
 
-def _config_of_text(raw: Mapping[str, Any], whole: ModelSpec) -> dict[str, Any]:
-    """Return the text part's config.json, with what its architecture alone has other defaults for."""
-    text = raw.get("text_config")  # of Mllama, whose config.json is that of the whole
-    flat = {**raw, **text} if isinstance(text, dict) else raw
+def _config_of_text(text: TextPart, whole: ModelSpec) -> dict[str, Any]:
+    """Return the text part's config.json, with what its architecture alone has other names or defaults for."""
+    inner = text.raw.get("text_config")  # of Mllama, whose config.json is that of the whole
+    flat = {**text.raw, **inner} if isinstance(inner, dict) else dict(text.raw)
+    if isinstance(text.config, SimpleNamespace):  # what has another name in the family's config.json
+        flat |= {name: value for name, value in vars(text.config).items() if name != "raw" and flat.get(name) is None}
+    if whole.ropes and not any(name.startswith("rope_") for name in flat):
+        flat["rope_theta"] = whole.ropes[0].theta
     config = with_longrope({key: value for key, value in flat.items() if key not in _OF_THE_WHOLE})
     config |= {"model_type": _model_type_of(config), "vocab_size": whole.vocab_size, "head_dim": whole.head_dim}
     config |= {"tie_word_embeddings": whole.tied_embeddings, "dtype": whole.dtype, "torch_dtype": whole.dtype}
@@ -105,8 +110,6 @@ def _is_of_the_user(raw: Mapping[str, Any], custom_module_map: str) -> bool:
 def _reason_against(whole: ModelSpec) -> str:
     """Return why images cannot be seen under the PyTorch engine; empty: they can."""
     assert whole.images is not None
-    if whole.images.has_own_weights:
-        return "rows of its images take weights of their own"
     if whole.images.whole_rows:
         return "the tokens of its images see each other"
     return ""

@@ -9,13 +9,13 @@ from lmdeploy.turbomind.families.image_weights import with_low_rank
 from lmdeploy.turbomind.families.own_code import llama_config
 from lmdeploy.turbomind.spec import ImagesSpec, ModelSpec
 
-_RANK = 256  # fixed in the authors' code, with a factor of 1
+LOW_RANK = 256  # fixed in the authors' code, with a factor of 1
 LAYOUT = with_low_rank(internlm2.LAYOUT, "Plora_A", "Plora_B")
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    return dataclasses.replace(internlm2.spec(config, checkpoint), images=ImagesSpec(low_rank=_RANK))
+    return dataclasses.replace(internlm2.spec(config, checkpoint), images=ImagesSpec(low_rank=LOW_RANK))
 
 
 FAMILY = Family(("InternLMXComposer2ForCausalLM",), spec, LAYOUT.tensors, config=llama_config)

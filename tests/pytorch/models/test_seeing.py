@@ -11,14 +11,17 @@ from lmdeploy import GenerationConfig, pipeline
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.both_engines import config_for
+from tests.support.cogvlm_reference import CogVlmReference, make_tiny_cogvlm
 from tests.support.glm_4v_reference import make_tiny_glm_4v
 from tests.support.images import make_image
 from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.molmo_reference import make_tiny_molmo
+from tests.support.mono_internvl_reference import MonoInternVlReference, make_tiny_mono_internvl
 from tests.support.phi3_vision_reference import make_tiny_phi3_vision
 from tests.support.qwen_vl_reference import make_tiny_qwen_vl_chat
 from tests.support.token_engine import relative_error
+from tests.support.xcomposer_reference import XComposerReference, make_tiny_xcomposer
 
 TOLERANCE = 1e-4
 SETTINGS = {
@@ -40,6 +43,13 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "GLM-4V": make_tiny_glm_4v,
     "Mistral 3": tiny.make_tiny_mistral3,
     "Molmo": make_tiny_molmo,
+    "Molmo 7B-O": functools.partial(make_tiny_molmo, kind="7B-O"),
+    "MolmoE": functools.partial(make_tiny_molmo, kind="MolmoE"),
+    "CogVLM": functools.partial(make_tiny_cogvlm, second=False),
+    "CogVLM2": make_tiny_cogvlm,
+    "Mono-InternVL": make_tiny_mono_internvl,
+    "XComposer2": make_tiny_xcomposer,
+    "XComposer2 4KHD": functools.partial(make_tiny_xcomposer, tiles=True),
     "Qwen-VL": make_tiny_qwen_vl_chat,
     "Qwen2-VL": tiny.make_tiny_qwen_vl,
     "Qwen2.5-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
@@ -47,6 +57,13 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "Qwen3-VL with experts": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VLMoe"),
     "Llama 3.2 Vision": make_tiny_mllama,
     "GLM-4.1V": tiny.make_tiny_glm4v,
+}
+# Of rows of images that take weights of their own.
+REFERENCES: dict[str, Callable[[Path], Any]] = {
+    "CogVLM": CogVlmReference,
+    "CogVLM2": CogVlmReference,
+    "Mono-InternVL": MonoInternVlReference,
+    "XComposer2": XComposerReference,
 }
 ALL = GenerationConfig(max_new_tokens=8, output_logits="all", do_sample=False, ignore_eos=True)
 
@@ -71,6 +88,17 @@ def test_responses_about_images_are_those_of_turbomind(name: str, tmp_path: Path
         assert one.token_ids == other.token_ids == theirs.token_ids
         assert relative_error(one.logits, theirs.logits) < TOLERANCE
         assert relative_error(other.logits[-8:], one.logits[-8:]) == 0
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_rows_of_images_take_the_weights_that_their_authors_give_them(name: str, tmp_path: Path) -> None:
+    directory = MODELS[name](tmp_path / "model")
+    reference = REFERENCES[name](directory)
+    shown = [make_image(90, 31, 1), make_image(40, 60)]
+    with pipeline(str(directory), config_for("pytorch", **SETTINGS)) as pipe:
+        ids = pipe.prepare(("which is larger?", shown)).ids
+        logits = pipe(("which is larger?", shown), ALL).logits
+    assert relative_error(logits[: len(ids)], reference(ids, shown).float()) < TOLERANCE
 
 
 def test_texts_alone_run_where_images_whose_tokens_see_each_other_cannot(
