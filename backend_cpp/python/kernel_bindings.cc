@@ -11,9 +11,11 @@
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "device/cpu_operators.h"
+#include "kernels/activation.h"
 #include "kernels/linear.h"
 #include "kernels/paged_attention.h"
 #include "kernels/recurrence.h"
+#include "kernels/rope.h"
 #include "model/embedding_range.h"
 #include "model/worker/step_channel.h"
 #include "python/worker_bindings.h"
@@ -199,6 +201,22 @@ class CpuKernels {
     ops_.norm_heads(given, view(heads));
   }
 
+  // Rotates queries and keys in place. cosine, sine: [rows, at least `pairs`], of which the first ones are taken.
+  void rope(const Rows& cosine, const Rows& sine, int pairs, bool is_interleaved, const Heads& q, const Heads& k) {
+    const py::gil_scoped_release unlocked;
+    const auto rows = static_cast<size_t>(std::get<1>(q));
+    const RopeTable table = {dense(cosine, rows, pairs, cosines_), dense(sine, rows, pairs, sines_), pairs,
+                             is_interleaved};
+    ops_.rope(table, view(q), nullptr);
+    ops_.rope(table, view(k), nullptr);
+  }
+
+  // y [rows, size] = silu(gate) * up, of gate_up [rows, 2 size].
+  void silu_and_mul(Address gate_up, int rows, int size, Address y) {
+    const py::gil_scoped_release unlocked;
+    ops_.activate_gated(Activation::kSilu, pointer<const float>(gate_up), rows, size, pointer<float>(y));
+  }
+
   // x *= silu(gate)
   void silu_gate(const Heads& gate, const Heads& x) {
     const py::gil_scoped_release unlocked;
@@ -281,6 +299,17 @@ class CpuKernels {
     return count;
   }
 
+  // The first `size` numbers of each row, one row after the other, in `copy`.
+  static const float* dense(const Rows& from, size_t rows, int size, std::vector<float>& copy) {
+    const auto& [address, stride] = from;
+    const auto* row = pointer<const float>(address);
+    const auto width = static_cast<size_t>(size);
+    copy.resize(rows * width);
+    for (float* to = copy.data(); to != copy.data() + copy.size(); to += width, row += stride)
+      std::copy_n(row, width, to);
+    return copy.data();
+  }
+
   static AttentionParams params_of(const LayerCache& cache, SpanUse use, int span_count) {
     AttentionParams params;
     params.layout = cache.layout;
@@ -297,6 +326,7 @@ class CpuKernels {
 
   CpuOperators ops_;
   int span_count_ = 0, fill_count_ = 0, look_count_ = 0;
+  std::vector<float> cosines_, sines_;          // [rows, pairs] of the rotation that runs
   std::vector<int32_t> seen_;                   // [rows that look at images]: how many of their rows
   std::vector<std::vector<StateSpan>> states_;  // [pages of a state][spans]
 };
@@ -350,6 +380,10 @@ void bind_kernels(py::module_& m) {
       .def("embed", &CpuKernels::embed, py::arg("table"), py::arg("tokens"), py::arg("rows"), py::arg("y"))
       .def("set_states", &CpuKernels::set_states, py::arg("spans"), py::arg("blocks"), py::arg("page_count"))
       .def("rms_norm_heads", &CpuKernels::rms_norm_heads, py::arg("weight"), py::arg("eps"), py::arg("heads"))
+      .def("rope", &CpuKernels::rope, py::arg("cosine"), py::arg("sine"), py::arg("pairs"), py::arg("is_interleaved"),
+           py::arg("q"), py::arg("k"))
+      .def("silu_and_mul", &CpuKernels::silu_and_mul, py::arg("gate_up"), py::arg("rows"), py::arg("size"),
+           py::arg("y"))
       .def("silu_gate", &CpuKernels::silu_gate, py::arg("gate"), py::arg("x"))
       .def("causal_conv", &CpuKernels::causal_conv, py::arg("state"), py::arg("channels"), py::arg("kernel"),
            py::arg("weight"), py::arg("bias"), py::arg("has_silu"), py::arg("x"), py::arg("rows"), py::arg("y"))

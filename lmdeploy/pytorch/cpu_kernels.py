@@ -236,6 +236,30 @@ class Kernels:
         """Normalize each head in place, with one weight ``[size]``; heads float32 ``[rows, heads, size]``."""
         self.native.rms_norm_heads(weight.data_ptr(), eps, _heads(heads))
 
+    def rope(
+        self, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool
+    ) -> None:
+        """Rotate the first channels of each head in place.
+
+        Parameters
+        ----------
+        query, key
+            float32 ``[rows, heads, size]``; the last axis is dense.
+        cos, sin
+            float32 ``[rows, pairs]``, of neighbours if ``is_interleaved``, else of channels ``pairs`` apart; their last
+            axis is dense.
+        """
+        self.native.rope(_rows(cos), _rows(sin), cos.shape[1], is_interleaved, _heads(query), _heads(key))
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return ``silu(gate) * up`` as float32 ``[..., size]``; gate_up ``[..., 2 * size]``."""
+        gate_up = _dense(gate_up)
+        size = gate_up.shape[-1] // 2
+        y = torch.empty((*gate_up.shape[:-1], size), dtype=torch.float32)
+        if y.numel():
+            self.native.silu_and_mul(gate_up.data_ptr(), y.numel() // size, size, y.data_ptr())
+        return y
+
     def silu_gate(self, gate: torch.Tensor, x: torch.Tensor) -> None:
         """Multiply ``x`` by ``silu(gate)`` in place; both float32 ``[rows, heads, size]``."""
         self.native.silu_gate(_heads(gate), _heads(x))

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from lmdeploy.pytorch.nn import device as on
+from lmdeploy.pytorch.nn.build_context import build_context
 
 
 class SiluAndMul(nn.Module):
@@ -14,6 +15,7 @@ class SiluAndMul(nn.Module):
 
     def __init__(self, inplace: bool = True) -> None:
         super().__init__()
+        self._kernels = build_context().kernels
         self._inplace = inplace
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -22,6 +24,8 @@ class SiluAndMul(nn.Module):
             from lmdeploy.pytorch.kernels.gated_activation import silu_and_mul
 
             return silu_and_mul(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
+        if self._kernels is not None and x.dtype == torch.float32:
+            return self._kernels.silu_and_mul(x)
         gate, up = x.chunk(2, -1)
         return functional.silu(gate, inplace=self._inplace).mul_(up)
 

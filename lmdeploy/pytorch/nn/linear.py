@@ -258,6 +258,10 @@ class QKVLinear(Linear):
 
     def split_qkv(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values ``[..., heads, head size]`` of this layer's output."""
+        if self._head_size == self._head_size_v:  # all heads are alike: one view, then parts of it
+            heads = x.view(*x.shape[:-1], -1, self._head_size)
+            q, kv = self._q_heads, self._kv_heads
+            return heads.narrow(-2, 0, q), heads.narrow(-2, q, kv), heads.narrow(-2, q + kv, kv)
         q, k, v = x.split(self._sizes, dim=-1)
         sizes = (self._head_size, self._head_size, self._head_size_v)
         q, k, v = (part.unflatten(-1, (-1, size)) for part, size in zip((q, k, v), sizes, strict=True))

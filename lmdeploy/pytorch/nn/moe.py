@@ -12,6 +12,7 @@ from lmdeploy.pytorch.chosen_experts import sum_of_chosen
 from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_place
 from lmdeploy.pytorch.cpu_kernels import Matrix
 from lmdeploy.pytorch.nn import device as on
+from lmdeploy.pytorch.nn.activation import SiluAndMul
 from lmdeploy.pytorch.nn.build_context import build_context
 from lmdeploy.pytorch.nn.linear import copy_into
 
@@ -138,6 +139,7 @@ class FusedMoE(nn.Module):
         self.top_k, self._renormalize, self._all_reduce = top_k, renormalize, all_reduce
         self.gate_up = ExpertWeights(num_experts, ffn_dim, hidden_dim, ("gate", "up"), True, dtype, device)
         self.down = ExpertWeights(num_experts, hidden_dim, ffn_dim, ("down",), False, dtype, device)
+        self._act = SiluAndMul()
 
     def forward(self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
         """Return ``[rows, hidden]``: each row's sum over its experts, times their weights."""
@@ -152,8 +154,7 @@ class FusedMoE(nn.Module):
         return self._ranks.sum(out) if self._all_reduce else out
 
     def _run(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up.multiply(expert, x).chunk(2, -1)
-        return self.down.multiply(expert, functional.silu(gate) * up)
+        return self.down.multiply(expert, self._act(self.gate_up.multiply(expert, x)))
 
 
 def build_fused_moe(

@@ -13,6 +13,7 @@ from torch import nn
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.pytorch.nn import device as on
+from lmdeploy.pytorch.nn.build_context import build_context
 from lmdeploy.pytorch.step_context import get_step_ctx_manager
 
 
@@ -103,6 +104,7 @@ class ApplyRotaryEmb(nn.Module):
 
     def __init__(self, is_interleaved: bool = False) -> None:
         super().__init__()
+        self._kernels = build_context().kernels
         self._is_interleaved = is_interleaved
 
     def forward(
@@ -132,6 +134,8 @@ class ApplyRotaryEmb(nn.Module):
             from lmdeploy.pytorch.kernels.rotary import apply_rotary
 
             apply_rotary(query, key, cos, sin, is_interleaved=self._is_interleaved)
+        elif self._kernels is not None and query.dtype == key.dtype == cos.dtype == torch.float32:
+            self._kernels.rope(query, key, cos, sin, is_interleaved=self._is_interleaved)
         else:
             self._rotate(query, cos[:, None], sin[:, None])
             self._rotate(key, cos[:, None], sin[:, None])

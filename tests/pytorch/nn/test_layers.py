@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.nn import (
     ApplyRotaryEmb,
     Attention,
@@ -25,6 +26,7 @@ from lmdeploy.pytorch.nn import (
     build_rotary_embedding,
     build_rotary_embedding_from_config,
 )
+from lmdeploy.pytorch.nn.build_context import BuildContext, building
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 from tests.kernels.reference import rotate_part
@@ -72,6 +74,23 @@ def test_norms_are_pytorchs_and_add_the_residual_first(random: torch.Generator) 
         normed, total = layer(x, residual)
         assert torch.equal(total, x + residual)
         assert normed == pytest.approx(expected(total), abs=1e-5)
+
+
+def test_the_kernels_of_cpus_gate_and_rotate_as_pytorch_does(random: torch.Generator) -> None:
+    x = torch.randn(2, 5, 2 * 37, generator=random)[:, 1:]
+    query, key = (torch.randn(4, heads, DIM, generator=random) for heads in (4, 2))
+    cos, sin = build_rotary_embedding(DIM, LENGTH, BASE)(query, torch.tensor([[0, 4, 50, 7]]))
+    plain = SiluAndMul()(x.clone())
+    turned = [ApplyRotaryEmb(is_interleaved=way)(query, key, cos[0], sin[0], inplace=False) for way in (False, True)]
+    with building(BuildContext(kernels=kernels())):
+        gate, ways = SiluAndMul(), [ApplyRotaryEmb(is_interleaved=way) for way in (False, True)]
+    assert gate(x) == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    assert torch.equal(gate(x)[1, 2], gate(x[1, 2]))
+    assert gate(x[:, :0]).shape == (2, 0, 37)
+    for apply, expected in zip(ways, turned, strict=True):
+        got = apply(query, key, cos[0], sin[0], inplace=False)
+        for mine, theirs in zip(got, expected, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6)
 
 
 def test_gated_activations_are_pytorchs(random: torch.Generator) -> None:
