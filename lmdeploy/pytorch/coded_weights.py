@@ -16,7 +16,7 @@ import torch
 
 import lmdeploy._turbomind as _turbomind
 from lmdeploy.errors import CheckpointError
-from lmdeploy.pytorch.text_part.tensors import text_tensors
+from lmdeploy.pytorch.text_part.tensors import TextTensors, text_tensors
 from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.manifest import (
     Expression,
@@ -32,6 +32,7 @@ from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_alongside_co
 from lmdeploy.turbomind.row_codes import RowScheme, row_schemes, with_row_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, TensorInfo, read_checkpoint
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
+from lmdeploy.turbomind.stacked_experts import parts_of_stacks, stack_of
 
 _WEIGHT = ".weight"
 _MOST_OUTPUTS = 1 << 32
@@ -186,6 +187,8 @@ def coded_weights(checkpoint: Path) -> CodedWeights | None:
     schemes = [] if scaled is None else row_schemes(raw)
     shapes = _shapes_of(index, quantization, schemes)
     tensors: dict[str, Expression] = {f"{n}{_WEIGHT}": Load(f"{n}{_WEIGHT}", shape) for n, shape in shapes.items()}
+    for name, matrix in parts_of_stacks(raw, index).items():
+        shapes[name], tensors[name + _WEIGHT] = (matrix.shape[0], matrix.shape[1]), matrix
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
     if scaled is not None:
@@ -203,12 +206,19 @@ def coded_weights(checkpoint: Path) -> CodedWeights | None:
     hidden = read | unused
     stored_as = {}
     if text is not None:
-        own = {layer: text.names.get(layer + _WEIGHT, "").removesuffix(_WEIGHT) for layer in layers}
+        own = {layer: _name_in(text, layer) for layer in layers}
         stored_as = {name: layer for layer, name in own.items() if name}
         hidden |= {text.names[name] for name in hidden if name in text.names}
         layers = {name: layers[layer] for name, layer in stored_as.items()}
     sizes = {name: shapes[stored_as.get(name, name)] for name in layers}
     return CodedWeights(sizes, layers, frozenset(hidden), files, native, stored_as)
+
+
+def _name_in(text: TextTensors, layer: str) -> str:
+    """Return what a text part calls a layer of the whole checkpoint; empty: it has none."""
+    if (found := stack_of(layer)) and found[0] in text.names:
+        return text.names[found[0]].rpartition(".")[0] + found[1]
+    return text.names.get(layer + _WEIGHT, "").removesuffix(_WEIGHT)
 
 
 def _shapes_of(

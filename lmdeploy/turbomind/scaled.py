@@ -13,6 +13,7 @@ Names and shapes, by source:
   ``X.weight_scale`` ``[1]``, ``[out, 1]`` or for blocks of ``block_structure``.
 * ``modelopt`` (NVIDIA's Model Optimizer), ``quant_algo`` FP8: ``X.weight_scale``, one for all.
 * ``smooth_quant`` (``lmdeploy lite smooth_quant``): ``X.scale [out, 1]``.
+* Stacks of experts: ``lmdeploy.turbomind.stacked_experts``.
 
 What compressed-tensors, ModelOpt and Quark store in other ways: ``lmdeploy.turbomind.row_codes``.
 
@@ -29,13 +30,12 @@ from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Expression, Load, RowCodes, Scaled
 from lmdeploy.turbomind.row_codes.schemes import COMPRESSED_FORMATS, config_groups, is_of_rows, require, row_schemes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+from lmdeploy.turbomind.stacked_experts import CODES, NUMBERS, coded_stack, scaled_part
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "quark", "smooth_quant")
-_CODES = ("I8", "F8_E4M3")
-_NUMBERS = ("F32", "BF16", "F16")
 _SCALE_NAMES = {
     "fp8": ("weight_scale_inv", "weight_scale"),
     "fbgemm_fp8": ("weight_scale",),
@@ -93,7 +93,10 @@ class ScaledWeights:
 
     def is_scale(self, name: str) -> bool:
         """Return whether a tensor's name is that of a scale."""
-        return name.rpartition(".")[2] in (*_SCALE_NAMES[self.method], *_SCALES_OF_SCALES) or is_unused(name)
+        last = name.rpartition(".")[2]
+        return (
+            last in (*_SCALE_NAMES[self.method], *_SCALES_OF_SCALES) or last.endswith("_scale_inv") or is_unused(name)
+        )
 
 
 def is_unused(name: str) -> bool:
@@ -160,9 +163,12 @@ def with_scales(
     def replaced(expression: Expression) -> Expression:
         if isinstance(expression, RowCodes):
             return expression
+        if stack := coded_stack(expression, index):
+            suffix = _SCALE_NAMES[weights.method][0].removeprefix("weight")
+            return scaled_part(expression, stack, stack.name + suffix, weights.block, index)
         if isinstance(expression, Load):
             found = index.tensors.get(expression.name)
-            is_code = found is not None and found.dtype in _CODES and expression.name.endswith(".weight")
+            is_code = found is not None and found.dtype in CODES and expression.name.endswith(".weight")
             if not is_code or len(expression.shape) != 2:
                 return expression
             return _scaled(expression, weights, index)
@@ -178,7 +184,7 @@ def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Sca
     name = next((name for name in names if name in index.tensors), names[0])
     found = index.tensors.get(name)
     out_features, in_features = weight.shape
-    codes = dataclasses.replace(weight, dtypes=_CODES)
+    codes = dataclasses.replace(weight, dtypes=CODES)
     if method.block is not None:
         block = (method.block[0], min(method.block[1], in_features))
         shape: tuple[int, ...] = (-(-out_features // block[0]), -(-in_features // block[1]))
@@ -188,4 +194,4 @@ def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Sca
         block, shape = (1, in_features), (out_features, 1)
         if found is not None and found.shape == (out_features,):
             shape = found.shape
-    return Scaled(block, (codes, Load(name, shape, _NUMBERS)))
+    return Scaled(block, (codes, Load(name, shape, NUMBERS)))

@@ -3,16 +3,38 @@
 A family describes matrices ``X.experts.E.gate_proj.weight``, ``up_proj`` and ``down_proj`` of each expert. Where a
 checkpoint has ``X.experts.gate_up_proj [experts, 2 out, in]`` and ``X.experts.down_proj [experts, out, in]`` instead,
 :func:`with_stacks` reads them out of these.
+
+A stack of one byte a code, as Qwen3-VL with experts is published in fp8, has scales alongside it, in
+``X.experts.gate_up_proj_scale_inv``: one for each block of rows and columns of an expert, or one for each expert,
+``[experts, 1, 1]``. A matrix that is taken out of it becomes codes and scales that are taken out alike
+(:func:`scaled_part`).
 """
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lmdeploy.turbomind.manifest import Expression, Load, reshape, rows_of
+from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.manifest import (
+    Expression,
+    Load,
+    Permute,
+    Reshape,
+    Scaled,
+    Slice,
+    permute,
+    reshape,
+    rows_of,
+    transpose,
+    walk,
+)
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
+CODES = ("I8", "F8_E4M3")
+NUMBERS = ("F32", "BF16", "F16")
+_STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj")
+_TRANSPOSED = ("Qwen3VLMoeForConditionalGeneration", "Qwen3VLMoeTextModel")  # whose matrices are [in, out]
 _MATRIX = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -41,3 +63,99 @@ def _part(matrix: Load, index: SafetensorsIndex) -> Expression:
     whole = Load(stack, (index.tensors[stack].shape[0], rows if found[3] == "down" else 2 * rows, inputs))
     own = rows_of(whole, expert, expert + 1)
     return reshape(own if found[3] == "down" else rows_of(own, first, first + rows, dim=1), rows, inputs)
+
+
+def coded_stack(expression: Expression, index: SafetensorsIndex) -> Load | None:
+    """Return the stack of codes that a matrix is taken out of; None if it is of none."""
+    if isinstance(expression, Load) or len(expression.shape) != 2:
+        return None
+    loads = [part for part in walk(expression) if isinstance(part, Load)]
+    if len(loads) != 1 or len(loads[0].shape) != 3:
+        return None
+    found = index.tensors.get(loads[0].name)
+    return loads[0] if found is not None and found.dtype in CODES else None
+
+
+def scaled_part(
+    matrix: Expression, stack: Load, scales: str, block: tuple[int, int] | None, index: SafetensorsIndex
+) -> Scaled:
+    """Return a matrix of a stack as codes and scales.
+
+    Parameters
+    ----------
+    matrix
+        How it is taken out of the stack.
+    stack
+        The stack.
+    scales
+        The tensor with its scales.
+    block
+        Rows and columns that share a scale; None: an expert has one.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the matrix begins within a block.
+    """
+    experts, rows, columns = stack.shape
+    found = index.tensors.get(scales)
+    if block is None or (found is not None and found.shape == (experts, 1, 1)):
+        block = rows, columns
+    sizes = (1, min(block[0], rows), min(block[1], columns))
+
+    def scales_of(expression: Expression) -> Expression:
+        if isinstance(expression, Load):
+            shape = (experts, *(-(-count // size) for count, size in zip((rows, columns), sizes[1:], strict=True)))
+            return Load(scales, shape, NUMBERS)
+        own = scales_of(expression.args[0])
+        match expression:
+            case Slice(dim=dim, begin=begin, end=end):
+                if begin % sizes[dim] and own.shape[dim] > 1:
+                    raise UnsupportedModelError(
+                        f"tensor {stack.name}: its blocks of {sizes[1:]} are across gate and up"
+                    )
+                return rows_of(own, begin // sizes[dim], -(-end // sizes[dim]), dim=dim)
+            case Reshape():
+                return reshape(own, *own.shape[1:])
+            case Permute(dims=dims):
+                return permute(own, *dims)
+        raise UnsupportedModelError(f"tensor {stack.name}: its codes are not read in this layout")
+
+    is_transposed = any(isinstance(part, Permute) for part in walk(matrix))
+    of_matrix = (sizes[2], sizes[1]) if is_transposed else (sizes[1], sizes[2])
+    return Scaled(of_matrix, (_with_codes(matrix), scales_of(matrix)))
+
+
+def _with_codes(expression: Expression) -> Expression:
+    if isinstance(expression, Load):
+        return dataclasses.replace(expression, dtypes=CODES)
+    args: Any = tuple(map(_with_codes, expression.args))
+    return dataclasses.replace(expression, args=args)
+
+
+def parts_of_stacks(raw: Mapping[str, Any], index: SafetensorsIndex) -> dict[str, Expression]:
+    """Return ``P.experts.E.gate_proj``, ``up_proj`` and ``down_proj`` of the stacks of codes of a checkpoint."""
+    is_transposed = any(name in _TRANSPOSED for name in raw.get("architectures") or ())
+    return {
+        name: transpose(matrix) if is_transposed else matrix
+        for stack, info in index.tensors.items()
+        if info.dtype in CODES and len(info.shape) == 3 and (found := _STACK.fullmatch(stack))
+        for expert in range(info.shape[0])
+        for name, matrix in _matrices(found, Load(stack, info.shape), expert, 2 if is_transposed else 1)
+    }
+
+
+def _matrices(found: "re.Match[str]", stack: Load, expert: int, axis: int) -> Iterator[tuple[str, Expression]]:
+    """Yield an expert's matrices out of a stack whose outputs are along ``axis``."""
+    own = rows_of(stack, expert, expert + 1)
+    half = stack.shape[axis] // 2
+    parts = {"gate": (0, half), "up": (half, 2 * half)} if found[2] == "gate_up" else {"down": (0, stack.shape[axis])}
+    for part, (begin, end) in parts.items():
+        taken = own if part == "down" else rows_of(own, begin, end, dim=axis)
+        yield f"{found[1]}.{expert}.{part}_proj", reshape(taken, *taken.shape[1:])
+
+
+def stack_of(layer: str) -> tuple[str, str] | None:
+    """Return the stack that a layer of `parts_of_stacks` is of, and its own end of the name; None for other names."""
+    found = re.fullmatch(r"(.+\.experts)(\.\d+\.(gate|up|down)_proj)", layer)
+    return (f"{found[1]}.{'down' if found[3] == 'down' else 'gate_up'}_proj", found[2]) if found else None

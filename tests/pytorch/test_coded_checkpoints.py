@@ -42,14 +42,14 @@ FORMS: dict[str, Any] = {
 }
 
 
-def write(source: Path, target: Path, form: Any) -> dict[str, torch.Tensor]:
-    """Write a quantized copy; return the values that its codes stand for."""
+def write(source: Path, target: Path, form: Any, *linear: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    """Write a quantized copy, of tensors that ``linear`` names if given; return the values that its codes stand for."""
     of: dict[type, Callable[..., dict[str, torch.Tensor]]] = {
         Scheme: quantized_checkpoints.quantize_checkpoint,
         Form: scaled_checkpoints.quantize_checkpoint,
         RowForm: row_codes.quantize_checkpoint,
     }
-    return of[type(form)](source, target, form)
+    return of[type(form)](source, target, form, *linear)
 
 
 @pytest.fixture(scope="module")

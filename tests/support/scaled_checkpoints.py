@@ -3,12 +3,14 @@
 Names, shapes and types as in the sources that ``lmdeploy/turbomind/scaled.py`` lists; rounding to nearest by torch.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.quantized_checkpoints import copy_files, save_quantized
 
@@ -80,6 +82,29 @@ def quantize(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tens
     values = (codes.float() * each).reshape(padded.shape)[: weight.shape[0], : weight.shape[1]]
     flat = codes.view(torch.uint8).reshape(padded.shape)[: weight.shape[0], : weight.shape[1]].contiguous()
     return flat.view(form.dtype), scales, values.contiguous()
+
+
+def quantize_stacks(directory: Path, form: Form, scales: str = "block") -> dict[str, torch.Tensor]:
+    """Quantize the stacks of experts ``[experts, rows, columns]`` of a checkpoint in place, as that of Qwen3-VL in fp8.
+
+    Parameters
+    ----------
+    scales
+        ``block``: for blocks of rows and columns; ``expert``: one for each expert.
+
+    Returns
+    -------
+    dict[str, torch.Tensor]
+        The values that the codes stand for.
+    """
+    tensors, values = load_file(directory / "model.safetensors"), {}
+    if scales == "expert":
+        form = dataclasses.replace(form, strategy="tensor")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        made = [quantize(matrix, form) for matrix in tensors[name]]
+        tensors[name], tensors[f"{name}_scale_inv"], values[name] = map(torch.stack, zip(*made, strict=True))
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return values
 
 
 def stored_scales(scales: torch.Tensor, form: Form) -> torch.Tensor:

@@ -101,6 +101,24 @@ def test_rows_of_images_take_the_weights_that_their_authors_give_them(name: str,
     assert relative_error(logits[: len(ids)], reference(ids, shown).float()) < TOLERANCE
 
 
+# The most that a cache of fewer bits may cost a tiny random model; unrelated logits would be 1.4 apart.
+LOSSES = {8: 0.1, 4: 0.7}
+IN_THE_MANUAL = ["CogVLM2", "Mono-InternVL", "InternVL", "GLM-4V", "Phi-3-vision", "Qwen2-VL"]
+
+
+@pytest.mark.alike(most=3)
+@pytest.mark.parametrize("bits", LOSSES)
+@pytest.mark.parametrize("name", IN_THE_MANUAL)
+def test_a_cache_of_fewer_bits_loses_little(name: str, bits: int, tmp_path: Path) -> None:
+    directory, prompt = MODELS[name](tmp_path / "model"), ("what is in this image?", make_image(40, 60))
+    logits = []
+    for policy in (0, bits):
+        with pipeline(str(directory), config_for("pytorch", quant_policy=policy, **SETTINGS)) as pipe:
+            response = pipe(prompt, ALL)
+        logits.append(response.logits[: response.input_token_len])
+    assert 0 < float((logits[1] - logits[0]).norm() / logits[0].norm()) < LOSSES[bits]
+
+
 def test_texts_alone_run_where_images_whose_tokens_see_each_other_cannot(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
