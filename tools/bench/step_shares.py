@@ -29,7 +29,7 @@ _ENGINE = "turbomind::"
 _OPERATORS = (
     ("waiting for the other threads", ("ThreadPool::work", "ThreadPool::run", "claim_and_run")),
     ("rounding of activations", ("quantize_row", "widen_row")),
-    ("linear layers", ("packed_rows", "packed_block", "dot_tile", "dot_block", "float8_", "linear", "bf16_block")),
+    ("linear layers", ("packed_", "panel_", "dot_tile", "dot_block", "float8_", "linear", "bf16_block")),
     ("attention", ("attend", "attention", "softmax")),
     ("cache write", ("write_cache", "CacheWriter", "write_tokens")),
     ("rotation (RoPE)", ("rope", "rotate")),
