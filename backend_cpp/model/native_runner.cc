@@ -120,6 +120,7 @@ void NativeRunner::keep_hidden(const std::vector<int>& layers) {
   if (std::ranges::any_of(layers, [&](int layer) { return layer < 0 || layer >= spec_.num_layers; })) {
     throw invalid_argument("hidden states are wanted in front of a layer that " + spec_.model_name + " does not have");
   }
+  keeps_rows_ = true;
   if (!brings_output_) return;
   kept_layers_ = layers;
   kept_ = float_buffer(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
@@ -267,8 +268,9 @@ void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int
   if (layer_inputs_) layer_inputs_->make(step, *weights_.layer_inputs, rows_.tokens(), hidden);
   if (residual_streams_) residual_streams_->make(step, weights_.stream_makers, hidden);
   attention_.fill_tables(step);
-  run_layers(step, embedded, looks);
-  outputs_.compute(step, hidden, rows_.wanted(), wanted, projected);
+  const bool drops_rows = wanted < step.rows && embedded == 0 && can_drop_rows(step);
+  run_layers(step, embedded, looks, drops_rows ? wanted : step.rows);
+  outputs_.compute(step, hidden, drops_rows ? nullptr : rows_.wanted(), wanted, projected);
 }
 
 void NativeRunner::run_empty_rows(const DecodingShape& shape) {
@@ -290,14 +292,22 @@ void NativeRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   adapters_.place(*ops_, slot, std::unique_ptr<AdapterWeights>(weights));
 }
 
-void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks) {
+// Whether the MLP of the last layer can leave out rows that nobody asks for. A device with its own memory repeats steps
+// of fixed rows; adapters, images and what a layer adds after its halves know rows by their places in the step.
+bool NativeRunner::can_drop_rows(const StepContext& step) const {
+  return ops_->shares_host_memory() && !spec_.encoder && !keeps_rows_ && step.adapters == nullptr &&
+         step.images == nullptr && !residual_streams_ && !layer_inputs_ &&
+         !block_of(spec_, spec_.num_layers - 1).is_parallel;
+}
+
+void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks, int last_rows) {
   int cross = 0;
   for (int layer = 0; layer < spec_.num_layers; ++layer) {
     for (; looks && cross < cross_layer_count(spec_) && spec_.images->cross_layers[cross] == layer; ++cross) {
       cross_->run(step.ops, cross, weights_.cross_layers[cross], mlp_, hidden_.as<float>());
     }
     keep_stream(step, layer);
-    run_layer(step, layer);
+    run_layer(step, layer, layer + 1 == spec_.num_layers ? last_rows : step.rows);
     if (embedded > 0 && layer < spec_.images->deepstack_layers) {
       rows_.add_deepstack(step, layer, embedded, hidden_.as<float>());
     }
@@ -321,7 +331,7 @@ void NativeRunner::keep_stream(const StepContext& step, int layer) {
   }
 }
 
-void NativeRunner::run_layer(const StepContext& step, int index) {
+void NativeRunner::run_layer(const StepContext& step, int index, int mlp_rows) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
   auto* hidden = hidden_.as<float>();
   auto* normed = normed_.as<float>();
@@ -336,8 +346,8 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
     const bool has_norm = block.has_input_norms && !block.norms_stream;
     return has_norm ? LinearInput::normed(norm.view, hidden, normed) : LinearInput(hidden);
   };
-  const auto norm_stream = [&](const NormStorage& norm) {
-    if (block.norms_stream) step.ops.norm(norm.view, hidden, step.rows, spec_.hidden_size, hidden);
+  const auto norm_stream = [&](const StepContext& rows, const NormStorage& norm) {
+    if (block.norms_stream) rows.ops.norm(norm.view, hidden, rows.rows, spec_.hidden_size, hidden);
   };
   const bool attends = has_attention(spec_, index);
   const bool has_mlp = spec_.layer_mlps[static_cast<size_t>(index)];
@@ -357,24 +367,37 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
     residual_streams_->branch(step, *layer.streams, input.x.floats());
   }
   if (layer.recurrence && attends) input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
-  if (layer.recurrence || attends) norm_stream(layer.attention_norm);
+  if (layer.recurrence || attends) norm_stream(step, layer.attention_norm);
   if (layer.recurrence) recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly);
   if (attends) attention_.run(step, index, layer.attention, input, target, adds_directly || layer.recurrence);
   if ((layer.recurrence || attends) && !joins_halves) add_branch(step, block, layer.attention_output_norm);
   if (residual_streams_) residual_streams_->join(step, hidden);
-  if (!has_mlp) return finish_layer(step, index, layer);
-  norm_stream(layer.mlp_norm);
+  StepContext rest = step;
+  if (mlp_rows < step.rows) {
+    rest.rows = mlp_rows;
+    keep_wanted_rows(mlp_rows);
+    if (mlp_rows == 0) return;
+  }
+  if (!has_mlp) return finish_layer(rest, index, layer);
+  norm_stream(rest, layer.mlp_norm);
   const bool is_alongside = layer.experts && spec_.moe->is_alongside_mlp;
   if (is_alongside) {
-    run_mlp_and_experts(step, layer, mlp_input);
+    run_mlp_and_experts(rest, layer, mlp_input);
   } else if (layer.experts) {
-    const float* rows = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
-    expert_mlp_.run(step, *layer.experts, rows, hidden, target, adds_directly || joins_halves);
+    const float* rows = rest.ops.make_rows(mlp_input, rest.rows, spec_.hidden_size);
+    expert_mlp_.run(rest, *layer.experts, rows, hidden, target, adds_directly || joins_halves);
   } else {
-    mlp_.run(step, layer.mlp, mlp_input, target, adds_directly || joins_halves);
+    mlp_.run(rest, layer.mlp, mlp_input, target, adds_directly || joins_halves);
   }
-  add_branch(step, block, layer.mlp_output_norm, is_alongside);
-  finish_layer(step, index, layer);
+  add_branch(rest, block, layer.mlp_output_norm, is_alongside);
+  finish_layer(rest, index, layer);
+}
+
+// Moves the rows that are wanted to the front of the residual stream.
+void NativeRunner::keep_wanted_rows(int count) {
+  auto* gathered = mlp_input_.as<float>();
+  ops_->gather_rows(hidden_.as<float>(), rows_.wanted(), count, spec_.hidden_size, gathered);
+  ops_->copy(gathered, static_cast<size_t>(count) * spec_.hidden_size * sizeof(float), hidden_.as<float>());
 }
 
 void NativeRunner::run_mlp_and_experts(const StepContext& step, const LayerWeights& layer,

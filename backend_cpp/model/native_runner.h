@@ -63,8 +63,11 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int wanted, int projected);
   // The same of a step that only decodes, of that shape, and whose rows belong to no sequence.
   void run_empty_rows(const DecodingShape& shape);
-  void run_layers(const StepContext& step, int embedded, bool looks);
-  void run_layer(const StepContext& step, int index);
+  // The MLP of the last layer runs for the first `last_rows` wanted rows alone, where these are not all.
+  void run_layers(const StepContext& step, int embedded, bool looks, int last_rows);
+  void run_layer(const StepContext& step, int index, int mlp_rows);
+  bool can_drop_rows(const StepContext& step) const;
+  void keep_wanted_rows(int count);
   // Hands out the hidden states in front of a layer, or after the last, where they are asked for.
   void keep_stream(const StepContext& step, int layer);
   bool meets_ranks() const { return is_divided_ && !is_warming_up_; }
@@ -89,7 +92,8 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   // for it may wait for that GPU.
   bool is_warming_up_ = false;
   bool brings_output_;
-  CacheMemory cache_;  // none where another runner has it
+  bool keeps_rows_ = false;  // hidden states of all rows are asked for, of the rank that brings the output
+  CacheMemory cache_;        // none where another runner has it
   SelfAttention attention_;
   std::optional<RecurrentMixer> recurrence_;
   std::optional<CrossLayers> cross_;
@@ -108,7 +112,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   // Activations, float32, [max_rows, ...].
   AlignedBuffer hidden_;     // hidden_size; the residual stream
   AlignedBuffer normed_;     // hidden_size
-  AlignedBuffer mlp_input_;  // hidden_size; of parallel blocks with a norm for each half
+  AlignedBuffer mlp_input_;  // hidden_size; of parallel blocks with a norm for each half, and wanted rows
   AlignedBuffer branch_;     // hidden_size; where halves do not add directly
   AlignedBuffer experts_;    // hidden_size; what experts make alongside a dense MLP
   std::vector<int> kept_layers_;

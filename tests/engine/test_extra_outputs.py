@@ -70,6 +70,21 @@ def test_streamed_rows_join_to_those_of_the_whole_response(pipe: AsyncEngine) ->
     assert [row for piece in pieces for row in piece.logprobs or ()] == response.logprobs
 
 
+def test_a_token_has_the_same_rows_whether_those_of_the_prompt_are_asked_for_too(pipe: AsyncEngine) -> None:
+    def rows(asked: Any) -> torch.Tensor:
+        config = GenerationConfig(
+            max_new_tokens=4, ignore_eos=True, output_logits=asked, output_last_hidden_state=asked
+        )
+        response = pipe(PROMPT, config)
+        assert response.logits is not None
+        assert response.last_hidden_state is not None
+        return torch.cat([response.logits, response.last_hidden_state], dim=1)
+
+    few = rows("generation")
+    assert len(few) == 4
+    assert torch.equal(few, rows("all")[-4:])
+
+
 def test_log_probabilities_are_those_of_transformers(pipe: AsyncEngine, reference: Any) -> None:
     response = pipe(PROMPT, GenerationConfig(max_new_tokens=16, ignore_eos=True, logprobs=5))
     prompt = pipe.prepare(PROMPT).ids

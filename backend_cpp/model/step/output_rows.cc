@@ -55,9 +55,13 @@ void OutputRows::compute(const StepContext& step, const float* hidden, const int
                          int projected) {
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return;  // all rows of a text go into its vector
   auto* rows = rows_.as<float>();
-  ops_.gather_rows(hidden, wanted, count, spec_.hidden_size, rows);
+  const auto gather = [&](float* to) {
+    if (wanted == nullptr) return ops_.copy(hidden, float_bytes(count, spec_.hidden_size), to);
+    ops_.gather_rows(hidden, wanted, count, spec_.hidden_size, to);
+  };
+  gather(rows);
   if (!spec_.head || has_outer_norms(*spec_.head)) {
-    if (streams_.size() > 0) ops_.gather_rows(hidden, wanted, count, spec_.hidden_size, streams_.as<float>());
+    if (streams_.size() > 0) gather(streams_.as<float>());
     ops_.norm(weights_.final_norm.view, rows, count, spec_.hidden_size, rows);
   }
   project(0, projected, step.meets_ranks);

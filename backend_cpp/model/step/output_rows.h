@@ -26,8 +26,8 @@ class OutputRows {
 
   // Begins a step, with the choices that it asks for, and puts the tokens there that the step before chooses.
   void begin(const StepInput& input, StepRows& rows);
-  // Of hidden [rows, hidden_size]: the last norm of the `count` rows that are wanted, and the logits of the first
-  // `projected`.
+  // Of hidden [rows, hidden_size]: the last norm of the `count` rows that are wanted (null: the first ones), and
+  // the logits of the first `projected`.
   void compute(const StepContext& step, const float* hidden, const int32_t* wanted, int count, int projected);
   // Logits of wanted rows first, first + 1, ...
   void project(int first, int count, bool meets_ranks);
