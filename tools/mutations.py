@@ -236,6 +236,7 @@ MUTATIONS = (
     Mutation(
         "a count of repetitions continues", AUTOMATON, "outer.count + 1, outer.parent", "outer.count, outer.parent"
     ),
+    Mutation("a count is left out only where two others allow all", AUTOMATON, " && most.least <= least.most + 1", ""),
 )
 
 

@@ -1,6 +1,7 @@
 #include "engine/grammar/automaton.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -375,13 +376,16 @@ Automaton::Place Automaton::name(Items&& items) {
   return known->second;
 }
 
-// Leaves out the items of which others allow all, and sorts the rest.
+// Leaves out the items of which others allow all, and sorts the rest: alike ones by their counts.
 void Automaton::leave_out_covered(Items& items) const {
   const auto key = [this](const Item& item) {
     const int32_t shape = item.frame < 0 ? -1 : shapes_[static_cast<size_t>(item.frame)];
     return std::tuple(item.node, item.partial, shape);
   };
-  std::ranges::sort(items, {}, [&](const Item& item) { return std::pair(key(item), item.frame); });
+  std::ranges::sort(items, [&](const Item& item, const Item& other) {
+    const auto of_item = key(item), of_other = key(other);
+    return of_item != of_other ? of_item < of_other : has_come_less_far(item.frame, other.frame);
+  });
   Items kept;
   size_t alike = 0;  // the first that is kept of those with the same key
   for (const Item& item : items) {
@@ -392,28 +396,78 @@ void Automaton::leave_out_covered(Items& items) const {
     const auto is_covered = [&](const Item& other) { return allows_all_of(item.frame, other.frame); };
     if (std::any_of(first, kept.end(), covers)) continue;
     kept.erase(std::remove_if(first, kept.end(), is_covered), kept.end());
+    if (kept.size() >= alike + 2 && allow_all_between(kept.end()[-2].frame, item.frame, kept.back().frame)) {
+      kept.pop_back();
+    }
     kept.push_back(item);
   }
   items = std::move(kept);
 }
 
-// Whether all that may come with one frame may come with the other, as far as their counts show: fewer repetitions
-// allow what more do, where the least number has been reached or is reached by the one that is open. Not where the ends
-// of regions differ: what reaches one ends whatever else is within it.
+// An order of the frames of a shape: by the outermost count in which they differ.
+bool Automaton::has_come_less_far(int32_t number, int32_t other) const {
+  bool is_less = false;
+  while (number != other) {
+    const Frame& frame = frames_[static_cast<size_t>(number)];
+    const Frame& other_frame = frames_[static_cast<size_t>(other)];
+    if (frame.count != other_frame.count) is_less = frame.count < other_frame.count;
+    number = frame.parent;
+    other = other_frame.parent;
+  }
+  return is_less;
+}
+
+// How many more repetitions may come after the one that is open, or how many more characters.
+Automaton::Range Automaton::to_come(const Frame& frame) const {
+  const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
+  if (node.kind == kRegion) return {0, int64_t{node.b} - frame.count};
+  const int64_t begun = int64_t{frame.count} + 1;
+  return {std::max(node.b - begun, int64_t{0}), node.c < 0 ? std::numeric_limits<int32_t>::max() : node.c - begun};
+}
+
+// Whether all that may come with one frame may come with the other, as far as their counts show. Not where the ends of
+// regions differ: what reaches one ends whatever else is within it.
 bool Automaton::allows_all_of(int32_t number, int32_t other) const {
   while (number != other) {
     if (number < 0 || other < 0) return false;
     if (shapes_[static_cast<size_t>(number)] != shapes_[static_cast<size_t>(other)]) return false;
-    const Frame& less = frames_[static_cast<size_t>(number)];
-    const Frame& more = frames_[static_cast<size_t>(other)];
-    const Node& node = program_.nodes[static_cast<size_t>(less.node)];
-    if (less.count >= 0 && node.kind == kRegion && node.c != kMaxCharacters) return false;
-    if (less.count > more.count) return false;
-    if (less.count < more.count && node.kind == kRepeat && less.count + 1 < node.b) return false;
-    number = less.parent;
-    other = more.parent;
+    const Frame& frame = frames_[static_cast<size_t>(number)];
+    const Frame& other_frame = frames_[static_cast<size_t>(other)];
+    if (ends_all_within(frame)) return false;
+    if (frame.count != other_frame.count) {
+      const Range range = to_come(frame), wanted = to_come(other_frame);
+      if (range.least > wanted.least || range.most < wanted.most) return false;
+    }
+    number = frame.parent;
+    other = other_frame.parent;
   }
   return true;
+}
+
+// Whether two frames of a shape allow together what one between them does. They differ in one count: the first may have
+// more to come than that one, the second less, and nothing in between is left out.
+bool Automaton::allow_all_between(int32_t less, int32_t more, int32_t number) const {
+  while (number >= 0) {
+    const Frame& frame = frames_[static_cast<size_t>(number)];
+    const Frame& before = frames_[static_cast<size_t>(less)];
+    const Frame& after = frames_[static_cast<size_t>(more)];
+    if (ends_all_within(frame)) return false;
+    if (before.count != frame.count || after.count != frame.count) {
+      if (before.parent != frame.parent || after.parent != frame.parent) return false;
+      const Range most = to_come(before), least = to_come(after), wanted = to_come(frame);
+      return least.least <= wanted.least && wanted.most <= most.most && most.least <= least.most + 1;
+    }
+    number = frame.parent;
+    less = before.parent;
+    more = after.parent;
+  }
+  return false;
+}
+
+// A region whose end, where it is reached, leaves nothing else within it.
+bool Automaton::ends_all_within(const Frame& frame) const {
+  const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
+  return frame.count >= 0 && node.kind == kRegion && node.c != kMaxCharacters;
 }
 
 // What may be nothing may be nothing as often as is wanted, so that its least number is none. It may take some rounds

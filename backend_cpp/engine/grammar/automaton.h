@@ -6,7 +6,8 @@
 // the same items has the same future; the reverse does not hold, and need not.
 //
 //   a call in last place leaves no frame; counts of an unbounded repetition stop at its least
-//   an item is left out where another allows all that it does: one that has come there with fewer repetitions
+//   an item is left out where another allows all that it does, such as one that has come there with fewer repetitions,
+//   or two together, one with fewer and one with more
 //   the rest of a character is nothing but its length where all characters that begin so may come
 //   a region is a call with a limit: its frame counts tokens or characters, or it ends where it first may
 //
@@ -115,6 +116,9 @@ class Automaton {
     bool operator==(const Item&) const = default;
     auto operator<=>(const Item&) const = default;
   };
+  struct Range {
+    int64_t least, most;
+  };
   using Items = std::vector<Item>;
   struct FrameHash {
     size_t operator()(const Frame& frame) const;
@@ -148,7 +152,11 @@ class Automaton {
   void enter_repeat(int32_t node, int32_t count, int32_t frame, Items& todo);
   int32_t frame(const Frame& frame);
   bool counts_up(const Frame& frame) const;
+  bool has_come_less_far(int32_t frame, int32_t other) const;
+  Range to_come(const Frame& frame) const;
   bool allows_all_of(int32_t frame, int32_t other) const;
+  bool allow_all_between(int32_t less, int32_t more, int32_t frame) const;
+  bool ends_all_within(const Frame& frame) const;
   void leave_out_covered(Items& items) const;
   const Items& items(Place place) const { return *places_[static_cast<size_t>(place - first_)]; }
   void forget();

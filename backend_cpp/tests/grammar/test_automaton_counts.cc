@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/grammar/automaton.h"
@@ -279,6 +281,38 @@ TEST(places_of_ambiguous_repetitions_are_few) {
     place = automaton.after(place, i > 0 && random() % 8 == 0 ? "b" : "a");
     CHECK(automaton.is_known(place));
     if (!automaton.is_known(place)) break;
+  }
+}
+
+TEST(counts_between_two_others_are_left_out_where_those_allow_all) {
+  // root ::= [ab]{20,100} a [ab]{20,100} b [ab]{30,60}: what came may be counted in hundreds of ways.
+  const auto byte = [](char c) { return make(Expression::kByte, nullptr, nullptr, c); };
+  const Pointer any = make(Expression::kEither, byte('a'), byte('b'));
+  const auto times = [&](int least, int most) { return make(Expression::kRepeat, any, nullptr, least, most); };
+  const auto then = [](Pointer first, Pointer second) { return make(Expression::kThen, first, second); };
+  const Pointer e = then(times(20, 100), then(byte('a'), then(times(20, 100), then(byte('b'), times(30, 60)))));
+  const std::pair<size_t, size_t> bounds[] = {{20, 100}, {20, 100}, {30, 60}};
+  std::mt19937 random(4);
+  for (int round = 0; round < 20; ++round) {
+    Automaton automaton(Writer(true).program(e));
+    Automaton::Place place = automaton.start();
+    std::set<std::pair<size_t, size_t>> ways = {{0, 0}};  // the part that is being read, and how much of it has come
+    for (int i = 0; i < 270; ++i) {
+      const char letter = random() % 4 == 0 ? 'b' : 'a';
+      std::set<std::pair<size_t, size_t>> next;
+      for (const auto& [part, count] : ways) {
+        if (count < bounds[part].second) next.emplace(part, count + 1);
+        if (part < 2 && count >= bounds[part].first && letter == "ab"[part]) next.emplace(part + 1, 0);
+      }
+      ways = std::move(next);
+      automaton.set_budget(150);
+      place = automaton.after(place, std::string(1, letter));
+      CHECK_EQUAL(place != Automaton::kNowhere, !ways.empty());
+      const bool may_end =
+          std::ranges::any_of(ways, [](const auto& way) { return way.first == 2 && way.second >= 30; });
+      CHECK_EQUAL(ends(automaton, place), may_end);
+      if (place == Automaton::kNowhere) break;
+    }
   }
 }
 
