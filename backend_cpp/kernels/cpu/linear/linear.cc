@@ -21,8 +21,8 @@ constexpr size_t kChunkBytes = 128 << 10;
 constexpr size_t kMinChunkBytes = 16 << 10;
 
 // Calls body(first row, rows, first unit, last unit) for blocks of rows and of units of the weight. Units vary fastest,
-// so that all threads work on the same rows of x. Chunks are of about equal size and a multiple of the threads, so that
-// those end together.
+// so that all threads work on the same rows of x. Chunks are a multiple of the threads, and their sizes differ by one
+// multiple of units at most, so that threads end together.
 template <class Body>
 void for_blocks(ThreadPool& pool, const RowsPlan& plan, int rows, int units, size_t unit_bytes, int unit_multiple,
                 Body&& body) {
@@ -32,13 +32,14 @@ void for_blocks(ThreadPool& pool, const RowsPlan& plan, int rows, int units, siz
   const size_t multiples = (static_cast<size_t>(units) + unit_multiple - 1) / unit_multiple;
   size_t wanted = std::max(bytes / kChunkBytes, std::min(2 * threads / row_chunks, bytes / kMinChunkBytes));
   if (wanted > 1) wanted = (wanted + threads - 1) / threads * threads;
-  wanted = std::clamp<size_t>(wanted, 1, multiples);
-  const int chunk_units = static_cast<int>((multiples + wanted - 1) / wanted) * unit_multiple;
-  const int unit_chunks = (units + chunk_units - 1) / chunk_units;
+  const auto unit_chunks = static_cast<int>(std::clamp<size_t>(wanted, 1, multiples));
+  const auto begin_of = [&](int part) {
+    return std::min(units, static_cast<int>(multiples * part / unit_chunks) * unit_multiple);
+  };
   pool.parallel_for(row_chunks * unit_chunks, [&](int chunk) {
     const int row = chunk / unit_chunks * plan.block_rows;
-    const int first = chunk % unit_chunks * chunk_units;
-    body(row, std::min(plan.block_rows, rows - row), first, std::min(first + chunk_units, units));
+    const int part = chunk % unit_chunks;
+    body(row, std::min(plan.block_rows, rows - row), begin_of(part), begin_of(part + 1));
   });
 }
 
