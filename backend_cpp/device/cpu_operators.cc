@@ -251,8 +251,7 @@ void CpuOperators::route(const RouterParams& params, const float* logits, int ro
 
 void CpuOperators::add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x,
                                int rows, int top_k, const int32_t* chosen, const float* weights, float* y) {
-  turbomind::add_experts(pool_, linear_scratch_, expert_scratch_, activation, experts, x, rows, top_k, chosen, weights,
-                         y);
+  turbomind::add_experts(pool_, expert_scratch_, activation, experts, x, rows, top_k, chosen, weights, y);
 }
 
 }  // namespace turbomind

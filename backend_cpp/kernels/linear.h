@@ -33,6 +33,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -140,5 +141,17 @@ class LinearScratch {
 
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input, int rows,
             float* y, bool accumulate);
+
+// One of several products that are made together.
+struct LinearJob {
+  const LinearWeight& weight;
+  LinearInput input;
+  int rows;
+  float* y;
+};
+
+// The products of all jobs, each as `linear` makes it. Threads meet twice in all, not twice for each: many small
+// products are as fast as a large one. `scratch` has an element for each job at least, or grows.
+void linear_together(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs);
 
 }  // namespace turbomind

@@ -43,7 +43,7 @@ void route(ThreadPool& pool, const RouterParams& params, const float* logits, in
            float* weights);
 
 // An MLP. Gated: down(act(gate(x)) * up(x)); gate_up [2 size, hidden], gate rows first. Plain: down(act(up(x))), with
-// up [size, hidden] in gate_up's place. Those of a call are of one kind.
+// up [size, hidden] in gate_up's place. Those of a call are of one kind and size.
 struct ExpertWeight {
   LinearWeight gate_up;
   LinearWeight down;
@@ -56,15 +56,17 @@ struct ExpertScratch {
   std::vector<int32_t> first_pair;  // [experts + 1]; where an expert's rows begin in `rows`
   std::vector<int32_t> rows;        // [rows top_k]; rows of x, sorted by expert
   std::vector<float> shares;        // [rows top_k]; their weights
-  std::vector<float> inputs;        // [rows of one expert, hidden]
-  std::vector<float> gate_up;       // [rows of one expert, 2 size]
-  std::vector<float> activated;     // [rows of one expert, size]
-  std::vector<float> outputs;       // [rows of one expert, hidden]
+  // Of the rows of experts that are computed together.
+  std::vector<float> inputs;     // [rows, hidden]
+  std::vector<float> gate_up;    // [rows, 2 size]
+  std::vector<float> activated;  // [rows, size]
+  std::vector<float> outputs;    // [rows, hidden]
+  std::vector<LinearScratch> products;
 };
 
 // y[row] += sum over the row's experts e, ascending, of weights[row, e] MLP_e(x[row]).
 //   x, y [rows, hidden] float32, not overlapping; chosen, weights [rows, top_k] as `route` made them
-void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch& scratch, Activation activation,
+void add_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activation,
                  const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k, const int32_t* chosen,
                  const float* weights, float* y);
 

@@ -9,8 +9,12 @@ namespace turbomind {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr int kRoutedRows = 16;        // rows one task routes
-constexpr int kMovedElements = 16384;  // elements one task gathers or adds
+constexpr int kRoutedRows = 16;           // rows one task routes
+constexpr size_t kMovedElements = 16384;  // elements one task gathers or adds
+constexpr size_t kLeastPart = 256;        // elements of a row that one task adds
+// Rows of experts whose products are made together; one expert may have more. What passes between its layers stays in
+// the caches.
+constexpr int kPairsTogether = 256;
 
 // Index of the largest of `values` that is not `taken`, the lowest among equals; one that is not taken in any case.
 int best_of(const std::vector<float>& values, const std::vector<bool>& taken) {
@@ -145,7 +149,7 @@ void sort_by_expert(int num_experts, int rows, int top_k, const int32_t* chosen,
 // Calls body(index) for each index, in tasks of about kMovedElements elements.
 template <class Body>
 void for_moved_rows(ThreadPool& pool, int count, int size, Body&& body) {
-  const int group = std::max(1, kMovedElements / size);
+  const int group = std::max(1, static_cast<int>(kMovedElements) / size);
   pool.parallel_for((count + group - 1) / group, [&](int chunk) {
     for (int i = chunk * group; i < std::min(count, (chunk + 1) * group); ++i) body(static_cast<size_t>(i));
   });
@@ -164,35 +168,68 @@ void route(ThreadPool& pool, const RouterParams& params, const float* logits, in
   });
 }
 
-void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch& scratch, Activation activation,
+namespace {
+
+// The same for experts [first, last), whose rows are pairs of a row of x and one of its experts.
+void add_some_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activation,
+                      const std::vector<ExpertWeight>& experts, size_t first, size_t last, const float* x, float* y) {
+  const auto hidden = static_cast<size_t>(experts[first].gate_up.in_features);
+  const auto width = static_cast<size_t>(experts[first].gate_up.out_features);
+  const auto size = static_cast<size_t>(experts[first].down.in_features);
+  const int begin = scratch.first_pair[first];
+  const auto pairs = static_cast<size_t>(scratch.first_pair[last] - begin);
+  if (pairs == 0) return;
+  const int32_t* sources = scratch.rows.data() + begin;
+  const float* shares = scratch.shares.data() + begin;
+  float* inputs = grown(scratch.inputs, pairs * hidden);
+  float* projected = grown(scratch.gate_up, pairs * width);
+  float* activated = grown(scratch.activated, pairs * size);
+  float* outputs = grown(scratch.outputs, pairs * hidden);
+  for_moved_rows(pool, static_cast<int>(pairs), static_cast<int>(hidden),
+                 [&](size_t i) { std::copy_n(x + sources[i] * hidden, hidden, inputs + i * hidden); });
+  std::vector<LinearJob> up;
+  std::vector<LinearJob> down;
+  const bool is_gated = experts[first].is_gated();
+  for (size_t e = first; e < last; ++e) {
+    const auto at = static_cast<size_t>(scratch.first_pair[e] - begin);
+    const int count = scratch.first_pair[e + 1] - scratch.first_pair[e];
+    if (count == 0) continue;
+    up.push_back({experts[e].gate_up, inputs + at * hidden, count, projected + at * width});
+    float* rows = activated + at * size;
+    const LinearInput between =
+        is_gated ? LinearInput::gated(activation, projected + at * width, rows) : LinearInput(rows);
+    down.push_back({experts[e].down, between, count, outputs + at * hidden});
+  }
+  linear_together(pool, scratch.products, up);
+  if (!is_gated) {
+    activate(pool, activation, projected, static_cast<int>(pairs), static_cast<int>(size), activated);
+  }
+  linear_together(pool, scratch.products, down);
+  // A part of all rows at a time: an expert after the other adds to a row.
+  const size_t part = std::max(kMovedElements / pairs, kLeastPart);
+  pool.parallel_for(static_cast<int>((hidden + part - 1) / part), [&](int index) {
+    const size_t from = static_cast<size_t>(index) * part;
+    const size_t to = std::min(hidden, from + part);
+    for (size_t i = 0; i < pairs; ++i) {
+      float* target = y + sources[i] * hidden;
+      const float* output = outputs + i * hidden;
+      for (size_t d = from; d < to; ++d) target[d] += shares[i] * output[d];
+    }
+  });
+}
+
+}  // namespace
+
+void add_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activation,
                  const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k, const int32_t* chosen,
                  const float* weights, float* y) {
   sort_by_expert(static_cast<int>(experts.size()), rows, top_k, chosen, weights, scratch);
-  for (size_t e = 0; e < experts.size(); ++e) {
-    const int begin = scratch.first_pair[e];
-    const int count = scratch.first_pair[e + 1] - begin;
-    if (count == 0) continue;
-    const auto& [gate_up, down] = experts[e];
-    const auto hidden = static_cast<size_t>(gate_up.in_features);
-    const int32_t* sources = scratch.rows.data() + begin;
-    const float* shares = scratch.shares.data() + begin;
-    float* inputs = grown(scratch.inputs, count * hidden);
-    float* halves = grown(scratch.gate_up, count * static_cast<size_t>(gate_up.out_features));
-    float* activated = grown(scratch.activated, count * static_cast<size_t>(down.in_features));
-    float* outputs = grown(scratch.outputs, count * hidden);
-    for_moved_rows(pool, count, gate_up.in_features,
-                   [&](size_t i) { std::copy_n(x + sources[i] * hidden, hidden, inputs + i * hidden); });
-    linear(pool, linear_scratch, gate_up, inputs, count, halves, false);
-    if (experts[e].is_gated()) {
-      activate_gated(pool, activation, halves, count, down.in_features, activated);
-    } else {
-      activate(pool, activation, halves, count, down.in_features, activated);
-    }
-    linear(pool, linear_scratch, down, activated, count, outputs, false);
-    for_moved_rows(pool, count, gate_up.in_features, [&](size_t i) {
-      float* target = y + sources[i] * hidden;
-      for (size_t d = 0; d < hidden; ++d) target[d] += shares[i] * outputs[i * hidden + d];
-    });
+  const auto& first_pair = scratch.first_pair;
+  for (size_t first = 0; first < experts.size();) {
+    size_t last = first + 1;
+    while (last < experts.size() && first_pair[last + 1] - first_pair[first] <= kPairsTogether) ++last;
+    add_some_experts(pool, scratch, activation, experts, first, last, x, y);
+    first = last;
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/for_rows.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/packed_weight.h"
 
@@ -19,29 +18,6 @@ constexpr size_t kCacheLine = 64;
 // fewest that are worth a claim.
 constexpr size_t kChunkBytes = 128 << 10;
 constexpr size_t kMinChunkBytes = 16 << 10;
-
-// Calls body(first row, rows, first unit, last unit) for blocks of rows and of units of the weight. Units vary fastest,
-// so that all threads work on the same rows of x. Chunks are a multiple of the threads, and their sizes differ by one
-// multiple of units at most, so that threads end together.
-template <class Body>
-void for_blocks(ThreadPool& pool, const RowsPlan& plan, int rows, int units, size_t unit_bytes, int unit_multiple,
-                Body&& body) {
-  const int row_chunks = (rows + plan.block_rows - 1) / plan.block_rows;
-  const auto threads = static_cast<size_t>(pool.thread_count());
-  const size_t bytes = unit_bytes * units;
-  const size_t multiples = (static_cast<size_t>(units) + unit_multiple - 1) / unit_multiple;
-  size_t wanted = std::max(bytes / kChunkBytes, std::min(2 * threads / row_chunks, bytes / kMinChunkBytes));
-  if (wanted > 1) wanted = (wanted + threads - 1) / threads * threads;
-  const auto unit_chunks = static_cast<int>(std::clamp<size_t>(wanted, 1, multiples));
-  const auto begin_of = [&](int part) {
-    return std::min(units, static_cast<int>(multiples * part / unit_chunks) * unit_multiple);
-  };
-  pool.parallel_for(row_chunks * unit_chunks, [&](int chunk) {
-    const int row = chunk / unit_chunks * plan.block_rows;
-    const int part = chunk % unit_chunks;
-    body(row, std::min(plan.block_rows, rows - row), begin_of(part), begin_of(part + 1));
-  });
-}
 
 // A row of an input that is made, put into `row`.
 void make_row(const LinearInput& input, size_t index, int size, float* row) {
@@ -80,24 +56,6 @@ class RowReader {
   std::vector<float> ordered_;
 };
 
-// Rows that one thread prepares at a time: a part for each thread, and once more, so that a late one takes less.
-int prepared_rows(const ThreadPool& pool, int rows) {
-  if (rows <= kLineRows) return kLineRows / 2;
-  const int part = rows / (2 * pool.thread_count());
-  return std::max(part + kLineRows - 1, kLineRows) / kLineRows * kLineRows;
-}
-
-// Calls prepare(inputs in the order of the codes, row) for each row.
-template <class Prepare>
-void for_inputs(ThreadPool& pool, const LinearWeight& weight, const LinearInput& input, int rows, Prepare&& prepare) {
-  const int chunk_rows = prepared_rows(pool, rows);
-  pool.parallel_for((rows + chunk_rows - 1) / chunk_rows, [&](int chunk) {
-    const int last = std::min(rows, (chunk + 1) * chunk_rows);
-    RowReader reader(weight, input);
-    for (int row = chunk * chunk_rows; row < last; ++row) prepare(reader.read(static_cast<size_t>(row)), row);
-  });
-}
-
 // The first whole cache line of a buffer: what crosses two is read at half the speed.
 void* align_up(void* buffer) {
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(buffer) + kCacheLine - 1) / kCacheLine * kCacheLine);
@@ -105,6 +63,134 @@ void* align_up(void* buffer) {
 
 size_t row_bytes(const LinearWeight& weight) {
   return static_cast<size_t>(weight.in_features) * (weight.format == WeightFormat::kFloat32 ? 4 : 2);
+}
+
+// Rows that one thread prepares at a time: a part for each thread, and once more, so that a late one takes less.
+int prepared_rows(const ThreadPool& pool, int rows) {
+  if (rows <= kLineRows) return kLineRows / 2;
+  const int part = rows / (2 * pool.thread_count());
+  return std::max(part + kLineRows - 1, kLineRows) / kLineRows * kLineRows;
+}
+
+// A product in two passes, each in chunks that threads claim: rows are made ready, then blocks of them are multiplied
+// with blocks of units of the weight, which are tiles of outputs, or outputs where rows stay as they are.
+class Product {
+ public:
+  Product(const ThreadPool& pool, LinearScratch& scratch, const LinearJob& job, bool accumulate)
+      : job_(job),
+        accumulate_(accumulate),
+        plan_(kernels().rows_plan(job.weight, job.rows)),
+        x_(job.input.is_made() ? job.input.workspace : job.input.x.floats()),
+        prepared_rows_(prepared_rows(pool, job.rows)) {
+    const LinearWeight& weight = job.weight;
+    units_ = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
+    unit_multiple_ = plan_.block_tiles;
+    size_t unit_bytes = row_bytes(weight) * kTileOutputs;
+    if (plan_.kind == RowsPlan::Kind::kAsTheyAre) {
+      units_ = weight.out_features;
+      unit_multiple_ = 4;
+      unit_bytes = row_bytes(weight);
+    } else if (plan_.kind == RowsPlan::Kind::kQuantized) {
+      const PackedShape shape = packed_shape(weight);
+      rounded_ = scratch.reserve_quantized(weight, plan_.layout, job.rows);
+      unit_bytes = shape.group_bytes() * shape.groups();
+    } else {
+      wide_ = scratch.reserve_wide(plan_.layout, job.rows);
+      if (weight.is_packed()) unit_bytes = plan_.layout.features * kTileOutputs;
+    }
+    divide(static_cast<size_t>(pool.thread_count()), unit_bytes);
+  }
+
+  int prepare_chunks() const {
+    if (plan_.kind == RowsPlan::Kind::kAsTheyAre && !job_.input.is_made()) return 0;
+    return (job_.rows + prepared_rows_ - 1) / prepared_rows_;
+  }
+
+  void prepare(int chunk) const {
+    const LinearWeight& weight = job_.weight;
+    const auto size = static_cast<size_t>(weight.in_features);
+    const int last = std::min(job_.rows, (chunk + 1) * prepared_rows_);
+    RowReader reader(weight, job_.input);
+    for (int row = chunk * prepared_rows_; row < last; ++row) {
+      const auto index = static_cast<size_t>(row);
+      switch (plan_.kind) {
+        case RowsPlan::Kind::kAsTheyAre:
+          make_row(job_.input, index, weight.in_features, job_.input.workspace + index * size);
+          break;
+        case RowsPlan::Kind::kQuantized:
+          kernels().quantize_row(reader.read(index), weight.in_features, weight.group, row, rounded_);
+          break;
+        case RowsPlan::Kind::kWide:
+          kernels().widen_row(reader.read(index), weight.in_features, row, wide_);
+      }
+    }
+  }
+
+  int multiply_chunks() const { return row_chunks_ * unit_chunks_; }
+
+  // Units vary fastest, so that all threads work on the same rows of x.
+  void multiply(int chunk) const {
+    const LinearWeight& weight = job_.weight;
+    const int row = chunk / unit_chunks_ * plan_.block_rows;
+    const int rows = std::min(plan_.block_rows, job_.rows - row);
+    const int first = first_unit(chunk % unit_chunks_);
+    const int last = first_unit(chunk % unit_chunks_ + 1);
+    switch (plan_.kind) {
+      case RowsPlan::Kind::kAsTheyAre:
+        kernels().linear_block(weight, x_ + static_cast<size_t>(row) * weight.in_features, rows, first, last,
+                               job_.y + static_cast<size_t>(row) * weight.out_features, accumulate_);
+        break;
+      case RowsPlan::Kind::kQuantized:
+        kernels().packed_block(weight, rounded_, row, rows, first, last, job_.y, accumulate_);
+        break;
+      case RowsPlan::Kind::kWide:
+        kernels().wide_block(weight, wide_, row, rows, first, last, job_.y, accumulate_);
+    }
+  }
+
+ private:
+  // Chunks are a multiple of the threads, and their sizes differ by one multiple of units at most, so that threads end
+  // together.
+  void divide(size_t threads, size_t unit_bytes) {
+    row_chunks_ = (job_.rows + plan_.block_rows - 1) / plan_.block_rows;
+    multiples_ = (static_cast<size_t>(units_) + unit_multiple_ - 1) / unit_multiple_;
+    const size_t bytes = unit_bytes * units_;
+    size_t wanted = std::max(bytes / kChunkBytes, std::min(2 * threads / row_chunks_, bytes / kMinChunkBytes));
+    if (wanted > 1) wanted = (wanted + threads - 1) / threads * threads;
+    unit_chunks_ = static_cast<int>(std::clamp<size_t>(wanted, 1, std::max<size_t>(multiples_, 1)));
+  }
+
+  int first_unit(int part) const {
+    return std::min(units_, static_cast<int>(multiples_ * part / unit_chunks_) * unit_multiple_);
+  }
+
+  const LinearJob& job_;
+  bool accumulate_;
+  RowsPlan plan_;
+  const float* x_;  // where rows stay as they are
+  int prepared_rows_;
+  int units_;
+  int unit_multiple_;  // that a chunk takes
+  size_t multiples_ = 0;
+  int row_chunks_ = 0;
+  int unit_chunks_ = 0;
+  QuantizedRows rounded_{};
+  WideRows wide_{};
+};
+
+// Runs a pass of all products in one loop.
+void for_chunks(ThreadPool& pool, const std::vector<Product>& products, int (Product::*count)() const,
+                void (Product::*pass)(int) const) {
+  std::vector<int> begins;
+  int total = 0;
+  for (const Product& product : products) {
+    begins.push_back(total);
+    total += (product.*count)();
+  }
+  pool.parallel_for(total, [&](int chunk) {
+    const auto own = std::ranges::upper_bound(begins, chunk) - begins.begin() - 1;
+    (products[static_cast<size_t>(own)].*pass)(chunk - begins[static_cast<size_t>(own)]);
+  });
 }
 
 }  // namespace
@@ -137,47 +223,19 @@ WideRows LinearScratch::reserve_wide(const RowsLayout& layout, int rows) {
 
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input, int rows,
             float* y, bool accumulate) {
-  const float* x = input.x.floats();
-  const KernelTable& table = kernels();
-  const RowsPlan plan = table.rows_plan(weight, rows);
-  const int tiles = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
-  switch (plan.kind) {
-    case RowsPlan::Kind::kAsTheyAre: {
-      if (input.is_made()) {
-        const int size = weight.in_features;
-        for_rows(pool, rows, 4 * size, [&](size_t row) { make_row(input, row, size, input.workspace + row * size); });
-        x = input.workspace;
-      }
-      for_blocks(pool, plan, rows, weight.out_features, row_bytes(weight), 4,
-                 [&](int row, int count, int first, int last) {
-                   table.linear_block(weight, x + static_cast<size_t>(row) * weight.in_features, count, first, last,
-                                      y + static_cast<size_t>(row) * weight.out_features, accumulate);
-                 });
-      break;
-    }
-    case RowsPlan::Kind::kQuantized: {
-      const QuantizedRows rounded = scratch.reserve_quantized(weight, plan.layout, rows);
-      for_inputs(pool, weight, input, rows, [&](const float* inputs, int row) {
-        table.quantize_row(inputs, weight.in_features, weight.group, row, rounded);
-      });
-      const PackedShape shape = packed_shape(weight);
-      for_blocks(pool, plan, rows, tiles, shape.group_bytes() * shape.groups(), plan.block_tiles,
-                 [&](int row, int count, int first, int last) {
-                   table.packed_block(weight, rounded, row, count, first, last, y, accumulate);
-                 });
-      break;
-    }
-    case RowsPlan::Kind::kWide: {
-      const WideRows wide = scratch.reserve_wide(plan.layout, rows);
-      for_inputs(pool, weight, input, rows,
-                 [&](const float* inputs, int row) { table.widen_row(inputs, weight.in_features, row, wide); });
-      const size_t bytes = weight.is_packed() ? plan.layout.features : row_bytes(weight);
-      for_blocks(pool, plan, rows, tiles, bytes * kTileOutputs, plan.block_tiles,
-                 [&](int row, int count, int first, int last) {
-                   table.wide_block(weight, wide, row, count, first, last, y, accumulate);
-                 });
-    }
-  }
+  const LinearJob job{weight, input, rows, y};
+  const Product product(pool, scratch, job, accumulate);
+  pool.parallel_for(product.prepare_chunks(), [&](int chunk) { product.prepare(chunk); });
+  pool.parallel_for(product.multiply_chunks(), [&](int chunk) { product.multiply(chunk); });
+}
+
+void linear_together(ThreadPool& pool, std::vector<LinearScratch>& scratch, std::span<const LinearJob> jobs) {
+  if (scratch.size() < jobs.size()) scratch.resize(jobs.size());
+  std::vector<Product> products;
+  products.reserve(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) products.emplace_back(pool, scratch[i], jobs[i], false);
+  for_chunks(pool, products, &Product::prepare_chunks, &Product::prepare);
+  for_chunks(pool, products, &Product::multiply_chunks, &Product::multiply);
 }
 
 }  // namespace turbomind
