@@ -70,14 +70,18 @@ def ask(engine: Engine, prompt: list[int]) -> list[int]:
     return tokens
 
 
-def hashes_in(cache: Path, texts: list[list[int]]) -> set[int]:
-    """Return the hashes of the blocks that the files of a directory hold, each of which must be one of these texts."""
+def hashes_in(cache: Path, texts: list[list[int]], *, whole_prefixes: bool = False) -> set[int]:
+    """Return the hashes of the blocks that the files of a directory hold, each of which must be one of these texts.
+
+    ``whole_prefixes``: only blocks whose preceding blocks are files too.
+    """
     files: dict[str, bytes] = {}
     for path in cache.glob("*.kv"):
         with contextlib.suppress(FileNotFoundError):  # it may have gone for want of space
             files[path.stem] = path.read_bytes()[HEADER:]
     roots = set()
     known: dict[str, int] = {}
+    found: set[int] = set()
 
     def content(tokens: list[int]) -> bytes:
         return b"".join(number.to_bytes(4, "little") for number in [BLOCK, *tokens])
@@ -87,13 +91,17 @@ def hashes_in(cache: Path, texts: list[list[int]]) -> set[int]:
         roots |= {key[:DIGEST] for key in files.values() if key[DIGEST : DIGEST + len(first)] == first}
     assert len(roots) <= 1
     for text in texts:
-        digest, parent = next(iter(roots), b""), None
+        digest, parent, is_whole = next(iter(roots), b""), None, False
         for begin in range(0, len(text) - BLOCK + 1, BLOCK):
             tokens = text[begin : begin + BLOCK]
             parent = block_hash(parent, tokens)
-            known[hashlib.sha256(digest + content(tokens) + b"\0").hexdigest()] = parent
+            name = hashlib.sha256(digest + content(tokens) + b"\0").hexdigest()
+            known[name] = parent
+            is_whole = name in files and (is_whole or begin == 0)
+            if is_whole:
+                found.add(parent)
             digest = hashlib.sha256(digest + content(tokens)).digest()
-    return {known[name] for name in files}
+    return found if whole_prefixes else {known[name] for name in files}
 
 
 def held(index: Index, engine: Engine) -> set[int]:
@@ -118,7 +126,9 @@ def test_a_router_knows_which_blocks_files_hold(directory: Path, tmp_path: Path)
     engine = Engine(str(directory), TurbomindEngineConfig(**given))
     try:
         with index_of(given) as index:
-            eventually_sync(lambda: held(index, engine) == hashes_in(cache, texts) != set(), timeout=60)
+            eventually_sync(
+                lambda: held(index, engine) == hashes_in(cache, texts, whole_prefixes=True) != set(), timeout=60
+            )
     finally:
         engine.close()
 
