@@ -26,7 +26,7 @@ from tools.bench.roofline import measure_limits
 from tools.bench.targets import HEADER, Row, rows, targets_with, unmeasured
 
 PARTS = ("decode", "streams", "prefill", "http", "cache")
-# What people run; only where they are asked for, since they take an hour and 5 GB of disk.
+# Only on request, since they take an hour and 5 GB of disk.
 EVERY_PART = PARTS + larger.PARTS
 _QUIET = 0.1  # of the processors' time
 

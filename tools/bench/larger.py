@@ -1,4 +1,4 @@
-"""The matches of ``tools.bench.compare`` on what people run: larger models, mixtures, long contexts, an agent's day.
+"""Comparisons of ``tools.bench.compare`` with larger models: dense, mixtures of experts, long contexts, an agent's day.
 
 Every side reads the same GGUF file of random weights (``peers/shapes.py``), which is written for its match and removed
 after it, unless it was there. A peer that cannot run a file is left out of its rows, by name.
