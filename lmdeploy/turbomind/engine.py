@@ -1,4 +1,4 @@
-"""The C++ engine in this process: submit a prompt, get its outputs by callback."""
+"""The C++ engine in this process, with outputs by callback."""
 
 import atexit
 import json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
-_OFFLINE_SETTINGS = {"max_waiting": 2**30}  # the caller waits; nothing is refused as overloaded
+_OFFLINE_SETTINGS = {"max_waiting": 2**30}  # offline callers wait; no request is refused as overloaded
 _PARAMS = tuple(field for field in fields_of(GenerationConfig) if field.is_param)
 
 EngineUnavailable = _turbomind.EngineUnavailable
@@ -40,18 +40,18 @@ EngineUnavailable = _turbomind.EngineUnavailable
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """The conversation, kept by the engine between requests, that a request belongs to.
+    """The session of a request, whose tokens the engine keeps between requests.
 
     Parameters
     ----------
     session_id
-        Its number; 0 is one like any other.
+        Session id, >= 0.
     start
-        True: begin it; what an old session of that number held is forgotten.
+        True: start a new session, replacing one of the same id.
     end
-        True: forget it after this request.
+        True: delete the session after this request.
     step
-        Keep only this many of its tokens first; negative: all.
+        First truncate the session to this many tokens; negative: keep all.
     """
 
     session_id: int
@@ -62,30 +62,30 @@ class SessionOptions:
 
 @dataclass(slots=True)
 class EngineOutput:
-    """What one step, or with ``stream=False`` a whole response, brought for a request.
+    """An output of a request: of one step, or with ``stream=False`` a complete response.
 
     Parameters
     ----------
     request, index
-        Which request, and which of its ``n`` responses.
+        Number of the request, and index among its ``n`` responses.
     text, token_ids
-        What is new. The token that ended the response is in neither.
+        New text and tokens, without the stop token.
     finish_reason
-        Empty until the response's last output, then ``stop``, ``length``, ``cancelled`` or ``error``.
+        Empty before the last output of the response, then ``stop``, ``length``, ``cancelled`` or ``error``.
     is_final
-        Nothing more comes for the request.
+        Whether this is the last output of the request.
     input_token_len, history_token_len, generate_token_len
-        Tokens of the prompt, of the session before it, and generated so far.
+        Number of tokens of the prompt, of the session before it, and generated so far.
     logprobs
-        For each of ``token_ids`` its log probability, and those of the most likely in order; None: not asked for.
+        For each of ``token_ids``, its log probability and those of the most likely tokens; None: not requested.
     logits, last_hidden_state
-        ``[rows, vocab]`` and ``[rows, hidden]`` float32, if asked for.
+        ``[tokens, vocab]`` and ``[tokens, hidden]`` float32, if requested.
     embedding
-        Of ``Engine.embed``: ``[1, hidden]`` float32.
+        Result of ``Engine.embed``: ``[1, hidden]`` float32.
     ppl
-        Of ``Engine.score``: the sum of -log p over the text, and the number of tokens it was summed over.
+        Result of ``Engine.score``: the sum of -log p over the tokens of the text, and their number.
     error, is_bad_request
-        With ``error``: what went wrong, and whether it was the request's own fault.
+        With finish reason ``error``: the message, and whether the request was invalid.
     """
 
     request: int
@@ -110,25 +110,25 @@ OutputCallback = Callable[[EngineOutput], None]
 
 
 def _ignore(output: EngineOutput) -> None:
-    """Take no notice of an output."""
+    """Ignore an output."""
 
 
 class Engine:
-    """One model, ready to generate. Safe to use from any thread.
+    """A loaded model. Safe to use from any thread.
 
     Parameters
     ----------
     model_path
         As in :func:`lmdeploy.turbomind.engine_dir.resolve`.
     config
-        Engine settings; or such by name, which say nothing about which engine.
+        Engine settings, as a config or as a dict.
     backend
-        ``turbomind``, ``pytorch``, ``auto``: whichever can run the model, or None: as the config says, else ``auto``.
+        ``turbomind``, ``pytorch``, ``auto`` (the one that supports the model), or None: by the config, or ``auto``.
 
     Raises
     ------
     ValueError
-        If the checkpoint cannot be used (``CheckpointError``, ``UnsupportedModelError``) or a setting is bad.
+        If the checkpoint is invalid or unsupported (``CheckpointError``, ``UnsupportedModelError``), or a setting is.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Engine:
         self.session_len: int = self._engine.session_len
         self.vocab_size: int = self._engine.vocab_size
         self._callbacks: dict[int, OutputCallback] = {}
-        self._lock = threading.Lock()  # of _callbacks: a request's first output waits until its callback is there
+        self._lock = threading.Lock()  # guards _callbacks: the first output of a request waits for its callback
         self._is_closing = False
         self._poller = threading.Thread(target=self._deliver, name="lmdeploy-outputs", daemon=True)
         self._poller.start()
@@ -184,26 +184,26 @@ class Engine:
         Parameters
         ----------
         input_ids
-            The prompt's tokens, fewer than ``session_len``.
+            Tokens of the prompt, fewer than ``session_len``.
         gen_config
-            How to generate.
+            Generation config.
         on_output
             Called on the engine's delivery thread with every output in order; must not block.
         stop_words
-            Strings that end the response, alongside those of ``gen_config``.
+            Strings that end the response, in addition to those of ``gen_config``.
         stream
-            False: one output with each whole response.
+            False: a single output per response.
         session
-            The conversation it belongs to; None: none.
+            The session of the request; None: none.
         images
-            Rows in place of the embeddings of some tokens, in their order.
+            Image embeddings that replace those of placeholder tokens, in order.
         adapter_name
-            The LoRA adapter that answers; None: none.
+            Name of the LoRA adapter; None: the base model.
 
         Raises
         ------
         ValueError
-            If the request is bad.
+            If the request is invalid.
         EngineUnavailable
             If the engine is closed or has failed.
         """
@@ -223,7 +223,7 @@ class Engine:
         return self._submit(list(input_ids), params | _added(images, adapter_name), on_output)
 
     def score(self, input_ids: Sequence[int], on_output: OutputCallback) -> int:
-        """Start the scoring of a text: one output, whose ``ppl`` is set. At most ``session_len`` tokens."""
+        """Start scoring a text of up to ``session_len`` tokens: a single output, with ``ppl``."""
         return self._submit(list(input_ids), {"max_new_tokens": 0, "scores_prompt": True}, on_output)
 
     def embed(
@@ -236,18 +236,18 @@ class Engine:
         adapter_name: str | None = None,
         of_tokens: bool = False,
     ) -> int:
-        """Start what the model makes of a text: one output, whose ``embedding`` is set.
+        """Start embedding a text: a single output, with ``embedding``.
 
         Parameters
         ----------
         input_ids
             At most ``session_len`` tokens.
         second_text_begin
-            Of the two texts of a pair, the first token of the second; None: there is one text.
+            Index of the first token of the second text of a pair; None: a single text.
         images, adapter_name
             As for `submit`.
         of_tokens
-            Of an encoder: ``embedding`` has the hidden state of each token.
+            For encoders: ``embedding`` is the hidden state of each token.
         """
         params: dict[str, Any] = {"max_new_tokens": 0, "output_embedding": True, "stream": False}
         if of_tokens:
@@ -257,36 +257,36 @@ class Engine:
         return self._submit(list(input_ids), params | _added(images, adapter_name), on_output)
 
     def stop_session(self, session_id: int, on_output: OutputCallback = _ignore) -> int:
-        """Cancel a session's running request; it keeps the tokens made so far."""
+        """Cancel the running request of a session, which keeps the tokens generated so far."""
         params = {"max_new_tokens": 0, "session": (session_id, False, False, True, -1)}
         return self._submit([], params, on_output)
 
     def end_session(self, session_id: int, on_output: OutputCallback = _ignore) -> int:
-        """Forget a session, after cancelling its running request."""
+        """Cancel the running request of a session and delete the session."""
         params = {"max_new_tokens": 0, "session": (session_id, False, True, True, -1)}
         return self._submit([], params, on_output)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA adapter, which requests then name; its weights are read when the first one does.
+        """Register a LoRA adapter; its weights are loaded when a request first uses it.
 
         Parameters
         ----------
         name
-            What requests call it.
+            Name that requests use.
         path
             A directory as PEFT saves it, or the name of a Hugging Face repository.
 
         Raises
         ------
         ValueError
-            If the name is taken, or the adapter does not fit the model; the text says why.
+            If the name is taken, or the adapter does not match the model.
         OSError
             If it cannot be read.
         """
         self._engine.load_adapter(name, str(locate_adapter(path)))
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse later requests for an adapter; open ones end as they would have.
+        """Unload an adapter: later requests are refused, running ones finish.
 
         Raises
         ------
@@ -317,7 +317,7 @@ class Engine:
         return stats | {old: stats[new] for old, new in ENGINE_METRICS.items()}
 
     def close(self) -> None:
-        """Cancel what is open, deliver the last outputs and free the model."""
+        """Cancel open requests, deliver the last outputs and free the model."""
         if self._is_closing:
             return
         self._engine.close()
@@ -359,7 +359,7 @@ def _read_output(members: dict[str, Any]) -> EngineOutput:
 
 
 def _added(images: Sequence[ImageRows], adapter_name: str | None) -> dict[str, Any]:
-    """Return the parameters that are there only where a request has images or an adapter."""
+    """Return the parameters of images and of an adapter, if any."""
     added: dict[str, Any] = {} if adapter_name is None else {"lora_name": adapter_name}
     if images:
         rows = [(p.begin, p.tokens, p.rows, p.dtype, p.digest, p.grid, p.frame_step) for p in images]
@@ -382,7 +382,7 @@ def _logits_hook(processors: Sequence[LogitsProcessor]) -> Callable[[Any, Any], 
     return hook
 
 
-# Engines whose owner never closed them must stop before the interpreter goes: their threads would outlive it.
+# Engines that were never closed must stop before the interpreter exits, or their threads would outlive it.
 _open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
