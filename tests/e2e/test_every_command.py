@@ -81,7 +81,7 @@ LINES = {
     "lite smooth_quant": Line(LITE),
     "lite calibrate": Line(LITE),
     "lite kv_qparams": Line("{folder} {folder}"),
-    "lite get_small_sharded_hf": Line("a b", status=2, says="is not there"),
+    "lite get_small_sharded_hf": Line("a b", status=2, says="is not supported"),
     "plan": Line("{model} --gpu L4", says="KV cache"),
     "list": Line(says="LlamaForCausalLM"),
     "pull": Line("owner/tiny", says="success"),  # of a hub of the test's
