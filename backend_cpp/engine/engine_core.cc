@@ -74,7 +74,7 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
   if (speculator_ && config.plan.group_of(MemoryKind::kState) >= 0) speculator_->expect_redone_tokens();
   if (events == nullptr) return;
   blocks_.observe(announcer_.emplace(config.block_len, *events));
-  if (disk_) disk_->announce_with(*announcer_);
+  if (disk_) disk_->label_with(*announcer_);
 }
 
 // ---- requests come ----

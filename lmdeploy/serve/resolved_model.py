@@ -13,7 +13,7 @@ from lmdeploy.pytorch.settings import require_valid_settings
 from lmdeploy.turbomind.adapters import located_adapters
 from lmdeploy.turbomind.engine_dir import EngineDir, resolve
 from lmdeploy.turbomind.repository import stored_parameters
-from lmdeploy.turbomind.task_adapters import task_adapters
+from lmdeploy.model_metadata.task_adapters import task_adapters
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec.fields import size_problems
 from lmdeploy.turbomind.stacked_experts import with_stacks
-from lmdeploy.turbomind.task_adapters import is_of_task
+from lmdeploy.model_metadata.task_adapters import is_of_task
 from lmdeploy.turbomind.text_part import TextPart, is_of_text, spec_in, tensors_in, text_part_of
 from lmdeploy.turbomind.unsupported import refuse_unsupported
 

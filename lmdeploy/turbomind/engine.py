@@ -24,7 +24,7 @@ from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of
 from lmdeploy.turbomind.heads.directory import find_head
-from lmdeploy.turbomind.task_adapters import task_adapters
+from lmdeploy.model_metadata.task_adapters import task_adapters
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,7 +28,7 @@ from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.turbomind.safetensors_index import linked_gguf_files, read_files
 from lmdeploy.turbomind.spec import ModelSpec
-from lmdeploy.turbomind.task_adapters import write_task_adapters
+from lmdeploy.model_metadata.task_adapters import write_task_adapters
 from lmdeploy.version import __version__
 from lmdeploy.vl.constants import VISION_FILE
 

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace turbomind {
+
+struct PrefixKey;
 
 struct BlockLabel {
   uint64_t hash = 0;
@@ -25,6 +28,21 @@ struct FileLabel : BlockLabel {
 struct FileChange {
   std::shared_ptr<const FileLabel> label;
   bool is_there = false;
+};
+
+// Labels the files of blocks. `before` is the label of the preceding block; null: there is none.
+class FileLabels {
+ public:
+  virtual ~FileLabels() = default;
+
+  // Of a content of the cache; null: the cache does not know which blocks precede it.
+  virtual std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens,
+                                                 int index) const = 0;
+  // Of the next block of a prefix.
+  virtual std::shared_ptr<const FileLabel> label_after(const FileLabel* before, const PrefixKey& prefix) const = 0;
+  // Of a block of tokens alone: without adapter, images and salt.
+  virtual std::shared_ptr<const FileLabel> label_after(const FileLabel* before,
+                                                       std::span<const int32_t> tokens) const = 0;
 };
 
 }  // namespace turbomind

@@ -41,6 +41,20 @@ std::string extra_keys_of(const PrefixKey& prefix, int index, int block_len) {
   return list.empty() ? list : list + "]";
 }
 
+std::shared_ptr<const FileLabel> make_label(const FileLabel* before, std::span<const int32_t> tokens,
+                                            std::string_view lora_name, std::string extra_keys) {
+  FileLabel label;
+  if (before != nullptr) {
+    label.index = before->index + 1;
+    label.parent = before->hash;
+  }
+  label.tokens.assign(tokens.begin(), tokens.end());
+  label.lora_name = lora_name;
+  label.extra_keys = std::move(extra_keys);
+  label.hash = hash_of(label.parent.value_or(0), tokens, label.extra_keys);
+  return std::make_shared<const FileLabel>(std::move(label));
+}
+
 size_t number_of(CacheTier tier) {
   return static_cast<size_t>(tier);
 }
@@ -120,21 +134,12 @@ std::shared_ptr<const FileLabel> CacheAnnouncer::label(uint64_t content, std::sp
 std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* before, const PrefixKey& prefix) const {
   const int index = before == nullptr ? 0 : before->index + 1;
   const auto tokens = std::span(prefix.tokens).subspan(static_cast<size_t>(index) * block_len_, block_len_);
-  return label_after(before, tokens, prefix.lora_name, extra_keys_of(prefix, index, block_len_));
+  return make_label(before, tokens, prefix.lora_name, extra_keys_of(prefix, index, block_len_));
 }
 
-std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* before, std::span<const int32_t> tokens,
-                                                             std::string_view lora_name, std::string extra_keys) {
-  FileLabel label;
-  if (before != nullptr) {
-    label.index = before->index + 1;
-    label.parent = before->hash;
-  }
-  label.tokens.assign(tokens.begin(), tokens.end());
-  label.lora_name = lora_name;
-  label.extra_keys = std::move(extra_keys);
-  label.hash = hash_of(label.parent.value_or(0), tokens, label.extra_keys);
-  return std::make_shared<const FileLabel>(std::move(label));
+std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* before,
+                                                             std::span<const int32_t> tokens) const {
+  return make_label(before, tokens, {}, {});
 }
 
 void CacheAnnouncer::end_step(const BlockCache& cache) {

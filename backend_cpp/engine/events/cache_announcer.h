@@ -28,7 +28,7 @@
 
 namespace turbomind {
 
-class CacheAnnouncer final : public CacheObserver {
+class CacheAnnouncer final : public CacheObserver, public FileLabels {
  public:
   // `sink` must outlive the announcer.
   CacheAnnouncer(int block_len, CacheEventSink& sink) : block_len_(block_len), sink_(sink) {}
@@ -40,12 +40,9 @@ class CacheAnnouncer final : public CacheObserver {
 
   // What happened to files since the last call.
   void note_files(const std::vector<FileChange>& changes);
-  // What the file of a content of the cache is called; null: the cache does not know what the content follows.
-  std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens, int index) const;
-  // The same of the block of a prefix after `before`; null: the first.
-  std::shared_ptr<const FileLabel> label_after(const FileLabel* before, const PrefixKey& prefix) const;
-  static std::shared_ptr<const FileLabel> label_after(const FileLabel* before, std::span<const int32_t> tokens,
-                                                      std::string_view lora_name = {}, std::string extra_keys = {});
+  std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens, int index) const override;
+  std::shared_ptr<const FileLabel> label_after(const FileLabel* before, const PrefixKey& prefix) const override;
+  std::shared_ptr<const FileLabel> label_after(const FileLabel* before, std::span<const int32_t> tokens) const override;
 
   // Hands over the events since the last call; where the sink asks for it, all that the observed cache holds.
   void end_step(const BlockCache& cache);

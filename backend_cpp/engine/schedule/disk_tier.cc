@@ -137,7 +137,7 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
   for (int index = 0; index < limit / len; ++index) {
     const NodeId node = next_of(index, len);
     const std::string content = tree.content_bytes(prefix, index, len);
-    if (announcer_ != nullptr) label = announcer_->label_after(label.get(), prefix);
+    if (labels_ != nullptr) label = labels_->label_after(label.get(), prefix);
     for (int group = 0; group < blocks_.group_count(); ++group) {
       PrefixRead::Block& block = read->blocks.emplace_back();
       if (!bounds_hits(blocks_.group(group))) continue;
@@ -221,8 +221,8 @@ size_t DiskTier::send_out(const BlockCache::Content& content) {
   const Sha256 parent = tree.digest(tree.parent(content.node), *root);
   DiskRead::Item item = item_of(parent, tree.content_bytes(content.node), depth,
                                 static_cast<int>(tree.tokens(content.node).size()), content.group);
-  if (announcer_ != nullptr && content.group == blocks_.observed_group() && !tree.is_part(content.node)) {
-    item.key.label = announcer_->label(tree.number(content.node), tree.tokens(content.node), depth);
+  if (labels_ != nullptr && content.group == blocks_.observed_group() && !tree.is_part(content.node)) {
+    item.key.label = labels_->label(tree.number(content.node), tree.tokens(content.node), depth);
   }
   if (files_.knows(item.key, depth)) return 0;
   flush_moves();
@@ -245,8 +245,8 @@ std::vector<int32_t> DiskTier::pages_of(int32_t block) const {
 
 // ---- events ----
 
-void DiskTier::announce_with(const CacheAnnouncer& announcer) {
-  announcer_ = &announcer;
+void DiskTier::label_with(const FileLabels& labels) {
+  labels_ = &labels;
   transfers_.when_idle([this] { return describe_files(); });
 }
 
@@ -275,7 +275,7 @@ bool DiskTier::describe_files() {
       std::vector<int32_t> tokens(block_len);
       std::memcpy(tokens.data(), key.data() + token_begin, block_len * sizeof(int32_t));
       BlockKey block(key);
-      block.label = CacheAnnouncer::label_after(end.label.get(), tokens);
+      block.label = labels_->label_after(end.label.get(), tokens);
       files_.describe(block);
       const std::string content = key.substr(digest_bytes, key_bytes - digest_bytes - 1);
       ends.push_back({PrefixTree::digest_after(end.digest, content), block.label});

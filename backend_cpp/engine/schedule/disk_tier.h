@@ -27,7 +27,6 @@
 #include "engine/disk/block_files.h"
 #include "engine/disk/block_transfers.h"
 #include "engine/disk/disk_config.h"
-#include "engine/events/cache_announcer.h"
 #include "engine/schedule/block_cache.h"
 #include "engine/schedule/prefix_read.h"
 #include "model/model_runner.h"
@@ -65,9 +64,9 @@ class DiskTier {
   // A step has computed this many tokens in `seconds`.
   void note_step(int tokens, double seconds);
 
-  // What events call blocks by; `announcer` must outlive the tier. Files that are there already are reported too, of
+  // What events call blocks by; `labels` must outlive the tier. Files that are there already are reported too, of
   // requests without salts and adapters.
-  void announce_with(const CacheAnnouncer& announcer);
+  void label_with(const FileLabels& labels);
   // What has happened to files since the last call, for the announcer.
   std::vector<FileChange> take_changes() { return files_.take_changes(); }
 
@@ -100,7 +99,7 @@ class DiskTier {
 
   BlockCache& blocks_;
   ModelRunner& runner_;
-  const CacheAnnouncer* announcer_ = nullptr;              // null: no events
+  const FileLabels* labels_ = nullptr;                     // null: no events
   std::map<Sha256, std::vector<std::string>> found_keys_;  // describe_files()'s, by what they follow
   const std::string fingerprint_;
   size_t largest_ = 0;                 // bytes of a group's block

@@ -26,7 +26,7 @@ def prefix_in(index: SafetensorsIndex, name: str) -> str:
 
 
 def _adapted(name: str) -> str:
-    """Return the name of a weight where adapters are stored alongside it (`lmdeploy.turbomind.task_adapters`)."""
+    """Return the name of a weight where adapters are stored alongside it (`lmdeploy.model_metadata.task_adapters`)."""
     return name.removesuffix("weight") + "parametrizations.weight.original"
 
 

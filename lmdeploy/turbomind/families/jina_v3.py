@@ -1,6 +1,6 @@
 """Jina embeddings v3: XLM-RoBERTa with rotary positions.
 
-Its authors publish it as an XLM-RoBERTa with an adapter for each task (`lmdeploy.turbomind.task_adapters`); others
+Its authors publish it as an XLM-RoBERTa with an adapter for each task (`lmdeploy.model_metadata.task_adapters`); others
 converted it for ``transformers``.
 """
 
