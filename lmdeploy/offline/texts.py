@@ -10,10 +10,10 @@ import numpy as np
 
 from lmdeploy.model_metadata.pooling import Pooling, read_pooling, unit
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head
+from lmdeploy.model_metadata.task_adapters import task_adapters
 from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads, read_token_heads
 from lmdeploy.offline.outputs import raise_error
 from lmdeploy.turbomind.engine import Engine, EngineOutput
-from lmdeploy.model_metadata.task_adapters import task_adapters
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.extras import require
+from lmdeploy.model_metadata.task_adapters import task_adapters
 from lmdeploy.paths import locate_model
 from lmdeploy.pytorch.settings import require_valid_settings
 from lmdeploy.turbomind.adapters import located_adapters
 from lmdeploy.turbomind.engine_dir import EngineDir, resolve
 from lmdeploy.turbomind.repository import stored_parameters
-from lmdeploy.model_metadata.task_adapters import task_adapters
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.model_metadata.pooling import engine_pooling, longest_text
+from lmdeploy.model_metadata.task_adapters import is_of_task
 from lmdeploy.turbomind.families import family_of, jina_v3
 from lmdeploy.turbomind.families.common import Checkpoint, Family
 from lmdeploy.turbomind.families.encoder_names import encoder_names, is_of_head
@@ -32,7 +33,6 @@ from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec.fields import size_problems
 from lmdeploy.turbomind.stacked_experts import with_stacks
-from lmdeploy.model_metadata.task_adapters import is_of_task
 from lmdeploy.turbomind.text_part import TextPart, is_of_text, spec_in, tensors_in, text_part_of
 from lmdeploy.turbomind.unsupported import refuse_unsupported
 

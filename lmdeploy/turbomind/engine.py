@@ -17,6 +17,7 @@ from lmdeploy.messages import (
     GenerationConfig,
     LogitsProcessor,
 )
+from lmdeploy.model_metadata.task_adapters import task_adapters
 from lmdeploy.prompts import ImageRows
 from lmdeploy.renamed import ENGINE_METRICS
 from lmdeploy.speculative.config import located
@@ -24,7 +25,6 @@ from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of
 from lmdeploy.turbomind.heads.directory import find_head
-from lmdeploy.model_metadata.task_adapters import task_adapters
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,6 +19,7 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.made_once import made_once
 from lmdeploy.model_metadata.pooling import write_pooling
 from lmdeploy.model_metadata.score_head import write_score_head
+from lmdeploy.model_metadata.task_adapters import write_task_adapters
 from lmdeploy.model_metadata.token_heads import write_token_heads
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
@@ -28,7 +29,6 @@ from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.turbomind.safetensors_index import linked_gguf_files, read_files
 from lmdeploy.turbomind.spec import ModelSpec
-from lmdeploy.model_metadata.task_adapters import write_task_adapters
 from lmdeploy.version import __version__
 from lmdeploy.vl.constants import VISION_FILE
 
