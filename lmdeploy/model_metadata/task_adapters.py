@@ -1,4 +1,4 @@
-"""Low-rank adapters that a checkpoint has for tasks: those of Jina embeddings v3, as its authors publish it.
+"""Task adapters (LoRA) of a checkpoint: those of Jina embeddings v3 in its original format.
 
 ``config.json`` names the tasks (``lora_adaptations``). A layer's weight is ``parametrizations.weight.original``;
 ``parametrizations.weight.0`` has ``lora_A`` and ``lora_B`` of all tasks: ``[tasks, rank, inputs]`` and

@@ -1,4 +1,4 @@
-"""Offline inference: the class behind ``lmdeploy.pipeline``, for threads and asyncio."""
+"""Offline inference: the class that ``lmdeploy.pipeline`` returns, for threads and asyncio."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The text part of CogVLM and CogVLM2: Llama with weights of its own for rows of images in every linear layer."""
+"""The text part of CogVLM and CogVLM2: Llama with separate weights for image tokens in every linear layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = (
 
 
 class CogVLMImageAttention(LlamaAttention):
-    """The projections of a layer for rows of images."""
+    """The projections of a layer for image tokens."""
 
     def biases(self, config: Any) -> tuple[bool, bool]:
         """Return whether the projections to heads, and from them, have a bias; of CogVLM2 the first do."""

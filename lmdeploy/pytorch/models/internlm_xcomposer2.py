@@ -1,4 +1,4 @@
-"""The text part of InternLM-XComposer2 and 2.5: InternLM2 that adds low-rank products for rows of images."""
+"""The text part of InternLM-XComposer2 and 2.5: InternLM2 with additional low-rank weights for image tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmdeploy.turbomind.families.internlm_xcomposer2 import LOW_RANK
 
 
 class XComposer2DecoderLayer(InternLM2DecoderLayer):
-    """A layer; ranks divide what is added as they divide what it is added to."""
+    """A layer, whose low-rank weights are sharded like the weights they are added to."""
 
     def __init__(
         self, config: Any, layer_idx: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -22,7 +22,7 @@ _NAMES = (
     (r"^model\.transformer\.ff_out\.", "lm_head."),
     (r"^model\.transformer\.ln_f\.", "model.norm."),
     (r"^model\.transformer\.blocks\.", "model.layers."),
-    (r"\.attn\.", "."),  # of MolmoE, whose tensors are below a layer's halves
+    (r"\.attn\.", "."),  # MolmoE nests its tensors in ``attn`` and ``mlp``
     (r"\.mlp\.ff_norm\.", ".ff_norm."),
     (r"\.([qk]_norm)\.", r".self_attn.\1."),
     (r"\.att_proj\.", ".self_attn.qkv_proj."),
@@ -35,7 +35,7 @@ _NAMES = (
 
 
 class AllHeadsNorm(RMSNorm):
-    """RMSNorm over all heads of a token; a rank, which has some of them, asks the others for theirs."""
+    """RMSNorm over all heads of a token, which ranks gather from each other."""
 
     def __init__(
         self, heads: int, head_dim: int, eps: float, dtype: torch.dtype | None, device: torch.device | str | None
@@ -76,7 +76,7 @@ class MolmoAttention(LlamaAttention):
 
 
 class MolmoDecoderLayer(LlamaDecoderLayer):
-    """A layer, with a norm in front of each half, or of what each gives."""
+    """A layer with norms before attention and MLP, or after them (``norm_after``)."""
 
     attention_class = MolmoAttention
 

@@ -1,8 +1,8 @@
-"""Rows of images that take other weights than those of text in a linear layer.
+"""Separate weights of a linear layer for image tokens.
 
-A `Linear` asks what its ``for_images`` holds in steps with such rows (`StepContext.own_rows`): weights in place of its
-own (visual experts; Wang et al., 2023, arXiv 2311.03079), or low-rank matrices that are added (partial LoRA; Dong et
-al., 2024, arXiv 2401.16420).
+In steps with image tokens (`StepContext.own_rows`) a `Linear` calls its ``for_images``: other weights (visual experts;
+Wang et al., 2023, arXiv 2311.03079), or additional low-rank weights (partial LoRA; Dong et al., 2024, arXiv
+2401.16420).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Multiply = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ForImages(nn.Module):
-    """What a linear layer has for rows of images."""
+    """Base class: the weights of a linear layer for image tokens."""
 
     def forward(self, text: Multiply, x: torch.Tensor, images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         """Return ``[1, tokens, outputs]``.
@@ -24,17 +24,17 @@ class ForImages(nn.Module):
         Parameters
         ----------
         text
-            What the layer computes of rows of text.
+            The linear layer without ``for_images``, for text tokens.
         x
             ``[1, tokens, inputs]``.
         images, others
-            The rows that take weights of images, and those that do not, int64.
+            Indices of image tokens and of the other tokens, int64.
         """
         raise NotImplementedError
 
 
 class OwnWeights(ForImages):
-    """Weights in place of those of text; each group of rows is multiplied once, with its own."""
+    """Weights that replace those of text; each token is multiplied once, with its own weights."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class OwnWeights(ForImages):
 
 
 class LowRank(nn.Module):
-    """A product with two matrices, to a low rank and from it."""
+    """A low-rank linear layer: ``up(down(x))``."""
 
     def __init__(self, down: nn.Module, up: nn.Module) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ class LowRank(nn.Module):
 
 
 class LowRankSum(ForImages):
-    """Low-rank products that are added to what the weights of text give.
+    """Low-rank layers whose outputs are added to those of the text weights.
 
     Parameters
     ----------
     parts
-        One for each of the layers that the linear layer joins, in the order of their outputs.
+        One per layer that the linear layer fuses, in the order of their outputs.
     """
 
     def __init__(self, parts: Sequence[LowRank]) -> None:
@@ -84,7 +84,7 @@ class LowRankSum(ForImages):
 
 
 def give_own_weights(text: nn.Module, images: nn.Module) -> None:
-    """Let the linear layers of a module, which are its children, multiply rows of images as those of another do."""
+    """Give the linear layers among a module's children those of another module as weights for image tokens."""
     for name, linear in images.named_children():
         if hasattr(linear, "for_images"):
             getattr(text, name).for_images = OwnWeights(linear)
