@@ -19,6 +19,7 @@ from tools.gpu_check.table import TARGETS, Target, verdict
 from tools.gpu_check.work import libraries, profile, reports
 from tools.gpu_check.work.context import Context, LeftOut
 from tools.gpu_check.work.profile import ncu_table
+from tools.gpu_check.work.timeline import step_table
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "gpu_check.sh"
 
@@ -406,3 +407,24 @@ def test_stages_of_kernels_name_files_that_are_there() -> None:
     each = [stage for stage in all_stages("90a-real", is_dry_run=False) if stage.name.startswith("tests/")]
     assert len(each) > 8
     assert all((stages.ROOT / stage.name).exists() for stage in each)
+
+
+def test_a_timeline_says_what_each_kernel_adds_to_a_step() -> None:
+    """Each step: a product, 4 us of nothing, the product again, attention 2 us before that ends, sampling."""
+    events = []
+    for step in range(10):
+        begin = 100.0 * step
+        events += [
+            {"name": "product", "ts": begin, "dur": 10.0},
+            {"name": "product", "ts": begin + 14.0, "dur": 10.0},
+            {"name": "attention", "ts": begin + 22.0, "dur": 8.0},
+            {"name": "sampling", "ts": begin + 30.0, "dur": 70.0},
+        ]
+    rows = [line.split() for line in step_table(events, 4).splitlines()[2:]]
+    assert rows == [
+        ["(a", "whole", "step)", "100.0"],
+        ["(nothing", "runs)", "4.0"],
+        ["sampling", "1.0", "70.0", "70.00"],
+        ["product", "2.0", "24.0", "10.00"],
+        ["attention", "1.0", "6.0", "8.00"],
+    ]

@@ -1,0 +1,128 @@
+"""What each kernel adds to a decoding step, gaps and overlaps included: a timeline by PyTorch's profiler (CUPTI).
+
+``ncu`` runs each kernel alone, so it cannot show what lies between kernels. A kernel adds the time from when all
+earlier ones have ended, or it began if that is later, to its own end, and what passed in between while nothing ran;
+these add up to the step. The traces lie next to the other results, to open in Perfetto: ENGINE-BATCH.trace.json.gz.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
+from tools.bench.inprocess import InProcess, in_process
+from tools.bench.report import table
+from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
+from tools.gpu_check.work.context import Context
+
+_SHAPE, _LAYERS = "llama-8b", 8
+_CLASS = {"LlamaForCausalLM": "tools.gpu_check.work.random_llama.RandomLlama"}
+_BATCHES, _CONTEXT, _OUTPUT = (1, 64), 128, 48
+_STEPS = 24  # that are read, of those in the middle
+_MOST_ROWS = 24
+
+
+def main(context: Context, engine: str, shape: str = _SHAPE) -> None:
+    """Note a table for each batch size of ``turbomind`` or ``pytorch``."""
+    batches = (1, 2) if context.is_dry_run else _BATCHES
+    length, output = (16, 4) if context.is_dry_run else (_CONTEXT, _OUTPUT)
+    blocks = max(batches) * ((length + output) // 64 + 2)
+    config: Any
+    if engine == "pytorch":
+        config = PytorchEngineConfig(
+            **EVERY_TOKEN, device_type=context.torch_device, dtype="bfloat16", max_batch_size=max(batches),
+            session_len=length + output + 64, block_size=64, num_gpu_blocks=blocks, max_prefill_token_num=8192,
+            custom_module_map=_CLASS,
+        )  # fmt: skip
+    else:
+        context.native()
+        config = TurbomindEngineConfig(
+            **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=max(batches),
+            session_len=length + output + 64, cache_max_entry_count=blocks,
+        )  # fmt: skip
+    with in_process(str(context.model(shape, _LAYERS)), config) as running:
+        for batch, named in zip(batches, _BATCHES, strict=True):
+            for profiler in (nullcontext(), _profiler(context)):  # the first one compiles and captures
+                with profiler as profile:
+                    _generate(running, batch, length, output)
+            if profile is None:
+                continue
+            name = f"{engine}-{shape}-{named}"
+            path = context.cache / f"{name}.trace.json"
+            profile.export_chrome_trace(str(path))
+            text = path.read_text(encoding="utf-8")
+            (context.folder / f"{name}.trace.json.gz").write_bytes(gzip.compress(text.encode()))
+            kernels = [event for event in json.loads(text)["traceEvents"] if event.get("cat") in _ON_THE_GPU]
+            context.note(f"timeline of {engine}, {shape} of {_LAYERS} layers, batch {named}", step_table(kernels))
+
+
+_ON_THE_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def _profiler(context: Context) -> AbstractContextManager[Any]:
+    if context.is_dry_run:
+        return nullcontext()
+    import torch
+
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+
+def _generate(engine: InProcess, batch: int, length: int, output: int) -> None:
+    tokens = random.Random(batch)
+    requests = [TokenRequest(tuple(tokens.choices(range(256), k=length)), output) for _ in range(batch)]
+    engine.generate(requests, batch, GREEDY)
+
+
+def step_table(events: Iterable[Mapping[str, Any]], steps: int = _STEPS) -> str:
+    """Return what each kernel adds to a step, in microseconds, the most first.
+
+    Parameters
+    ----------
+    events
+        Of a Chrome trace: ``name``, ``ts`` and ``dur`` in microseconds.
+    steps
+        How many, of those in the middle, are read.
+    """
+    ordered = sorted(events, key=lambda event: float(event["ts"]))
+    chosen = _middle_steps(ordered, steps)
+    if not chosen:
+        return "no kernel was seen"
+    added: dict[str, list[float]] = {}
+    lasted: dict[str, float] = {}
+    end = float(chosen[0]["ts"])
+    idle = 0.0
+    for event in chosen:
+        begin, duration = float(event["ts"]), float(event["dur"])
+        idle += max(begin - end, 0.0)
+        added.setdefault(str(event["name"]), []).append(max(begin + duration - end, 0.0))
+        lasted[str(event["name"])] = lasted.get(str(event["name"]), 0.0) + duration
+        end = max(end, begin + duration)
+    whole = end - float(chosen[0]["ts"])
+    rows = [
+        [_short(name), f"{len(each) / steps:.1f}", f"{sum(each) / steps:.1f}", f"{lasted[name] / len(each):.2f}"]
+        for name, each in sorted(added.items(), key=lambda item: -sum(item[1]))
+    ]
+    head = [["(a whole step)", "", f"{whole / steps:.1f}", ""], ["(nothing runs)", "", f"{idle / steps:.1f}", ""]]
+    return table(["kernel", "launches a step", "adds us a step", "us each"], [*head, *rows[:_MOST_ROWS]])
+
+
+def _middle_steps(ordered: Sequence[Mapping[str, Any]], steps: int) -> Sequence[Mapping[str, Any]]:
+    """Return the events of this many steps in the middle: from one launch to a later one of what is launched least."""
+    places: dict[str, list[int]] = {}
+    for place, event in enumerate(ordered):
+        places.setdefault(str(event["name"]), []).append(place)
+    regular = [found for found in places.values() if len(found) > steps + 2]
+    if not regular:
+        return ordered
+    marks = min(regular, key=lambda found: (len(found), -found[0]))
+    first = (len(marks) - steps) // 2
+    return ordered[marks[first] : marks[first + steps]]
+
+
+def _short(name: str) -> str:
+    return name.replace("turbomind::cuda::", "").replace("(anonymous namespace)::", "").removeprefix("void ")[:90]
