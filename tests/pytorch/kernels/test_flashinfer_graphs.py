@@ -21,6 +21,8 @@ from tests.pytorch.kernels.test_graphs import Again
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
 from tests.support.worker_steps import Part, StepDriver
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in computes on the CPU")
+
 SHAPE = LayerShape(2, 16, 16)
 CPU = torch.device("cpu")
 
@@ -115,10 +117,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_graphs_of_any_size_bring_what_their_steps_bring_alone(
-    tmp_path: Path, gpu_driver: Callable[..., StepDriver], device: torch.device
+    tmp_path: Path, gpu_driver: Callable[..., StepDriver]
 ) -> None:
-    if device.type == "cuda":
-        pytest.skip("the stand-in computes on the CPU")
     make(tmp_path / "model", "Qwen2ForCausalLM")
     options = {"dtype": "float32", "by_transformers": True}
     cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, device="cpu", **options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -112,14 +113,19 @@ def step_table(events: Iterable[Mapping[str, Any]], steps: int = _STEPS) -> str:
 
 
 def _middle_steps(ordered: Sequence[Mapping[str, Any]], steps: int) -> Sequence[Mapping[str, Any]]:
-    """Return the events of this many steps in the middle: from one launch to a later one of what is launched least."""
+    """Return the events of this many steps in the middle.
+
+    A step is from a launch to the next of a kernel that is launched once a step. Several are: sampling, embedding. So
+    it is the number of launches that most kernels have in common.
+    """
     places: dict[str, list[int]] = {}
     for place, event in enumerate(ordered):
         places.setdefault(str(event["name"]), []).append(place)
-    regular = [found for found in places.values() if len(found) > steps + 2]
-    if not regular:
+    counts = Counter(len(found) for found in places.values() if len(found) > steps + 2)
+    if not counts:
         return ordered
-    marks = min(regular, key=lambda found: (len(found), -found[0]))
+    common = max(counts, key=lambda count: (counts[count], -count))
+    marks = max((found for found in places.values() if len(found) == common), key=lambda found: found[0])
     first = (len(marks) - steps) // 2
     return ordered[marks[first] : marks[first + steps]]
 
