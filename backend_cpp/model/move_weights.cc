@@ -1,6 +1,7 @@
 #include "model/move_weights.h"
 
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -8,116 +9,117 @@ namespace turbomind {
 
 namespace {
 
-// Puts other memory in the place of each buffer of the weights.
+// Replaces the memory of each buffer of the weights. Structured bindings name every member of a struct, so a new member
+// that is not moved does not compile.
 class Mover {
  public:
   explicit Mover(std::function<void(AlignedBuffer&)> move_buffer) : move_buffer_(std::move(move_buffer)) {}
 
   void move(Weights& weights) {
-    move(weights.embedding);
-    move(weights.position_embedding);
-    move(weights.token_types);
-    move(weights.embedding_norm);
-    if (weights.layer_inputs) move(*weights.layer_inputs);
-    for (LinearStorage& linear : weights.stream_makers) move(linear);
-    for (LinearStorage& linear : weights.stream_readers) move(linear);
-    for (LayerWeights& layer : weights.layers) move(layer);
-    for (CrossLayerWeights& layer : weights.cross_layers) move(layer);
-    move(weights.final_norm);
-    move(weights.lm_head);
-    move(weights.output_bias);
+    auto& [embedding, token_types, position_embedding, embedding_norm, layer_inputs, stream_makers, stream_readers,
+           layers, cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers] = weights;
+    (void)vocab, (void)adapted_layers;
+    all(embedding, token_types, position_embedding, embedding_norm, layer_inputs, stream_makers, stream_readers, layers,
+        cross_layers, final_norm, head, lm_head, output_bias);
   }
 
  private:
+  template <class... Parts>
+  void all(Parts&... parts) {
+    (move(parts), ...);
+  }
+  template <class T>
+  void move(std::optional<T>& part) {
+    if (part) move(*part);
+  }
+  template <class T>
+  void move(std::vector<T>& parts) {
+    for (T& part : parts) move(part);
+  }
+
   void move(LayerWeights& layer) {
-    move(layer.attention_norm);
-    move(layer.attention.qkv);
-    if (layer.attention.latent) move(*layer.attention.latent);
-    move(layer.attention.q_norm);
-    move(layer.attention.k_norm);
-    move(layer.attention.sinks);
-    move(layer.attention.distance_biases);
-    move(layer.attention.o);
-    if (layer.recurrence) move(*layer.recurrence);
-    move(layer.attention_output_norm);
-    move(layer.mlp_norm);
-    move(layer.mlp.up);
-    move(layer.mlp.down);
-    if (layer.experts) move(*layer.experts);
-    for (NormStorage* norm :
-         {&layer.mlp_output_norm, &layer.dense_output_norm, &layer.expert_norm, &layer.expert_output_norm}) {
-      move(*norm);
-    }
-    if (layer.streams) move(*layer.streams);
-    if (!layer.input) return;
-    move(layer.input->gate);
-    move(layer.input->project);
-    move(layer.input->norm);
+    auto& [attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
+           dense_output_norm, expert_norm, expert_output_norm, input, streams, scale] = layer;
+    (void)scale;
+    all(attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
+        dense_output_norm, expert_norm, expert_output_norm, input, streams);
   }
 
-  void move(StreamWeights& streams) {
-    for (NormStorage* norm : {&streams.router_norm, &streams.branch_norm}) move(*norm);
-    for (LinearStorage* linear :
-         {&streams.router, &streams.predict, &streams.correct, &streams.branch_down, &streams.branch_up}) {
-      move(*linear);
-    }
-  }
-
-  void move(InputTableWeights& inputs) {
-    move(inputs.table);
-    move(inputs.project);
-    move(inputs.norm);
-  }
-
-  void move(CrossLayerWeights& layer) {
-    for (NormStorage* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm}) move(*norm);
-    for (LinearStorage* linear : {&layer.q, &layer.kv, &layer.o, &layer.mlp.up, &layer.mlp.down}) move(*linear);
-  }
-
-  void move(RecurrenceWeights& recurrence) {
-    for (LinearStorage* linear : {&recurrence.in, &recurrence.gates, &recurrence.decay_down, &recurrence.decay_up,
-                                  &recurrence.gate_down, &recurrence.gate_up, &recurrence.out})
-      move(*linear);
-    for (AlignedBuffer* part :
-         {&recurrence.conv, &recurrence.conv_bias, &recurrence.a_log, &recurrence.dt_bias, &recurrence.skip})
-      move(*part);
-    move(recurrence.norm);
+  void move(AttentionWeights& attention) {
+    auto& [qkv, latent, q_norm, k_norm, sinks, distance_biases, o] = attention;
+    all(qkv, latent, q_norm, k_norm, sinks, distance_biases, o);
   }
 
   void move(LatentWeights& latent) {
-    for (LinearStorage* linear : {&latent.q_down, &latent.q, &latent.kv_down, &latent.k_up, &latent.v_up})
-      move(*linear);
-    move(latent.q_down_norm);
-    move(latent.kv_down_norm);
+    auto& [q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer] = latent;
+    all(q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer);
   }
 
-  void move(ExpertWeights& experts) {
-    move(experts.router);
-    move(experts.router_norm);
-    move(experts.correction);
-    move(experts.scales);
-    move(experts.shared_gate);
+  void move(IndexerWeights& indexer) {
+    auto& [queries, keys, key_norm, heads] = indexer;
+    all(queries, keys, key_norm, heads);
+  }
+
+  void move(RecurrenceWeights& recurrence) {
+    auto& [in, gates, decay_down, decay_up, gate_down, gate_up, conv, conv_bias, a_log, dt_bias, skip, norm, out] =
+        recurrence;
+    all(in, gates, decay_down, decay_up, gate_down, gate_up, conv, conv_bias, a_log, dt_bias, skip, norm, out);
+  }
+
+  void move(MlpWeights& mlp) {
+    auto& [up, down, xielu, cut] = mlp;
+    (void)xielu, (void)cut;
+    all(up, down);
+  }
+
+  void move(ExpertWeights& weights) {
+    auto& [router, router_norm, correction, scales, arena, experts, shared, shared_gate] = weights;
+    all(router, router_norm, correction, scales, shared_gate);
     std::vector<LinearWeight*> views;
-    for (std::vector<ExpertWeight>* list : {&experts.experts, &experts.shared}) {
+    for (std::vector<ExpertWeight>* list : {&experts, &shared}) {
       for (ExpertWeight& expert : *list) views.insert(views.end(), {&expert.gate_up, &expert.down});
     }
-    experts.arena.move([this](AlignedBuffer& chunk) { move(chunk); }, views);
+    arena.move([this](AlignedBuffer& chunk) { move(chunk); }, views);
+  }
+
+  void move(LayerInputWeights& input) {
+    auto& [gate, project, norm] = input;
+    all(gate, project, norm);
+  }
+
+  void move(StreamWeights& streams) {
+    auto& [router_norm, router, predict, correct, branch_down, branch_up, branch_norm] = streams;
+    all(router_norm, router, predict, correct, branch_down, branch_up, branch_norm);
+  }
+
+  void move(CrossLayerWeights& layer) {
+    auto& [attention_norm, q, kv, q_norm, k_norm, o, attention_gate, mlp_norm, mlp, mlp_gate] = layer;
+    (void)attention_gate, (void)mlp_gate;
+    all(attention_norm, q, kv, q_norm, k_norm, o, mlp_norm, mlp);
+  }
+
+  void move(HeadWeights& head) {
+    auto& [join, embedding_norm, hidden_norm] = head;
+    all(join, embedding_norm, hidden_norm);
+  }
+
+  void move(InputTableWeights& inputs) {
+    auto& [table, project, norm] = inputs;
+    all(table, project, norm);
   }
 
   void move(NormStorage& norm) {
-    move(norm.weight);
-    move(norm.bias);
-    norm.view.weight = norm.weight.as<float>();
-    norm.view.bias = norm.bias.as<float>();
+    auto& [weight, bias, view] = norm;
+    all(weight, bias);
+    view.weight = weight.as<float>();
+    view.bias = bias.as<float>();
   }
 
   void move(LinearStorage& linear) {
-    for (AlignedBuffer* part : {&linear.data, &linear.scales, &linear.zeros, &linear.mins, &linear.input_order,
-                                &linear.block_scales, &linear.output_scales, &linear.bias}) {
-      move(*part);
-    }
+    all(linear.data, linear.scales, linear.zeros, linear.mins, linear.input_order, linear.block_scales,
+        linear.output_scales, linear.bias);
     linear.set_pointers();
-    for (LinearStorage& own : linear.for_images) move(own);
+    move(linear.for_images);
   }
 
   void move(AlignedBuffer& buffer) { move_buffer_(buffer); }
