@@ -209,7 +209,10 @@ MUTATIONS = (
     ),
     Mutation("an overdue request ends", CORE, "    if (*sequence.group->deadline <= now) return true;\n"),
     Mutation(
-        "an ended response does not continue when its grammar is known", CORE, "    if (!sequence->is_open) continue;\n"
+        "places that are kept keep their counts",
+        AUTOMATON,
+        "frame({old.node, old.count, outer})",
+        "frame({old.node, 0, outer})",
     ),
     Mutation(
         "what a grammar forbids does not come",

@@ -62,7 +62,6 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
       core_(config_, *runner_, tokens_, events_.get(), draft_runner_.get(), [this] { inbox_.wake(); }),
       stats_(core_.stats()) {
   if (compiler) {
-    compiler->notify([this] { inbox_.wake(); });
     grammar_queue_ = std::make_unique<GrammarQueue>(std::move(compiler), [this](Submission&& compiled) {
       if (compiled.request.adapter) {
         adapters_.fetch(std::move(compiled));

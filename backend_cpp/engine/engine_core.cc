@@ -216,58 +216,31 @@ bool EngineCore::has_work() const {
 }
 
 void EngineCore::step() {
-  resume_waiting();
   const auto on_output = [this](const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
-    take(sequence, output);
+    take(*sequence, output);
   };
   const EngineStats before = counts_;
   pins_.refresh();
   if (disk_) disk_->exchange(scheduler_.running_count() > 0);
   const bool has_run = steps_.run(on_output);
-  is_stalled_ = !has_run && (!waiting_.empty() || (disk_ && scheduler_.waiting_count() > 0));
+  is_stalled_ = !has_run && disk_ && scheduler_.waiting_count() > 0;
   if (counts_.steps != before.steps + 1 || steps_.is_in_flight()) return;
   const auto tokens = static_cast<int>(counts_.tokens_computed - before.tokens_computed);
   if (speculator_) speculator_->note_step(tokens, counts_.step_seconds - before.step_seconds);
   if (disk_) disk_->note_step(tokens, counts_.step_seconds - before.step_seconds);
 }
 
-void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
-  go_on(sequence, [&] {
-    if (output.span.wanted == SpanRows::kAll) {
-      sequence->generation.take_prompt_outputs(output.span.first_position, output.count, output.logits, output.hidden);
-      const int end = output.span.first_position + output.span.count;
-      if (static_cast<size_t>(end) < sequence->tokens.size()) return FinishReason::kNone;
-    }
-    return output.span.drafts > 0 ? advance_over_drafts(*sequence, output) : advance(*sequence, output);
-  });
-}
-
-// Continues with the responses whose grammars' states have become known.
-void EngineCore::resume_waiting() {
-  for (const std::shared_ptr<Sequence>& sequence : std::exchange(waiting_, {})) {
-    if (!sequence->is_open) continue;
-    if (!sequence->generation.can_resume()) {
-      waiting_.push_back(sequence);
-      continue;
-    }
-    go_on(sequence, [&] { return sequence->generation.resume(sampler_); });
-  }
-}
-
 // An error belongs to the request alone.
-void EngineCore::go_on(const std::shared_ptr<Sequence>& shared, const std::function<FinishReason()>& advance) {
-  Sequence& sequence = *shared;
+void EngineCore::take(Sequence& sequence, const SpanOutput& output) {
   const RequestId id = sequence.group->request;
   const auto fail = [&](const Error& error) {
     end_where([id](const Sequence& s) { return s.group->request == id; }, FinishReason::kError, &error);
   };
   try {
     const int generated_before = sequence.generation.generated();
-    const FinishReason finish = advance();
-    const bool waits = sequence.generation.waits_for_grammar();
-    if (waits) waiting_.push_back(shared);
+    const FinishReason finish = advance(sequence, output);
     const bool brings_none = sequence.generation.generated() == generated_before && finish == FinishReason::kNone;
-    if (brings_none && (waits || sequence.pending() > 0)) return;  // of its prompt, more is to come
+    if (brings_none && sequence.pending() > 0) return;  // of its prompt, more is to come
     note_tokens(sequence, generated_before);
     if (finish == FinishReason::kNone) return emit(sequence, finish, nullptr);
     end_where([&](const Sequence& s) { return &s == &sequence; }, finish, nullptr);
@@ -279,6 +252,12 @@ void EngineCore::go_on(const std::shared_ptr<Sequence>& shared, const std::funct
 }
 
 FinishReason EngineCore::advance(Sequence& sequence, const SpanOutput& output) {
+  if (output.span.wanted == SpanRows::kAll) {
+    sequence.generation.take_prompt_outputs(output.span.first_position, output.count, output.logits, output.hidden);
+    const int end = output.span.first_position + output.span.count;
+    if (static_cast<size_t>(end) < sequence.tokens.size()) return FinishReason::kNone;
+  }
+  if (output.span.drafts > 0) return advance_over_drafts(sequence, output);
   if (output.chosen != nullptr) return sequence.generation.advance(*output.chosen);
   return sequence.generation.advance(sampler_, output.logits_of(output.count - 1), output.hidden_of(output.count - 1));
 }
@@ -404,7 +383,6 @@ void EngineCore::end_overdue(Clock::time_point now) {
 
 void EngineCore::end_all(const Error* error) {
   steps_.abort();
-  waiting_.clear();
   end_where([](const Sequence&) { return true; }, error != nullptr ? FinishReason::kError : FinishReason::kCancelled,
             error);
 }

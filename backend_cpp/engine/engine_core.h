@@ -65,8 +65,7 @@ class EngineCore {
   }
 
   bool has_work() const;
-  // Whether step() has nothing to do until a message arrives, a grammar's mask is ready, blocks were read from files,
-  // or next_deadline().
+  // Whether step() has nothing to do until a message arrives, blocks were read from files, or next_deadline().
   bool is_idle() const { return (is_stalled_ || !has_work()) && !(disk_ && disk_->has_work()); }
   Clock::time_point next_deadline() const { return next_deadline_; }
   // Runs a step, if there is work. Throws exceptions of the model runner.
@@ -93,9 +92,7 @@ class EngineCore {
   int room_alongside(const std::vector<ImageGroup>& looked_at) const;
   void finish_without_output(SequenceGroup& group, std::vector<int32_t>&& tokens);
 
-  void take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output);
-  void resume_waiting();
-  void go_on(const std::shared_ptr<Sequence>& sequence, const std::function<FinishReason()>& advance);
+  void take(Sequence& sequence, const SpanOutput& output);
   FinishReason advance(Sequence& sequence, const SpanOutput& output);
   FinishReason advance_over_drafts(Sequence& sequence, const SpanOutput& output);
   void note_tokens(Sequence& sequence, int generated_before);
@@ -122,8 +119,7 @@ class EngineCore {
   StepLoop steps_;
   Sampler sampler_;
   std::vector<Delivery> outputs_;
-  std::vector<std::shared_ptr<Sequence>> waiting_;  // for masks of their grammars; may have ended
-  bool is_stalled_ = false;                         // all sequences wait for grammar masks or files
+  bool is_stalled_ = false;  // all sequences wait for files
   uint64_t next_arrival_ = 1;
   CacheScopes scopes_;
   CacheScopes draft_scopes_;                                    // the same, one per caller

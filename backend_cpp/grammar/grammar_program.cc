@@ -1,6 +1,9 @@
 #include "grammar/grammar_program.h"
 
 #include <algorithm>
+#include <exception>
+#include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -34,9 +37,13 @@ enum Expression : int32_t {
 
 constexpr size_t kMaxNodes = 400'000;
 constexpr int kMaxDepth = 64;
+constexpr int kMaxPrefix = 1000;  // that alternatives have in common and is read together
 
-// What the engine cannot follow: a grammar with it has no program.
-struct Unknown : std::exception {};
+// What the engine cannot follow.
+struct Unknown : std::exception {
+  explicit Unknown(std::string why = "it has what is not known here") : why(std::move(why)) {}
+  std::string why;
+};
 
 class ProgramBuilder {
  public:
@@ -52,8 +59,12 @@ class ProgramBuilder {
   // Expressions of one grammar.
   struct Expressions {
     std::vector<int32_t> data;
-    std::vector<int32_t> places;   // in `data`
-    std::vector<int32_t> numbers;  // of the rules in the program
+    std::vector<int32_t> places;                // in `data`
+    std::vector<int32_t> numbers;               // of the rules in the program
+    std::vector<std::vector<int32_t>> choices;  // of each rule
+    std::vector<bool> have_limits;
+    std::map<int32_t, std::pair<int32_t, int32_t>> stops;  // rules that end without the second of these, where they
+                                                           // have no room for it
   };
 
   // An expression.
@@ -62,6 +73,8 @@ class ProgramBuilder {
     int32_t count;
     const int32_t* values;
   };
+
+  static Unknown too_deep() { return Unknown("it is nested too deep"); }
 
   static int32_t to_int(const Json& number) { return static_cast<int32_t>(number.as_int()); }
 
@@ -78,9 +91,13 @@ class ProgramBuilder {
     const Json::Array& rules = grammar.at("rules").as_array();
     if (root >= rules.size()) throw Unknown();
     for (const Json& info : grammar.at("suffix_stop_infos").as_array()) {
-      // Its body alone may come where it has no room for more tokens.
-      const auto rule = static_cast<size_t>(info.at(0).as_int());
-      if (info.at(2).as_int() != 0 && rules.at(rule).at(4).as_int() >= 0) throw Unknown();
+      const int32_t rule = to_int(info.at(0));
+      if (info.at(2).as_int() == 0 || to_int(rules.at(static_cast<size_t>(rule)).at(4)) < 0) continue;
+      expressions_.stops[rule] = {to_int(info.at(3)), to_int(info.at(4))};
+    }
+    for (const Json& rule : rules) {
+      add_choices(to_int(rule.at(1)), expressions_.choices.emplace_back(), 0);
+      expressions_.have_limits.push_back(rule.at(7).as_bool() || to_int(rule.at(5)) >= 0 || to_int(rule.at(4)) >= 0);
     }
     const auto first = static_cast<int32_t>(program_.starts.size());
     for (size_t rule = 0; rule < rules.size(); ++rule) {
@@ -110,31 +127,72 @@ class ProgramBuilder {
     return start;
   }
 
-  // A rule that begins with itself is what it begins with otherwise, and then what follows itself, repeated.
+  // Of rules that begin with each other, what one of them begins with otherwise, and then what follows each of them in
+  // another: that is, where one has ended, what may continue, until the rule itself has ended.
   int32_t build_body(int32_t rule, int32_t body) {
-    std::vector<int32_t> choices;
-    add_choices(body, choices, 0);
-    const auto is_recursive = [&](int32_t choice) {
-      Part first = expression(choice);
-      if (first.type == kSequence && first.count > 0) first = expression(first.values[0]);
-      return first.type == kRule && first.count == 1 && first.values[0] == rule;
-    };
-    if (std::ranges::none_of(choices, is_recursive)) return build(body, end_, 0);
-    const int32_t loop = split({});
-    std::vector<int32_t> begins, continues{end_};
-    for (const int32_t choice : choices) {
-      if (!is_recursive(choice)) {
-        begins.push_back(build(choice, loop, 0));
-      } else if (const Part whole = expression(choice); whole.type == kSequence) {
-        continues.push_back(sequence(whole.values + 1, whole.count - 1, loop, 0));
+    if (const auto stop = expressions_.stops.find(rule); stop != expressions_.stops.end()) {
+      const auto [text, end] = stop->second;
+      const int32_t when_full = add({Automaton::kWhenFull, 0, 0, 0, 0});
+      const int32_t marked = add({Automaton::kCall, number_of(end), 0, 0, end_});
+      return add({Automaton::kCall, number_of(text), 0, 0, split({when_full, marked})});
+    }
+    std::map<int32_t, int32_t> loops;  // where a rule of the circle has ended
+    for (const int32_t other : left_circle(rule)) loops[other] = split({});
+    if (loops.empty()) return build(body, end_, 0);
+    std::vector<int32_t> begins;
+    std::map<int32_t, std::vector<int32_t>> continues{{rule, {end_}}};
+    for (const auto& [other, loop] : loops) {
+      if (loops.size() > 1 && expressions_.have_limits.at(static_cast<size_t>(other))) {
+        throw Unknown("rules that begin with each other have limits");
+      }
+      for (const int32_t choice : expressions_.choices.at(static_cast<size_t>(other))) {
+        const int32_t first = first_rule(choice);
+        if (!loops.contains(first)) {
+          begins.push_back(build(choice, loop, 0));
+        } else if (const Part whole = expression(choice); whole.type == kSequence) {
+          continues[first].push_back(sequence(whole.values + 1, whole.count - 1, loop, 0));
+        } else if (first != other) {
+          continues[first].push_back(loop);
+        }
       }
     }
-    program_.nodes[static_cast<size_t>(loop)] = program_.nodes[static_cast<size_t>(split(continues))];
+    for (const auto& [other, loop] : loops) {
+      program_.nodes[static_cast<size_t>(loop)] = program_.nodes[static_cast<size_t>(split(continues[other]))];
+    }
     return split(begins);
   }
 
+  // The rule that a choice begins with; -1: it begins with something else.
+  int32_t first_rule(int32_t choice) const {
+    Part first = expression(choice);
+    if (first.type == kSequence && first.count > 0) first = expression(first.values[0]);
+    return first.type == kRule && first.count == 1 ? first.values[0] : -1;
+  }
+
+  // The rules that this one can begin with, and they with others, to any depth.
+  std::set<int32_t> may_begin_with(int32_t rule) const {
+    std::set<int32_t> found;
+    for (std::vector<int32_t> todo{rule}; !todo.empty();) {
+      const auto next = static_cast<size_t>(todo.back());
+      todo.pop_back();
+      for (const int32_t choice : expressions_.choices.at(next)) {
+        const int32_t first = first_rule(choice);
+        if (first >= 0 && found.insert(first).second) todo.push_back(first);
+      }
+    }
+    return found;
+  }
+
+  // Those of them that can begin with this one, itself among them; none where it does not.
+  std::set<int32_t> left_circle(int32_t rule) const {
+    std::set<int32_t> circle = may_begin_with(rule);
+    if (!circle.contains(rule)) return {};
+    std::erase_if(circle, [&](int32_t other) { return !may_begin_with(other).contains(rule); });
+    return circle;
+  }
+
   void add_choices(int32_t number, std::vector<int32_t>& choices, int depth) {
-    if (depth > kMaxDepth) throw Unknown();
+    if (depth > kMaxDepth) throw too_deep();
     const Part whole = expression(number);
     if (whole.type == kChoices) {
       for (int32_t i = 0; i < whole.count; ++i) add_choices(whole.values[i], choices, depth + 1);
@@ -156,6 +214,26 @@ class ProgramBuilder {
     const auto first = static_cast<int32_t>(program_.lists.size());
     program_.lists.insert(program_.lists.end(), nodes.begin(), nodes.end());
     return add({Automaton::kSplit, first, static_cast<int32_t>(nodes.size()), 0, 0});
+  }
+
+  // One of several nodes. What begins with the same byte is read together, so that places of long lists of texts are
+  // small.
+  int32_t either(const std::vector<int32_t>& nodes, int depth) {
+    std::map<int32_t, std::set<int32_t>> after;  // a byte
+    std::vector<int32_t> ways;
+    for (const int32_t number : nodes) {
+      const Automaton::Node& node = program_.nodes[static_cast<size_t>(number)];
+      if (node.kind == Automaton::kByte && depth < kMaxPrefix) {
+        after[node.a].insert(node.next);
+      } else {
+        ways.push_back(number);
+      }
+    }
+    for (const auto& [value, next] : after) {
+      const int32_t then = next.size() == 1 ? *next.begin() : either({next.begin(), next.end()}, depth + 1);
+      ways.push_back(add({Automaton::kByte, value, 0, 0, then}));
+    }
+    return ways.size() == 1 ? ways[0] : split(ways);
   }
 
   int32_t list(const std::vector<int32_t>& values) {
@@ -228,7 +306,7 @@ class ProgramBuilder {
     for (int32_t i = 0; i < left_out.count; ++i) {
       has_room &= matcher.add(bytes_of(left_out.values[i]), TextMatcher::kNever);
     }
-    if (!has_room) throw Unknown();
+    if (!has_room) throw Unknown("it has too many texts that begin a tag, or one that begins two");
     matcher.finish();
     std::vector<int32_t> nodes(matcher.size());
     for (int32_t& node : nodes) node = split({});
@@ -290,7 +368,8 @@ class ProgramBuilder {
 
   // The node that reads an expression and continues at `next`.
   int32_t build(int32_t number, int32_t next, int depth) {
-    if (depth > kMaxDepth || program_.nodes.size() > kMaxNodes) throw Unknown();
+    if (depth > kMaxDepth) throw too_deep();
+    if (program_.nodes.size() > kMaxNodes) throw Unknown("it is too large; make it smaller");
     const auto [type, count, values] = expression(number);
     const bool is_class = type == kCharacters || type == kCharactersStar;
     if ((is_class && count % 2 == 0) || (type == kRule && count != 1) || (type == kRepetition && count != 3)) {
@@ -318,7 +397,7 @@ class ProgramBuilder {
       case kChoices: {
         std::vector<int32_t> nodes;
         for (int32_t i = 0; i < count; ++i) nodes.push_back(build(values[i], next, depth + 1));
-        return split(nodes);
+        return either(nodes, 0);
       }
       case kTagDispatch:
         return tag_dispatch(values, count, next);
@@ -347,14 +426,16 @@ class ProgramBuilder {
 }  // namespace
 
 Automaton::Program grammar_program(const std::string& source, const RegexParser& parse_regex) {
+  const auto refusal = [](const std::string& why) { return invalid_argument("response_format: " + why); };
   try {
     Automaton::Program program = ProgramBuilder(Json::parse(source), parse_regex).take();
-    if (!remove_dead_ends(program)) throw invalid_argument("response_format: no text fits it");
-    return is_left_recursive(program) ? Automaton::Program() : program;
-  } catch (const Unknown&) {
-    return {};
+    if (!remove_dead_ends(program)) throw refusal("no text fits it");
+    if (is_left_recursive(program)) throw refusal("a rule comes to itself after what may be nothing");
+    return program;
+  } catch (const Unknown& unknown) {
+    throw refusal(unknown.why);
   } catch (const std::out_of_range&) {
-    return {};
+    throw refusal(Unknown().why);
   }
 }
 

@@ -11,8 +11,8 @@ namespace turbomind {
 // Returns the grammar of a regular expression, as the source below.
 using RegexParser = std::function<std::string(const std::string& regex)>;
 
-// `source`: the JSON that xgrammar writes a grammar as, before it optimizes it. An empty program for one that the
-// engine cannot follow. Throws Error(kInvalidArgument) for what is no grammar, and for one that no text fits.
+// `source`: the JSON that xgrammar writes a grammar as, before it optimizes it. Throws Error(kInvalidArgument) for one
+// that no text fits, and for one that cannot be followed.
 Automaton::Program grammar_program(const std::string& source, const RegexParser& parse_regex);
 
 // Whether a JSON string that holds every character as it is can match a regular expression, whose `source` is as above.

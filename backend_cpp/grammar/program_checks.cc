@@ -23,7 +23,7 @@ Flags reaches_end(const Automaton::Program& program, const std::function<bool(co
   Flags reaches(program.nodes.size(), false);
   const auto at = [&](int32_t node) { return reaches[static_cast<size_t>(node)]; };
   const auto is_passable = [&](const Node& node) {
-    if (node.kind == Automaton::kReturn) return true;
+    if (node.kind == Automaton::kReturn || node.kind == Automaton::kWhenFull) return true;
     if (node.kind == Automaton::kSplit) {
       const auto first = program.lists.begin() + node.a;
       return std::any_of(first, first + node.b, at);

@@ -1,5 +1,6 @@
 #include "grammar/worker.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -10,10 +11,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <ctime>
 #include <exception>
-#include <map>
-#include <memory>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -27,10 +26,7 @@ namespace {
 
 constexpr int kPriority = 10;
 constexpr int kSlowPriority = 19;
-constexpr long kQuickCompileMs = 100;  // of processor time, as all that follow
-constexpr long kQuickMaskMs = 20;
-constexpr long kMaskMs = 500;           // of one mask
-constexpr double kSlowMaskSeconds = 5;  // of all masks that take longer than a quick one
+constexpr long kQuickMs = 100;  // of processor time
 constexpr size_t kMemory = size_t{1} << 30;
 
 // ---- the clock: what the signal handler does when time is up ----
@@ -39,12 +35,11 @@ constexpr size_t kMemory = size_t{1} << 30;
 struct Timed {
   int socket = -1;
   volatile std::sig_atomic_t is_running = 0;
-  volatile pid_t compiling_thread = 0;  // 0: a mask is found
-  long left_ms = 0;                     // after the time that is quick
-  bool is_slow = false;                 // that time is over
-  bool says_so = false;                 // the engine wants to know
-  std::string slow_frame;               // what it is given
-  std::string failed_frame;             // what it is given when no time is left
+  volatile pid_t thread = 0;  // that reads
+  long left_ms = 0;           // after the time that is quick
+  bool is_slow = false;       // that time is over
+  std::string slow_frame;     // what the engine is given then
+  std::string failed_frame;   // what it is given when no time is left
 };
 Timed timed;
 
@@ -64,13 +59,11 @@ void write_all(int socket, const std::string& bytes) {
   }
 }
 
-// A compilation continues when nobody else would run: its thread ends with it. Masks come at the lowest priority that
-// leaves a share, for good.
+// What takes long continues when nobody else would run: its thread ends with it.
 void make_way() {
   const sched_param none{};
-  const pid_t compiling = timed.compiling_thread;
-  if (compiling != 0 && sched_setscheduler(compiling, SCHED_IDLE, &none) == 0) return;
-  setpriority(PRIO_PROCESS, static_cast<id_t>(compiling != 0 ? compiling : getpid()), kSlowPriority);
+  if (sched_setscheduler(timed.thread, SCHED_IDLE, &none) == 0) return;
+  setpriority(PRIO_PROCESS, static_cast<id_t>(timed.thread), kSlowPriority);
 }
 
 // Runs between any two instructions of the grammar's code: calls what a signal handler may call, and no more. Nothing
@@ -83,8 +76,14 @@ void on_time_up(int) {
   }
   timed.is_slow = true;
   make_way();
-  if (timed.says_so) write_all(timed.socket, timed.slow_frame);
+  write_all(timed.socket, timed.slow_frame);
   set_timer(timed.left_ms);
+}
+
+// The engine has said something, or is gone.
+void on_socket(int) {
+  char byte;
+  if (recv(timed.socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) _exit(0);
 }
 
 std::string failed(bool is_to_blame, const std::string& text) {
@@ -94,13 +93,12 @@ std::string failed(bool is_to_blame, const std::string& text) {
 // Bounds the processor time of what happens while it lives.
 class TimeLimit {
  public:
-  TimeLimit(long quick_ms, long limit_ms, bool says_so, const std::string& failure) {
-    timed.left_ms = limit_ms - quick_ms;
+  TimeLimit(long limit_ms, const std::string& failure) {
+    timed.left_ms = limit_ms - kQuickMs;
     timed.is_slow = false;
-    timed.says_so = says_so;
     timed.failed_frame = failed(true, failure);
     timed.is_running = 1;
-    set_timer(std::min(quick_ms, limit_ms));
+    set_timer(std::min(kQuickMs, limit_ms));
   }
   ~TimeLimit() {
     timed.is_running = 0;
@@ -108,12 +106,6 @@ class TimeLimit {
   }
   TimeLimit(const TimeLimit&) = delete;
 };
-
-double processor_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 // ---- limits of the process ----
 
@@ -138,6 +130,10 @@ void limit_process(int socket) {
   action.sa_handler = on_time_up;
   action.sa_flags = SA_RESTART;
   sigaction(SIGPROF, &action, nullptr);
+  action.sa_handler = on_socket;
+  sigaction(SIGIO, &action, nullptr);
+  fcntl(socket, F_SETOWN, getpid());
+  fcntl(socket, F_SETFL, O_ASYNC);
   setpriority(PRIO_PROCESS, 0, std::max(getpriority(PRIO_PROCESS, 0), kPriority));
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
@@ -148,25 +144,28 @@ void limit_process(int socket) {
 
 class Worker {
  public:
-  Worker(FormatCompiler& compiler, int socket, size_t vocab_size)
-      : compiler_(compiler), socket_(socket), mask_((vocab_size + 31) / 32) {}
+  Worker(FormatReader* reader, const std::string& why_none, int socket)
+      : reader_(reader), why_none_(why_none), socket_(socket) {}
 
   [[noreturn]] void run() {
-    try {
-      while (true) take(next_frame());
-    } catch (const Error& error) {
-      write_all(socket_, failed(error.code() == ErrorCode::kInvalidArgument, error.what()));
-    } catch (const std::bad_alloc&) {
-      write_all(socket_, failed(true, "response_format: it takes more than " + std::to_string(kMemory >> 20) +
-                                          " MiB of memory"));
-    } catch (const std::exception& error) {
-      write_all(socket_, failed(false, std::string("response_format: ") + error.what()));
+    while (true) {
+      wait_for_format();
+      try {
+        read();
+      } catch (const Error& error) {
+        write_all(socket_, failed(error.code() == ErrorCode::kInvalidArgument, error.what()));
+      } catch (const std::bad_alloc&) {
+        write_all(socket_, failed(true, "response_format: it takes more than " + std::to_string(kMemory >> 20) +
+                                            " MiB of memory"));
+        _exit(1);
+      } catch (const std::exception& error) {
+        write_all(socket_, failed(false, std::string("response_format: ") + error.what()));
+      }
     }
-    _exit(1);
   }
 
  private:
-  wire::Type next_frame() {
+  void wait_for_format() {
     wire::Type type;
     char room[1 << 14];
     while (!wire::take_frame(received_, type, payload_)) {
@@ -175,42 +174,33 @@ class Worker {
       if (count <= 0) _exit(0);
       received_.append(room, static_cast<size_t>(count));
     }
-    return type;
   }
 
-  void take(wire::Type type) {
-    wire::Reader reader(payload_);
-    if (type == wire::kFormat) return read(reader);
-    const auto id = reader.get<uint32_t>();
-    if (type == wire::kOpen) stops_[id] = reader.rest<int32_t>();
-    if (type == wire::kAdvance) advance(id, reader);
-    if (type == wire::kClose) {
-      matchers_.erase(id);
-      stops_.erase(id);
-    }
-  }
-
-  // Compiles a format that has no program. One that has is compiled when its first question comes, if one does.
-  void read(wire::Reader& reader) {
-    compile_ms_ = static_cast<long>(reader.get<uint32_t>());
-    const std::string format = reader.text();
+  void read() {
+    if (reader_ == nullptr) throw internal_error("response_format is not supported here: " + why_none_);
+    wire::Reader order(payload_);
+    const auto limit_ms = static_cast<long>(order.get<uint32_t>());
+    const std::string text = order.text();
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(limit_ms) / 1000);
+    Format format;
     Automaton::Program program;
     {
-      const TimeLimit clock = compile_limit(true);
-      run_on_compiling_thread([&] {
-        format_ = compiler_.read(format);
-        program = grammar_program(format_->source(),
-                                  [&](const std::string& regex) { return compiler_.source_of_regex(regex); });
-        if (program.nodes.empty()) compile();
+      const TimeLimit clock(
+          limit_ms, std::string("response_format: compiling it takes more than grammar_compile_seconds, ") + seconds +
+                        " s of processor time; make it smaller, with shorter patterns and fewer repetitions");
+      run_on_own_thread([&] {
+        format = reader_->read(text);
+        program =
+            grammar_program(format.source, [&](const std::string& regex) { return reader_->source_of_regex(regex); });
       });
     }
-    wire::Writer marks(wire::kReady);
-    marks.put(static_cast<uint32_t>(format_->marks().size()));
-    for (const auto& [token, text] : format_->marks()) {
-      marks.put(token).put(static_cast<uint32_t>(text.size())).put(text);
+    wire::Writer ready(wire::kReady);
+    ready.put(static_cast<uint32_t>(format.marks.size()));
+    for (const auto& [token, mark] : format.marks) {
+      ready.put(token).put(static_cast<uint32_t>(mark.size())).put(mark);
     }
-    write_all(socket_, marks.put(static_cast<uint8_t>(format_->is_printable()))
-                           .put(static_cast<uint64_t>(is_compiled_ ? format_->bytes() : 0))
+    write_all(socket_, ready.put(static_cast<uint8_t>(format.is_printable))
                            .put(static_cast<uint32_t>(program.nodes.size()))
                            .put(static_cast<uint32_t>(program.lists.size()))
                            .put(program.nodes)
@@ -219,26 +209,12 @@ class Worker {
                            .take());
   }
 
-  void compile() {
-    format_->compile();
-    is_compiled_ = true;
-  }
-
-  // `says_so`: that it takes long.
-  TimeLimit compile_limit(bool says_so) const {
-    char seconds[32];
-    std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(compile_ms_) / 1000);
-    return {kQuickCompileMs, compile_ms_, says_so,
-            std::string("response_format: compiling it takes more than grammar_compile_seconds, ") + seconds +
-                " s of processor time; make it smaller, with shorter patterns and fewer repetitions"};
-  }
-
-  // On a thread of its own, whose priority may fall without that of what comes later.
+  // Whose priority may fall without that of what comes later.
   template <class Work>
-  static void run_on_compiling_thread(const Work& work) {
+  static void run_on_own_thread(const Work& work) {
     std::exception_ptr failure;
     std::thread thread([&] {
-      timed.compiling_thread = gettid();
+      timed.thread = gettid();
       try {
         work();
       } catch (...) {
@@ -246,66 +222,20 @@ class Worker {
       }
     });
     thread.join();
-    timed.compiling_thread = 0;
     if (failure) std::rethrow_exception(failure);
   }
 
-  void advance(uint32_t id, wire::Reader& reader) {
-    const auto question = reader.get<uint32_t>();
-    const std::vector<int32_t> tokens = reader.rest<int32_t>();
-    bool is_finished = false;
-    if (!is_compiled_) {
-      const TimeLimit clock = compile_limit(false);
-      run_on_compiling_thread([this] { compile(); });
-    }
-    const double start = processor_seconds();
-    {
-      const TimeLimit clock(kQuickMaskMs, kMaskMs, false,
-                            "response_format: finding what may come next takes more than " + std::to_string(kMaskMs) +
-                                " ms of processor time; make it simpler: repetitions inside of repetitions cost most");
-      TokenMatcher& matcher = matcher_of(id);
-      for (const int32_t token : tokens) {
-        if (!matcher.accept(token)) throw internal_error("a token outside the response format was chosen");
-      }
-      is_finished = matcher.is_finished();
-      if (!is_finished) matcher.fill_mask(mask_);
-    }
-    wire::Writer state(wire::kState);
-    state.put(question).put(static_cast<uint8_t>(is_finished));
-    if (!is_finished) state.put(mask_);
-    write_all(socket_, state.take());
-    if (!timed.is_slow) return;
-    slow_seconds_ += processor_seconds() - start;
-    if (slow_seconds_ > kSlowMaskSeconds) {
-      throw invalid_argument(
-          "response_format: finding what may come next has taken more than 5 s of processor time; "
-          "make it simpler: repetitions inside of repetitions cost most");
-    }
-  }
-
-  TokenMatcher& matcher_of(uint32_t id) {
-    std::unique_ptr<TokenMatcher>& matcher = matchers_[id];
-    if (!matcher) matcher = format_->new_matcher(stops_[id]);
-    return *matcher;
-  }
-
-  FormatCompiler& compiler_;
+  FormatReader* const reader_;  // null: there is none
+  const std::string why_none_;
   const int socket_;
-  std::vector<int32_t> mask_;
   std::string received_, payload_;
-  std::unique_ptr<Format> format_;
-  long compile_ms_ = 0;  // of processor time that compiling it may take
-  bool is_compiled_ = false;
-  std::map<uint32_t, std::unique_ptr<TokenMatcher>> matchers_;
-  std::map<uint32_t, std::vector<int32_t>> stops_;
-  double slow_seconds_ = 0;
 };
 
 }  // namespace
 
-void run_worker(FormatCompiler& compiler, int socket, size_t vocab_size) {
+void run_worker(FormatReader* reader, const std::string& why_none, int socket) {
   limit_process(socket);
-  Worker(compiler, socket, vocab_size).run();
+  Worker(reader, why_none, socket).run();
 }
 
 }  // namespace turbomind

@@ -1,17 +1,18 @@
-// The process of one grammar: compiles it, and says what may come next in responses that keep to it.
+// Reads response formats for the engine, one at a time.
 #pragma once
 
 #include "grammar/xgrammar.h"
 
 namespace turbomind {
 
-// Serves the engine at the other end of `socket` until it closes that, and ends the process. What it does is bounded:
+// Serves the engine at the other end of `socket` until it closes that, and ends the process. Without a reader, for the
+// reason given, it refuses all formats. What it does is bounded:
 //
-//   processor time   of a compilation as the engine says; of one mask, and of all masks that take long, by constants
-//   memory           by a constant, alongside what it inherited
-//   priority         low; of a compilation that takes long, idle; after a mask that takes long, the lowest for good
+//   processor time   of a format, as the engine says
+//   memory           by a constant, alongside what it has
+//   priority         low; of a format that takes long, idle
 //
 // A bound that is broken ends the process, after it has said which.
-[[noreturn]] void run_worker(FormatCompiler& compiler, int socket, size_t vocab_size);
+[[noreturn]] void run_worker(FormatReader* reader, const std::string& why_none, int socket);
 
 }  // namespace turbomind

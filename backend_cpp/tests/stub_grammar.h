@@ -30,7 +30,7 @@ class PatternGrammar final : public Grammar {
   class Matcher final : public GrammarMatcher {
    public:
     explicit Matcher(int length) : length_(length) {}
-    const GrammarState* state() override {
+    const GrammarState& state() override {
       std::vector<int32_t>& mask = state_.mask;
       mask.assign((kStubVocab + 31) / 32, 0);
       if (place_ == length_) {
@@ -41,10 +41,8 @@ class PatternGrammar final : public Grammar {
         mask[0] |= 0x3FF;
       }
       state_.only_token = only_token(mask);
-      return &state_;
+      return state_;
     }
-    bool knows_at_once() override { return true; }
-    std::optional<Error> failure() override { return std::nullopt; }
     void accept(int32_t token) override {
       if (place_++ % 2 == 1 ? token != 11 : token >= 10) throw internal_error("a token outside the response format");
     }
@@ -58,44 +56,29 @@ class PatternGrammar final : public Grammar {
   int length_;
 };
 
-// Allows token 7 and nothing else, `length` times and then token 60; what may come is known when it is asked to be.
-class LateGrammar final : public Grammar {
+// Allows all tokens, until `length` have come and it takes too much to say what may come then.
+class CostlyGrammar final : public Grammar {
  public:
-  struct Control {
-    int places_known = 0;        // of the response, from its beginning
-    std::optional<Error> fails;  // in place of what is not known
-  };
-
-  LateGrammar(int length, std::shared_ptr<Control> control) : length_(length), control_(std::move(control)) {}
+  explicit CostlyGrammar(int length) : length_(length) {}
   std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
-    return std::make_unique<Matcher>(length_, control_);
+    return std::make_unique<Matcher>(length_);
   }
 
  private:
   class Matcher final : public GrammarMatcher {
    public:
-    Matcher(int length, std::shared_ptr<Control> control) : length_(length), control_(std::move(control)) {}
-    const GrammarState* state() override {
-      if (place_ >= control_->places_known) return nullptr;
-      state_.mask.assign((kStubVocab + 31) / 32, 0);
-      state_.mask[place_ == length_ ? 60 / 32 : 0] |= 1 << (place_ == length_ ? 60 % 32 : 7);
-      return &state_;
-    }
-    std::optional<Error> failure() override { return state() != nullptr ? std::nullopt : control_->fails; }
-    void accept(int32_t token) override {
-      if (token != 7) throw internal_error("a token outside the response format");
-      ++place_;
+    explicit Matcher(int left) : left_(left) { state_.mask.assign((kStubVocab + 31) / 32, -1); }
+    const GrammarState& state() override { return state_; }
+    void accept(int32_t) override {
+      if (--left_ == 0) throw invalid_argument("it takes too much");
     }
 
    private:
     GrammarState state_;
-    int length_;
-    std::shared_ptr<Control> control_;
-    int place_ = 0;
+    int left_;
   };
 
   int length_;
-  std::shared_ptr<Control> control_;
 };
 
 class UnusableGrammar final : public Grammar {
@@ -122,8 +105,6 @@ class PatternCompiler final : public GrammarCompiler {
  public:
   static inline std::atomic<bool> hold{false};
 
-  void notify(std::function<void()>) override {}
-
   std::shared_ptr<const Grammar> compile(const std::string& format, const Waiting&) override {
     while (format == "slow" && hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (format == "broken") throw invalid_argument("response_format is broken");
@@ -148,7 +129,6 @@ class LibraryCompiler final : public GrammarCompiler {
  public:
   explicit LibraryCompiler(std::shared_ptr<GrammarLibrary> library) : library_(std::move(library)) {}
   ~LibraryCompiler() override { library_->is_loaded = false; }
-  void notify(std::function<void()>) override {}
   std::shared_ptr<const Grammar> compile(const std::string&, const Waiting&) override {
     return std::make_shared<Endless>(library_);
   }
@@ -158,12 +138,11 @@ class LibraryCompiler final : public GrammarCompiler {
    public:
     explicit Matcher(std::shared_ptr<GrammarLibrary> library) : library_(std::move(library)) {}
     ~Matcher() override { library_->use(); }
-    const GrammarState* state() override {
+    const GrammarState& state() override {
       library_->use();
       state_.mask.assign((kStubVocab + 31) / 32, -1);
-      return &state_;
+      return state_;
     }
-    std::optional<Error> failure() override { return std::nullopt; }
     void accept(int32_t) override { library_->use(); }
 
    private:

@@ -326,71 +326,15 @@ ENGINE_TEST(a_request_is_moved_through_the_engine_not_copied) {
   }
 }
 
-// A response whose grammar is late does not keep the others waiting, and gets what it would have got at once.
-ENGINE_TEST(a_response_that_waits_for_its_grammar_sits_out_steps_and_others_go_on) {
-  EngineConfig config = small_config();
-  config.eos_token_ids = {60};
-  Driven driven(config);
-  const auto control = std::make_shared<LateGrammar::Control>();
-  Request request = request_of(1, {1, 2}, 20);
-  request.params.stop_token_ids = {60};
-  driven.add(std::move(request), std::make_shared<LateGrammar>(3, control));
-  driven.add(request_of(2, {3, 4}, 30));
-  for (int known = 1; known <= 4; ++known) {
-    for (int i = 0; i < 3; ++i) driven.step();
-    CHECK_EQUAL(driven.tokens(1).size(), static_cast<size_t>(known - 1));
-    CHECK(!driven.core.is_idle());
-    control->places_known = known;
-  }
-  driven.finish();
-  CHECK(driven.tokens(1) == std::vector<int32_t>(3, 7));
-  CHECK(driven.last(1).finish == FinishReason::kStop);
-  CHECK(driven.tokens(2) == expected_tokens({3, 4}, 30));
-}
-
-ENGINE_TEST(with_nothing_but_responses_that_wait_for_grammars_the_engine_is_idle) {
-  Driven driven(small_config());
-  const auto control = std::make_shared<LateGrammar::Control>();
-  Request request = request_of(1, {1, 2}, 2);
-  request.deadline = Clock::now() + std::chrono::hours(1);
-  driven.add(std::move(request), std::make_shared<LateGrammar>(9, control));
-  for (int i = 0; i < 3; ++i) driven.step();
-  CHECK(driven.core.is_idle());
-  CHECK(driven.core.has_work());
-  CHECK(driven.core.next_deadline() < Clock::time_point::max());
-  driven.core.end_overdue(Clock::now() + std::chrono::hours(2));
-  driven.deliver();
-  CHECK(driven.last(1).error_code == ErrorCode::kTimeout);
-}
-
 ENGINE_TEST(a_grammar_that_fails_in_the_midst_of_a_response_ends_that_response_alone) {
   Driven driven(small_config());
-  const auto control = std::make_shared<LateGrammar::Control>();
-  control->places_known = 2;
-  driven.add(request_of(1, {1, 2}, 20), std::make_shared<LateGrammar>(9, control));
+  driven.add(request_of(1, {1, 2}, 20), std::make_shared<CostlyGrammar>(2));
   driven.add(request_of(2, {3, 4}, 10));
-  driven.step();
-  control->fails = Error(ErrorCode::kInvalidArgument, "it takes too long");
   driven.finish();
   CHECK(driven.last(1).finish == FinishReason::kError);
-  CHECK_EQUAL(driven.last(1).error, std::string("it takes too long"));
-  CHECK_EQUAL(driven.tokens(1).size(), 2u);
+  CHECK_EQUAL(driven.last(1).error, std::string("it takes too much"));
+  CHECK(driven.tokens(1).size() <= 2u);
   CHECK(driven.tokens(2) == expected_tokens({3, 4}, 10));
-}
-
-ENGINE_TEST(a_response_that_waits_for_its_grammar_can_be_cancelled) {
-  Driven driven(small_config());
-  const auto control = std::make_shared<LateGrammar::Control>();
-  driven.add(request_of(1, {1, 2}, 20), std::make_shared<LateGrammar>(9, control));
-  for (int i = 0; i < 3; ++i) driven.step();
-  driven.core.cancel(1);
-  driven.deliver();
-  control->places_known = 10;
-  driven.add(request_of(2, {3, 4}, 3));  // steps continue, and it does not
-  driven.finish();
-  CHECK(driven.last(1).finish == FinishReason::kCancelled);
-  CHECK(driven.tokens(1).empty());
-  CHECK_EQUAL(driven.core.stats().tokens_out, 3);
 }
 
 }  // namespace turbomind::testing

@@ -131,19 +131,6 @@ TEST(a_grammar_chooses_what_may_come_and_tokens_without_an_alternative_need_no_l
   CHECK_EQUAL(asked.generation.take_output(FinishReason::kStop)->stop_token, 60);
 }
 
-TEST(a_response_whose_grammar_is_not_known_waits_and_chooses_as_if_it_had_been) {
-  const auto control = std::make_shared<LateGrammar::Control>();
-  Asked asked([](GenerationParams& params) { params.stop_token_ids = {60}; },
-              std::make_shared<LateGrammar>(5, control));
-  CHECK(asked.advance({50, 7, 3}) == FinishReason::kNone);
-  CHECK(asked.generation.waits_for_grammar());
-  CHECK(!asked.generation.can_resume());
-  control->places_known = 1;
-  CHECK(asked.generation.can_resume());
-  CHECK(asked.generation.resume(asked.sampler) == FinishReason::kNone);
-  CHECK(asked.generated() == std::vector<int32_t>{7});
-}
-
 TEST(a_jump_forward_ends_with_the_response) {
   Asked asked([](GenerationParams& params) { params.max_new_tokens = 2; }, std::make_shared<PatternGrammar>(8));
   CHECK(asked.advance({3}) == FinishReason::kLength);

@@ -35,6 +35,10 @@ def words(text: str) -> dict[str, Any]:
     return {"type": "const_string", "value": text}
 
 
+def quoted(number: int) -> str:
+    return f'"text {number}"'
+
+
 def in_turn(*elements: dict[str, Any]) -> dict[str, Any]:
     return {"type": "sequence", "elements": list(elements)}
 
@@ -88,6 +92,12 @@ TAGS: dict[str, dict[str, Any]] = {
     "nested": {"type": "grammar", "grammar": 'root ::= (word " ")+ "."\nword ::= [a-zA-Zé]+ | "<" root ">"'},
     "left recursion": {"type": "grammar", "grammar": 'root ::= root "," item | item\nitem ::= [a-z]{1,8}'},
     "sums": {"type": "grammar", "grammar": 'root ::= root [-+] mul | mul\nmul ::= mul "*" one | one\none ::= [0-9]+'},
+    "rules that begin with each other": {
+        "type": "grammar",
+        "grammar": 'root ::= a "!"\na ::= b [a-z] | c "(" a ")" | [a-z]\n'
+        'b ::= a [0-9] | c | "0"\nc ::= b "+" | a a | "("',
+    },
+    "a long list of texts": {"type": "grammar", "grammar": f"root ::= {' | '.join(map(quoted, range(3500)))}"},
     "JSON": {"type": "grammar", "grammar": str(xgrammar.Grammar.builtin_json_grammar())},
 }
 LARK = {
@@ -97,6 +107,8 @@ LARK = {
     "shortest": 'start: a+ "!"\na[lazy]: /[a-z]*[aeiou]/',
     "up to": 'start: a+ "x"\na[stop="q"]: /[a-p0-9 ]+/',
     "up to and with": 'start: a+ "x"\na[suffix="qq", max_tokens=4]: /[a-z]+/',
+    "up to, or most tokens": 'start: "<" a ">"\na[stop="q", max_tokens=3]: /[a-p0-9 ]+/',
+    "up to, or most tokens where it cannot end": 'start: a "!"\na[stop="qq", max_tokens=2]: /[a-p]{9}[0-9]*/',
     "JSON in it": 'start: "=" v\nv: %json {"type": "array", "items": {"type": "integer"}}',
     "nothing, again": 'start: a+ "x"\na: /[a-c]*/',
     "by number": "start: <[300]> /[a-z]+/ <[999]>",

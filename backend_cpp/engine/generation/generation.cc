@@ -47,10 +47,8 @@ bool Generation::needs_logits() const {
          params.generates_nothing();
 }
 
-bool Generation::knows_choice() {
-  if (!matcher_) return true;
-  const GrammarState* state = matcher_->state();
-  return state != nullptr && !is_complete(*state);
+bool Generation::is_complete() const {
+  return matcher_ && matcher_->state().is_finished;
 }
 
 const TokenChoice& Generation::choice(int in_flight) {
@@ -58,8 +56,7 @@ const TokenChoice& Generation::choice(int in_flight) {
   choice_.draw = static_cast<uint64_t>(position);
   choice_.in_flight = in_flight;
   choice_.forbidden = forbidden_tokens(position);
-  const GrammarState* state = matcher_ ? matcher_->state() : nullptr;
-  choice_.mask = state != nullptr ? state->mask.data() : nullptr;
+  choice_.mask = matcher_ ? matcher_->state().mask.data() : nullptr;
   if (const int32_t token = thinking_.forced(); token >= 0) {
     choice_.forbidden.clear();
     choice_.mask = mask_of_only(token);
@@ -75,11 +72,7 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   if (params.generates_nothing()) {
     return params.scores_prompt || params.output_embedding ? FinishReason::kStop : FinishReason::kLength;
   }
-  if (matcher_) {
-    const GrammarState* state = matcher_->state();
-    if (state == nullptr) return wait_for_grammar(logits, hidden);
-    if (is_complete(*state)) return state->is_finished ? FinishReason::kStop : FinishReason::kLength;
-  }
+  if (is_complete()) return FinishReason::kStop;
   std::vector<float> unchanged;  // for what is reported of the model's own distribution
   if (params.logprobs || params.logits != RowsWanted::kNone) unchanged.assign(logits, logits + vocab);
   if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
@@ -97,25 +90,6 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
     unsent_.hidden_states.insert(unsent_.hidden_states.end(), hidden, hidden + rules_->space.hidden_size);
   }
   return append_and_jump(token);
-}
-
-FinishReason Generation::wait_for_grammar(const float* logits, const float* hidden) {
-  if (const std::optional<Error> failure = matcher_->failure()) throw Error(*failure);
-  kept_logits_.assign(logits, logits + rules_->space.vocab_size);
-  if (rules_->params.hidden_states != RowsWanted::kNone) {
-    kept_hidden_.assign(hidden, hidden + rules_->space.hidden_size);
-  }
-  return FinishReason::kNone;
-}
-
-bool Generation::can_resume() {
-  return matcher_->state() != nullptr || matcher_->failure().has_value();
-}
-
-FinishReason Generation::resume(Sampler& sampler) {
-  std::vector<float> logits = std::exchange(kept_logits_, {});
-  const std::vector<float> hidden = std::exchange(kept_hidden_, {});
-  return advance(sampler, logits.data(), hidden.data());
 }
 
 FinishReason Generation::advance(const ChosenToken& chosen) {
@@ -155,12 +129,6 @@ const int32_t* Generation::mask_of_only(int32_t token) {
   return only_.data();
 }
 
-// Whether nothing more may come at a place of its grammar. That a response without stop tokens is at its end is not
-// always known when its last token comes.
-bool Generation::is_complete(const GrammarState& state) const {
-  return state.is_finished || generated() >= rules_->params.max_new_tokens;
-}
-
 bool Generation::is_ended_by(int32_t token) {
   if (token < 0) {
     throw internal_error(matcher_ ? "no token satisfies the response format and the other limits"
@@ -184,11 +152,7 @@ FinishReason Generation::append(int32_t token) {
   const bool is_hidden = params.skip_special_tokens && table.is_special(token);
   const bool may_stop = generated() >= params.min_new_tokens;
   if (!is_hidden && text_.append(table.bytes(token), may_stop)) return FinishReason::kStop;
-  if (matcher_ && params.stop_token_ids.empty()) {
-    const GrammarState* state = matcher_->state();
-    if (state == nullptr) return FinishReason::kNone;
-    if (state->is_finished) return FinishReason::kStop;
-  }
+  if (is_complete()) return FinishReason::kStop;
   return generated() >= params.max_new_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
@@ -200,14 +164,13 @@ FinishReason Generation::append_and_jump(int32_t token) {
   return finish != FinishReason::kNone || !matcher_ || wants_rows ? finish : jump_forward();
 }
 
-// Where the grammar is known to leave one token only, takes it without running the model; the next step computes all of
+// Where the grammar leaves one token only, takes it without running the model; the next step computes all of
 // them at once.
 FinishReason Generation::jump_forward() {
   FinishReason finish = FinishReason::kNone;
   while (finish == FinishReason::kNone) {
-    const GrammarState* state = matcher_->state();
-    if (state == nullptr || state->is_finished || state->only_token < 0) break;
-    const int32_t token = state->only_token;
+    const int32_t token = matcher_->state().only_token;
+    if (token < 0) break;
     if (contains(rules_->params.stop_token_ids, token) || contains(forbidden_tokens(generated()), token)) break;
     finish = append(token);
   }

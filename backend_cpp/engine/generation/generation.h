@@ -42,14 +42,12 @@ class Generation {
   bool needs_known_tokens() const {
     return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
   }
-  // Whether it can verify draft tokens: it advances over several tokens without waiting.
-  bool can_take_drafts() const {
-    return generated() > 0 && !waits_for_grammar() && (!matcher_ || matcher_->knows_at_once());
-  }
-  // Text that its grammar forces next, as far as known.
+  // Whether it can verify draft tokens.
+  bool can_take_drafts() const { return generated() > 0; }
+  // Text that its grammar forces next.
   std::string forced_text() { return matcher_ ? matcher_->forced_text(kMaxForcedBytes) : std::string(); }
-  // Whether the allowed tokens are known, so that choice() is valid.
-  bool knows_choice();
+  // Whether its grammar lets nothing more come, not even a token that ends it.
+  bool is_complete() const;
   // Sampling instructions for a runner, for the token after the known ones and `in_flight` more. Valid until the next
   // call.
   const TokenChoice& choice(int in_flight);
@@ -59,12 +57,6 @@ class Generation {
   // token is allowed; the caller then ends the response.
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
   FinishReason advance(const ChosenToken& chosen);
-
-  // Whether it has logits but the mask of its grammar is not ready: it skips steps until can_resume(). resume() is then
-  // advance() with the kept logits.
-  bool waits_for_grammar() const { return !kept_logits_.empty(); }
-  bool can_resume();
-  FinishReason resume(Sampler& sampler);
 
   // Stores outputs of prompt tokens (engine/generation/prompt_outputs.h).
   void take_prompt_outputs(int first, int count, const float* logits, const float* hidden) {
@@ -84,8 +76,6 @@ class Generation {
 
   std::vector<int32_t> forbidden_tokens(int position) const;
   const int32_t* mask_of_only(int32_t token);
-  FinishReason wait_for_grammar(const float* logits, const float* hidden);
-  bool is_complete(const GrammarState& state) const;
   bool is_ended_by(int32_t token);
   FinishReason append(int32_t token);
   FinishReason append_and_jump(int32_t token);
@@ -100,9 +90,6 @@ class Generation {
   ThinkingBudget thinking_;
   std::vector<int32_t> only_;  // a mask that allows only the forced token
   std::unique_ptr<GrammarMatcher> matcher_;
-  // Logits that wait for the mask of matcher_; empty: none.
-  std::vector<float> kept_logits_;
-  std::vector<float> kept_hidden_;
   TextStream text_;
   PromptOutputs prompt_outputs_;
   Output unsent_;

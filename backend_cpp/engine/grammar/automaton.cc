@@ -7,18 +7,26 @@
 #include <tuple>
 #include <utility>
 
+#include "base/error.h"
+
 namespace turbomind {
 
 namespace {
 
-constexpr size_t kMaxItems = 1024;             // of a place, and nodes looked at on the way to it
-constexpr size_t kMaxBytes = size_t{8} << 20;  // of an automaton, when it is trimmed
+constexpr size_t kMaxItems = 4096;             // of a place, and nodes looked at on the way to it
+constexpr size_t kMaxBytes = size_t{8} << 20;  // that are not large, and may be added to what is not forgotten
 constexpr size_t kFewItems = 32;               // are looked through faster than a set
 constexpr int32_t kLastCharacter = 0x10FFFF;
 constexpr int32_t kAnyRest = kLastCharacter + 1;  // whatever continues the character may come
 
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x9E3779B97F4A7C15u ^ (hash >> 29);
+}
+
+Error too_much() {
+  return invalid_argument(
+      "response_format: finding what may come next takes too much; make it simpler: repetitions inside of repetitions "
+      "cost most");
 }
 
 }  // namespace
@@ -37,20 +45,18 @@ size_t Automaton::ItemsHash::operator()(const Items& items) const {
   return hash;
 }
 
-Automaton::Automaton(Program program, size_t horizon) : program_(std::move(program)), horizon_(horizon) {
-  if (is_sound(program_)) {
-    for (const Node& node : program_.nodes) {
-      has_tokens_ = has_tokens_ || node.kind == kToken;
-      if (node.kind == kRegion) has_limits_[node.c] = true;
-    }
-    find_byte_classes();
-    allow_no_repetitions();
-    if (horizon_ > 0) find_least_lengths();
-    budget_ = kMaxItems;
-    start_ = close({{program_.starts[0], -1, 0}});
-  } else {
-    give_up();
+Automaton::Automaton(Program program, size_t horizon)
+    : program_(std::move(program)), horizon_(horizon), large_(kMaxBytes) {
+  if (!is_sound(program_)) throw internal_error("response_format: its program is broken");
+  for (const Node& node : program_.nodes) {
+    has_tokens_ = has_tokens_ || node.kind == kToken;
+    if (node.kind == kRegion) has_limits_[node.c] = true;
   }
+  find_byte_classes();
+  allow_no_repetitions();
+  if (horizon_ > 0) find_least_lengths();
+  budget_ = kMaxItems;
+  start_ = close({{program_.starts[0], -1, 0}});
 }
 
 bool Automaton::is_sound(const Program& program) {
@@ -61,7 +67,7 @@ bool Automaton::is_sound(const Program& program) {
   };
   if (program.starts.empty() || !std::all_of(program.starts.begin(), program.starts.end(), is_node)) return false;
   return std::all_of(program.nodes.begin(), program.nodes.end(), [&](const Node& node) {
-    if (node.kind == kReturn) return true;
+    if (node.kind == kReturn || node.kind == kWhenFull) return true;
     if (node.kind == kSplit) {
       return is_list(node.a, node.b) &&
              std::all_of(program.lists.begin() + node.a, program.lists.begin() + node.a + node.b, is_node);
@@ -106,15 +112,11 @@ void Automaton::find_byte_classes() {
   ++classes_;
 }
 
-void Automaton::trim() {
-  if (is_given_up_ || bytes_ <= kMaxBytes) return;
-  forget();
-  start_ = close({{program_.starts[0], -1, 0}});
-}
-
-void Automaton::forget() {
-  first_ += static_cast<Place>(places_.size());
-  frames_ = {};
+void Automaton::forget_all_but(const std::vector<Place*>& kept) {
+  std::vector<Items> items;
+  for (const Place* place : kept) items.push_back(this->items(*place));
+  items.push_back(this->items(start_));
+  const std::vector<Frame> frames = std::exchange(frames_, {});
   shapes_ = {};
   frame_of_ = {};
   places_ = {};
@@ -122,13 +124,24 @@ void Automaton::forget() {
   transitions_ = {};
   nearby_ = {};
   bytes_ = 0;
-}
-
-void Automaton::give_up() {
-  forget();
-  is_given_up_ = true;
-  program_ = {};
-  start_ = kNowhere;
+  std::unordered_map<int32_t, int32_t> moved;  // frames
+  const auto move = [&](int32_t number) {
+    std::vector<int32_t> stack;  // of those that were not, the innermost first
+    for (; number >= 0 && !moved.contains(number); number = frames[static_cast<size_t>(number)].parent) {
+      stack.push_back(number);
+    }
+    int32_t outer = number < 0 ? -1 : moved.at(number);
+    for (auto it = stack.rbegin(); it != stack.rend(); ++it) {
+      const Frame& old = frames[static_cast<size_t>(*it)];
+      outer = moved[*it] = frame({old.node, old.count, outer});
+    }
+    return outer;
+  };
+  for (size_t i = 0; i < items.size(); ++i) {
+    for (Item& item : items[i]) item.frame = move(item.frame);
+    (i < kept.size() ? *kept[i] : start_) = name(std::move(items[i]));
+  }
+  large_ = bytes_ + kMaxBytes;
 }
 
 Automaton::Place Automaton::after(Place place, std::string_view bytes) {
@@ -143,7 +156,7 @@ Automaton::Place Automaton::read(Place place, uint8_t byte) {
     if (!counts || count_character(item)) read(item, byte, reached);
   }
   const Place next = reached.empty() ? kNowhere : close(std::move(reached));
-  if (!is_given_up_) transitions_[slot(place, byte)] = next;
+  transitions_[slot(place, byte)] = next;
   return next;
 }
 
@@ -243,16 +256,27 @@ bool Automaton::count_character(Item& item) {
 }
 
 Automaton::Place Automaton::begin_token(Place place) {
-  if (!has_limits_[kMaxTokens] || !is_known(place)) return place;
+  if (!has_limits_[kMaxTokens] || place == kNowhere) return place;
   std::set<int32_t> full;  // frames of regions that may end here and have no room
+  Items after;             // those that end only now
   for (const Item& item : items(place)) {
-    if (const Frame* frame = ended_region(item, kMaxTokens)) {
-      if (frame->count >= program_.nodes[static_cast<size_t>(frame->node)].b) full.insert(item.frame);
-    }
+    const bool is_end = ended_region(item, kMaxTokens) != nullptr;
+    if (!is_end && program_.nodes[static_cast<size_t>(item.node)].kind != kWhenFull) continue;
+    const int32_t number = region_of_tokens(item.frame);
+    if (number < 0) continue;
+    const Frame& frame = frames_[static_cast<size_t>(number)];
+    const Node& region = program_.nodes[static_cast<size_t>(frame.node)];
+    if (frame.count < region.b) continue;
+    full.insert(number);
+    if (!is_end) after.push_back({region.next, frame.parent, 0});
   }
   Items begun = items(place);
   std::erase_if(begun, [this](const Item& item) { return ended_region(item, kMaxTokens) != nullptr; });
   end_regions(full, begun);
+  if (!after.empty()) {
+    const Place ended = close(std::move(after));
+    if (ended != kNowhere) begun.insert(begun.end(), items(ended).begin(), items(ended).end());
+  }
   for (Item& item : begun) {
     item.frame = with_counts(item.frame, [](const Node& node, int32_t count) {
       return node.kind == kRegion && node.c == kMaxTokens ? std::min(count + 1, node.b) : count;
@@ -261,9 +285,19 @@ Automaton::Place Automaton::begin_token(Place place) {
   return begun.empty() ? kNowhere : name(std::move(begun));
 }
 
+// The frame of the innermost region that counts tokens; -1: there is none.
+int32_t Automaton::region_of_tokens(int32_t number) const {
+  for (; number >= 0; number = frames_[static_cast<size_t>(number)].parent) {
+    const Frame& frame = frames_[static_cast<size_t>(number)];
+    const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
+    if (frame.count >= 0 && node.kind == kRegion && node.c == kMaxTokens) break;
+  }
+  return number;
+}
+
 Automaton::Place Automaton::after_token(Place begun, int32_t token, std::string_view bytes) {
   const Place by_bytes = bytes.empty() ? kNowhere : after(begun, bytes);
-  if (!has_tokens_ || !is_known(begun)) return by_bytes;
+  if (!has_tokens_ || begun == kNowhere) return by_bytes;
   Items reached;
   for (const Item& item : items(begun)) {
     const Node& node = program_.nodes[static_cast<size_t>(item.node)];
@@ -275,7 +309,7 @@ Automaton::Place Automaton::after_token(Place begun, int32_t token, std::string_
   }
   if (reached.empty()) return by_bytes;
   const Place by_number = close(std::move(reached));
-  if (is_given_up_ || by_bytes == kNowhere) return by_number;
+  if (by_bytes == kNowhere) return by_number;
   if (by_number == kNowhere) return by_bytes;
   Items both = items(by_bytes);
   both.insert(both.end(), items(by_number).begin(), items(by_number).end());
@@ -326,10 +360,7 @@ Automaton::Place Automaton::close(Items&& reached) {
       next.clear();
       if (expand(item, next)) items.push_back(item);
       for (const Item& other : next) add(other);
-      if (looked_at + todo.size() > kMaxItems) {
-        give_up();
-        return kNowhere;
-      }
+      if (looked_at + todo.size() > kMaxItems) throw too_much();
     }
     looked_at += todo.size();
     if (!ended.empty()) end_regions(ended, items);
@@ -339,10 +370,7 @@ Automaton::Place Automaton::close(Items&& reached) {
       reached.push_back({program_.nodes[static_cast<size_t>(frame.node)].next, frame.parent, 0});
     }
   }
-  if (looked_at > budget_) {
-    give_up();
-    return kNowhere;
-  }
+  if (looked_at > budget_) throw too_much();
   budget_ -= looked_at;
   return items.empty() ? kNowhere : name(std::move(items));
 }
@@ -367,7 +395,7 @@ void Automaton::end_regions(const std::set<int32_t>& ended, Items& items) const 
 
 Automaton::Place Automaton::name(Items&& items) {
   leave_out_covered(items);
-  const auto [known, is_unnamed] = place_of_.try_emplace(std::move(items), first_ + static_cast<Place>(places_.size()));
+  const auto [known, is_unnamed] = place_of_.try_emplace(std::move(items), static_cast<Place>(places_.size()));
   if (is_unnamed) {
     places_.push_back(&known->first);
     transitions_.resize(transitions_.size() + classes_, kUnread);
@@ -508,7 +536,7 @@ void Automaton::find_least_lengths() {
     return left[static_cast<size_t>(program_.starts[static_cast<size_t>(rule)])];
   };
   const auto from = [&](const Node& node) {
-    if (node.kind == kReturn) return int64_t{0};
+    if (node.kind == kReturn || node.kind == kWhenFull) return int64_t{0};
     if (node.kind == kSplit) {
       int64_t least = kNone;
       for (int32_t i = 0; i < node.b; ++i) {
@@ -536,7 +564,7 @@ void Automaton::find_least_lengths() {
 }
 
 Automaton::Place Automaton::nearby(Place place) {
-  if (horizon_ == 0 || !is_known(place)) return place;
+  if (horizon_ == 0 || place == kNowhere) return place;
   if (const auto known = nearby_.find(place); known != nearby_.end()) return known->second;
   Items moved = items(place);
   for (Item& item : moved) {

@@ -9,10 +9,11 @@
 //   an item is left out where another allows all that it does, such as one that has come there with fewer repetitions,
 //   or two together, one with fewer and one with more
 //   the rest of a character is nothing but its length where all characters that begin so may come
-//   a region is a call with a limit: its frame counts tokens or characters, or it ends where it first may
+//   a region is a call with a limit: its frame counts tokens or characters, or it ends where it first may; some may end
+//   at places (kWhenFull) only when they have no room for another token
 //
-// A grammar whose sets get large (deep ambiguity, left recursion), or that takes too much work, is given up: its places
-// have no names then. When what is kept gets large, it can be forgotten: places named before are not known then.
+// A grammar whose sets get large (deep ambiguity), or that takes more work than its budget, gets an Error; what was
+// found by then stays. When what is kept gets large, it can be forgotten, but for the places that somebody is at.
 //
 // Used by the step thread.
 #pragma once
@@ -29,7 +30,7 @@ namespace turbomind {
 
 class Automaton {
  public:
-  enum Kind : int32_t { kByte, kBytes, kClass, kToken, kSplit, kCall, kRegion, kRepeat, kReturn };
+  enum Kind : int32_t { kByte, kBytes, kClass, kToken, kSplit, kCall, kRegion, kRepeat, kReturn, kWhenFull };
   enum Limit : int32_t { kMaxTokens, kMaxCharacters, kShortest };
   struct Node {
     int32_t kind = kReturn;
@@ -40,7 +41,7 @@ class Automaton {
     int32_t b = 0;
     // kClass, kToken: whether it is what the list leaves out; kRegion: its Limit; kRepeat: the largest count, -1: none
     int32_t c = 0;
-    int32_t next = 0;  // the node after it; not of kSplit and kReturn
+    int32_t next = 0;  // the node after it; not of kSplit, kReturn and kWhenFull
   };
   struct Program {
     std::vector<Node> nodes;
@@ -49,32 +50,33 @@ class Automaton {
   };
 
   using Place = int32_t;
-  static constexpr Place kNowhere = -1;  // it has no name
+  static constexpr Place kNowhere = -1;  // the grammar does not allow it
 
   // Whether a program's numbers point into it, and there is a rule.
   static bool is_sound(const Program& program);
-  // A program that is not sound has no places. `horizon`: see nearby().
+  // Throws Error for a program that is not sound, as does what is below where it takes too much. `horizon`: see
+  // nearby().
   explicit Automaton(Program program, size_t horizon = 0);
 
   Place start() const { return start_; }
-  // Where bytes lead. kNowhere when the grammar is given up, or does not allow them.
+  // Where bytes lead.
   Place after(Place place, std::string_view bytes);
   Place after(Place place, uint8_t byte) {
-    if (!is_known(place)) return kNowhere;
+    if (place == kNowhere) return kNowhere;
     const Place known = transitions_[slot(place, byte)];
     return known != kUnread ? known : read(place, byte);
   }
 
   // A place where a token begins, which its regions count. Those that have no room for it end here if they may, and
-  // where they first may otherwise. kNowhere: nothing is left.
+  // where they first may otherwise.
   Place begin_token(Place place);
-  // Where a token leads from where it begins: read by its bytes, or by its number. kNowhere as for bytes.
+  // Where a token leads from where it begins: read by its bytes, or by its number.
   Place after_token(Place begun, int32_t token, std::string_view bytes);
   // Calls `add` with whether it is of all tokens but those in a list, and the list's beginning and end, for each that
   // may be read by number where a token begins.
   template <class Add>
   void for_each_token_list(Place begun, const Add& add) const {
-    if (!has_tokens_ || !is_known(begun)) return;
+    if (!has_tokens_ || begun == kNowhere) return;
     for (const Item& item : items(begun)) {
       const Node& node = program_.nodes[static_cast<size_t>(item.node)];
       const int32_t* first = program_.lists.data() + node.a;
@@ -82,16 +84,13 @@ class Automaton {
     }
   }
 
-  // Items that may be looked at from now on; then the grammar is given up.
+  // Items that may be looked at from now on.
   void set_budget(size_t items) { budget_ = items; }
   size_t budget() const { return budget_; }
-  void give_up();
-  // Forgets all places when what is kept has become large.
-  void trim();
+  // Whether what is kept has become large. Then everything can be forgotten but some places, which get other numbers.
+  bool is_large() const { return bytes_ > large_; }
+  void forget_all_but(const std::vector<Place*>& kept);
 
-  // Of a place that has a name and was not forgotten:
-  bool is_known(Place place) const { return place >= first_ && !is_given_up_; }
-  bool is_given_up() const { return is_given_up_; }
   bool may_end(Place place) const;                      // the grammar
   std::optional<uint8_t> only_byte(Place place) const;  // the one that has to come, as far as it is seen
 
@@ -131,9 +130,7 @@ class Automaton {
   enum class Share { kNone, kSome, kAll };
 
   void find_byte_classes();
-  size_t slot(Place place, uint8_t byte) const {
-    return static_cast<size_t>(place - first_) * classes_ + class_of_[byte];
-  }
+  size_t slot(Place place, uint8_t byte) const { return static_cast<size_t>(place) * classes_ + class_of_[byte]; }
   Place read(Place place, uint8_t byte);
   void read(const Item& item, uint8_t byte, Items& reached) const;
   void read_character(const Item& item, uint8_t byte, Items& reached) const;
@@ -147,6 +144,7 @@ class Automaton {
   int32_t far_from_bounds(const Node& node, int32_t count) const;
   bool count_character(Item& item);
   const Frame* ended_region(const Item& item, Limit limit) const;
+  int32_t region_of_tokens(int32_t frame) const;
   void end_regions(const std::set<int32_t>& ended, Items& items) const;
   bool expand(const Item& item, Items& todo);
   void enter_repeat(int32_t node, int32_t count, int32_t frame, Items& todo);
@@ -158,8 +156,7 @@ class Automaton {
   bool allow_all_between(int32_t less, int32_t more, int32_t frame) const;
   bool ends_all_within(const Frame& frame) const;
   void leave_out_covered(Items& items) const;
-  const Items& items(Place place) const { return *places_[static_cast<size_t>(place - first_)]; }
-  void forget();
+  const Items& items(Place place) const { return *places_[static_cast<size_t>(place)]; }
 
   Program program_;
   const size_t horizon_;
@@ -174,10 +171,9 @@ class Automaton {
   size_t classes_ = 0;
   std::vector<Place> transitions_;  // of each place, by class
   Place start_ = kNowhere;
-  Place first_ = 0;  // the first that is not forgotten
   size_t bytes_ = 0;
+  size_t large_;  // of these
   size_t budget_ = 0;
-  bool is_given_up_ = false;
   bool has_tokens_ = false;              // nodes of that kind
   bool has_limits_[kShortest + 1] = {};  // regions of each
 };

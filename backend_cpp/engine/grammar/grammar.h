@@ -1,18 +1,14 @@
 // Constrains responses to a grammar: JSON schema, regular expression or EBNF.
 //
-// Of most grammars, what may come next is found when it is asked for. Of others a process of their own finds it
-// (engine/grammar/process_grammar.h), alongside the model's steps: a response asks, continues when it is known, and
-// sits out steps until then.
+// Formats are read in processes of their own (engine/grammar/process_compiler.h), before the step thread has their
+// requests; what may come next is then found when it is asked for.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
-
-#include "base/error.h"
 
 namespace turbomind {
 
@@ -33,19 +29,14 @@ class GrammarMatcher {
  public:
   virtual ~GrammarMatcher() = default;
 
-  // What may come next, and asks for it when nobody has. Null: it is not known yet, or never will be. Valid until
-  // accept().
-  virtual const GrammarState* state() = 0;
-  // Text that has to come next, as far as that can be said here and now: at most `most` bytes.
+  // What may come next. Valid until accept().
+  virtual const GrammarState& state() = 0;
+  // Text that has to come next, as far as that is seen: at most `most` bytes.
   virtual std::string forced_text(size_t most) {
     static_cast<void>(most);
     return {};
   }
-  // Whether state() is known here and now, and after whatever comes next.
-  virtual bool knows_at_once() { return false; }
-  // Why state() will not be known. None while it may be.
-  virtual std::optional<Error> failure() = 0;
-  // Takes the chosen token, one that state() allows.
+  // Takes the chosen token, one that state() allows. Throws Error where it takes too much to say what comes then.
   virtual void accept(int32_t token) = 0;
 };
 
@@ -71,11 +62,6 @@ class GrammarCompiler {
   // `response_format` is the JSON text of turbomind/config.pbtxt, never of type "text". Throws Error, kInvalidArgument
   // with what is wrong with it; null: set back, or not wanted any more. May take long; any thread.
   virtual std::shared_ptr<const Grammar> compile(const std::string& response_format, const Waiting& waiting) = 0;
-  // Ends compilations under way and to come with an error. Any thread.
-  virtual void stop() {}
-  // `on_state` is called, on a thread of the compiler's, when a state has become known or will not be. Called once,
-  // before the first compilation.
-  virtual void notify(std::function<void()> on_state) = 0;
 };
 
 }  // namespace turbomind

@@ -15,7 +15,6 @@ GrammarQueue::~GrammarQueue() {
     const std::lock_guard lock(mu_);
     is_stopping_ = true;
   }
-  compiler_->stop();
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }

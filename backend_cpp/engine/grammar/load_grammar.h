@@ -1,4 +1,4 @@
-// Finds the program that runs grammars' processes, if it is installed.
+// Finds the program that reads response formats, if it is installed.
 #pragma once
 
 #include <memory>
@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "engine/grammar/grammar.h"
-#include "engine/grammar/grammar_host.h"
+#include "engine/grammar/grammar_process.h"
 
 namespace turbomind {
 
 // turbomind_grammar is alongside this library or two folders above it (lmdeploy/). Null when it is not there or
 // cannot be started; `reason` says why. `vocabulary`: the bytes of each token, none for special ones, whose texts are
-// in `special`. `seconds`: of processor time that a compilation may take.
+// in `special`. `seconds`: of processor time that reading a format may take.
 std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> vocabulary,
                                                        const SpecialTokens& special,
                                                        const std::vector<int32_t>& stop_token_ids, double seconds,

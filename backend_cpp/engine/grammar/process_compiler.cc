@@ -1,118 +1,79 @@
 #include "engine/grammar/process_compiler.h"
 
-#include <poll.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <cerrno>
+#include <optional>
 
 #include "engine/grammar/wire.h"
 
 namespace turbomind {
 
-namespace {
-
-constexpr int kLookMilliseconds = 50;  // how often a compilation asks whether it is wanted
-
-}  // namespace
-
-ProcessCompiler::ProcessCompiler(const std::string& program, Vocabulary vocabulary, const SpecialTokens& special,
+ProcessCompiler::ProcessCompiler(std::string program, Vocabulary vocabulary, const SpecialTokens& special,
                                  const std::vector<int32_t>& stop_token_ids, double seconds)
-    : tokens_(std::make_shared<const TokenTrie>(std::move(vocabulary))),
+    : program_(std::move(program)),
+      tokens_(std::make_shared<const TokenTrie>(std::move(vocabulary))),
       seconds_(seconds),
-      host_(program, tokens_->vocabulary(), special, stop_token_ids),
-      poll_(epoll_create1(EPOLL_CLOEXEC)),
-      end_(eventfd(0, EFD_CLOEXEC)) {
-  if (!poll_ || !end_) throw Error(ErrorCode::kUnavailable, "response_format: no file descriptors are left");
-  epoll_event event{};
-  event.events = EPOLLIN;
-  epoll_ctl(poll_.get(), EPOLL_CTL_ADD, end_.get(), &event);  // number 0
-  thread_ = std::thread([this] { run(); });
-}
-
-ProcessCompiler::~ProcessCompiler() {
-  is_stopping_ = true;
-  const uint64_t one = 1;
-  if (write(end_.get(), &one, sizeof(one)) < 0) std::terminate();
-  thread_.join();
+      vocabulary_(vocabulary_file(tokens_->vocabulary(), special, stop_token_ids)) {
+  put_back(std::make_unique<GrammarProcess>(program_, vocabulary_));
 }
 
 std::shared_ptr<const Grammar> ProcessCompiler::compile(const std::string& response_format, const Waiting& waiting) {
-  if (std::shared_ptr<const ProcessGrammar> known = find(response_format)) return known;
+  if (std::shared_ptr<const AutomatonGrammar> known = find(response_format)) return known;
   waiting.on_begin();
-  uint64_t number = 0;
-  {
-    const std::lock_guard lock(mu_);
-    std::erase_if(connections_, [](const auto& entry) { return entry.second.expired(); });
-    if (connections_.size() >= kMaxProcesses) {
-      throw Error(ErrorCode::kUnavailable, "overloaded: " + std::to_string(kMaxProcesses) +
-                                               " response formats are in use already; try again later");
+  const std::string order =
+      wire::Writer(wire::kFormat).put(static_cast<uint32_t>(seconds_ * 1000)).put(response_format).take();
+  Process process;  // one that is not put back ends
+  std::optional<GrammarProcess::Answer> answer;
+  for (bool is_new = false; !process;) {
+    process = take_idle();
+    is_new = process == nullptr;
+    if (is_new) process = std::make_unique<GrammarProcess>(program_, vocabulary_);
+    try {
+      process->send(order);
+      answer = process->receive(waiting.is_wanted);
+    } catch (const Error&) {
+      if (is_new) throw;
+      process = nullptr;  // it had ended while it was idle
     }
-    number = ++last_process_;
   }
-  const auto connection =
-      std::make_shared<GrammarConnection>(number, host_.start(number), (tokens_->vocabulary().size() + 31) / 32);
-  connection->send(wire::Writer(wire::kFormat).put(static_cast<uint32_t>(seconds_ * 1000)).put(response_format).take());
-  std::shared_ptr<const ProcessGrammar> grammar;
-  try {
-    grammar = wait(connection, waiting);
-  } catch (const Error&) {
-    host_.kill(number);
-    throw;
+  if (answer && answer->type == wire::kSlow) {
+    if (!waiting.may_take_long()) return nullptr;
+    answer = process->receive(waiting.is_wanted);
+  } else if (answer) {
+    put_back(std::move(process));
   }
-  if (!grammar) {
-    host_.kill(number);
-    return nullptr;
+  if (!answer) return nullptr;
+  if (answer->type == wire::kReady) {
+    std::shared_ptr<const AutomatonGrammar> grammar = read_grammar(answer->payload);
+    keep(response_format, grammar);
+    return grammar;
   }
-  listen(connection);
-  keep(response_format, grammar);
-  return grammar;
+  wire::Reader reader(answer->payload);
+  const bool is_to_blame = reader.get<uint8_t>() != 0;
+  throw Error(is_to_blame ? ErrorCode::kInvalidArgument : ErrorCode::kInternal, reader.text());
 }
 
-// One that is kept and works. Throws what one that is kept ended with for its own fault.
-std::shared_ptr<const ProcessGrammar> ProcessCompiler::find(const std::string& response_format) {
+std::shared_ptr<const AutomatonGrammar> ProcessCompiler::find(const std::string& response_format) {
   const std::lock_guard lock(mu_);
-  const auto known =
-      std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) { return entry.first == response_format; });
+  const auto known = std::ranges::find(kept_, response_format, &Kept::value_type::first);
   if (known == kept_.end()) return nullptr;
-  if (const std::optional<Error> failure = known->second->connection().failure()) {
-    kept_.erase(known);
-    if (failure->code() == ErrorCode::kInvalidArgument) throw Error(*failure);
-    return nullptr;
-  }
   kept_.splice(kept_.begin(), kept_, known);
   return known->second;
 }
 
-std::shared_ptr<const ProcessGrammar> ProcessCompiler::wait(const std::shared_ptr<GrammarConnection>& connection,
-                                                            const Waiting& waiting) {
-  while (true) {
-    wire::Type type;
-    std::string payload;
-    if (!connection->receive(type, payload)) {
-      if (is_stopping_) throw Error(ErrorCode::kUnavailable, "the engine is shutting down");
-      if (!waiting.is_wanted()) return nullptr;
-      const auto events = static_cast<short>(POLLIN | (connection->has_unsent() ? POLLOUT : 0));
-      pollfd wanted{connection->socket(), events, 0};
-      poll(&wanted, 1, kLookMilliseconds);
-      if ((wanted.revents & POLLOUT) != 0) connection->send("");
-      continue;
-    }
-    if (type == wire::kReady) return read_grammar(connection, payload);
-    if (type == wire::kSlow && !waiting.may_take_long()) return nullptr;
-    if (type == wire::kFailed) {
-      wire::Reader reader(payload);
-      const bool is_to_blame = reader.get<uint8_t>() != 0;
-      throw Error(is_to_blame ? ErrorCode::kInvalidArgument : ErrorCode::kInternal, reader.text());
-    }
-  }
+ProcessCompiler::Process ProcessCompiler::take_idle() {
+  const std::lock_guard lock(mu_);
+  if (idle_.empty()) return nullptr;
+  Process process = std::move(idle_.back());
+  idle_.pop_back();
+  return process;
 }
 
-std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_grammar(
-    const std::shared_ptr<GrammarConnection>& connection, const std::string& payload) const {
+void ProcessCompiler::put_back(Process&& process) {
+  const std::lock_guard lock(mu_);
+  if (idle_.size() < kMaxIdle) idle_.push_back(std::move(process));
+}
+
+std::shared_ptr<const AutomatonGrammar> ProcessCompiler::read_grammar(const std::string& payload) const {
   wire::Reader reader(payload);
   SpecialTokens marks;
   for (auto left = reader.get<uint32_t>(); left > 0; --left) {
@@ -121,16 +82,14 @@ std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_grammar(
     marks.emplace_back(token, std::string(text.begin(), text.end()));
   }
   const bool is_printable = reader.get<uint8_t>() != 0;
-  const auto bytes = reader.get<uint64_t>();
   const auto nodes = reader.get<uint32_t>();
   const auto lists = reader.get<uint32_t>();
   Automaton::Program program;
   program.nodes = reader.get<Automaton::Node>(nodes);
   program.lists = reader.get<int32_t>(lists);
   program.starts = reader.rest<int32_t>();
-  if (!program.starts.empty()) require_known_tokens(program, marks);
-  return std::make_shared<const ProcessGrammar>(connection, tokens_, std::move(program), is_printable, std::move(marks),
-                                                bytes);
+  require_known_tokens(program, marks);
+  return std::make_shared<const AutomatonGrammar>(tokens_, std::move(program), is_printable, std::move(marks));
 }
 
 // Throws Error for numbers that are no tokens'.
@@ -148,7 +107,7 @@ void ProcessCompiler::require_known_tokens(const Automaton::Program& program, co
   }
 }
 
-void ProcessCompiler::keep(const std::string& response_format, const std::shared_ptr<const ProcessGrammar>& grammar) {
+void ProcessCompiler::keep(const std::string& response_format, const std::shared_ptr<const AutomatonGrammar>& grammar) {
   const std::lock_guard lock(mu_);
   kept_.emplace_front(response_format, grammar);
   size_t bytes = 0;
@@ -157,41 +116,6 @@ void ProcessCompiler::keep(const std::string& response_format, const std::shared
     bytes -= std::min(bytes, kept_.back().second->bytes());
     kept_.pop_back();
   }
-}
-
-// ---- the thread that reads ----
-
-void ProcessCompiler::listen(const std::shared_ptr<GrammarConnection>& connection) {
-  const std::lock_guard lock(mu_);
-  connections_[connection->number()] = connection;
-  epoll_event event{};
-  // With EPOLLET: whenever something comes, and whenever there is room again.
-  event.events = EPOLLIN | EPOLLOUT | EPOLLET;
-  event.data.u64 = connection->number();
-  epoll_ctl(poll_.get(), EPOLL_CTL_ADD, connection->socket(), &event);
-}
-
-void ProcessCompiler::run() {
-  std::array<epoll_event, 64> events;
-  while (!is_stopping_) {
-    const int count = epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()), -1);
-    for (int i = 0; i < count; ++i) serve(events[static_cast<size_t>(i)].data.u64);
-  }
-}
-
-void ProcessCompiler::serve(uint64_t number) {
-  std::shared_ptr<GrammarConnection> connection;
-  {
-    const std::lock_guard lock(mu_);
-    const auto known = connections_.find(number);
-    if (known == connections_.end()) return;
-    connection = known->second.lock();
-    if (!connection) {
-      connections_.erase(known);
-      return;
-    }
-  }
-  if (connection->serve()) on_state_();
 }
 
 }  // namespace turbomind

@@ -23,7 +23,7 @@ class TokenTrie {
   // Bytes of the longest one.
   size_t longest() const { return longest_; }
   // Sets the bits of the tokens whose bytes may come at a place where a token begins; `is_printable`: of none with a
-  // control character. Without meaning when the automaton is given up meanwhile.
+  // control character.
   void find_allowed(Automaton& automaton, Automaton::Place place, bool is_printable, std::vector<int32_t>& mask) const;
 
  private:

@@ -1,12 +1,12 @@
-// What the engine and the processes of its grammars send each other: frames over a socket, on one machine.
+// What the engine and the processes that read its response formats send each other: frames over a socket, on one
+// machine.
 //
 //   frame     uint32 bytes after it, uint8 type, payload
 //
-//   engine -> process                               process -> engine
-//   kFormat   what to read, once and first          kReady    read: its program (engine/grammar/automaton.h)
-//   kOpen     a response begins                      kSlow     that takes long
-//   kAdvance  its tokens, and what may come?         kFailed   why there is nothing more; the last frame
-//   kClose    it ends                               kState    what may come
+//   engine -> process             process -> engine
+//   kFormat   what to read         kReady    read: its program (engine/grammar/automaton.h)
+//                                  kSlow     that takes long
+//                                  kFailed   why there is none
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,11 @@
 namespace turbomind::wire {
 
 enum Type : uint8_t {
-  kFormat,   // uint32 milliseconds of processor time, text
-  kOpen,     // uint32 matcher, int32 stop tokens
-  kAdvance,  // uint32 matcher, uint32 question, int32 tokens
-  kClose,    // uint32 matcher
-  kReady,    // uint32 marks, and for each int32 token, uint32 bytes of its text and they; uint8 whether no control
-             // characters come, uint64 bytes if compiled, uint32 nodes, uint32 numbers of lists, their int32s; int32
-             // starts
+  kFormat,  // uint32 milliseconds of processor time, text
+  kReady,   // uint32 marks, and for each int32 token, uint32 bytes of its text and they; uint8 whether no control
+            // characters come; uint32 nodes, uint32 numbers of lists, their int32s; int32 starts
   kSlow,
   kFailed,  // uint8 whether the format is to blame, text
-  kState,   // uint32 question, uint8 whether the response is complete, int32 mask
 };
 
 constexpr size_t kHeader = sizeof(uint32_t) + 1;
@@ -116,16 +111,9 @@ inline bool take_frame(std::string& bytes, Type& type, std::string& payload) {
   return true;
 }
 
-// ---- of the host, a packet each ----
-
-struct HostOrder {
-  uint64_t process = 0;   // a number of the engine's
-  bool is_start = false;  // with its socket; else it is to be killed
-};
-
-// What the host finds in the file that it is given: uint32 vocab_size, uint32 stop tokens, those as int32; then for
-// each token uint32 bytes and they; uint32 special tokens, and for each int32 token, uint32 bytes of its text and they.
-constexpr int kControlSocket = 3;
+// What a process is given. The file: uint32 vocab_size, and for each token uint32 bytes and they; uint32 special
+// tokens, and for each int32 token, uint32 bytes of its text and they; stop tokens, as int32.
+constexpr int kSocket = 3;
 constexpr int kVocabularyFile = 4;
 
 }  // namespace turbomind::wire

@@ -23,10 +23,8 @@ SpanRows wanted_rows(const Sequence& sequence) {
   return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
 
-// Whether there is anything to compute: not while the last logits wait for a grammar; after a token that nobody has
-// seen, only if it cannot be the response's last.
+// Whether there is anything to compute: after a token that nobody has seen, only if it cannot be the response's last.
 bool has_next_row(const Sequence& sequence) {
-  if (sequence.generation.waits_for_grammar()) return false;
   return sequence.in_flight == 0 || sequence.chosen() < sequence.params().max_new_tokens;
 }
 

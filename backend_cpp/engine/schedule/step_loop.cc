@@ -38,7 +38,7 @@ void StepLoop::begin(Step& step) {
       StepSpan& span = step.input.spans[i];
       Sequence& sequence = *step.sequences[i];
       if (span.wanted != SpanRows::kLast || span.drafts > 0 || sequence.generation.needs_logits()) continue;
-      if (!sequence.generation.knows_choice()) continue;  // chosen here, when it is known
+      if (sequence.generation.is_complete()) continue;  // nothing to choose
       const TokenChoice& choice = sequence.generation.choice(sequence.in_flight);
       if (!runner_.reserve(choice)) continue;
       span.wanted = SpanRows::kNone;

@@ -244,7 +244,6 @@ TEST(what_repetitions_in_repetitions_allow_is_what_derivatives_allow) {
     const Pointer e = expressions.next(5);
     Automaton automaton(Writer(true).program(e), round % 2 == 0 ? 0 : 3);
     automaton.set_budget(1 << 24);
-    if (automaton.is_given_up()) continue;
     texts += compare(e, automaton, automaton.start(), has(*e, Expression::kMaxCharacters), 5);
   }
   CHECK(texts > 50'000);
@@ -259,10 +258,7 @@ TEST(what_regions_in_repetitions_allow_is_what_they_allow_without_counts) {
     Automaton counted(Writer(true).program(e)), written(Writer(false).program(e));
     counted.set_budget(1 << 24);
     written.set_budget(1 << 24);
-    if (counted.is_given_up() || written.is_given_up()) continue;
-    const int found = compare(counted, counted.start(), written, written.start(), 4);
-    if (counted.is_given_up() || written.is_given_up()) continue;
-    texts += found;
+    texts += compare(counted, counted.start(), written, written.start(), 4);
   }
   CHECK(texts > 50'000);
 }
@@ -279,8 +275,7 @@ TEST(places_of_ambiguous_repetitions_are_few) {
   for (int i = 0; i < 400; ++i) {
     automaton.set_budget(200);
     place = automaton.after(place, i > 0 && random() % 8 == 0 ? "b" : "a");
-    CHECK(automaton.is_known(place));
-    if (!automaton.is_known(place)) break;
+    CHECK(place != Automaton::kNowhere);
   }
 }
 
@@ -326,7 +321,6 @@ TEST(what_may_be_nothing_is_not_tried_again_and_again) {
     automaton.set_budget(20 * (letters + 2));
     const Automaton::Place place = automaton.after(automaton.start(), std::string(letters, 'a') + "b");
     CHECK_EQUAL(place != Automaton::kNowhere, letters <= 300);
-    CHECK(!automaton.is_given_up());
   }
 }
 

@@ -40,8 +40,6 @@ class HeldCompiler final : public GrammarCompiler {
   };
 
   explicit HeldCompiler(std::shared_ptr<Log> log) : log_(std::move(log)) {}
-  void notify(std::function<void()>) override {}
-  void stop() override { let_go(); }
   void let_go() {
     const std::lock_guard lock(log_->mu);
     log_->holds = false;

@@ -1,0 +1,173 @@
+#include "engine/grammar/automaton_grammar.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace turbomind {
+
+namespace {
+
+constexpr size_t kStateBytes = size_t{16} << 20;  // of a grammar
+// Items that the automaton may look at: to follow a token, and to find what may come. What finding it costs beyond a
+// little is paid back a little with each token of a response. A million takes about 50 ms.
+constexpr size_t kFollowItems = 100'000;
+constexpr size_t kPlaceItems = 100'000;
+constexpr size_t kCheapItems = 8'000;
+constexpr size_t kCostlyItems = 1'000'000;
+constexpr size_t kPaidBack = 1'000;
+
+size_t longest(const TokenTrie& tokens, const SpecialTokens& marks) {
+  size_t longest = tokens.longest();
+  for (const auto& [token, text] : marks) longest = std::max(longest, text.size());
+  return longest;
+}
+
+}  // namespace
+
+class AutomatonGrammar::Matcher final : public GrammarMatcher {
+ public:
+  Matcher(std::shared_ptr<const AutomatonGrammar> grammar, const std::vector<int32_t>& stop_token_ids)
+      : grammar_(std::move(grammar)),
+        stop_token_ids_(stop_token_ids),
+        place_(grammar_->automaton_.start()),
+        state_(grammar_->state_of(place_, stop_token_ids_)) {
+    grammar_->matchers_.insert(this);
+  }
+
+  ~Matcher() override { grammar_->matchers_.erase(this); }
+
+  const GrammarState& state() override { return *state_; }
+
+  std::string forced_text(size_t most) override {
+    std::string text;
+    Automaton& automaton = grammar_->automaton_;
+    automaton.set_budget(kFollowItems);
+    try {
+      for (Automaton::Place at = place_; text.size() < most && at != Automaton::kNowhere;) {
+        const std::optional<uint8_t> byte = automaton.only_byte(at);
+        if (!byte) break;
+        text.push_back(static_cast<char>(*byte));
+        at = automaton.after(at, *byte);
+      }
+    } catch (const Error&) {  // it takes too much: that ends the response where it matters
+    }
+    return text;
+  }
+
+  void accept(int32_t token) override {
+    place_ = grammar_->after(place_, token);
+    grammar_->forget_some();
+    state_ = grammar_->state_of(place_, stop_token_ids_);
+  }
+
+  Automaton::Place& place() { return place_; }
+
+ private:
+  const std::shared_ptr<const AutomatonGrammar> grammar_;
+  const std::vector<int32_t> stop_token_ids_;
+  Automaton::Place place_;  // that the response has come to
+  StateRef state_;
+};
+
+AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, Automaton::Program program,
+                                   bool is_printable, SpecialTokens marks)
+    : tokens_(std::move(tokens)),
+      is_printable_(is_printable),
+      marks_(std::move(marks)),
+      program_bytes_(program.nodes.size() * sizeof(Automaton::Node) +
+                     (program.lists.size() + program.starts.size()) * sizeof(int32_t)),
+      automaton_(std::move(program), longest(*tokens_, marks_)),
+      bytes_(program_bytes_ + automaton_.bytes()) {}
+
+const std::string& AutomatonGrammar::bytes_of(int32_t token) const {
+  for (const auto& [mark, text] : marks_) {
+    if (mark == token) return text;
+  }
+  return tokens_->bytes_of(token);
+}
+
+Automaton::Place AutomatonGrammar::after(Automaton::Place place, int32_t token) const {
+  automaton_.set_budget(kFollowItems);
+  const Automaton::Place next = automaton_.after_token(automaton_.begin_token(place), token, bytes_of(token));
+  if (next == Automaton::kNowhere) throw internal_error("a token outside the response format was chosen");
+  costly_items_ -= std::min(costly_items_, kPaidBack);
+  return next;
+}
+
+AutomatonGrammar::StateRef AutomatonGrammar::state_of(Automaton::Place place,
+                                                      const std::vector<int32_t>& stop_token_ids) const {
+  // The same may come at all places nearby: a token is no longer than the horizon.
+  const Automaton::Place near = automaton_.nearby(place);
+  StateRef& state = states_[stop_token_ids][near];
+  if (!state) {
+    state = std::make_shared<const GrammarState>(find_state(near, stop_token_ids));
+    state_bytes_ += 128 + state->mask.size() * sizeof(int32_t);
+    bytes_ = program_bytes_ + state_bytes_ + automaton_.bytes();
+  }
+  return state;
+}
+
+GrammarState AutomatonGrammar::find_state(Automaton::Place place, const std::vector<int32_t>& stop_token_ids) const {
+  const bool may_end = automaton_.may_end(place);
+  GrammarState state;
+  state.is_finished = may_end && stop_token_ids.empty();
+  if (state.is_finished) return state;
+  state.mask.assign((tokens_->vocabulary().size() + 31) / 32, 0);
+  automaton_.set_budget(std::min(kPlaceItems, kCostlyItems - costly_items_ + kCheapItems));
+  const size_t budget = automaton_.budget();
+  const auto note_cost = [&] {
+    const size_t items = budget - automaton_.budget();
+    if (items > kCheapItems) costly_items_ += items - kCheapItems;
+  };
+  try {
+    if (const Automaton::Place begun = automaton_.begin_token(place); begun != Automaton::kNowhere) {
+      tokens_->find_allowed(automaton_, begun, is_printable_, state.mask);
+      allow_tokens(begun, state.mask);
+    }
+  } catch (const Error&) {
+    note_cost();
+    throw;
+  }
+  note_cost();
+  for (const int32_t token : stop_token_ids) {
+    const uint32_t bit = uint32_t{1} << token % 32;
+    int32_t& word = state.mask[static_cast<size_t>(token) / 32];
+    word = static_cast<int32_t>(may_end ? static_cast<uint32_t>(word) | bit : static_cast<uint32_t>(word) & ~bit);
+  }
+  state.only_token = only_token(state.mask);
+  return state;
+}
+
+// Those that may come by their numbers, and marks by their texts.
+void AutomatonGrammar::allow_tokens(Automaton::Place begun, std::vector<int32_t>& mask) const {
+  for (const auto& [token, text] : marks_) {
+    if (automaton_.after(begun, text) != Automaton::kNowhere) allow(mask, token);
+  }
+  automaton_.for_each_token_list(begun, [&](bool is_all_but, const int32_t* first, const int32_t* last) {
+    const auto vocabulary = static_cast<int32_t>(tokens_->vocabulary().size());
+    const auto allow_one = [&](int32_t token) {
+      if (!bytes_of(token).empty()) allow(mask, token);
+    };
+    for (int32_t token = 0; is_all_but && token < vocabulary; ++token) {
+      if (std::find(first, last, token) == last) allow_one(token);
+    }
+    for (; !is_all_but && first != last; ++first) allow_one(*first);
+  });
+}
+
+// What was learned, when it has become large, but the places of the responses.
+void AutomatonGrammar::forget_some() const {
+  if (state_bytes_ <= kStateBytes && !automaton_.is_large()) return;
+  states_.clear();
+  state_bytes_ = 0;
+  std::vector<Automaton::Place*> kept;
+  for (Matcher* matcher : matchers_) kept.push_back(&matcher->place());
+  automaton_.forget_all_but(kept);
+}
+
+std::unique_ptr<GrammarMatcher> AutomatonGrammar::new_matcher(const std::vector<int32_t>& stop_token_ids) const {
+  return std::make_unique<Matcher>(shared_from_this(), stop_token_ids);
+}
+
+}  // namespace turbomind
