@@ -338,6 +338,10 @@ class Attention:
         )  # fmt: skip
         return torch.from_numpy(out)
 
+    def write(self, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> None:
+        """Write keys and values ``[rows, heads, dim]``."""
+        self._cache.write(_array(k), _array(v), spans)
+
     def project(self, q: torch.Tensor, spans: list[Span], weight: Any) -> torch.Tensor:
         """Attend to what was written before, without any rule, and return the result times ``weight``."""
         y = _unwritten(q.shape[0], weight.exact.shape[0])

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import astuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from tests.kernels.arguments import AttentionRule, HeadSizes
 from tests.kernels.device import Attention, Device
 from tests.kernels.linear_bounds import MANY_ROWS
 from tests.kernels.reference import round_heads
-from tests.kernels.sequences import Chunk, Sequences
+from tests.kernels.sequences import Chunk, Sequences, cached
 from tests.kernels.weights import weight_of_kind
 
 Codes = npt.NDArray[np.uint8]
@@ -23,6 +24,7 @@ SIZES = [
     HeadSizes(9, 3, 64, 64),
     HeadSizes(4, 4, 32, 32),
     HeadSizes(8, 1, 128, 128),  # on CUDA with 4 bits, rows of 64 bytes
+    HeadSizes(12, 1, 64, 64),  # on CUDA two tiles of 8 query rows
     HeadSizes(5, 1, 80, 80),  # int4 is padded to 96
     HeadSizes(7, 1, 72, 40),  # padded; copied 8 and 4 bytes at a time
     HeadSizes(4, 2, 96, 96),
@@ -33,6 +35,17 @@ SIZES = [
     HeadSizes(6, 1, 576, 512),  # latent attention: CUDA's plain kernel
 ]
 BITS = [32, 16, 8, 4]
+
+
+def decoded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention with sinks of one row ``[heads, dim]`` that sees all keys, in float64, and of ``v.abs()``."""
+    assert rule.sinks is not None
+    k, v = (x.double().repeat_interleave(len(q) // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("hd,jhd->hj", q.double(), k) * rule.scale
+    weights = torch.cat([scores, rule.sinks.double()[:, None]], -1).softmax(-1)[:, :-1]
+    return torch.einsum("hj,jhd->hd", weights, v), torch.einsum("hj,jhd->hd", weights, v.abs())
 
 
 def in_pieces(length: int) -> list[list[Chunk]]:
@@ -59,11 +72,12 @@ def test_it_agrees_with_float64_whole_and_in_pieces(device: Device, sizes: HeadS
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("sizes", [HeadSizes(4, 2, 64, 32), HeadSizes(6, 2, 64, 64)], ids=str)
 def test_rows_rotated_as_they_are_cached_come_to_the_bits_of_those_rotated_before(
-    device: Device, bits: int, *, is_interleaved: bool
+    device: Device, sizes: HeadSizes, bits: int, *, is_interleaved: bool
 ) -> None:
     torch.manual_seed(bits)
-    batch = Sequences(device, [40], HeadSizes(4, 2, 64, 32), 16, bits, PLAIN)
+    batch = Sequences(device, [40], sizes, 16, bits, PLAIN)
     (q,), (k,), (v,) = batch.q, batch.k, batch.v
     angles, factors = torch.rand(40, 24) * 6, torch.rand(40) + 0.5
     cos, sin = angles.cos(), angles.sin()
@@ -103,7 +117,8 @@ def test_more_query_heads_than_a_decoding_tile_holds_share_a_split_context(devic
 @pytest.mark.alike
 @pytest.mark.parametrize("bits", [32, 16, 8])
 @pytest.mark.parametrize("name", ["window", "wide window", "softcap", "alibi", "sinks", "all"])
-def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: str, bits: int) -> None:
+@pytest.mark.parametrize("dim", [32, 64])
+def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: str, bits: int, dim: int) -> None:
     torch.manual_seed(1)
     length = 600 if device.is_cuda else 1100  # on the CPU three partitions
     slopes, sinks = torch.rand(6) * 0.1, torch.randn(6) * 3
@@ -115,7 +130,7 @@ def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: 
         "sinks": AttentionRule(SCALE, sinks=sinks),
         "all": AttentionRule(1.0, 5.0, 130, slopes, sinks),
     }[name]
-    batch = Sequences(device, [length], HeadSizes(6, 2, 32, 32), 32, bits, rule)
+    batch = Sequences(device, [length], HeadSizes(6, 2, dim, dim), 32, bits, rule)
     whole, pieces = batch.run([[(0, 0, length)]])[0], batch.run(in_pieces(length))[0]
     batch.check(0, whole)
     if device.is_cuda:
@@ -199,10 +214,11 @@ def test_sequences_that_decode_together_do_not_depend_on_how_many_they_are(
         batch.check(index, out[index])
 
 
+@pytest.mark.parametrize("dim", [16, 64])
 @pytest.mark.parametrize("bits", BITS)
-def test_blocks_outside_the_window_are_never_read(device: Device, bits: int) -> None:
+def test_blocks_outside_the_window_are_never_read(device: Device, bits: int, dim: int) -> None:
     torch.manual_seed(0)
-    batch = Sequences(device, [300], HeadSizes(2, 1, 16, 16), 16, bits, AttentionRule(SCALE, window=40))
+    batch = Sequences(device, [300], HeadSizes(2, 1, dim, dim), 16, bits, AttentionRule(SCALE, window=40))
     attend = batch.new_cache()
     q, k, v = (x[0] for x in (batch.q, batch.k, batch.v))
     first = attend(q[:299], k[:299], v[:299], [(0, 299, 0, batch.blocks[0])])
@@ -213,10 +229,11 @@ def test_blocks_outside_the_window_are_never_read(device: Device, bits: int) -> 
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_a_broken_row_spoils_no_other_sequence(device: Device, bits: int) -> None:
+@pytest.mark.parametrize("dim", [32, 64])
+def test_a_broken_row_spoils_no_other_sequence(device: Device, dim: int, bits: int) -> None:
     torch.manual_seed(0)
-    batch = Sequences(device, [100, 50], HeadSizes(6, 2, 32, 32), 64, bits, PLAIN)
-    steps: list[list[Chunk]] = [[(0, 0, 60), (1, 0, 40)], [(0, 60, 40), (1, 40, 10)]]
+    batch = Sequences(device, [100, 50], HeadSizes(6, 2, dim, dim), 64, bits, PLAIN)
+    steps: list[list[Chunk]] = [[(0, 0, 60), (1, 0, 40)], [(0, 60, 39), (1, 40, 9)], [(0, 99, 1), (1, 49, 1)]]
     clean = batch.run(steps)
     for tensor in (batch.q, batch.k, batch.v):
         tensor[0][77] = float("nan")
@@ -230,7 +247,7 @@ def test_a_broken_row_spoils_no_other_sequence(device: Device, bits: int) -> Non
 # ---- what the CPU promises beyond ----
 
 
-@pytest.mark.parametrize("sizes", [SIZES[i] for i in (0, 1, 2, 3, 4, 7, 8)], ids=str)
+@pytest.mark.parametrize("sizes", [SIZES[i] for i in (0, 1, 2, 4, 5, 8, 9)], ids=str)
 @pytest.mark.parametrize(("bits", "block_len"), [(32, 16), (16, 64), (8, 64), (4, 64)])
 def test_chunks_and_neighbours_change_no_bit(cpu: Device, sizes: HeadSizes, bits: int, block_len: int) -> None:
     torch.manual_seed(sizes.key_dim)
@@ -252,7 +269,7 @@ def test_chunks_and_neighbours_change_no_bit(cpu: Device, sizes: HeadSizes, bits
 
 
 @pytest.mark.parametrize("bits", [32, 16])
-@pytest.mark.parametrize("sizes", [SIZES[2], SIZES[3], SIZES[10]], ids=str)
+@pytest.mark.parametrize("sizes", [SIZES[2], SIZES[4], SIZES[11]], ids=str)
 def test_no_launch_needs_a_larger_workspace_than_the_largest(cuda: Device, sizes: HeadSizes, bits: int) -> None:
     shape = (sizes.num_heads, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, 32)
     needed = 0
@@ -262,13 +279,40 @@ def test_no_launch_needs_a_larger_workspace_than_the_largest(cuda: Device, sizes
     assert 0.4 * most < needed <= most
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_short_context_of_codes_is_cut_as_finely_as_one_of_numbers(cuda: Device, bits: int) -> None:
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_decoding_contexts_are_split_where_they_are_few_and_long(cuda: Device, bits: int) -> None:
     shape = (4, 1, 128, 128, 64)
-    for context in (64, 128, 256, 500):
-        own, _ = cuda.native.attention_workspaces(bits, shape, 1, 1, context, 0)
-        assert own == cuda.native.attention_workspaces(16, shape, 1, 1, context, 0)[0]
-        assert (own > 0) == (context > 64)
+
+    def cut(contexts: int, seen: int, rows: int = 4) -> tuple[int, int]:
+        warps, splits = cuda.native.decode_cut(bits, shape, rows, contexts, seen)
+        assert warps in ((16, 8, 4) if rows <= 8 else (12, 6, 4))
+        return warps, splits
+
+    assert cut(1, 64)[1] == 1
+    assert cut(10**5, 10**5)[1] == 1
+    for rows in (4, 16):
+        warps, splits = cut(1, 10**5, rows)
+        assert splits > 1
+        assert splits * warps * 16 <= 10**5
+
+
+@pytest.mark.parametrize("block_len", [16, 64])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("sizes", [HeadSizes(3, 1, 128, 128), HeadSizes(16, 1, 64, 64)], ids=str)
+def test_long_contexts_of_one_decoding_sequence_agree_with_float64(
+    cuda: Device, sizes: HeadSizes, bits: int, block_len: int
+) -> None:
+    torch.manual_seed(bits)
+    length = 2100
+    rule = AttentionRule(SCALE, sinks=torch.randn(sizes.num_heads))
+    assert cuda.native.decode_cut(bits, (*astuple(sizes), block_len), sizes.num_heads, 1, length)[1] > 1
+    batch = Sequences(cuda, [length], sizes, block_len, bits, rule)
+    (q,), (k,), (v,), blocks = batch.q, batch.k, batch.v, batch.blocks[0]
+    attend = batch.new_cache()
+    attend.write(k[:-1], v[:-1], [(0, length - 1, 0, blocks)])
+    out = attend(q[-1:], k[-1:], v[-1:], [(0, 1, length - 1, blocks)])
+    exact, magnitude = decoded(q[-1], cached(k, bits), cached(v, bits), rule)
+    assert ((out[0].double() - exact).abs() <= 4e-5 * (1 + magnitude) + 2**-8 * magnitude).all()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,12 @@ def test_a_tile_is_multiplied_as_the_product_of_its_matrices(cuda: Device, is_bf
     torch.testing.assert_close(torch.from_numpy(out).double(), exact, rtol=0, atol=16 * 2.0**-22)
 
 
+def test_a_tile_is_transposed_between_lanes(cuda: Device) -> None:
+    x = np.arange(64, dtype=np.uint16).reshape(8, 8)
+    out = cuda.native.transpose_tile(x.view(np.uint32))
+    assert (out.view(np.uint16).reshape(8, 8) == x.T).all()
+
+
 @pytest.mark.parametrize("delta", [0, 1, 7, 31])
 def test_lanes_and_threads_see_each_other(cuda: Device, delta: int) -> None:
     x = np.random.default_rng(delta).standard_normal(6 * 32, np.float32)

@@ -7,6 +7,8 @@
 // ldmatrix_x4, _x2    8 x 8 matrices of 16-bit elements from shared memory: lanes 8 m .. 8 m + 7 point at the rows
 //          (16 bytes, aligned) of matrix m; fragment m gets row g, columns 2 t and 2 t + 1, or, transposed, column g,
 //          rows 2 t and 2 t + 1.
+// transpose_8x8    of 16-bit elements: a lane gives row g, columns 2 t and 2 t + 1, and gets column g, rows 2 t, 2 t
+// + 1. load_once_16, _8, _4    of global memory that is read once: it takes no place in the first-level cache.
 // cp_async_16, _8, _4    16, 8 or 4 bytes from global to shared memory, both aligned to as many, or, where not valid,
 //          zeros and nothing is read. Copies up to a commit form a group; cp_async_wait<n> waits for all groups of this
 //          thread but the newest n.
@@ -43,6 +45,18 @@ inline void ldmatrix_x4_transposed(uint32_t (&fragments)[4], const void* row) {
 inline void ldmatrix_x2_transposed(uint32_t (&fragments)[2], const void* row) {
   emulated::ldmatrix(fragments, row, true);
 }
+inline uint32_t transpose_8x8(uint32_t row) {
+  return emulated::transpose_8x8(row);
+}
+inline uint4 load_once_16(const void* global) {
+  return *static_cast<const uint4*>(global);
+}
+inline uint2 load_once_8(const void* global) {
+  return *static_cast<const uint2*>(global);
+}
+inline uint32_t load_once_4(const void* global) {
+  return *static_cast<const uint32_t*>(global);
+}
 inline void cp_async_16(void* shared, const void* global, bool is_valid = true) {
   emulated::cp_async(shared, global, 16, is_valid);
 }
@@ -78,6 +92,9 @@ inline void await_previous() {
 // 2^v within 2 ulp of float32.
 inline float fast_exp2(float v) {
   return exp2f(v);
+}
+inline float fast_log2(float v) {
+  return log2f(v);
 }
 inline void store_release_system(uint32_t* address, uint32_t value) {
   std::atomic_ref<uint32_t>(*address).store(value, std::memory_order_release);
@@ -131,6 +148,30 @@ __device__ __forceinline__ void ldmatrix_x2_transposed(uint32_t (&fragments)[2],
                : "r"(shared_address(row))
                : "memory");
 }
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t row) {
+  uint32_t column;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(column) : "r"(row));
+  return column;
+}
+__device__ __forceinline__ uint4 load_once_16(const void* global) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(global));
+  return value;
+}
+__device__ __forceinline__ uint2 load_once_8(const void* global) {
+  uint2 value;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];\n"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(global));
+  return value;
+}
+__device__ __forceinline__ uint32_t load_once_4(const void* global) {
+  uint32_t value;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.u32 %0, [%1];\n" : "=r"(value) : "l"(global));
+  return value;
+}
 // .cg keeps the copy out of the first-level cache; it exists for 16 bytes only.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool is_valid = true) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global),
@@ -177,6 +218,11 @@ __device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
 __device__ __forceinline__ float fast_exp2(float v) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(v));
+  return result;
+}
+__device__ __forceinline__ float fast_log2(float v) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(v));
   return result;
 }
 __device__ __forceinline__ void store_release_system(uint32_t* address, uint32_t value) {

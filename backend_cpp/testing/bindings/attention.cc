@@ -58,15 +58,7 @@ class Cache {
     params.window = window;
     params.sinks = sink_logits.data();
     params.kv_lens = seen.data();
-    std::vector<AttentionSpan> views;
-    for (const auto& [first_row, count, first_position, blocks] : spans) {
-      views.push_back({first_row, count, first_position, blocks.data()});
-    }
-    ops_.set_spans(SpanSet{}, std::move(views), layout_.block_len);
-    const auto view = [](const OnDevice<float>& x, const Array<float>& shape) {
-      return heads_view(x.data(), size_of(shape, 0), static_cast<size_t>(shape.shape(1) * shape.shape(2)), 0,
-                        size_of(shape, 1), size_of(shape, 2));
-    };
+    set_spans(spans);
     if (cosine) {
       const RopeTable table{cosines.data(), sines.data(), size_of(*cosine, 1), is_interleaved};
       ops_.rope_and_write(table, params, view(queries, q), query_factors.data(), view(keys, k), view(values, v));
@@ -75,6 +67,19 @@ class Cache {
     }
     ops_.paged_attention(params, view(queries, q), out.data());
     return out.fetch(like);
+  }
+
+  // Writes keys and values of rows alone.
+  void write(const Array<float>& k, const Array<float>& v, const std::vector<Span>& spans) {
+    const OnDevice<float> keys(ops_, k);
+    const OnDevice<float> values(ops_, v);
+    AttentionParams params;
+    params.layout = layout_;
+    params.pool = pool_.as<std::byte>();
+    params.num_heads = num_heads_;
+    set_spans(spans);
+    ops_.write_cache(params, view(keys, k), view(values, v));
+    ops_.wait();
   }
 
   // The linear layer of attention to what attend wrote: q [rows, heads, dim], like [rows, its outputs].
@@ -86,16 +91,9 @@ class Cache {
     params.layout = layout_;
     params.pool = pool_.as<std::byte>();
     params.num_heads = num_heads_;
-    std::vector<AttentionSpan> views;
-    for (const auto& [first_row, count, first_position, blocks] : spans) {
-      views.push_back({first_row, count, first_position, blocks.data()});
-    }
-    ops_.set_spans(SpanSet{}, std::move(views), layout_.block_len);
+    set_spans(spans);
     const AlignedBuffer workspace = float_buffer(ops_, size_of(q, 0), num_heads_ * layout_.value_dim);
-    ops_.project_attention(params,
-                           heads_view(queries.data(), size_of(q, 0), static_cast<size_t>(q.shape(1) * q.shape(2)), 0,
-                                      size_of(q, 1), size_of(q, 2)),
-                           workspace.as<float>(), weight.view(), out.data(), false);
+    ops_.project_attention(params, view(queries, q), workspace.as<float>(), weight.view(), out.data(), false);
     return out.fetch(like);
   }
 
@@ -106,6 +104,18 @@ class Cache {
   }
 
  private:
+  static HeadsView view(const OnDevice<float>& x, const Array<float>& shape) {
+    return heads_view(x.data(), size_of(shape, 0), static_cast<size_t>(shape.shape(1) * shape.shape(2)), 0,
+                      size_of(shape, 1), size_of(shape, 2));
+  }
+  void set_spans(const std::vector<Span>& spans) {
+    std::vector<AttentionSpan> views;
+    for (const auto& [first_row, count, first_position, blocks] : spans) {
+      views.push_back({first_row, count, first_position, blocks.data()});
+    }
+    ops_.set_spans(SpanSet{}, std::move(views), layout_.block_len);
+  }
+
   Operators& ops_;
   CacheLayout layout_;
   int num_heads_;
@@ -118,6 +128,7 @@ void bind_attention(py::module_& m) {
   py::class_<Cache>(m, "Cache", py::module_local())
       .def(py::init<TestDevice&, int, int, const CacheSizes&>(), py::keep_alive<1, 2>())
       .def("attend", &Cache::attend)
+      .def("write", &Cache::write)
       .def("project", &Cache::project)
       .def("bytes", &Cache::bytes);
   m.def("cache_block_bytes", [](int bits, const CacheSizes& sizes) { return cache_layout(bits, sizes).block_bytes(); });

@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/attention/decode_plan.h"
 #include "kernels/cuda/attention/paged_attention.h"
+#include "kernels/cuda/linear/linear.h"
 #include "testing/bindings/cuda_internals.h"
 #include "testing/bindings/cuda_timing.h"
 
@@ -60,9 +62,10 @@ std::pair<double, size_t> time_attention(TestDevice& device, int bits, const Cac
   const AlignedBuffer out = ops.allocate(rows * layout.value_dim * sizeof(float));
   const AlignedBuffer workspace = ops.allocate(attention_workspace_floats(params, shape) * sizeof(float));
   const auto dim = static_cast<size_t>(layout.key_dim);
+  const SplitCounters counters(ops.stream());
   const HeadsView view{queries.as<float>(), sequences, params.num_heads * dim, params.num_heads, dim, layout.key_dim};
   const double seconds = graph_seconds(ops, calls, rounds, [&](int) {
-    paged_attention(ops.stream(), params, shape, view, workspace.as<float>(), out.as<float>());
+    paged_attention(ops.stream(), params, shape, view, workspace.as<float>(), out.as<float>(), counters.data());
   });
   const size_t bytes_of_token = layout.block_bytes() / static_cast<size_t>(layout.block_len);
   return {seconds, static_cast<size_t>(sequences) * context * bytes_of_token};
@@ -78,6 +81,11 @@ void bind_attention_internals(DeviceClass& device) {
     params.window = window;
     return std::pair(attention_workspace_floats(params, {nullptr, nullptr, span_count, max_rows, max_context}),
                      most_attention_workspace_floats(params));
+  });
+  // Warps of a block, and splits, of a decoding launch on this device.
+  device.def("decode_cut", [](TestDevice&, int bits, const CacheSizes& sizes, int rows, int contexts, int seen) {
+    const DecodeCut cut = decode_cut(params_of(bits, sizes), rows, contexts, seen);
+    return std::pair(cut.warps, cut.splits);
   });
   device.def("time_attention", &time_attention);
 }

@@ -38,6 +38,12 @@ __global__ void multiply_tile(const uint16_t* a, const uint16_t* b, float* d) {
   for (int i = 0; i < 4; ++i) d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
 }
 
+// One warp: y = x [8, 8] transposed, a lane giving and getting two neighbours of a row.
+__global__ void transpose_tile(const uint32_t* x, uint32_t* y) {
+  await_previous();
+  y[threadIdx.x] = transpose_8x8(load_once_4(x + threadIdx.x));
+}
+
 // shifted[i] = x[i + delta] within a warp, else x[i]; votes[w] = which lanes hold a positive x; above[i] = how many
 // threads of the block do.
 __global__ void talk(const float* x, int delta, float* shifted, uint32_t* votes, int32_t* above) {
@@ -102,6 +108,13 @@ void bind_probes(DeviceClass& device) {
     launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp), (16 * 16 + 16 * 8) * 2,
            ops.stream(), left.data(), right.data(), product.data());
     return product.fetch(like);
+  });
+  device.def("transpose_tile", [](TestDevice& d, const Array<uint32_t>& x) {
+    CudaOperators& ops = operators_of(d);
+    const OnDevice<uint32_t> rows(ops, x);
+    const OnDevice<uint32_t> transposed(ops, x);
+    launch(transpose_tile, dim3(1), dim3(kWarp), 0, ops.stream(), rows.data(), transposed.data());
+    return transposed.fetch(x);
   });
   device.def("talk", [](TestDevice& d, const Array<float>& x, int delta, int block, const Array<uint32_t>& votes,
                         const Array<int32_t>& above) {

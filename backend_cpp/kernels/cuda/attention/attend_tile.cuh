@@ -4,8 +4,7 @@
 //   rows split   tile_rows 64; warp w has rows 16 w .. 16 w + 15 and all keys of a tile: for prompts
 //   keys split   tile_rows 16; every warp has all rows, and a quarter of each tile's keys; at the end they are added
 //   up:
-//                for few rows, where reading the cache once, as fast as it comes, is all. docs/internals/cuda.md counts
-//                the instructions for a byte.
+//                for few rows that attend_decode.cuh does not take
 //
 // Keys and values of the next tile come into shared memory (cp.async, two stages) while one is computed. Queries stay
 // in registers or, where those are short, in shared memory in the order a lane wants them. Of quantized caches scales

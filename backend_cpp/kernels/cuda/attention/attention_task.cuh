@@ -36,6 +36,7 @@ struct AttentionTask {
   float* split_sums;   // [spans, key heads, tiles, splits, tile_rows, value_dim]: sum of weight times value ...
   float* split_stats;  // [spans, key heads, tiles, splits, tile_rows, 2]: ... where weight is exp(score - the first of
                        // these), and the sum of the weights
+  int32_t* counters;   // of SplitCounters (linear/linear.h), or null: merge adds the splits up
 };
 
 // Numbers split results: the row of split_sums and split_stats.
@@ -213,6 +214,10 @@ struct RowResult {
 void attend_bfloat16(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
 void attend_int8(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
 void attend_int4(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
+// Where has_decode_kernel says so (decode_plan.h); `warps` of a block.
+void decode_bfloat16(cudaStream_t stream, const AttentionTask& task, int warps);
+void decode_int8(cudaStream_t stream, const AttentionTask& task, int warps);
+void decode_int4(cudaStream_t stream, const AttentionTask& task, int warps);
 void attend_plain(cudaStream_t stream, const AttentionTask& task);
 
 }  // namespace turbomind::cuda

@@ -4,7 +4,9 @@
 #include <bit>
 
 #include "kernels/cuda/attention/attention_task.cuh"
+#include "kernels/cuda/attention/decode_plan.h"
 #include "kernels/cuda/attention/tile_dims.cuh"
+#include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/reduce.cuh"
 
 namespace turbomind::cuda {
@@ -22,6 +24,7 @@ constexpr int kWideTile = 64;
 
 // Which kernel, and how its work is cut.
 struct Plan {
+  int warps;           // of a block of the decoding kernel (attend_decode.cuh); 0: it is another one
   bool is_plain;       // no tensor cores
   bool is_split_keys;  // of a tile kernel
   int tile_rows;
@@ -54,12 +57,20 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const CacheLayout& layout = params.layout;
   const int rows = spans.max_rows * (params.num_heads / layout.num_kv_heads);
   Plan plan{};
+  const int seen = params.window > 0 ? std::min(spans.max_context, params.window + spans.max_rows) : spans.max_context;
+  if (has_decode_kernel(params, rows)) {
+    plan.tile_rows = kMostDecodeRows;
+    plan.tiles = 1;
+    const DecodeCut cut = decode_cut(params, rows, spans.span_count * layout.num_kv_heads, std::max(seen, 1));
+    plan.warps = cut.warps;
+    plan.splits = cut.splits;
+    return plan;
+  }
   plan.is_plain = !has_tile_kernel(layout);
   plan.is_split_keys = !plan.is_plain && rows <= kNarrowTile && can_split_keys(layout);
   plan.tile_rows = plan.is_plain || plan.is_split_keys ? kNarrowTile : kWideTile;
   plan.tiles = divide_up(rows, plan.tile_rows);
   const int blocks = std::max(1, spans.span_count * layout.num_kv_heads * plan.tiles);
-  const int seen = params.window > 0 ? std::min(spans.max_context, params.window + spans.max_rows) : spans.max_context;
   const int wanted = divide_up(kBlocksPerMultiprocessor * multiprocessor_count(), blocks);
   const int many = divide_up(kFewBlocks * multiprocessor_count(), blocks);
   const int few = plan.is_split_keys ? short_splits(layout, seen, many) : std::min(many, seen / kLeastSplit);
@@ -150,7 +161,7 @@ size_t most_attention_workspace_floats(const AttentionParams& params) {
 }
 
 void paged_attention(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& q,
-                     float* workspace, const TypedRows& out) {
+                     float* workspace, const TypedRows& out, int32_t* counters) {
   const CacheLayout& layout = params.layout;
   const auto block_len = static_cast<unsigned>(layout.block_len);
   if (block_len < 16 || !std::has_single_bit(block_len)) {
@@ -178,7 +189,13 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
   task.log_block_len = std::countr_zero(block_len);
   task.split_sums = workspace;
   task.split_stats = workspace + split_rows(params, spans, plan) * static_cast<size_t>(layout.value_dim);
-  if (plan.is_plain) {
+  if (plan.warps > 0) {
+    if (spans.span_count * layout.num_kv_heads <= kSplitCounters) task.counters = counters;
+    const auto attend = layout.type == CacheType::kBFloat16 ? decode_bfloat16
+                        : layout.type == CacheType::kInt8   ? decode_int8
+                                                            : decode_int4;
+    attend(stream, task, plan.warps);
+  } else if (plan.is_plain) {
     attend_plain(stream, task);
   } else if (layout.type == CacheType::kBFloat16) {
     attend_bfloat16(stream, task, plan.is_split_keys);
@@ -187,7 +204,7 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
   } else {
     attend_int4(stream, task, plan.is_split_keys);
   }
-  if (plan.splits == 1) return;
+  if (plan.splits == 1 || task.counters != nullptr) return;
   const int warps = std::min(plan.splits, kMaxMergeWarps);
   launch(merge_kernel, dim3(spans.max_rows * task.group, layout.num_kv_heads, spans.span_count), dim3(warps * kWarp),
          sizeof(float) * warps * layout.value_dim, stream, task);

@@ -16,10 +16,10 @@
 // in one: the tiles of a call are chosen by max_rows.
 //
 // Arithmetic. bfloat16, int8 and int4 caches with heads of up to 256 multiply on tensor cores: queries and softmax
-// weights are rounded to bfloat16 (relative error 2^-8 each), codes are exact; scores, softmax and sums are float32. A
-// float32 cache, and other shapes, take a plain kernel in float32. How a context is split over blocks depends on the
-// shape of the launch (DeviceSpans' counts and bounds), and results differ in rounding between shapes. A row that holds
-// NaN spoils, beyond itself, only rows of its own sequence.
+// weights are rounded to bfloat16 (relative error 2^-8 each), or, decoding from codes, to float16 (2^-11); codes are
+// exact; scores, softmax and sums are float32. A float32 cache, and other shapes, take a plain kernel in float32. How a
+// context is split over blocks depends on the shape of the launch (DeviceSpans' counts and bounds), and results differ
+// in rounding between shapes. A row that holds NaN spoils, beyond itself, only rows of its own sequence.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -64,8 +64,9 @@ void rope_and_write(cudaStream_t stream, const RopeTable& table, const Attention
 //   q [rows, num_heads, key_dim] float32, rotated and multiplied by the factor of q.k already
 //   out [rows, num_heads, value_dim], float32 or bfloat16
 //   workspace: at least attention_workspace_floats(params, spans) floats on the device; may be null for 0
+//   counters: of SplitCounters (linear/linear.h), for which a launch less is needed; or null
 void paged_attention(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& q,
-                     float* workspace, const TypedRows& out);
+                     float* workspace, const TypedRows& out, int32_t* counters = nullptr);
 
 // Depends on the shape of the launch only.
 size_t attention_workspace_floats(const AttentionParams& params, const DeviceSpans& spans);

@@ -77,6 +77,15 @@ void ldmatrix(uint32_t (&fragments)[kMatrices], const void* row, bool is_transpo
   }
 }
 
+// Of an 8 x 8 matrix of 16-bit elements a lane gives two neighbours of a row, and gets two of a column.
+inline uint32_t transpose_8x8(uint32_t row) {
+  const Lanes<uint32_t> rows("movmatrix", 0xFFFFFFFFu, row);
+  const int group = current_place->lane / 4;
+  const int place = current_place->lane % 4;
+  const auto element = [&](int r) { return rows[r * 4 + group / 2] >> 16 * (group % 2) & 0xFFFFu; };
+  return element(2 * place) | element(2 * place + 1) << 16;
+}
+
 inline void cp_async(void* shared, const void* global, int bytes, bool is_valid) {
   const auto to = reinterpret_cast<uintptr_t>(shared);
   const auto from = reinterpret_cast<uintptr_t>(global);

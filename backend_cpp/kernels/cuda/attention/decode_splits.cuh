@@ -1,0 +1,117 @@
+// The splits of a context that blocks of a decoding launch have computed (attend_decode.cuh), added up by the last of
+// these: of few splits, a kernel of its own would take longer.
+#pragma once
+
+#include "kernels/cuda/attention/attention_task.cuh"
+#include "kernels/cuda/attention/decode_plan.h"
+#include "kernels/cuda/reduce.cuh"
+
+namespace turbomind::cuda {
+
+// Whether this block is the last of a context's splits to come here; what the others wrote is then visible.
+__device__ inline bool is_last_split(const AttentionTask& task) {
+  __shared__ int before;
+  __threadfence();
+  __syncthreads();
+  int32_t* counter = task.counters + blockIdx.z * gridDim.y + blockIdx.y;
+  if (threadIdx.x == 0) {
+    before = atomicAdd(counter, 1);
+    if (before == task.splits - 1) *counter = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return before == task.splits - 1;
+}
+
+// Writes four dimensions of a result.
+__device__ __forceinline__ void write_piece(const AttentionTask& task, const DeviceSpan& span, int kv_head, int row,
+                                            int piece, const float4& value) {
+  const OutputRow out = output_of(task, span, kv_head, row);
+  out.write(piece * 4, value.x);
+  out.write(piece * 4 + 1, value.y);
+  out.write(piece * 4 + 2, value.z);
+  out.write(piece * 4 + 3, value.w);
+}
+
+// Adds up the splits of a context. Shared memory may be written.
+template <class Shape>
+__device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& span) {
+  constexpr int kPieces = Shape::kDim / 4;  // of a row, of four dimensions
+  const int lane = threadIdx.x % kWarp;
+  const int threads = blockDim.x;
+  const int kv_head = blockIdx.y;
+  const int rows = span.count * task.group;
+  const size_t first = split_row(task, blockIdx.z, kv_head, 0, 0, 0);
+  const auto index_of = [&](int row, int split) { return first + static_cast<size_t>(split) * task.tile_rows + row; };
+  auto* factors = dynamic_shared<float>();                                                // [rows, splits]
+  auto* partial = reinterpret_cast<float4*>(factors + Shape::kRows * kMostDecodeSplits);  // [threads]
+
+  // Of each row, what every split counts: a warp a row, two splits a lane.
+  static_assert(kMostDecodeSplits == 2 * kWarp);
+  for (int row = threadIdx.x / kWarp; row < rows; row += threads / kWarp) {
+    const float sink = task.params.sinks != nullptr ? task.params.sinks[head_of(task, kv_head, row)] : -INFINITY;
+    float2 stats[2];
+    float maximum = sink;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      stats[i] = make_float2(-INFINITY, 0);
+      const int split = lane + i * kWarp;
+      if (split < task.splits) {
+        stats[i] = __ldcg(reinterpret_cast<const float2*>(task.split_stats + index_of(row, split) * 2));
+      }
+      maximum = fmaxf(maximum, stats[i].x);
+    }
+    maximum = warp_max(maximum);
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      stats[i].x = weight_below(stats[i].x, maximum);
+      total += stats[i].x * stats[i].y;
+    }
+    total = warp_sum(total) + weight_below(sink, maximum);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) factors[row * kMostDecodeSplits + lane + i * kWarp] = stats[i].x / total;
+  }
+  __syncthreads();
+
+  // Groups of threads take turns with the splits, a thread a piece, and are added up in the end, in their order.
+  const int pieces = rows * kPieces;
+  const int groups = max(1, threads / pieces);
+  const int group = threadIdx.x / pieces;
+  for (int piece = threadIdx.x % pieces; piece < pieces; piece += threads) {
+    const int row = piece / kPieces;
+    const int at = piece % kPieces;
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (group < groups) {
+#pragma unroll 8
+      for (int split = group; split < task.splits; split += groups) {
+        const float factor = factors[row * kMostDecodeSplits + split];
+        const float4 own =
+            __ldcg(reinterpret_cast<const float4*>(task.split_sums + index_of(row, split) * Shape::kDim) + at);
+        sum.x += factor * own.x;
+        sum.y += factor * own.y;
+        sum.z += factor * own.z;
+        sum.w += factor * own.w;
+      }
+    }
+    if (groups == 1) {
+      write_piece(task, span, kv_head, row, at, sum);
+    } else {
+      partial[threadIdx.x] = sum;
+    }
+  }
+  if (groups == 1) return;
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) >= pieces) return;
+  float4 sum = partial[threadIdx.x];
+  for (int other = 1; other < groups; ++other) {
+    const float4 own = partial[other * pieces + threadIdx.x];
+    sum.x += own.x;
+    sum.y += own.y;
+    sum.z += own.z;
+    sum.w += own.w;
+  }
+  write_piece(task, span, kv_head, threadIdx.x / kPieces, threadIdx.x % kPieces, sum);
+}
+
+}  // namespace turbomind::cuda
