@@ -16,7 +16,8 @@ _ENGINE = ("CMakeLists.txt", "backend_cpp", "lmdeploy/turbomind", "lmdeploy/mess
 _CHECK = ("tools/gpu_check/shapes.py", "tools/gpu_check/checkpoints.py", "tools/gpu_check/cost.py")
 _SHAPES_WITH_LIBRARIES = ("llama-8b", "fp8-8b", "qwen3-moe", "mixtral", "deepseek")
 _REPORTED = ("llama-8b", "awq-8b", "fp8-8b", "qwen3-moe", "deepseek")
-_WORKERS = {"test_attention": 4, "test_linear": 4, "test_moe": 2, "test_cuda_engine": 4, "test_cuda_drafts": 5}  # processes of pytest-xdist
+# Processes of pytest-xdist.
+_WORKERS = {"test_attention": 4, "test_linear": 4, "test_moe": 2, "test_cuda_engine": 4, "test_cuda_drafts": 5}
 _FEW_THREADS = (("OMP_NUM_THREADS", "2"),)  # of a process that others run alongside
 _SANITIZED = {
     "memcheck": ("tests/kernels/test_attention.py", "decode_together or split_over"),
