@@ -25,13 +25,15 @@ class WorkerChannel {
     if (rank < 0 || rank >= channel_.shape().ranks) throw invalid_argument("there is no rank " + std::to_string(rank));
   }
 
-  // The next order; None: none came in that time.
+  // The next order; None: none came in that time, or before a signal.
   py::object wait(double seconds) {
+    bool has_order = false;
     {
       const py::gil_scoped_release unlocked;
       const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
-      if (!channel_.wait_order(last_, timeout)) return py::none();
+      has_order = channel_.wait_order(last_, timeout);
     }
+    if (!has_order) return py::none();
     ++last_;
     Order order = channel_.order(last_);
     return py::make_tuple(last_, std::move(order));

@@ -7,6 +7,7 @@ and one that ends when the engine is gone, whatever it died of; the worker then 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import queue
@@ -21,6 +22,8 @@ from typing import Any
 from lmdeploy import _turbomind
 
 CHANNEL_FILE, LIFELINE_FILE = 3, 4  # as in backend_cpp/model/worker/worker_process.h
+PROFILER_DIRECTORY = "LMDEPLOY_TORCH_PROFILER_DIR"
+_PROFILED_STEPS = 40
 _TIMEOUT = 3600.0  # seconds between two looks at nothing
 
 
@@ -34,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     channel = _turbomind.WorkerChannel(CHANNEL_FILE, args.rank)
     finisher = _Finisher(channel)
     runner: Any = None
+    profiler = _StepProfiler(args.rank)
     while True:
         given = channel.wait(_TIMEOUT)
         if given is None:
@@ -51,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
                 )
                 runner.prepare(order.sequences, order.sequence_blocks)
             elif is_step:
+                profiler.begin_step()
                 deliver = runner.step(order)
+                profiler.end_step()
             elif order.kind == _turbomind.OrderKind.MOVE_BLOCKS:
                 runner.move_blocks(order.moves, order.area)
             elif order.kind == _turbomind.OrderKind.PLACE_ADAPTER:
@@ -94,6 +100,54 @@ class _Finisher:
         except Exception as error:
             failure = _reason(error, True)
         self._channel.finish(number, bool(failure), failure or text)
+
+
+class _StepProfiler:
+    """Records steps of this rank with PyTorch's profiler when the process receives SIGUSR1.
+
+    With ``LMDEPLOY_TORCH_PROFILER_DIR``, a Chrome trace of the next steps is written into that directory: the GPU's
+    kernels and the calls of CUDA on a GPU, else operators on the CPU.
+    """
+
+    def __init__(self, rank: int) -> None:
+        directory = os.environ.get(PROFILER_DIRECTORY)
+        self._directory = Path(directory) if directory else None
+        self._names = (f"rank{rank}-{number}.trace.json.gz" for number in itertools.count())
+        self._is_wanted = False
+        self._left = 0
+        self._profile: Any = None
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            signal.signal(signal.SIGUSR1, self._want)
+
+    def begin_step(self) -> None:
+        """Begin to record where that was asked for."""
+        if not self._is_wanted or self._profile is not None:
+            return
+        from torch import cuda, profiler
+
+        self._is_wanted, self._left = False, _PROFILED_STEPS
+        activity = profiler.ProfilerActivity
+        self._profile = profiler.profile(activities=[activity.CUDA if cuda.is_available() else activity.CPU])
+        self._profile.start()
+
+    def end_step(self) -> None:
+        """Write the trace after the last step that is recorded."""
+        if self._profile is None:
+            return
+        self._left -= 1
+        if self._left > 0:
+            return
+        profile, self._profile = self._profile, None
+        profile.stop()
+        assert self._directory is not None
+        path = self._directory / next(self._names)
+        unfinished = path.with_name(f".{path.name}")  # the name decides that it is compressed
+        profile.export_chrome_trace(str(unfinished))
+        unfinished.rename(path)
+
+    def _want(self, *_: object) -> None:
+        self._is_wanted = True
 
 
 def _reason(error: Exception, is_step: bool) -> str:

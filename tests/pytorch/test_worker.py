@@ -1,5 +1,7 @@
 """The process that runs a model: what callers see of its end, and what comes back."""
 
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -60,11 +62,15 @@ class Answer:
         return self
 
 
+def workers() -> set[int]:
+    """Return the processes that run models."""
+    return {pid for pid in children(os.getpid()) if "lmdeploy.pytorch.worker" in command_line(pid)}
+
+
 def worker() -> int:
     """Return the process that runs the model."""
-    found = [pid for pid in children(os.getpid()) if "lmdeploy.pytorch.worker" in command_line(pid)]
-    assert len(found) == 1, found
-    return found[0]
+    (found,) = workers()
+    return found
 
 
 def takes_requests(engine: Engine) -> bool:
@@ -134,3 +140,19 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_the_workers_reason(tmp_pa
     (directory / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(ValueError, match="header"):
         Engine(str(directory), PytorchEngineConfig(session_len=64, num_gpu_blocks=16))
+
+
+def test_a_signal_has_steps_recorded(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMDEPLOY_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
+    config = PytorchEngineConfig(dtype="float32", block_size=16, num_gpu_blocks=40, session_len=200)
+    others = workers()
+    engine = Engine(str(directory), config)
+    try:
+        (pid,) = workers() - others
+        os.kill(pid, signal.SIGUSR1)
+        Answer(engine, 60).wait()
+    finally:
+        engine.close()
+    (trace,) = (tmp_path / "traces").iterdir()
+    names = [event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    assert names.count("aten::to") >= 40, "operators of 40 steps"

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import signal
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.pytorch.worker import PROFILER_DIRECTORY
 from tools.bench.inprocess import InProcess, in_process
 from tools.bench.report import table
 from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
@@ -26,6 +31,7 @@ _CLASS = {"LlamaForCausalLM": "tools.gpu_check.work.random_llama.RandomLlama"}
 _BATCHES, _CONTEXT, _OUTPUT = (1, 64), 128, 48
 _STEPS = 24  # that are read, of those in the middle
 _MOST_ROWS = 24
+_TRACE_SECONDS = 30.0  # for a worker to write its trace
 
 
 def main(context: Context, engine: str, shape: str = _SHAPE) -> None:
@@ -46,31 +52,53 @@ def main(context: Context, engine: str, shape: str = _SHAPE) -> None:
             **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=max(batches),
             session_len=length + output + 64, cache_max_entry_count=blocks,
         )  # fmt: skip
+    directory = context.cache / f"{engine}-traces"
+    os.environ[PROFILER_DIRECTORY] = str(directory)
+    record = _of_worker if engine == "pytorch" else _of_this_process
     with in_process(str(context.model(shape, _LAYERS)), config) as running:
         for batch, named in zip(batches, _BATCHES, strict=True):
-            for profiler in (nullcontext(), _profiler(context)):  # the first one compiles and captures
-                with profiler as profile:
-                    _generate(running, batch, length, output)
-            if profile is None:
+            generate = partial(_generate, running, batch, length, output)
+            generate()  # compiles and captures
+            if context.is_dry_run:
+                generate()
                 continue
-            name = f"{engine}-{shape}-{named}"
-            path = context.cache / f"{name}.trace.json"
-            profile.export_chrome_trace(str(path))
-            text = path.read_text(encoding="utf-8")
-            (context.folder / f"{name}.trace.json.gz").write_bytes(gzip.compress(text.encode()))
-            kernels = [event for event in json.loads(text)["traceEvents"] if event.get("cat") in _ON_THE_GPU]
+            trace = context.folder / f"{engine}-{shape}-{named}.trace.json.gz"
+            record(generate, directory).rename(trace)
+            events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+            kernels = [event for event in events if event.get("cat") in _ON_THE_GPU]
             context.note(f"timeline of {engine}, {shape} of {_LAYERS} layers, batch {named}", step_table(kernels))
 
 
 _ON_THE_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-def _profiler(context: Context) -> AbstractContextManager[Any]:
-    if context.is_dry_run:
-        return nullcontext()
+def _of_this_process(generate: Callable[[], None], directory: Path) -> Path:
+    """Return the trace of what this process has the GPU do meanwhile."""
     import torch
 
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "steps.trace.json.gz"
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        generate()
+    profile.export_chrome_trace(str(path))
+    return path
+
+
+def _of_worker(generate: Callable[[], None], directory: Path) -> Path:
+    """Return the trace of the engine's worker, by ``LMDEPLOY_TORCH_PROFILER_DIR``."""
+    (worker,) = (
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if b"lmdeploy.pytorch.worker" in (process / "cmdline").read_bytes()
+    )
+    os.kill(worker, signal.SIGUSR1)
+    generate()
+    deadline = time.monotonic() + _TRACE_SECONDS
+    while not (found := list(directory.glob("rank0-*.gz"))):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the worker wrote no trace within {_TRACE_SECONDS:.0f} s")
+        time.sleep(0.1)
+    return found[0]
 
 
 def _generate(engine: InProcess, batch: int, length: int, output: int) -> None:
