@@ -1,12 +1,12 @@
-// The low-rank adapters of an engine: which there are, and which of them are in memory.
+// An engine's LoRA adapters: the registered ones, and which of them are in memory.
 //
-//   add ---> on disk --- a request names it ---> in memory --- room is needed, nobody uses it ---> on disk
+//   add ---> on disk --- a request names it ---> in memory --- evicted while unused ---> on disk
 //
-// Requests whose adapter is in memory pass by. Others wait here until a thread alongside the steps has read it; the
-// step thread only takes it over. Of the adapters that nobody uses, the least recently used leave when room is needed;
-// where all are in use the oldest request waits, and whatever comes after it as well, so that it gets its turn.
+// Requests whose adapter is in memory pass through. Others wait here until a background thread has read it; the step
+// thread only puts it in place. Eviction is LRU among unused adapters; if all are in use, the oldest request waits, and
+// later ones wait behind it, so that it is not starved.
 //
-// Adapters in memory, and the one that is being read, take at most `limit` bytes.
+// Adapters in memory, and the one being read, take at most `limit` bytes.
 #pragma once
 
 #include <condition_variable>
@@ -28,42 +28,42 @@
 
 namespace turbomind {
 
-// What is known of an adapter.
+// A registered adapter.
 struct AdapterInfo {
   std::string name;
-  std::string note;  // that came with it; the engine makes nothing of it
+  std::string note;  // from the caller; not used by the engine
 };
 
 class AdapterPool {
  public:
-  // `deliver` gets requests whose adapter is in memory; `wake`: the step thread is to call settle(). Both on any
-  // thread. `has_contents`: adapters' contents are wanted (LoadedAdapter::content).
+  // `deliver` receives requests whose adapter is in memory; `wake` asks the step thread to call settle(). Both may be
+  // called on any thread. `has_contents`: compute LoadedAdapter::content.
   AdapterPool(ModelRunner& runner, size_t limit, std::function<void(Submission&&)> deliver, std::function<void()> wake,
               bool has_contents = false);
   ~AdapterPool() { stop(); }
 
   // ---- any thread ----
 
-  // Opens an adapter's directory. Throws Error for a name that is taken, an adapter that does not fit the model, and
-  // one that is larger than the limit.
+  // Opens an adapter's directory. Throws Error for a name in use, an adapter that does not fit the model, and one that
+  // is larger than the limit.
   void add(const std::string& name, const std::string& directory, const std::string& note);
-  // Later requests are refused; responses that are open end as if it had stayed. Throws Error for an unknown name.
+  // Refuses later requests; open ones are completed. Throws Error for an unknown name.
   void remove(const std::string& name);
-  // In the order of their names.
+  // Sorted by name.
   std::vector<AdapterInfo> list() const;
 
   // Throws Error(kInvalidArgument) for an unknown name.
   std::shared_ptr<const LoadedAdapter> find(const std::string& name) const;
-  // Keeps a request's adapter, which find() gave, in memory as long as the request has it; false: it has to wait.
+  // Keeps a request's adapter, from find(), in memory for as long as the request exists. False: it has to wait.
   bool pin(Request& request);
-  // Pins and delivers a request when its adapter is in memory; or delivers it with what kept that from being read.
+  // Pins and delivers a request once its adapter is in memory, or delivers it with the error of reading it.
   void fetch(Submission&& submission);
-  // Nothing is read or delivered any more; requests that wait are dropped.
+  // Stops reading and delivering; drops waiting requests.
   void stop();
 
   // ---- the step thread ----
 
-  // Gives the runner what was read, and takes from it what left. Throws what the runner throws: a device fault.
+  // Places adapters that were read and drops evicted ones. Throws what the runner throws: a device fault.
   void settle();
 
  private:
@@ -73,10 +73,10 @@ class AdapterPool {
     size_t bytes = 0;
     bool is_in_memory = false;
     bool is_removed = false;
-    int users = 0;  // requests that were delivered
+    int users = 0;  // delivered requests
     uint64_t last_used = 0;
   };
-  // What the step thread is to do, in order: place what was read, or drop what is in a slot.
+  // For the step thread, in order: place an adapter in a slot, or drop the one there.
   struct Change {
     std::shared_ptr<Entry> entry;
     int slot = 0;
@@ -92,7 +92,7 @@ class AdapterPool {
   bool make_room(std::unique_lock<std::mutex>& lock, size_t bytes);
   void evict(const std::shared_ptr<Entry>& entry);
 
-  AdapterSlots* slots_;  // null: the runner takes none
+  AdapterSlots* slots_;  // null: the runner has no adapters
   const size_t limit_;
   const std::function<void(Submission&&)> deliver_;
   const std::function<void()> wake_;
@@ -102,12 +102,12 @@ class AdapterPool {
   std::condition_variable changed_;
   // Guarded by mu_.
   std::map<std::string, std::shared_ptr<Entry>> entries_;  // by name
-  std::map<uint64_t, std::shared_ptr<Entry>> in_memory_;   // by id; removed ones that are in use as well
+  std::map<uint64_t, std::shared_ptr<Entry>> in_memory_;   // by id; includes removed ones that are in use
   std::deque<Submission> waiting_;
   std::vector<Change> changes_;
-  size_t dropping_ = 0;    // slots that the step thread has yet to drop
+  size_t dropping_ = 0;    // slots not yet dropped by the step thread
   size_t used_ = 0;        // bytes
-  bool is_short_ = false;  // the oldest request waits until an adapter is not used any more
+  bool is_short_ = false;  // the oldest request waits for an adapter to become unused
   uint64_t next_id_ = 1;
   uint64_t clock_ = 0;
   int next_slot_ = 1;

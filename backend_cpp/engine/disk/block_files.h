@@ -1,21 +1,17 @@
-// Contents of cache blocks in the files of a directory, which outlive the process and which several processes may use
-// at once.
+// Cache blocks in files of a directory. They outlive the process, and several processes may use them at once.
 //
 //   DIRECTORY/              mode 0700, of this user alone
-//     .ledger               the bytes that all files are granted, and the number of removals; whoever changes it
-//                           holds a lock on it
-//     <64 digits>.kv        a content: a header, its whole key, what the pages held
+//     .ledger               the bytes granted to all files, and the number of removals; changed under a file lock
+//     <64 digits>.kv        a block: a header, its whole key, its pages
 //     <64 digits>.<writer>.tmp
 //
-// A file's name is the digest of its key, and the key comes with it, so a file holds what its name says or is not used:
-// key and sizes are compared, and a checksum finds what was torn or has changed. Such a file is removed. A file is
-// written under another name and then renamed, so a process that is killed leaves no part of one under a name that is
-// read.
+// A file's name is the digest of its key, and the file contains the key. A reader compares key and sizes and verifies a
+// checksum; a file that fails is removed. A file is written under a temporary name and renamed, so a killed process
+// leaves no partial file under a name that is read.
 //
-// The files take at most the bytes given. Space is granted before a file is written; what has not been used for longest
-// goes (a file's time of modification, which uses set). One process's files are the others' too: what was not there
-// when the directory was read is found when somebody asks for it. That others have removed files is seen in the ledger,
-// which counts removals: whoever has seen fewer reads the directory again.
+// The files take at most the given bytes. Space is granted before a file is written; eviction is LRU by the file's
+// modification time, which uses update. Processes share their files: one that was added after the directory was read is
+// found on lookup. The ledger counts removals; a process that has seen fewer of them reads the directory again.
 #pragma once
 
 #include <chrono>
@@ -34,52 +30,52 @@
 
 namespace turbomind {
 
-// All that a content follows from.
+// Everything that determines a block's content.
 struct BlockKey {
   explicit BlockKey(std::string all = {}) : bytes(std::move(all)), name(sha256(bytes)) {}
 
   std::string bytes;
   Sha256 name;
-  std::shared_ptr<const FileLabel> label;  // null: no events of its file
+  std::shared_ptr<const FileLabel> label;  // null: no events for its file
 };
 
 class BlockFiles {
  public:
-  // Makes the directory, or takes the one there is. Throws Error(kInvalidArgument) that says what is wrong with it.
-  // `retry`: for so long nothing is written after a failure to write.
+  // Creates or opens the directory. Throws Error(kInvalidArgument) with the reason if it cannot be used.
+  // `retry`: pause after a failed write.
   BlockFiles(std::string directory, uint64_t most_bytes, std::chrono::milliseconds retry = std::chrono::seconds(30));
 
   const std::string& directory() const { return directory_; }
 
   // ---- any thread ----
 
-  // Whether a content's file is known to be there. One that is counts as used; false: perhaps there is one.
+  // Whether a block's file is known to exist, which then counts as used. False: it may exist.
   bool knows(const BlockKey& key, int depth);
   struct Counts {
     int64_t files = 0;    // known
-    int64_t bytes = 0;    // that all files are granted
-    int64_t damaged = 0;  // files that were not what their names said
+    int64_t bytes = 0;    // granted to all files
+    int64_t damaged = 0;  // files that failed verification
     int64_t failures = 0;
   };
   Counts counts() const;
-  // Says what a content is whose file may be known.
+  // Sets the label of a block whose file may be known.
   void describe(const BlockKey& key);
-  // What has happened since the last call to files whose keys had labels, in its order.
+  // Returns the changes of labeled files since the last call, in order.
   std::vector<FileChange> take_changes();
   bool has_changes() const;
 
   // ---- one thread at a time ----
 
-  // Whether there is a file of a content of `bytes` bytes.
+  // Whether a file of a block of `bytes` bytes exists.
   bool has(const BlockKey& key, size_t bytes);
-  // Reads a content of `to.size()` bytes. False: there is none, or it was damaged.
+  // Reads a block of `to.size()` bytes. False: it does not exist or was damaged.
   bool read(const BlockKey& key, std::span<std::byte> to, int depth);
-  // Writes a content, unless it is there. False: it could not be written. For some time after a failure nothing is
-  // written at all. `depth`: blocks in front of it; of files used at the same time, the deepest go first.
+  // Writes a block, unless it exists. False: the write failed; nothing is written for the retry pause after that.
+  // `depth`: number of preceding blocks; of files used at the same time, the deepest are evicted first.
   bool write(const BlockKey& key, std::span<const std::byte> content, int depth);
-  // The keys of some of the files that were there when the directory was read, each once; empty: those were all.
+  // The keys of some files that existed when the directory was read, each once; empty: none are left.
   std::vector<std::string> next_keys(size_t most);
-  // Does what knows() has noted, and notices what others have removed.
+  // Updates modification times for knows(), and checks for removals by other processes.
   void mark_used();
   // Removes all files. Returns how many.
   int64_t drop_all();
@@ -90,22 +86,22 @@ class BlockFiles {
   };
   struct Found {
     std::string file;
-    std::optional<Sha256> name;  // none: it is being written
+    std::optional<Sha256> name;  // none: a temporary file
     uint64_t bytes = 0;
     int64_t used = 0;  // in nanoseconds
   };
   struct Known {
-    std::chrono::steady_clock::time_point used;  // when that was last noted
+    std::chrono::steady_clock::time_point used;  // last recorded use
     std::shared_ptr<const FileLabel> label;
   };
   using KnownFiles = std::unordered_map<Sha256, Known, NameHash>;
 
-  // Whether the directory is there and this user's alone; makes one. Returns what is wrong; empty: nothing.
+  // Opens or creates the directory, which only this user may access. Returns the problem; empty: none.
   std::string open_directory();
   std::vector<Found> scan();
-  // Whether the directory is still there; otherwise so are no files.
+  // Whether the directory still exists; if not, all files are forgotten.
   bool is_there();
-  // Takes bytes for a file from the ledger, in exchange for others where there are none left.
+  // Reserves bytes for a file in the ledger, and evicts files if none are left.
   bool grant(uint64_t bytes);
   void set_used(const Sha256& name, int depth) const;
   void remove_damaged(const Sha256& name, const char* why);
@@ -116,19 +112,19 @@ class BlockFiles {
   // Both with mu_ held.
   void label(Known& known, const BlockKey& key);
   KnownFiles::iterator erase(KnownFiles::iterator known);
-  // Forgets all but these.
+  // Forgets all files but these.
   void forget_others(const std::vector<Found>& found);
 
   const std::string directory_;
   const uint64_t most_bytes_;
   const std::chrono::milliseconds retry_;
-  const std::string writer_;  // this one's name among all that write to the directory
+  const std::string writer_;  // unique among processes that write to the directory
   FileDescriptor folder_;
-  std::chrono::steady_clock::time_point next_try_{};  // of writing
+  std::chrono::steady_clock::time_point next_try_{};  // of a write after a failure
   uint64_t next_temporary_ = 0;
   std::vector<Sha256> unread_;  // for next_keys()
-  uint64_t removals_ = 0;       // that this one has seen in the ledger
-  uint64_t own_removals_ = 0;   // that the ledger does not count yet
+  uint64_t removals_ = 0;       // seen in the ledger
+  uint64_t own_removals_ = 0;   // not yet counted in the ledger
 
   mutable std::mutex mu_;
   // Guarded by mu_.

@@ -1,4 +1,4 @@
-// What events call a block, in all tiers (engine/events/cache_announcer.h).
+// How events identify a block, in all tiers (engine/events/cache_announcer.h).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct BlockLabel {
   uint64_t hash = 0;
   std::optional<uint64_t> parent;  // the hash of the block before it; of the first block, none
   std::string lora_name;           // empty: none
-  std::string extra_keys;          // a JSON list of what distinguishes it alongside its tokens, or empty
+  std::string extra_keys;          // a JSON list of what identifies it besides its tokens, or empty
 };
 
 struct FileLabel : BlockLabel {
@@ -24,7 +24,7 @@ struct FileLabel : BlockLabel {
   std::vector<int32_t> tokens;
 };
 
-// A file with a label is there from now on, or is gone.
+// A labeled file was added or removed.
 struct FileChange {
   std::shared_ptr<const FileLabel> label;
   bool is_there = false;
@@ -35,12 +35,12 @@ class FileLabels {
  public:
   virtual ~FileLabels() = default;
 
-  // Of a content of the cache; null: the cache does not know which blocks precede it.
+  // The label of a cached content; null: its parents are unknown.
   virtual std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens,
                                                  int index) const = 0;
-  // Of the next block of a prefix.
+  // The label of the next block of a prefix.
   virtual std::shared_ptr<const FileLabel> label_after(const FileLabel* before, const PrefixKey& prefix) const = 0;
-  // Of a block of tokens alone: without adapter, images and salt.
+  // The label of a block without adapter, images and salt.
   virtual std::shared_ptr<const FileLabel> label_after(const FileLabel* before,
                                                        std::span<const int32_t> tokens) const = 0;
 };

@@ -1,11 +1,11 @@
-// Reads and writes files of cache blocks on a thread of its own.
+// Reads and writes files of cache blocks on its own thread.
 //
 //   step thread:  write()  --> queue -->  its thread --> BlockFiles
 //                 ask()    --> queue -->  its thread <-- BlockFiles
 //                 take_read() <-- queue <--'
 //
-// The step thread never waits: what a queue has no room for is not written, or is read later. What is asked for comes
-// before what is to be written, and is found among that too. Both queues are bounded by bytes.
+// The step thread never waits: a write that does not fit in the queue is dropped, a read is delayed. Reads come before
+// writes, and also find blocks that are queued for writing. Both queues are bounded in bytes.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@
 
 namespace turbomind {
 
-// What files may have of a prefix. What is asked does not change from then on.
+// A read of a prefix's blocks. Immutable once it is queued.
 class DiskRead {
  public:
   virtual ~DiskRead() = default;
@@ -31,55 +31,55 @@ class DiskRead {
   struct Item {
     int index = 0;  // of the block in the prefix
     int group = 0;
-    int tokens = 0;  // of the block: all that it has, or its beginning
+    int tokens = 0;  // of the whole or partial block
     size_t bytes = 0;
     BlockKey key;
   };
   struct Choice {
     std::vector<const Item*> items;  // in the order to read them
-    double compute_seconds = -1;     // that computing what they hold would take; negative: nobody knows
+    double compute_seconds = -1;     // to recompute them; negative: unknown
   };
-  // Chooses what to read by what there is. Called by the thread that reads.
+  // Chooses the items to read among the existing ones. Called on the transfer thread.
   virtual Choice choose(const std::function<bool(const Item&)>& is_there) const = 0;
 
-  std::atomic<bool> is_wanted{true};  // false: who asked has gone
+  std::atomic<bool> is_wanted{true};  // false: cancelled
 };
 
 class BlockTransfers {
  public:
   static constexpr size_t kQueuedBytes = size_t{64} << 20;
 
-  // `files` must outlive it. `wake` is called on its thread when there is something to take, or room again.
-  // `look_interval`: of BlockFiles::mark_used().
+  // `files` must outlive it. `wake` is called on its thread when a read can be taken or a queue has room again.
+  // `look_interval`: between calls of BlockFiles::mark_used().
   BlockTransfers(BlockFiles& files, std::chrono::milliseconds look_interval, std::function<void()> wake);
-  // Writes what is queued.
+  // Completes queued writes.
   ~BlockTransfers();
 
   // Whether write() would take this many bytes.
   bool has_room(size_t bytes) const;
   void write(BlockKey key, std::vector<std::byte> content, int depth);
-  // Whether everything was written.
+  // Whether all queued writes are done.
   bool is_written() const;
-  // Forgets what is still to be written, and removes all files.
+  // Drops queued writes and removes all files.
   void drop_all();
 
-  // Has `work` called on its thread, whenever there is nothing else, for as long as it returns true.
+  // Calls `work` on its thread whenever it is idle, until `work` returns false.
   void when_idle(std::function<bool()> work);
 
   void ask(std::shared_ptr<const DiskRead> read);
   struct Part {
     std::shared_ptr<const DiskRead> read;
-    const DiskRead::Item* item = nullptr;  // null: that was all
+    const DiskRead::Item* item = nullptr;  // null: the read is complete
     std::vector<std::byte> content;
   };
-  // The next part that has come; at most one of each request has no item, and it is the last.
+  // The next part that was read. The last part of each read has no item.
   std::optional<Part> take_read();
   bool has_read() const;
 
   struct Counts {
     int64_t written = 0;  // blocks
     int64_t read = 0;
-    int64_t not_worth = 0;  // requests for which computing was estimated to be faster
+    int64_t not_worth = 0;  // reads skipped because recomputation was estimated to be faster
   };
   Counts counts() const;
 
@@ -94,13 +94,13 @@ class BlockTransfers {
   void serve(const std::shared_ptr<const DiskRead>& read);
   const Write* queued(const Sha256& name) const;
   bool is_worth(const DiskRead::Choice& choice);
-  // Waits for room. False: nobody wants it any more.
+  // Waits for room. False: the read was cancelled.
   bool put(Part&& part);
 
   BlockFiles& files_;
   const std::chrono::milliseconds look_interval_;
   const std::function<void()> wake_;
-  double bytes_per_second_ = 1e9;  // of reading; the thread's
+  double bytes_per_second_ = 1e9;  // of reads; used by the thread only
 
   mutable std::mutex mu_;
   std::condition_variable changed_;

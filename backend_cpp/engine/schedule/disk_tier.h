@@ -1,18 +1,18 @@
-// The tier of the block cache that outlives memory and the process: files (engine/disk/block_files.h).
+// The block cache's disk tier: files that outlive the process (engine/disk/block_files.h).
 //
-//   block cache -- noted contents --> exchange() -- pages --> BlockTransfers --> files
+//   block cache -- queued contents -> exchange() -- pages --> BlockTransfers --> files
 //   waiting sequence -- holds_up() ---------------- keys ---> BlockTransfers <-- files
 //   block cache <-- restored, idle -- exchange() <- pages -------'
 //
-// What nobody references any more is written once, from the beginning of a prefix on; what is about to be lost before
-// it was written goes first. A sequence that waits for its turn asks what files have of its prefix, beyond what memory
-// has; what comes is attached to the cache like any content that is idle, and then the sequence begins and finds it
-// there. So what is read needs no rules of its own: it is evicted, matched and announced as what was computed.
+// Unreferenced contents are written once, parents first; a content that is about to be evicted is written before
+// others. For a waiting sequence, the tier reads the blocks of its prefix that are on disk and not in memory. They are
+// attached to the cache as idle contents, and then the sequence starts and matches them. Contents read from disk follow
+// the same rules as computed ones: eviction, matching, events.
 //
-// A content's key is everything that it follows from: the model and how it runs (a fingerprint), the adapter's numbers,
-// the salt, the variant of the positions, all tokens and images before it (their digest), its own, and the cache group.
+// A content's key has everything that determines it: the model and its settings (a fingerprint), the adapter's weights,
+// the salt, the position variant, all tokens and images before it (their digest), its own tokens, and the cache group.
 //
-// Not kept: groups that bound no prefix hit (engine/schedule/prefix_hits.h).
+// Not stored: groups that do not bound prefix hits (engine/schedule/prefix_hits.h).
 //
 // Used by the step thread only.
 #pragma once
@@ -33,7 +33,7 @@
 
 namespace turbomind {
 
-// Somebody waits for what files have of a prefix.
+// A pending read of a prefix. The read is cancelled when the last holder drops the ticket.
 struct DiskTicket {
   explicit DiskTicket(std::shared_ptr<PrefixRead> of) : read(std::move(of)) {}
   DiskTicket(const DiskTicket&) = delete;
@@ -42,38 +42,37 @@ struct DiskTicket {
   const std::shared_ptr<PrefixRead> read;
 };
 
-// What one sequence has asked for.
+// One sequence's read.
 struct DiskQuestion {
   std::shared_ptr<DiskTicket> ticket;  // null: nothing
-  bool is_own = false;                 // not another's, which begins alike
-  bool is_settled = false;             // nothing is to be asked any more
+  bool is_own = false;                 // started for this sequence, not for one with the same prefix
+  bool is_settled = false;             // no further read is needed
 };
 
 class DiskTier {
  public:
-  // `blocks` and `runner` must outlive it. `wake` is called on another thread when exchange() has something to do.
-  // Throws Error (kInvalidArgument) for a directory that cannot be used, or that is too small.
+  // `blocks` and `runner` must outlive it. `wake` is called on another thread when exchange() has work.
+  // Throws Error (kInvalidArgument) for a directory that cannot be used, or a limit that is too small.
   DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner& runner, std::function<void()> wake);
 
-  // The contents of a realm are those of requests with this salt and this adapter (LoadedAdapter::content); empty:
-  // none.
+  // Registers a realm: the contents of requests with this salt and this adapter (LoadedAdapter::content); empty: none.
   void note_realm(uint64_t realm, const std::string& salt, const std::string& adapter);
-  // Whether a sequence had better wait: what files have of the first `limit` tokens of its prefix is being read.
-  // `anchors`: as SequenceMemory has them.
+  // Whether a sequence should wait because blocks of the first `limit` tokens of its prefix are being read; starts the
+  // read. `anchors`: those of SequenceMemory.
   bool holds_up(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskQuestion& question);
-  // A step has computed this many tokens in `seconds`.
+  // Records that a step computed this many tokens in `seconds`, to estimate the cost of recomputation.
   void note_step(int tokens, double seconds);
 
-  // What events call blocks by; `labels` must outlive the tier. Files that are there already are reported too, of
-  // requests without salts and adapters.
+  // Sets the source of labels for events, which must outlive the tier. Existing files are reported too, for requests
+  // without salt and adapter.
   void label_with(const FileLabels& labels);
-  // What has happened to files since the last call, for the announcer.
+  // Returns the file changes since the last call, for the announcer.
   std::vector<FileChange> take_changes() { return files_.take_changes(); }
 
-  // Takes what was read, and hands out what is to be written. `is_busy`: not more than a step hardly notices.
+  // Attaches blocks that were read and passes on blocks to write. `is_busy`: only as many as a step can hide.
   void exchange(bool is_busy);
   bool has_work() const;
-  // Has everything written that is idle; waits for it, for some time at most.
+  // Writes all idle contents and waits for it, up to a time limit.
   void finish();
 
   // Removes all files, in the background.
@@ -82,7 +81,7 @@ class DiskTier {
   DiskStats stats() const;
 
  private:
-  // Reads some of the files that were there at the start, by the thread that reads. False: that was all.
+  // Reads the keys of some files that existed at start, on the transfer thread. False: no files are left.
   bool describe_files();
   static Sha256 realm_of(const std::string& salt, const std::string& adapter);
   Sha256 root_of(const Sha256& realm, int variant) const;
@@ -92,7 +91,7 @@ class DiskTier {
                                         const Sha256& root);
   size_t bytes_of(int group) const;
   void bring_in(const BlockTransfers::Part& part);
-  // Returns how many bytes were copied; 0: it need not be written, or cannot be.
+  // Returns the number of bytes copied; 0: it is stored already, or cannot be stored.
   size_t send_out(const BlockCache::Content& content);
   void flush_moves();
   std::vector<int32_t> pages_of(int32_t block) const;
@@ -100,16 +99,16 @@ class DiskTier {
   BlockCache& blocks_;
   ModelRunner& runner_;
   const FileLabels* labels_ = nullptr;                     // null: no events
-  std::map<Sha256, std::vector<std::string>> found_keys_;  // describe_files()'s, by what they follow
+  std::map<Sha256, std::vector<std::string>> found_keys_;  // of describe_files(), by parent
   const std::string fingerprint_;
   size_t largest_ = 0;                 // bytes of a group's block
   std::map<uint64_t, Sha256> realms_;  // digests of salts and adapters
   Sha256 root_{};
-  double tokens_per_second_ = 0;  // 0: nobody knows
-  size_t leaving_bytes_ = 0;      // copied since the last exchange() since they were about to be lost
+  double tokens_per_second_ = 0;  // 0: unknown
+  size_t leaving_bytes_ = 0;      // copied since the last exchange() because they were about to be evicted
   std::vector<std::weak_ptr<DiskTicket>> open_;
   BlockFiles files_;
-  BlockTransfers transfers_;  // goes first
+  BlockTransfers transfers_;  // destroyed first
 };
 
 }  // namespace turbomind

@@ -1,7 +1,7 @@
-// The cache blocks of images that a sequence looks at by cross-attention, and how far their keys and values have been
-// written. They are found again by the images' digests, as blocks of tokens are by their tokens.
+// The cache blocks of the images that a sequence attends to by cross-attention, and how many of their rows have been
+// written. They are matched by image digest, as blocks of tokens are matched by tokens.
 //
-//   not held ---- match ----> held in part, or whole --- take, plan, commit ---> written ---- pass ----> not needed
+//   not allocated -- match, grow --> allocated --- plan, commit ---> written ---- pass ----> released
 //      ^                                |
 //      '----------- give_up ------------'
 //
@@ -23,9 +23,9 @@ class ImageBlocks {
   // One group's blocks.
   struct Held {
     const ImageGroup* group = nullptr;
-    int end = 0;  // one past the last token that looks at it
+    int end = 0;  // one past the last token that attends to it
     bool is_passed = false;
-    std::vector<int32_t> blocks;  // of the cache's group of cross-attention
+    std::vector<int32_t> blocks;  // of the cross-attention cache group
     PageTables tables;            // of `blocks`, for the runner
     int written = 0;              // rows
     int planned = 0;              // rows of the step being built or run
@@ -36,30 +36,30 @@ class ImageBlocks {
   // `groups` must outlive this.
   explicit ImageBlocks(const std::vector<ImageGroup>& groups);
 
-  // Takes what the cache holds of those that tokens from `cached` on look at. `sequence`: the key of the tokens.
+  // References the cached blocks of images that tokens from `cached` on attend to. `sequence`: the key of the tokens.
   void match(BlockCache& cache, const PrefixKey& sequence, int cached);
-  // Pages that will be needed in addition to those held.
+  // Pages needed in addition to those it has.
   int missing_pages(const BlockCache& cache) const;
-  // Makes all of a group's blocks. False: too many pages are referenced; those there are stay.
+  // Allocates all blocks of a group. False: too many pages are referenced; blocks allocated so far stay.
   static bool grow(BlockCache& cache, Held& held);
-  // Those that tokens [begin, end) look at and that are not written, in their order.
+  // The unwritten groups that tokens [begin, end) attend to, in order.
   std::vector<Held*> unwritten(int begin, int end);
-  // What was planned has begun: it counts as written, and groups that are whole are published.
+  // Marks planned rows as written and publishes complete groups.
   void commit(BlockCache& cache, const PrefixKey& sequence);
-  // Gives back those that no token from `cached` on looks at.
+  // Releases the groups that no token from `cached` on attends to.
   void pass(BlockCache& cache, int cached, Keep keep);
   void give_up(BlockCache& cache, Keep keep);
 
-  // Adds the rows that are planned.
+  // Appends the planned rows.
   void add_fills(std::vector<ImageFill>& fills) const;
-  // Adds what tokens [begin, end) look at, which are rows first_row, ... of a step.
+  // Appends what tokens [begin, end) attend to; they are rows first_row, ... of a step.
   void add_looks(int begin, int end, int first_row, std::vector<ImageLook>& looks) const;
-  // All that are referenced.
+  // Appends all referenced blocks.
   void add_blocks(std::vector<int32_t>& blocks) const;
   bool holds_any() const;
 
  private:
-  // Lists the pages of its blocks from number `first` on.
+  // Updates the page tables for blocks from index `first` on.
   static void list_pages(const BlockCache& cache, Held& held, size_t first);
 
   std::vector<Held> all_;  // ascending

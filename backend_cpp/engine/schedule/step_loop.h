@@ -1,11 +1,11 @@
-// Runs the model over what the scheduler plans, step after step, and hands out what each step brings.
+// Executes the steps that the scheduler plans, and passes on each step's outputs.
 //
-//   runner does not choose tokens     plan  begin  take  |  plan  begin  take  | ...
-//   runner chooses tokens             plan  begin  plan' begin' take | plan'' begin'' take' | ...
+//   sampling on the host              plan  begin  take  |  plan  begin  take  | ...
+//   sampling by the runner            plan  begin  plan' begin' take | plan'' begin'' take' | ...
 //
-// Where the runner chooses tokens, the next step begins before this one's tokens are seen (overlap scheduling), so that
-// the device never waits for the host; but not where the tokens would say what to draft. At most two steps are in
-// flight.
+// Where the runner samples tokens, the next step is launched before this one's tokens are read (asynchronous
+// scheduling), so the device never waits for the host; except where drafts depend on the tokens. At most two steps are
+// in flight.
 //
 // Used by the step thread only.
 #pragma once
@@ -21,12 +21,12 @@
 
 namespace turbomind {
 
-// What a step brings for one sequence. Valid during the call that gets it.
+// A step's output for one sequence. Valid during the callback.
 struct SpanOutput {
   const StepSpan& span;
-  const ChosenToken* chosen;  // the token that the runner chose; null: it chose none
-  int count;                  // wanted tokens; the last of them is the span's last
-  float* logits;              // [count, vocab], writable; null: the model makes none
+  const ChosenToken* chosen;  // the token that the runner sampled; null: none
+  int count;                  // rows with outputs; the last is the span's last token
+  float* logits;              // [count, vocab], writable; null: the model has none
   const float* hidden;        // [count, hidden]
   int vocab_size;
   int hidden_size;
@@ -39,18 +39,18 @@ struct SpanOutput {
 
 class StepLoop {
  public:
-  // Called for each open sequence that a step brings something for. Must not throw; may end sequences.
+  // Called for each open sequence with an output. Must not throw; may end sequences.
   using OnOutput = std::function<void(const std::shared_ptr<Sequence>&, const SpanOutput&)>;
 
   // `stats`: counts steps, tokens and time.
   StepLoop(Scheduler& scheduler, ModelRunner& runner, EngineStats& stats)
       : scheduler_(scheduler), runner_(runner), stats_(stats) {}
 
-  // Runs one step to its end, and begins the next where that may overlap. False: there is nothing to do.
+  // Completes one step and launches the next if they may overlap. False: there is nothing to do.
   // Throws what the runner throws: a device fault.
   bool run(const OnOutput& on_output);
   bool is_in_flight() const { return is_in_flight_; }
-  // Forgets the steps in flight; after a fault.
+  // Drops the steps in flight after a fault.
   void abort();
 
  private:
@@ -62,7 +62,7 @@ class StepLoop {
   ModelRunner& runner_;
   EngineStats& stats_;
   std::array<Step, 2> steps_;  // the one in flight, and room for the next
-  bool is_in_flight_ = false;  // steps_[0] was begun and not taken
+  bool is_in_flight_ = false;  // steps_[0] was launched and not taken
 };
 
 }  // namespace turbomind

@@ -1,14 +1,14 @@
-// A head that drafts how sequences continue (model/head/head_input.h): its output for a token, made of what the model
-// made of that token and of which token follows it, brings the token after.
+// A draft head such as EAGLE or MTP (model/head/head_input.h): from the model's hidden state of a token and the token
+// that follows it, it predicts the token after that.
 //
-//   tokens of the sequence      t0  t1  ...  t(n-1)  t(n)        t(n) was chosen, and is not computed yet
+//   tokens of the sequence      t0  t1  ...  t(n-1)  t(n)        t(n) was sampled and is not computed yet
 //   hidden states of the model  h0  h1  ...  h(n-1)
 //   outputs of the head         (h0, t1)  ...  (h(n-1), t(n))    -> t(n+1), a draft
 //
-// Its keys and values are a cache group (model/cache_plan.h), so it finds tokens of shared prefixes as the model does.
-// It must see each step of the model: the hidden states of a prompt's tokens are used at once, those of the last few
-// tokens kept until it is known which tokens follow. Of a sequence that has ended these are missing; that costs
-// drafts, not tokens.
+// Its keys and values are a cache group (model/cache_plan.h), so prefix caching works as for the model. It must see
+// each step of the model: the hidden states of prompt tokens are used at once, those of the last few tokens are kept
+// until the tokens that follow are known. After a prefix hit on a finished sequence the last ones are missing, which
+// costs drafts, not correctness.
 //
 // Used by the step thread only.
 #pragma once
@@ -33,14 +33,14 @@ class DraftHead final : public Drafter {
   void see(std::span<const Seen> all, const float* token_hidden) override;
 
  private:
-  // Tokens of a sequence that are to be run.
+  // Tokens of a sequence to run.
   struct Due {
-    const int32_t* tokens;  // [count]; those that follow
+    const int32_t* tokens;  // [count]: the tokens that follow
     int count;
     int first_position;
     const PageTables* tables;
     const float* hidden;  // [count, width]
-    bool is_wanted;       // what the last token brings
+    bool is_wanted;       // the last token's output
   };
   // A sequence in the steps of one call of draft().
   struct Running {
@@ -49,13 +49,13 @@ class DraftHead final : public Drafter {
     int32_t token;              // its last draft
     std::vector<float> hidden;  // after it
   };
-  // What came of the last token of due number `index`: logits (changed) and hidden state.
+  // Receives the logits (writable) and the hidden state of the last token of all[index].
   using OnLast = std::function<void(size_t index, float* logits, const float* hidden)>;
 
   int count_of(const HiddenStates& hidden) const { return static_cast<int>(hidden.states.size()) / width_; }
-  // `width`: of each hidden state, the head's own if `is_own`.
+  // `width`: of each hidden state; `is_own`: the states are the head's own.
   void run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last);
-  // Drafts up to `count` tokens more of each.
+  // Drafts up to `count` more tokens for each.
   void chain(std::span<const Running> running, int count);
   void draft(Running& running, int ahead, float* logits, const float* hidden);
 
@@ -65,7 +65,7 @@ class DraftHead final : public Drafter {
   int max_rows_;
   int vocab_size_;
   Sampler sampler_;
-  std::vector<float> spread_;  // [vocab_size], where the head's logits are of fewer tokens
+  std::vector<float> spread_;  // [vocab_size], for heads with a vocabulary of their own
 };
 
 }  // namespace turbomind

@@ -1,8 +1,7 @@
-// A smaller model that drafts how sequences continue, with the tokenizer of the model it drafts for.
+// A smaller draft model with the tokenizer of the target model.
 //
-// Its keys and values are a cache group (model/cache_plan.h): a sequence has places for them whenever it has places for
-// those of the model. Tokens are found again that another sequence, or this one before it gave up its memory, has
-// computed.
+// Its keys and values are a cache group (model/cache_plan.h), so a sequence always has room for them, and prefix
+// caching works as for the model.
 //
 // Used by the step thread only.
 #pragma once
@@ -18,8 +17,7 @@ namespace turbomind {
 
 class DraftModel final : public Drafter {
  public:
-  // `runner` and the model it drafts for are to outlive this. Drafts from `vocab_size` on are none of that model's
-  // tokens.
+  // `runner` must outlive this. `vocab_size`: of the target model; drafts from it on are outside its vocabulary.
   DraftModel(ModelRunner& runner, int max_rows, int vocab_size);
 
   int missing_tokens(const Work& work) override;
@@ -30,12 +28,12 @@ class DraftModel final : public Drafter {
   struct Running {
     const Work* work;
     std::vector<int32_t> tokens;  // with its drafts
-    int cached;                   // of them in the cache
+    int cached;                   // leading tokens in the cache
   };
 
   static int cached_rows(const Work& work);
   void run(std::vector<Running>& running);
-  // Drafts up to `count` tokens more of each.
+  // Drafts up to `count` more tokens for each.
   void chain(std::vector<Running>& running, int count);
   static void keep(const Running& done);
 
