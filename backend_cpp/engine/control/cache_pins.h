@@ -1,7 +1,7 @@
-// Prompts that administrators have pinned: what the cache has of them is the last of what nobody uses to leave memory.
+// Pinned prompts: their cached contents are evicted last among unreferenced contents.
 //
-// Requests come first: where those that run need all pages, pinned contents go too, so that whatever fits into the
-// cache alone still completes. Pinned contents take at most a fourth of the pages.
+// Requests have priority: if running requests need all pages, pinned contents are evicted too, so that a request that
+// fits in the cache alone still completes. Pinned contents take at most a fourth of the pages.
 //
 // Used by the step thread only.
 #pragma once
@@ -18,17 +18,17 @@ class CachePins {
   // `blocks` must outlive it.
   explicit CachePins(BlockCache& blocks) : blocks_(blocks) {}
 
-  // Pins what the cache has of the beginning of a prompt. Returns how many tokens that is. Throws Error
-  // (kInvalidArgument) where it has nothing, and where the pins would take too much.
+  // Pins the cached leading blocks of a prompt. Returns their number of tokens. Throws Error (kInvalidArgument) if none
+  // are cached, or if the pins would exceed their share.
   int pin(const PrefixKey& prefix);
-  // False: it is not pinned.
+  // False: it was not pinned.
   bool unpin(const PrefixKey& prefix);
   void clear();
-  // To be called before anything is given up for space.
+  // Marks pinned contents as used; call before evictions.
   void refresh();
 
   int count() const { return static_cast<int>(pins_.size()); }
-  // That hold pinned contents now.
+  // Pages of pinned contents.
   int page_count() const;
   int most_pages() const { return blocks_.page_count() / 4; }
 
@@ -36,7 +36,7 @@ class CachePins {
   struct Pin {
     PrefixScope scope;
     std::vector<int32_t> tokens;
-    std::vector<NodeId> nodes;  // held, from the first block on
+    std::vector<NodeId> nodes;  // retained, from the first block on
   };
 
   std::vector<Pin>::iterator find(const PrefixKey& prefix);

@@ -1,15 +1,14 @@
-// Makes events of what happens in a block cache.
+// Turns changes of the block cache into KV events.
 //
-// A block is reported by its hash: FNV-1a (64 bits; Fowler, Noll and Vo) of
+// A block is identified by its hash: FNV-1a (64 bits; Fowler, Noll and Vo) of
 //
-//   the hash of the block before it, 8 bytes, 0 for the first | its tokens, 4 bytes each | its extra keys, if it has
-//   any
+//   the hash of the preceding block, 8 bytes, 0 for the first | its tokens, 4 bytes each | its extra keys, if any
 //
-// numbers with the lowest byte first, extra keys as compact JSON. So equal content has equal hashes in all replicas.
-// Where a cache holds a content twice, since an adapter was loaded again or positions are scaled otherwise, it is
-// reported once, and is gone with the last of them.
+// numbers are little-endian, extra keys are compact JSON. So equal contents have equal hashes in all replicas. A
+// content that is cached twice (an adapter was loaded again, or positions are scaled differently) is reported once, and
+// as removed with its last copy.
 //
-// A file is reported as long as it is known to be there, whatever becomes of those in front of it.
+// A file is reported as long as it is known to exist, even when files of preceding blocks are removed.
 //
 // Used by the step thread only.
 #pragma once
@@ -38,20 +37,20 @@ class CacheAnnouncer final : public CacheObserver, public FileLabels {
   void removed(uint64_t content) override;
   void cleared() override;
 
-  // What happened to files since the last call.
+  // Adds file changes.
   void note_files(const std::vector<FileChange>& changes);
   std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens, int index) const override;
   std::shared_ptr<const FileLabel> label_after(const FileLabel* before, const PrefixKey& prefix) const override;
   std::shared_ptr<const FileLabel> label_after(const FileLabel* before, std::span<const int32_t> tokens) const override;
 
-  // Hands over the events since the last call; where the sink asks for it, all that the observed cache holds.
+  // Passes the events since the last call to the sink, or all contents of the cache if the sink asks for them.
   void end_step(const BlockCache& cache);
 
  private:
-  // A content of the cache. Those that follow one are a list, by their numbers; 0 ends it.
+  // A content of the cache. Its children are a linked list of content numbers that ends with 0.
   struct Node : BlockLabel {
     uint64_t before = 0;
-    bool is_known = true;  // what it follows, and so its hash
+    bool is_known = true;  // its parent, and so its hash
     uint64_t first_child = 0;
     uint64_t next = 0;
     uint64_t previous = 0;
@@ -78,7 +77,7 @@ class CacheAnnouncer final : public CacheObserver, public FileLabels {
   const int block_len_;
   CacheEventSink& sink_;
   std::unordered_map<uint64_t, Node> nodes_;     // by content
-  std::unordered_map<uint64_t, Tiers> holders_;  // contents that can be found, by hash and tier
+  std::unordered_map<uint64_t, Tiers> holders_;  // number of matchable contents, by hash and tier
   std::unordered_map<uint64_t, Filed> files_;    // by hash
   std::vector<CacheEvent> events_;
 };

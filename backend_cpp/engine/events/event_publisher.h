@@ -1,10 +1,10 @@
-// Hands cache events to the process that publishes them (lmdeploy/kv_events/publisher.py).
+// Passes KV events to the process that publishes them (lmdeploy/kv_events/publisher.py).
 //
 //   step thread: push --> queue --> its own thread: lines --> socket --> the process --> ZMQ
 //
-// The step thread never waits. When the queue is full or the process has ended, what is queued is dropped, the process
-// is started again if need be, and then everything that the cache holds is reported again. Batches are numbered, so
-// readers see that some are missing.
+// The step thread never waits. When the queue is full or the process has exited, the queue is dropped, the process is
+// restarted if necessary, and all contents of the cache are reported again. Batches are numbered, so readers notice
+// missing ones.
 #pragma once
 
 #include <atomic>
@@ -27,21 +27,20 @@ class EventPublisher final : public CacheEventSink {
  public:
   static constexpr size_t kMaxBytes = size_t{64} << 20;  // of queued events
 
-  // Starts `command` and waits until it can publish. Throws Error with what keeps it from that.
+  // Starts `command` and waits until it can publish. Throws Error with the reason if it cannot.
   EventPublisher(std::vector<std::string> command, int block_len, size_t most_bytes = kMaxBytes);
-  // Gives the process a moment to publish what is queued, and ends it.
+  // Gives the process a moment to publish queued events, and ends it.
   ~EventPublisher() override;
 
-  // `wake` is called when everything is to be reported, on a thread of the publisher's. Called once, before the first
-  // push.
+  // `wake` is called on the publisher's thread when all contents have to be reported. Call once, before the first push.
   void notify(std::function<void()> wake) { wake_ = std::move(wake); }
 
   State state() const override;
   void push(std::vector<CacheEvent>&& events) override;
 
   struct Counts {
-    int64_t batches = 0;  // that were pushed
-    int64_t losses = 0;   // times that everything had to be given again
+    int64_t batches = 0;  // pushed
+    int64_t losses = 0;   // times that all contents had to be reported again
   };
   Counts counts() const;
 
@@ -56,7 +55,7 @@ class EventPublisher final : public CacheEventSink {
   const int block_len_;
   const size_t most_bytes_;
   std::function<void()> wake_ = [] {};
-  // The thread's, but for the destructor.
+  // Used by the thread, and the destructor.
   FileDescriptor socket_;
   std::unique_ptr<WorkerProcess> process_;
 

@@ -1,8 +1,8 @@
-// What must not occur in a response: token sequences, and strings however they are cut into tokens.
+// Bad words: token sequences, and strings under any tokenization, that must not occur in a response.
 //
-// A token is forbidden when it would complete a sequence, or when its bytes, after the text so far, would complete a
-// string. Which tokens complete a string depends only on how much of it has come already, so the list is made once for
-// each such state. The responses to one request share these lists; each keeps its own states.
+// A token is forbidden if it would complete a sequence, or if its bytes would complete a string after the text so far.
+// The tokens that complete a string depend only on how much of it has been matched, so they are listed once for each
+// such state. The responses to one request share these lists; each has its own states.
 //
 // Used by the step thread only.
 #pragma once
@@ -20,11 +20,11 @@ namespace turbomind {
 
 class BadWords {
  public:
-  // What must not occur, and `table`, must outlive this.
+  // All arguments must outlive this.
   BadWords(const std::vector<std::string>& texts, const std::vector<std::vector<int32_t>>& sequences,
            const TokenTable& table);
 
-  // How much of each string is at the end of a response's text.
+  // How much of each string the end of a response's text matches.
   using States = std::vector<int>;
   States begin() const { return States(texts_.size(), 0); }
   void advance(States& states, std::string_view bytes) const;

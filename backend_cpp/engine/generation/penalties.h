@@ -1,4 +1,4 @@
-// What the tokens so far do to the logits of the next one.
+// Penalties and biases on the logits of the next token.
 //
 // Repetition: Keskar et al., 2019, a seen token's logit is divided by the penalty when positive and multiplied when
 // negative. Presence and frequency: OpenAI API reference. The order of both and the biases is that of `transformers`
@@ -15,7 +15,7 @@
 
 namespace turbomind {
 
-// The tokens of a prompt, once each; shared by the responses to it. Empty where no repetition penalty asks for them.
+// The distinct tokens of a prompt; its responses share them. Empty without a repetition penalty.
 class PromptTokens {
  public:
   PromptTokens(const SamplingParams& rule, const std::vector<int32_t>& prompt, int vocab_size);
@@ -28,7 +28,7 @@ class PromptTokens {
   std::vector<bool> is_there_;  // [vocab], or empty
 };
 
-// Of one response. What it is made of must outlive it.
+// The penalties of one response. The arguments must outlive it.
 class Penalties {
  public:
   using Biases = std::vector<std::pair<int32_t, float>>;  // each token once
@@ -36,7 +36,7 @@ class Penalties {
   Penalties(const SamplingParams& rule, const PromptTokens& prompt, const Biases& biases)
       : rule_(rule), prompt_(prompt), biases_(biases) {}
 
-  // A token of the response has come.
+  // Adds a token of the response.
   void note(int32_t token);
   // Changes logits [vocab].
   void apply(float* logits) const;
@@ -49,7 +49,7 @@ class Penalties {
   const SamplingParams& rule_;
   const PromptTokens& prompt_;
   const Biases& biases_;
-  std::unordered_map<int32_t, int> counts_;  // of the response's tokens; empty where no penalty asks for them
+  std::unordered_map<int32_t, int> counts_;  // of the response's tokens; empty without penalties
 };
 
 }  // namespace turbomind

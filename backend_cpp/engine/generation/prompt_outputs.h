@@ -1,5 +1,4 @@
-// What the model says of a prompt's own tokens, kept for the caller who asked: a score, log probabilities, logits,
-// hidden states.
+// Outputs for a prompt's own tokens, as requested: a score, log probabilities, logits, hidden states.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +11,12 @@ namespace turbomind {
 
 class PromptOutputs {
  public:
-  // Log probabilities come with the first response alone.
+  // Only the first response (index 0) has log probabilities.
   PromptOutputs(const GenerationRules& rules, int index) : rules_(rules), is_first_response_(index == 0) {}
 
-  // Takes what was computed of positions [first, first + count) of `tokens` and adds what is wanted to `output`. Those
-  // seen before a preemption are skipped, and that of the last token of the prompt: it is the response's first. logits
-  // [count, vocab], hidden [count, hidden].
+  // Adds the requested outputs of positions [first, first + count) of `tokens` to `output`. Positions taken before a
+  // preemption are skipped, and so is the prompt's last, which predicts the response. logits [count, vocab], hidden
+  // [count, hidden].
   void take(const std::vector<int32_t>& tokens, int first, int count, const float* logits, const float* hidden,
             Output& output);
 
@@ -27,7 +26,7 @@ class PromptOutputs {
 
   const GenerationRules& rules_;
   bool is_first_response_;
-  int taken_ = 0;  // leading positions whose tokens were taken
+  int taken_ = 0;  // leading positions that were taken
 };
 
 }  // namespace turbomind

@@ -1,4 +1,4 @@
-// Turns the bytes of generated tokens into text that may be shown.
+// Incremental detokenization: turns the bytes of generated tokens into text that can be sent.
 //
 // Bytes are held back while they may still become a stop string or the rest of a UTF-8 character; what is released is
 // always whole characters and never part of a stop string. Bytes that can no longer become a character are replaced by
@@ -22,7 +22,7 @@ class TextStream {
   // stream takes no more bytes. While `may_stop` is false stop strings pass through as text.
   bool append(std::string_view bytes, bool may_stop);
 
-  // Text that can be shown and has not been taken before.
+  // Text that can be sent and was not taken before.
   std::string take();
   // The same at the end of the response, when nothing more can follow: text held back for a stop string is released, an
   // unfinished character is dropped. Before a stop string it becomes U+FFFD: what follows does not finish it.

@@ -1,7 +1,7 @@
-// Ends the reasoning of a response that has thought long enough: from then on the tokens that end them have to come.
+// Ends the reasoning of a response when its budget of tokens is spent, by forcing the tokens of the end mark.
 //
-// Reasoning begin with the response, or with a mark that the response begins with, and end with another mark, if the
-// budget does not end them first. Marks are found in the text, however it is cut into tokens.
+// Reasoning begins with the response, or with a mark at the response's beginning, and ends with another mark, if the
+// budget does not end it first. Marks are found in the text under any tokenization.
 //
 // Used by the step thread only.
 #pragma once
@@ -22,7 +22,7 @@ class ThinkingBudget {
 
   // Whether it may force a token, now or later.
   bool is_open() const { return is_open_; }
-  // The token that has to come next; -1: any may.
+  // The token that is forced next; -1: none.
   int32_t forced() const;
   // Takes the response's next token.
   void advance(std::string_view bytes);
@@ -34,8 +34,8 @@ class ThinkingBudget {
   bool is_open_;
   bool has_begun_;
   int tokens_ = 0;     // of the response
-  size_t forced_ = 0;  // that came since the budget was spent
-  std::string text_;   // that may hold a mark yet
+  size_t forced_ = 0;  // tokens forced since the budget was spent
+  std::string text_;   // in which a mark may still be completed
 };
 
 }  // namespace turbomind

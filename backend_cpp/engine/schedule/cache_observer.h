@@ -1,4 +1,4 @@
-// Receives what later requests can find in a block cache.
+// Observes which contents of a block cache later requests can match.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@ struct PrefixKey;
 
 enum class CacheTier { kDevice, kHost, kDisk };
 
-// Calls come in the order of the changes, on the step thread. `content` numbers what a block holds; no number comes
-// twice.
+// Called on the step thread in the order of the changes. `content` identifies the content of a block; ids are never
+// reused.
 class CacheObserver {
  public:
   virtual ~CacheObserver() = default;
 
-  // Block number `index` of a sequence with this prefix is on the device. `parent` is the content of the block before
-  // it; of the first block, a number that no content has.
+  // Block `index` of a sequence with this prefix is on the device. `parent` is the content of the preceding block; for
+  // the first block, an id that no content has.
   virtual void stored(uint64_t content, uint64_t parent, const PrefixKey& prefix, int index) = 0;
-  // It is there, and nowhere else, now.
+  // It moved to another tier.
   virtual void moved(uint64_t content, std::span<const int32_t> tokens, CacheTier to) = 0;
-  // It is gone; and what follows it, though it may still be held, is never found again.
+  // It was removed. Its children, even if still cached, can no longer be matched.
   virtual void removed(uint64_t content) = 0;
-  // Everything is gone.
+  // All contents were removed.
   virtual void cleared() = 0;
 };
 

@@ -1,8 +1,8 @@
-// Where other prompts are likely to part from one: at the ends of its messages, and shortly before its end, where a
-// question follows a document.
+// Where other prompts are likely to diverge from a prompt: at the ends of its messages, and shortly before its end,
+// where a question follows a document.
 //
-// A prompt is tokens alone here. Chat templates put special tokens between messages, so a message ends where such
-// tokens stand; the same is found in prompts that no template has made.
+// The prompt is only tokens here. Chat templates put special tokens between messages, so special tokens mark the ends
+// of messages, also in prompts that no template made.
 #pragma once
 
 #include <vector>
@@ -11,14 +11,14 @@
 
 namespace turbomind {
 
-// Special tokens that are fewer tokens apart lie between the same two messages: <|im_end|> \n <|im_start|>.
+// Special tokens closer than this are between the same two messages: <|im_end|> \n <|im_start|>.
 inline constexpr int kSpecialTokensApart = 8;
 
 // Forks of a prompt: those of its first two messages, and of the last ones.
 inline constexpr int kMaxForks = 8;
 
-// For a prompt in blocks of `block_len` tokens: how many of its leading tokens others are likely to begin with,
-// ascending, at most kMaxForks numbers in [1, tokens.size()].
+// For a prompt in blocks of `block_len` tokens, returns the numbers of leading tokens that other prompts are likely to
+// share: ascending, at most kMaxForks, in [1, tokens.size()].
 std::vector<int> likely_forks(const std::vector<int32_t>& tokens, const TokenTable& table, int block_len);
 
 }  // namespace turbomind

@@ -1,4 +1,4 @@
-// How much of a prefix can be taken, by what is there of its blocks.
+// How long a prefix hit is, given which blocks exist.
 #pragma once
 
 #include <algorithm>
@@ -8,26 +8,25 @@
 
 namespace turbomind {
 
-// Whether a prefix hit needs what such a group holds.
+// Whether a prefix hit needs the blocks of a group.
 inline bool bounds_hits(const CacheGroup& group) {
   return group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow || group.kind == MemoryKind::kState;
 }
 
-// The first block of a group that a hit of `tokens` tokens needs, of those in front of its end; of a state, which has
-// one, the last.
+// The first of the blocks that a hit of `tokens` tokens needs in a group; for a state, which needs one, the last.
 inline int first_needed(const CachePlan& plan, const CacheGroup& group, int tokens) {
   return group.kind == MemoryKind::kState ? tokens / plan.block_len - 1 : group.first_block_seen(tokens);
 }
 
-// The most leading blocks, at most `most`, all of whose groups have what a hit of them needs: `is_there(index, group)`
-// says what there is of block number `index`.
+// The longest hit in blocks, at most `most`, for which every group has the blocks it needs: `is_there(index, group)` is
+// whether a group's block `index` exists.
 template <class IsThere>
 int longest_hit(const CachePlan& plan, int most, IsThere is_there) {
   std::vector<bool> is_valid(static_cast<size_t>(most) + 1, true);
   for (int index = 0; index < static_cast<int>(plan.groups.size()); ++index) {
     const CacheGroup& group = plan.groups[static_cast<size_t>(index)];
     if (!bounds_hits(group)) continue;
-    int run = 0;  // blocks without a gap up to here
+    int run = 0;  // consecutive existing blocks up to here
     for (int count = 1; count <= most; ++count) {
       run = is_there(count - 1, index) ? run + 1 : 0;
       if (run < count - first_needed(plan, group, count * plan.block_len)) is_valid[static_cast<size_t>(count)] = false;

@@ -1,4 +1,4 @@
-// What keys and values follow from: the one key by which the cache finds content.
+// Everything that determines keys and values: the key for prefix matching.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace turbomind {
 
-// Keeps content apart that tokens do not. The model needs no place here: a cache never outlives it.
+// Separates contents with equal tokens. It excludes the model, which a cache never outlives.
 struct PrefixScope {
   // `realm` stands for a cache salt and an adapter, or for one session or request alone
   // (engine/schedule/cache_scopes.h).
@@ -19,16 +19,16 @@ struct PrefixScope {
 
   uint64_t realm;
   int variant;    // ModelRunner::cache_variant
-  bool is_cross;  // rows that tokens attend to by cross-attention, which no prompt begins with
+  bool is_cross;  // rows for cross-attention, which no prompt begins with
 
   bool operator==(const PrefixScope&) const = default;
 };
 
-// All that keys and values of a sequence follow from. Sequences share blocks as far as theirs are equal.
+// Sequences share blocks as far as their keys are equal.
 struct PrefixKey {
   PrefixScope scope;
   const std::vector<int32_t>& tokens;
-  std::span<const EmbeddingRange> images = {};  // rows in place of tokens
+  std::span<const EmbeddingRange> images = {};  // embeddings in place of tokens
   // What the scope was made from, for cache events.
   std::string_view lora_name = {};
   std::string_view salt = {};

@@ -1,4 +1,4 @@
-// What files may have of a prefix, and what of it is worth reading.
+// A read of a prefix's blocks from disk: which blocks may exist, and which of them are worth reading.
 #pragma once
 
 #include <optional>
@@ -17,23 +17,23 @@ class PrefixRead final : public DiskRead {
   // `plan` must outlive it.
   PrefixRead(const CachePlan& plan, const PrefixKey& prefix);
 
-  // ---- before it is asked for ----
+  // ---- before it is queued ----
 
   struct Block {
     Item item;
     bool is_in_memory = false;
   };
-  // A snapshot between two borders of blocks.
+  // A snapshot between two block boundaries.
   struct Part {
-    int tokens = 0;             // in front of its end
-    std::vector<Block> groups;  // of those that bound hits
+    int tokens = 0;             // of the prefix, up to the snapshot
+    std::vector<Block> groups;  // that bound hits
   };
   std::vector<Block> blocks;  // [index, group]; of groups that bound no hits, empty
-  std::vector<Part> parts;    // the last one first
+  std::vector<Part> parts;    // from the last to the first
   double tokens_per_second = 0;
-  // Notes how far memory goes. False: files could add nothing.
+  // Computes the hit in memory. False: files could not extend it.
   bool compare_with_memory();
-  // The first block that memory lacks; null: none.
+  // The first block that is not in memory; null: none.
   const Item* first_missing() const;
 
   Choice choose(const std::function<bool(const Item&)>& is_there) const override;
@@ -41,10 +41,10 @@ class PrefixRead final : public DiskRead {
   // ---- the step thread's ----
 
   PrefixKey prefix() const { return {scope_, tokens_, images_, lora_name_, salt_}; }
-  // The last of these is held by who fills it.
+  // The last node is retained by the disk tier.
   std::vector<NodeId> path;
   bool is_done = false;
-  bool is_broken = false;  // what comes finds no place any more
+  bool is_broken = false;  // further blocks cannot be attached
 
  private:
   struct Reach {

@@ -1,8 +1,7 @@
-// Finds where a text has gone on from the same words before: the longest run of tokens that ends a text and is
-// somewhere in the texts that were read.
+// Finds the longest suffix of a text that occurs in the texts added before.
 //
-// Runs of `least` tokens are found by their hash, the latest place first; of the few places looked at, the one with the
-// longest run counts, as in LZ77 (Ziv and Lempel, 1977). Places are compared token by token.
+// N-grams of `least` tokens are found by hash, the latest place first; among the few places compared, the one with the
+// longest match is used, as in LZ77 (Ziv and Lempel, 1977). Places are compared token by token.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +16,7 @@ class NgramIndex {
  public:
   struct Match {
     int place = -1;  // of the token that followed; -1: none
-    int length = 0;  // of the run before it, at most `most`
+    int length = 0;  // of the match before it, at most `most`
   };
 
   NgramIndex(int least, int most) : least_(least), most_(most) {}
@@ -25,13 +24,13 @@ class NgramIndex {
   int size() const { return static_cast<int>(tokens_.size()); }
   int32_t token(int place) const { return tokens_[static_cast<size_t>(place)]; }
 
-  // Reads on. What was read under another scope is not found.
+  // Adds a token. Texts of other scopes are not found.
   void append(int32_t token, uint64_t scope = 0);
-  // Ends a text: no run reaches from one text into the next.
+  // Ends a text: matches do not cross texts.
   void end_text();
-  // Where `text` may continue; its last tokens may be the last that were read.
+  // The place where `text` may continue; its last tokens may be the last that were added.
   Match find(std::span<const int32_t> text, uint64_t scope = 0) const;
-  // How many tokens before `place` are the last of `text`, at most `most`.
+  // The number of tokens before `place` that match the end of `text`, at most `most`.
   int length_at(std::span<const int32_t> text, int place) const;
   void clear();
 
@@ -41,9 +40,9 @@ class NgramIndex {
   int least_;
   int most_;
   std::vector<int32_t> tokens_;  // kBetween is between texts
-  std::vector<int> earlier_;     // where the run that ends before a place has ended before; -1: nowhere
+  std::vector<int> earlier_;     // by place, the previous place with the same n-gram before it; -1: none
   int text_begin_ = 0;
-  std::unordered_map<uint64_t, int> latest_;  // where the runs with a key ended, as a place after
+  std::unordered_map<uint64_t, int> latest_;  // by n-gram hash, the latest place after such an n-gram
 };
 
 }  // namespace turbomind

@@ -1,5 +1,5 @@
-// Follows one sequence, and drafts what it may continue with from what it, or another one, said before (prompt lookup,
-// Saxena, 2023).
+// Prompt lookup (Saxena, 2023) for one sequence: drafts the continuation of the longest match in its own text or in
+// recent texts of others.
 //
 // Used by the step thread only.
 #pragma once
@@ -27,7 +27,7 @@ struct SharedLookup {
 
 class PromptLookup {
  public:
-  // `shared` must outlive it. Tokens before `prompt_len` teach nothing about chances.
+  // `shared` must outlive it. Acceptance is measured on tokens from `prompt_len` on.
   PromptLookup(SharedLookup& shared, uint64_t scope, int prompt_len)
       : shared_(shared),
         scope_(scope),
@@ -35,12 +35,12 @@ class PromptLookup {
         own_(shared.config.prompt_lookup_min, shared.config.prompt_lookup_max),
         chances_(&shared.chances) {}
 
-  // Reads the tokens of the sequence, which only get more.
+  // Adds the sequence's new tokens; `tokens` only grows.
   void read(const std::vector<int32_t>& tokens);
   bool has_draft() const { return texts_ != nullptr; }
-  // The draft's token number `index`; -1: it ends before.
+  // Draft token `index`; -1: the draft is shorter.
   int32_t token(int index) const;
-  // The chance that it comes if those before it came.
+  // The probability that draft token `index` is accepted if those before it are.
   double chance(int index) const { return chances_.of(match_.length + index); }
 
  private:
@@ -54,9 +54,9 @@ class PromptLookup {
   MatchChances chances_;
   const NgramIndex* texts_ = nullptr;  // of match_; null: there is none
   NgramIndex::Match match_;
-  size_t looked_ = 0;        // tokens of the text that match_ is for
+  size_t looked_ = 0;        // tokens of the text for which match_ was found
   uint64_t generation_ = 0;  // of the recent texts, when match_ was found
-  int astray_ = 0;           // tokens since a run was found
+  int astray_ = 0;           // tokens since the last match
 };
 
 }  // namespace turbomind

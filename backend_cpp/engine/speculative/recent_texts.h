@@ -1,5 +1,5 @@
-// Texts of requests that have ended, the latest ones, in which those that come find what is said again. Each belongs to
-// a scope (SequenceGroup::draft_scope) and is found by that alone.
+// The latest texts of finished requests, for prompt lookup by others. Each belongs to a scope
+// (SequenceGroup::draft_scope), and only that scope finds it.
 //
 // Used by the step thread only.
 #pragma once
@@ -20,13 +20,13 @@ class RecentTexts {
     NgramIndex::Match at;
   };
 
-  // Keeps at least the last half of `most_tokens`, and at most all of them.
+  // Keeps at least half of `most_tokens` tokens, and at most all.
   RecentTexts(int most_tokens, int least, int most)
       : half_(most_tokens / 2), indices_{NgramIndex(least, most), NgramIndex(least, most)} {}
 
-  // The end of a text that is too long is left out.
+  // A text that is too long is truncated at its end.
   void add(std::span<const int32_t> text, uint64_t scope);
-  // Valid while generation() is the same: a place then stays in the text, and so in the scope, that it was found in.
+  // Valid while generation() is unchanged.
   Match find(std::span<const int32_t> text, uint64_t scope) const;
   // How often the oldest texts were dropped.
   uint64_t generation() const { return generation_; }
