@@ -36,6 +36,19 @@ def test_a_tile_is_transposed_between_lanes(cuda: Device) -> None:
     assert (out.view(np.uint16).reshape(8, 8) == x.T).all()
 
 
+@pytest.mark.parametrize("adds", [True, False])
+def test_four_warps_multiply_what_came_by_bulk(cuda: Device, *, adds: bool) -> None:
+    torch.manual_seed(0)
+    a, b, c = torch.randn(64, 16).half(), torch.randn(16, 32).half(), torch.randn(64, 32)
+    eights = b.view(2, 8, 32).transpose(1, 2).contiguous()  # of a column's eight neighbouring inputs
+    bits = [x.view(torch.int16).numpy().view(np.uint16) for x in (a, eights)]
+    out = cuda.native.multiply_group(*bits, c.numpy(), adds)
+    if out is None:
+        pytest.skip("the instruction is Hopper's")
+    exact = a.double() @ b.double() + (c.double() if adds else 0)
+    torch.testing.assert_close(torch.from_numpy(out).double(), exact, rtol=0, atol=17 * 2.0**-22)
+
+
 @pytest.mark.parametrize("delta", [0, 1, 7, 31])
 def test_lanes_and_threads_see_each_other(cuda: Device, delta: int) -> None:
     x = np.random.default_rng(delta).standard_normal(6 * 32, np.float32)

@@ -350,3 +350,45 @@ def test_many_rows_pass_between_the_layers_in_16_bits_and_without_the_bias(
     narrow = (cuda.linear(alone, x) / scale).to(dtype).float() * scale
     expected = cuda.linear_of_gates(down, narrow + up.bias.float(), "gelu_tanh")
     assert torch.equal(cuda.gated_mlp(up, "gelu_tanh", down, x), expected)
+
+
+# Groups of 128 inputs: Hopper's kernels/cuda/ring. The emulation has four multiprocessors, so that a block gets several
+# items, and some share inputs.
+RING_KINDS = ["int8", "int4", "int8 by output", "float8 by output", "float8 by wide block"]
+RING_ROWS = [1, 8, 9, 17, 50, 65, 130, 191]
+
+
+@pytest.mark.parametrize("kind", RING_KINDS)
+@pytest.mark.parametrize("rows", RING_ROWS)
+@pytest.mark.parametrize(("out_features", "in_features"), [(33, 1100), (200, 300), (1300, 256)])
+def test_groups_of_128_inputs_are_multiplied_within_the_stated_bound(
+    device: Device, rows: int, out_features: int, in_features: int, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    x, bias = torch.randn(rows, in_features), torch.randn(out_features)
+    weight = weight_of_kind(device, torch.randn(out_features, in_features), kind, 128, bias)
+    check(device, device.linear(weight, x), x, weight, kind)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [128, 256])
+@pytest.mark.parametrize("rows", [2, 20, 70])
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_zero_points_and_orders_of_groups_of_128_inputs_count(
+    device: Device, rows: int, group: int, bits: int, shuffles: bool
+) -> None:
+    torch.manual_seed(group + rows)
+    x = torch.randn(rows, 900)
+    weight = group_codes_weight(device, (77, 900), bits, group, shuffles_inputs=shuffles)
+    check(device, device.linear(weight, x), x, weight, f"int{bits}")
+
+
+@pytest.mark.parametrize("kind", RING_KINDS)
+@pytest.mark.parametrize("rows", [3, 40, 100])
+def test_a_result_of_groups_of_128_inputs_is_added_and_the_same_each_time(device: Device, rows: int, kind: str) -> None:
+    torch.manual_seed(rows)
+    x, before = torch.randn(rows, 1024), torch.randn(rows, 45)
+    weight = weight_of_kind(device, torch.randn(45, 1024), kind, 128)
+    y = device.linear(weight, x, before)
+    check(device, y, x, weight, kind, before)
+    assert torch.equal(y, device.linear(weight, x, before))

@@ -11,7 +11,7 @@
 //   - warp collectives name all 32 lanes; no cooperative groups;
 //   - no block waits for another, but for those with its number in the same launch on other GPUs, by `launch_together`
 //     (comm/p2p_all_reduce.cu says why that ends);
-//   - PTX only in kernels/cuda/ptx.h (mma, ldmatrix, cp.async, lop3, signals), which states the fragment layouts;
+//   - PTX only in kernels/cuda/ptx.h (mma, cp.async, lop3, signals) and hopper.h, which state the fragment layouts;
 //   - functions of the emulation are in testing/cuda_emulated/{kernel_language,types}.h: add what is missing there.
 //
 // Operators are free functions in turbomind::cuda, one header a group, named as on the CPU (kernels/*.h) with the same

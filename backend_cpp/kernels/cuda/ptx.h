@@ -1,4 +1,4 @@
-// Instructions that CUDA C++ has no function for; everything that is PTX is here. Included by device.h.
+// Instructions that CUDA C++ has no function for; all PTX but that of hopper.h is here. Included by device.h.
 //
 // mma    d [16, 8] += a [16, 16] b [16, 8]. Lane l, g = l / 4, t = l % 4, holds (low half of a word first)
 //          a[0] row g, columns 2 t and 2 t + 1;  a[1] row g + 8;  a[2] row g, columns 2 t + 8, + 9;  a[3] row g + 8

@@ -2,6 +2,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/cuda/hopper.h"
 #include "testing/bindings/cuda_internals.h"
 #include "testing/bindings/cuda_timing.h"
 
@@ -42,6 +43,44 @@ __global__ void multiply_tile(const uint16_t* a, const uint16_t* b, float* d) {
 __global__ void transpose_tile(const uint32_t* x, uint32_t* y) {
   await_previous();
   y[threadIdx.x] = transpose_8x8(load_once_4(x + threadIdx.x));
+}
+
+// Four warps: d [64, kColumns] = c + a [64, 16] b [16, kColumns] of half precision, where adds, else without c; b comes
+// by bulk, [2, kColumns, 8].
+constexpr int kColumns = 32;
+__global__ void multiply_group(const uint16_t* a, const uint16_t* b, const float* c, bool adds, float* d) {
+  await_previous();
+#if defined(TM_CUDA_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  auto* shared_b = dynamic_shared<uint16_t>();
+  auto* full = reinterpret_cast<SharedBarrier*>(shared_b + 16 * kColumns);
+  if (threadIdx.x == 0) {
+    full->init(1);
+    SharedBarrier::publish();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    full->arrive_and_expect(16 * kColumns * 2);
+    bulk_copy(shared_b, b, 16 * kColumns * 2, *full);
+  }
+  const int lane = threadIdx.x % kWarp;
+  const int first_row = threadIdx.x / kWarp * 16 + lane / 4;
+  uint32_t words[4];
+  for (int i = 0; i < 4; ++i) {
+    const uint16_t* pair = a + (first_row + i % 2 * 8) * 16 + lane % 4 * 2 + i / 2 * 8;
+    words[i] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
+  }
+  const auto place = [&](int i) { return (first_row + i / 2 % 2 * 8) * kColumns + i / 4 * 8 + lane % 4 * 2 + i % 2; };
+  float sums[kColumns / 2];
+  for (int i = 0; i < kColumns / 2; ++i) sums[i] = c[place(i)];
+  full->wait(0);
+  hold(sums);
+  wgmma_fence();
+  wgmma_f16<kColumns>(sums, words, k_rows<kColumns>(shared_b), adds);
+  wgmma_commit();
+  wgmma_wait<0>();
+  hold(sums);
+  for (int i = 0; i < kColumns / 2; ++i) d[place(i)] = sums[i];
+#endif
 }
 
 // shifted[i] = x[i + delta] within a warp, else x[i]; votes[w] = which lanes hold a positive x; above[i] = how many
@@ -116,6 +155,20 @@ void bind_probes(DeviceClass& device) {
     launch(transpose_tile, dim3(1), dim3(kWarp), 0, ops.stream(), rows.data(), transposed.data());
     return transposed.fetch(x);
   });
+  // Or None, where there is no such instruction.
+  device.def("multiply_group",
+             [](TestDevice& d, const Array<uint16_t>& a, const Array<uint16_t>& b, const Array<float>& c,
+                bool adds) -> py::object {
+               if (compute_capability() != 90) return py::none();
+               CudaOperators& ops = operators_of(d);
+               const OnDevice<uint16_t> left(ops, a);
+               const OnDevice<uint16_t> right(ops, b);
+               const OnDevice<float> before(ops, c);
+               const OnDevice<float> product(ops, c);
+               launch(multiply_group, dim3(1), dim3(4 * kWarp), 16 * kColumns * 2 + sizeof(SharedBarrier), ops.stream(),
+                      left.data(), right.data(), before.data(), adds, product.data());
+               return product.fetch(c);
+             });
   device.def("talk", [](TestDevice& d, const Array<float>& x, int delta, int block, const Array<uint32_t>& votes,
                         const Array<int32_t>& above) {
     CudaOperators& ops = operators_of(d);

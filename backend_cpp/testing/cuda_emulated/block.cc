@@ -24,7 +24,7 @@ namespace {
 
 std::atomic<bool> has_pauses = false;
 
-enum class State : uint8_t { kReady, kAtWarp, kAtPart, kAtBlock, kAtPrevious, kGone };
+enum class State : uint8_t { kReady, kLooksAgain, kAtWarp, kAtPart, kAtBlock, kAtPrevious, kGone };
 
 constexpr int kParts = 16;  // ids of bar.sync; 0 is __syncthreads
 
@@ -126,8 +126,13 @@ void Block::reserve(int count, size_t shared_bytes) {
 // Until each lane waits for others or is gone; returns whether any has run.
 bool Block::run_warp(Warp& warp) {
   bool has_run = false;
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    Thread& thread = warp.threads[lane];
+    if (thread.state == State::kLooksAgain) thread.state = State::kReady;
+  }
   for (;;) {
     bool has_moved = false;
+    bool looks_again = false;
     bool other_waits_for_previous = false;
     const Thread* waiting = nullptr;
     const Thread* other = nullptr;
@@ -140,10 +145,12 @@ bool Block::run_warp(Warp& warp) {
         if (error) std::rethrow_exception(error);
         has_moved = true;
       }
+      looks_again |= thread.state == State::kLooksAgain;
       if (thread.state == State::kAtPrevious) other_waits_for_previous = true;
       (thread.state == State::kAtWarp ? waiting : other) = &thread;
     }
     has_run |= has_moved;
+    if (looks_again && !has_moved) return has_run;
     if (other_waits_for_previous && !has_moved) return has_run;
     if (waiting == nullptr && !has_moved) return has_run;
     if (!has_moved) {
@@ -294,6 +301,11 @@ void let_others_run() {
   std::this_thread::yield();
   thread_local std::minstd_rand random(std::random_device{}());
   if (has_pauses && random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
+}
+
+void let_block_run() {
+  self().state = State::kLooksAgain;
+  self().fiber.leave();
 }
 
 void set_pauses(bool pauses) {

@@ -32,6 +32,7 @@ enum class Variant : uint8_t {
   kPlain,    // float32 as it is
   kStream,   // few rows, rounded while they are read
   kTile,     // some, rounded before
+  kRing,     // both, on Hopper
   kLibrary,  // many rows of bytes, scales applied by the library
   kScaled,   // many rows, scales applied by us
   kProduct,  // other products of the library
@@ -49,7 +50,10 @@ int own_rows(const LinearWeight& weight) {
 Variant variant_of(const LinearWeight& weight, int rows, GemmScales scales) {
   const bool is_float32 = weight.format == WeightFormat::kFloat32;
   if (is_float32 ? rows <= kPlainRows : !has_whole_chunks(weight)) return Variant::kPlain;
-  if (!is_float32 && rows <= own_rows(weight)) return rows <= kStreamRows ? Variant::kStream : Variant::kTile;
+  if (!is_float32 && rows <= own_rows(weight)) {
+    if (has_ring(weight)) return Variant::kRing;
+    return rows <= kStreamRows ? Variant::kStream : Variant::kTile;
+  }
   if (scales != GemmScales::kNone) return Variant::kLibrary;
   return weight.output_scales != nullptr ? Variant::kScaled : Variant::kProduct;
 }
@@ -130,7 +134,8 @@ SplitCounters::SplitCounters(cudaStream_t stream) : buffer_(allocate(kSplitCount
 }
 
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
-  const size_t inputs = static_cast<size_t>(rows) * padded_inputs(weight);
+  constexpr int kLeastRows = 4;  // of float32 have the bytes of the least that ring_linear takes
+  const size_t inputs = static_cast<size_t>(std::max(rows, kLeastRows)) * padded_inputs(weight);
   size_t bytes = scratch_bytes<float>(inputs) + std::max(split_scratch_bytes(), kGemmScratchBytes);
   if (rows <= own_rows(weight)) return bytes;
   if (weight.output_scales != nullptr) return std::max(bytes, scaled_product_bytes(weight, rows));
@@ -147,6 +152,7 @@ LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales
     case Variant::kStream:
       break;
     case Variant::kTile:
+    case Variant::kRing:
       types.makes_rows = true;
       break;
     case Variant::kLibrary:
@@ -194,6 +200,13 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
       round_input(stream, input, rows, weight, order, padded, rounded);
       return tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, result.floats(), accumulate),
                          rows);
+    }
+    case Variant::kRing: {
+      const int columns = ring_columns(weight, rows);
+      auto* rounded = memory.take<uint16_t>(static_cast<size_t>(divide_up(rows, columns)) * columns * padded);
+      round_for_ring(stream, input, rows, weight, columns, padded, rounded);
+      return ring_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, result.floats(), accumulate),
+                         columns);
     }
     case Variant::kLibrary: {
       const int last = result.type == DType::kFloat32 ? rows % kLibraryRows : 0;

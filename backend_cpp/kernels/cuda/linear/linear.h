@@ -3,8 +3,8 @@
 //   float32             float32, in any order of summation.
 //   bfloat16, float16   x is rounded to the weight's type, for float16 after a division by 16, so that it may be up to
 //                       2^20; products are exact, sums float32.
-//   int8, int4, float8  x is rounded as for float16, not to 8 bits; codes are exact. Up to 16 rows, and of float8 up to
-//   191, scales
+//   int8, int4, float8  x is rounded as for float16, not to 8 bits; codes are exact. Up to 16 rows (32 in ring_linear),
+//   and of float8 up to 191, scales
 //                       act on sums, so y is off by at most 2^-11 sum |x w| and the rounding of float32 sums (of int8
 //                       and int4 those of scale |x| code and scale |x| zero, before these are subtracted); with more
 //                       the weight scale (code - zero) is rounded to half precision too. But with many rows and scales

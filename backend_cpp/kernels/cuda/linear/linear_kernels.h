@@ -25,6 +25,11 @@ void stream_codes(cudaStream_t stream, Scratch scratch, const LinearTask& task, 
 inline constexpr int kTileRows = 64;
 void tile_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts = 0);
 
+// Weights of 8 and 4 bits in groups of whole steps, and x as round_for_ring makes it for `columns`.
+bool has_ring(const LinearWeight& weight);
+int ring_columns(const LinearWeight& weight, int rows);
+void ring_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int columns);
+
 // Any weight that is not packed, x float32; nothing needs to be aligned. kPlainRows rows a part.
 inline constexpr int kPlainRows = 8;
 void plain_linear(cudaStream_t stream, const LinearTask& task, int expert_parts = 0);

@@ -14,53 +14,83 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A chunk in the form that a weight of kFormat takes, which for kFloat32 is as it is; `index`: of the chunk.
+// Where rounded rows go, [rows, chunks], or for ring_linear, whose blocks of `columns` rows have an order of their own.
+struct RoundedRows {
+  void* data;
+  int chunks;
+  int columns = 0;
+};
+
+// For ring_linear: four chunks are the columns of two steps of the matrix instruction, a chunk of int4 for each quarter
+// of its lanes or half a chunk of 8 bits (ring_step.cuh). Blocks of 8 columns have 16 bytes of a row, then the
+// next's.
 template <WeightFormat kFormat>
-__device__ __forceinline__ void write_chunk(void* rounded, size_t index, const float (&values)[kChunk]) {
-  if constexpr (kFormat == WeightFormat::kFloat32) {
-    auto* to = static_cast<float4*>(rounded) + index * 2;
-    to[0] = make_float4(values[0], values[1], values[2], values[3]);
-    to[1] = make_float4(values[4], values[5], values[6], values[7]);
+__device__ __forceinline__ void write_ring_chunk(const RoundedRows& to, int row, int chunk, const uint4& rounded) {
+  const size_t first = (static_cast<size_t>(row / to.columns) * to.chunks + chunk / 4 * 4) * to.columns;
+  const int place = chunk % 4;
+  const auto word_at = [&](int block, int quarter) {
+    return static_cast<uint32_t*>(to.data) + (first + block * to.columns + row % to.columns) * 4 + quarter;
+  };
+  if constexpr (kFormat == WeightFormat::kInt4) {
+    *word_at(0, place) = rounded.x;
+    *word_at(1, place) = rounded.y;
+    *word_at(2, place) = rounded.z;
+    *word_at(3, place) = rounded.w;
   } else {
-    static_cast<uint4*>(rounded)[index] = round_chunk<kFormat>(values);
+    const int block = place / 2 * 2;
+    *reinterpret_cast<uint2*>(word_at(block, place % 2 * 2)) = make_uint2(rounded.x, rounded.z);
+    *reinterpret_cast<uint2*>(word_at(block + 1, place % 2 * 2)) = make_uint2(rounded.y, rounded.w);
+  }
+}
+
+// A chunk in the form that a weight of kFormat takes, which for kFloat32 is as it is.
+template <WeightFormat kFormat>
+__device__ __forceinline__ void write_chunk(const RoundedRows& to, int row, int chunk, const float (&values)[kChunk]) {
+  const size_t index = static_cast<size_t>(row) * to.chunks + chunk;
+  if constexpr (kFormat == WeightFormat::kFloat32) {
+    auto* quads = static_cast<float4*>(to.data) + index * 2;
+    quads[0] = make_float4(values[0], values[1], values[2], values[3]);
+    quads[1] = make_float4(values[4], values[5], values[6], values[7]);
+  } else {
+    const uint4 rounded = round_chunk<kFormat>(values);
+    if (to.columns > 0) return write_ring_chunk<kFormat>(to, row, chunk, rounded);
+    static_cast<uint4*>(to.data)[index] = rounded;
   }
 }
 
 template <WeightFormat kFormat>
-__global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, int padded_inputs, void* rounded) {
+__global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, RoundedRows rounded) {
   await_previous();
-  const int chunks = padded_inputs / kChunk;
+  const int chunks = rounded.chunks / from.heads;
   const int index = blockIdx.y * kThreads + threadIdx.x;
-  if (index >= chunks * from.heads) return;
+  if (index >= rounded.chunks) return;
   float values[kChunk];
   read_chunk(from, blockIdx.x * from.stride + index / chunks * from.head_stride, index % chunks * kChunk, values);
-  write_chunk<kFormat>(rounded, static_cast<size_t>(blockIdx.x) * chunks * from.heads + index, values);
+  write_chunk<kFormat>(rounded, blockIdx.x, index, values);
 }
 
 template <WeightFormat kFormat>
-__global__ void __launch_bounds__(kThreads) round_gated_kernel(GatedRows rows, int padded_inputs, void* rounded) {
+__global__ void __launch_bounds__(kThreads) round_gated_kernel(GatedRows rows, RoundedRows rounded) {
   await_previous();
-  const int chunks = padded_inputs / kChunk;
   const int chunk = blockIdx.y * kThreads + threadIdx.x;
-  if (chunk >= chunks) return;
+  if (chunk >= rounded.chunks) return;
   float values[kChunk];
   rows.begin(blockIdx.x);
   rows.read(chunk * kChunk, values);
-  write_chunk<kFormat>(rounded, static_cast<size_t>(blockIdx.x) * chunks + chunk, values);
+  write_chunk<kFormat>(rounded, blockIdx.x, chunk, values);
 }
 
 template <WeightFormat kFormat, int kGroup>
 __global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
-    round_normed_kernel(NormedRows<kGroup> rows, int padded_inputs, void* rounded) {
+    round_normed_kernel(NormedRows<kGroup> rows, RoundedRows rounded) {
   await_previous();
   const int row = RowGroup<kGroup>::row();
   if (row >= rows.from.rows) return;  // as in norm_kernel
   rows.begin(row);
-  const int chunks = padded_inputs / kChunk;
-  for (int chunk = RowGroup<kGroup>::thread(); chunk < chunks; chunk += kGroup) {
+  for (int chunk = RowGroup<kGroup>::thread(); chunk < rounded.chunks; chunk += kGroup) {
     float values[kChunk];
     rows.read(chunk * kChunk, values);
-    write_chunk<kFormat>(rounded, static_cast<size_t>(row) * chunks + chunk, values);
+    write_chunk<kFormat>(rounded, row, chunk, values);
   }
 }
 
@@ -113,7 +143,7 @@ __global__ void __launch_bounds__(kByteThreads)
   for (int chunk = threadIdx.x; chunk < chunks; chunk += kByteThreads) {
     float values[kChunk];
     rows.read(chunk * kChunk, values);
-    if constexpr (Rows::kIsMade) write_chunk<WeightFormat::kFloat32>(kept, chunk, values);
+    if constexpr (Rows::kIsMade) write_chunk<WeightFormat::kFloat32>({kept, chunks}, 0, chunk, values);
     range.include(values);
   }
   const float scale =
@@ -148,40 +178,37 @@ __global__ void __launch_bounds__(kByteThreads)
   }
 }
 
-dim3 grid_of(const RowsToRound& from, int padded_inputs) {
-  return rows_and(from.rows, divide_up(padded_inputs / kChunk * from.heads, kThreads));
+dim3 grid_of(const RowsToRound& from, const RoundedRows& rounded) {
+  return rows_and(from.rows, divide_up(rounded.chunks, kThreads));
 }
 
 template <WeightFormat kFormat, int kGroup>
-void launch_normed(cudaStream_t stream, const NormWeight& norm, const RowsToRound& from, int padded_inputs,
-                   void* rounded) {
+void launch_normed(cudaStream_t stream, const NormWeight& norm, const RowsToRound& from, const RoundedRows& rounded) {
   using Group = RowGroup<kGroup>;
   launch(round_normed_kernel<kFormat, kGroup>, dim3(divide_up(from.rows, Group::kRows)), dim3(Group::kBlock), 0, stream,
-         NormedRows<kGroup>(norm, from), padded_inputs, rounded);
+         NormedRows<kGroup>(norm, from), rounded);
 }
 
 template <WeightFormat kFormat>
-void launch_input(cudaStream_t stream, const LinearInput& input, const RowsToRound& from, int padded_inputs,
-                  void* rounded) {
+void launch_input(cudaStream_t stream, const LinearInput& input, const RowsToRound& from, const RoundedRows& rounded) {
   if (input.gate.has_value()) {
-    launch(round_gated_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream,
-           GatedRows{*input.gate, from, input.bias}, padded_inputs, rounded);
+    launch(round_gated_kernel<kFormat>, grid_of(from, rounded), dim3(kThreads), 0, stream,
+           GatedRows{*input.gate, from, input.bias}, rounded);
   } else if (input.norm == nullptr) {
-    launch(round_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, from, padded_inputs,
-           rounded);
+    launch(round_kernel<kFormat>, grid_of(from, rounded), dim3(kThreads), 0, stream, from, rounded);
   } else if (from.inputs <= kWarpFloats) {
-    launch_normed<kFormat, kWarp>(stream, *input.norm, from, padded_inputs, rounded);
+    launch_normed<kFormat, kWarp>(stream, *input.norm, from, rounded);
   } else {
-    launch_normed<kFormat, kNormThreads>(stream, *input.norm, from, padded_inputs, rounded);
+    launch_normed<kFormat, kNormThreads>(stream, *input.norm, from, rounded);
   }
 }
 
 void launch_rounding(cudaStream_t stream, const LinearInput& input, const RowsToRound& from, WeightFormat weight_format,
-                     ChunkOrder order, int padded_inputs, uint16_t* rounded) {
+                     ChunkOrder order, const RoundedRows& rounded) {
   auto* launch_format = order == ChunkOrder::kInt4                 ? launch_input<WeightFormat::kInt4>
                         : weight_format == WeightFormat::kBFloat16 ? launch_input<WeightFormat::kBFloat16>
                                                                    : launch_input<WeightFormat::kFloat16>;
-  launch_format(stream, input, from, padded_inputs, rounded);
+  launch_format(stream, input, from, rounded);
 }
 
 // Calls visit with the rows that `input` stands for.
@@ -202,12 +229,19 @@ const LinearInput kNotMade(static_cast<const float*>(nullptr));
 
 void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, ChunkOrder order,
                 int padded_inputs, uint16_t* rounded) {
-  launch_rounding(stream, kNotMade, from, weight_format, order, padded_inputs, rounded);
+  launch_rounding(stream, kNotMade, from, weight_format, order, {rounded, padded_inputs / kChunk * from.heads});
 }
 
 void round_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, ChunkOrder order,
                  int padded_inputs, uint16_t* rounded) {
-  launch_rounding(stream, input, rows_of(weight, input, rows), weight.format, order, padded_inputs, rounded);
+  launch_rounding(stream, input, rows_of(weight, input, rows), weight.format, order, {rounded, padded_inputs / kChunk});
+}
+
+void round_for_ring(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, int columns,
+                    int padded_inputs, uint16_t* rounded) {
+  const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
+  launch_rounding(stream, input, rows_of(weight, input, rows), weight.format, order,
+                  {rounded, padded_inputs / kChunk, columns});
 }
 
 bool can_round_to_bytes(int padded_inputs) {
@@ -236,7 +270,7 @@ void round_to_blocks(cudaStream_t stream, const LinearInput& input, int rows, co
 
 void gather_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight,
                   int padded_inputs, float* gathered) {
-  launch_input<WeightFormat::kFloat32>(stream, input, rows_of(weight, input, rows), padded_inputs, gathered);
+  launch_input<WeightFormat::kFloat32>(stream, input, rows_of(weight, input, rows), {gathered, padded_inputs / kChunk});
 }
 
 }  // namespace turbomind::cuda

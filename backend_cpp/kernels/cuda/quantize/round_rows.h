@@ -38,6 +38,11 @@ void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weigh
 void round_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, ChunkOrder order,
                  int padded_inputs, uint16_t* rounded);
 
+// The same as ring_linear takes it, parts of `columns` rows, of which the last may have rows that are anything. There
+// are whole steps of inputs.
+void round_for_ring(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, int columns,
+                    int padded_inputs, uint16_t* rounded);
+
 // Of codes: `rows` may be more than there are, whose codes are then anything. inputs is a multiple of 8, what is
 // beyond those of x is 0.
 struct CodeShape {

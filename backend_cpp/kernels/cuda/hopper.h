@@ -1,0 +1,233 @@
+// Instructions of Hopper alone: copies by bulk, barriers in shared memory that count them, and the matrix instruction
+// of four warps. Included by what is compiled for 9.0a or emulated; ptx.h has all others.
+//
+// SharedBarrier    completes a phase when `count` threads have arrived and all bytes that were announced have come;
+//          phases alternate between 0 and 1, and wait(phase) returns when that phase has completed.
+// bulk_copy    bytes from global to shared memory, by the copy engine; both aligned to 16 bytes, as is their number.
+// wgmma_f16    d [64, kColumns] = or += a [64, 16] b [16, kColumns], half precision, by the four warps of a group
+//          together; warp w of it has rows 16 w .. 16 w + 15, of a and, 8 columns after 8, of d, as mma in ptx.h.
+//          b is in shared memory as k_rows says. It runs by itself: wgmma_fence comes before it when a thread has
+//          written a or d, wgmma_commit closes a group, wgmma_wait<n> waits for all of these but the newest n, and what
+//          they read and write must not be touched until then.
+// k_rows   columns of b, as 8 x 8 blocks of 128 bytes, 16 for a column's 8 neighbouring k; blocks of neighbouring
+//          columns follow one another, those of the next 8 k come kColumns * 16 bytes later.
+#pragma once
+
+#include "kernels/cuda/device.h"
+
+#ifdef TM_CUDA_EMULATED
+#include <emulated_hopper.h>
+#endif
+
+namespace turbomind::cuda {
+
+#ifdef TM_CUDA_EMULATED
+
+struct SharedBarrier {
+  emulated::CountingBarrier state;
+
+  void init(int count) { state = {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0}; }
+  static void publish() {}
+  void arrive() { arrive_and_expect(0); }
+  void arrive_and_expect(uint32_t bytes) {
+    if (state.left == 0) emulated::fail("more threads come to a barrier than it counts");
+    state.bytes += static_cast<int32_t>(bytes);
+    --state.left;
+    state.complete();
+  }
+  void wait(uint32_t phase) {
+    while (state.phase == phase) emulated::let_block_run();
+  }
+};
+
+inline void bulk_copy(void* shared, const void* global, uint32_t bytes, SharedBarrier& barrier) {
+  if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16 != 0) {
+    emulated::fail("a copy by bulk must be aligned to 16 bytes");
+  }
+  std::memcpy(shared, global, bytes);
+  barrier.state.bytes -= static_cast<int32_t>(bytes);
+  barrier.state.complete();
+}
+template <int kColumns>
+const std::byte* k_rows(const void* shared) {
+  return static_cast<const std::byte*>(shared);
+}
+// The same, 8 * `blocks` of k later.
+template <int kColumns>
+const std::byte* k_rows_after(const std::byte* rows, int blocks) {
+  return rows + blocks * kColumns * 16;
+}
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int kNewestLeft>
+void wgmma_wait() {}
+template <int kCount>
+void hold(float (&)[kCount]) {}
+template <int kColumns>
+void wgmma_f16(float (&d)[kColumns / 2], const uint32_t (&a)[4], const std::byte* b, bool adds) {
+  emulated::wgmma<kColumns>(d, a, b, adds);
+}
+
+#elif defined(__CUDACC__)
+
+struct SharedBarrier {
+  uint64_t state;
+
+  __device__ __forceinline__ void init(int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(&state)), "r"(count) : "memory");
+  }
+  // After init by one thread, before others meet it.
+  __device__ __forceinline__ static void publish() {
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(&state)) : "memory");
+  }
+  __device__ __forceinline__ void arrive_and_expect(uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(&state)), "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ void wait(uint32_t phase) {
+    uint32_t is_complete;
+    do {
+      asm volatile(
+          "{\n.reg .pred p;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n}\n"
+          : "=r"(is_complete)
+          : "r"(shared_address(&state)), "r"(phase)
+          : "memory");
+    } while (is_complete == 0);
+  }
+};
+
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint32_t bytes, SharedBarrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(&barrier.state))
+               : "memory");
+}
+
+template <int kColumns>
+__device__ __forceinline__ uint64_t k_rows(const void* shared) {
+  constexpr uint64_t kStrides = static_cast<uint64_t>(kColumns) << 16 | static_cast<uint64_t>(8) << 32;
+  // The same in all lanes, which the compiler is to know.
+  return kStrides | __shfl_sync(kAllLanes, shared_address(shared) >> 4 & 0x3FFF, 0);
+}
+template <int kColumns>
+__device__ __forceinline__ uint64_t k_rows_after(uint64_t rows, int blocks) {
+  return rows + blocks * kColumns;
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+}
+template <int kNewestLeft>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kNewestLeft) : "memory");
+}
+// Keeps the compiler from moving uses of sums across.
+template <int kCount>
+__device__ __forceinline__ void hold(float (&sums)[kCount]) {
+#pragma unroll
+  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+}
+
+// adds: whether d is added to, otherwise it is written.
+template <int kColumns>
+__device__ __forceinline__ void wgmma_f16(float (&d)[kColumns / 2], const uint32_t (&a)[4], uint64_t b, bool adds);
+
+template <>
+__device__ __forceinline__ void wgmma_f16<8>(float (&d)[4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+      "%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_f16<16>(float (&d)[8], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_f16<32>(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_f16<64>(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_f16<96>(float (&d)[48], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+      "{%48, %49, %50, %51}, %52, p, 1, 1, 0;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
+        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
+        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_f16<128>(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool adds) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
+        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
+        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)));
+}
+
+#endif
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,118 @@
+// What a team of ring_kernel.cuh does with a step.
+#pragma once
+
+#include "kernels/cuda/ring/ring_copies.cuh"
+
+namespace turbomind::cuda {
+
+// Scales and zero points of a thread's two outputs for a step.
+template <WeightFormat kFormat>
+struct StepConstants {
+  float scales[2];
+  uint32_t half_scales;
+  uint32_t low[2];   // 1024 + zero, twice
+  uint32_t high[2];  // -(64 + zero), twice
+
+  template <class Ring>
+  __device__ __forceinline__ void load(const std::byte* from, int pair) {
+    if constexpr (kHasZeros<kFormat>) {
+      half_scales = *reinterpret_cast<const uint32_t*>(from + pair * 4);
+      const uint32_t zeros = *reinterpret_cast<const uint16_t*>(from + Ring::kScaleBytes + pair * 2);
+      const float2 both = __half22float2(bits_as<__half2>(half_scales));
+      scales[0] = both.x, scales[1] = both.y;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        low[i] = __byte_perm(zeros, 0x64646464u, 0x4040u + i * 0x0101u);
+        constexpr uint32_t k960 = 0x63806380;
+        high[i] = bits_as<uint32_t>(__hsub2(bits_as<__half2>(k960), bits_as<__half2>(low[i])));
+      }
+    } else {
+      const float2 both = *reinterpret_cast<const float2*>(from + pair * 8);
+      scales[0] = both.x, scales[1] = both.y;
+    }
+  }
+};
+
+// The operands of a slab: two steps of 16 inputs.
+template <class Ring>
+__device__ __forceinline__ void widen_slab(const StepConstants<Ring::kFormat>& constants,
+                                           const uint2 (&words)[Ring::kTileBytes / 1024], uint32_t (&a)[2][4]) {
+  constexpr WeightFormat kFormat = Ring::kFormat;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    uint32_t pairs[4];
+    if constexpr (kFormat == WeightFormat::kInt4) {
+      widen_int4(i == 0 ? words[0].x : words[0].y, constants.low[i], constants.high[i], pairs);
+    } else {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const uint32_t word = i == 0 ? words[step].x : words[step].y;
+        if constexpr (kFormat == WeightFormat::kInt8) {
+          widen_int8(word, constants.low[i], pairs + 2 * step);
+        } else {
+          widen_float8(word, pairs + 2 * step);
+        }
+      }
+    }
+    if constexpr (!Ring::kScalesSums && kHasZeros<kFormat>) {
+      const auto scale = bits_as<__half2>(__byte_perm(constants.half_scales, 0u, i == 0 ? 0x1010 : 0x3232));
+#pragma unroll
+      for (uint32_t& pair : pairs) pair = bits_as<uint32_t>(__hmul2(bits_as<__half2>(pair), scale));
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) a[j / 2][i + j % 2 * 2] = pairs[j];
+  }
+}
+
+// Adds a step of a team to its sums.
+template <class Ring>
+__device__ __forceinline__ void multiply_step(const std::byte* stage, const std::byte* x, int lane,
+                                              float (&totals)[Ring::kSums]) {
+  constexpr int kSlabs = kRingUnit / 32;
+  constexpr int kLoads = Ring::kTileBytes / 1024;
+  const std::byte* codes = stage + lane % 4 * 64 + lane / 4 * 8;
+  uint2 words[kSlabs][kLoads];
+#pragma unroll
+  for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      words[slab][i] = *reinterpret_cast<const uint2*>(codes + (slab * kLoads + i) * 256);
+    }
+  }
+  StepConstants<Ring::kFormat> constants;
+  constants.template load<Ring>(stage + Ring::kTileBytes, lane / 4);
+  const auto rows = k_rows<Ring::kColumns>(x);
+  float sums[Ring::kSums];
+  uint32_t a[kSlabs][2][4];
+#pragma unroll
+  for (int slab = 0; slab < kSlabs; ++slab) {
+    widen_slab<Ring>(constants, words[slab], a[slab]);
+    if constexpr (Ring::kScalesSums) {
+      if (slab == 0) hold(sums);
+    } else {
+      if (slab == 0) hold(totals);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const auto b = k_rows_after<Ring::kColumns>(rows, 2 * (slab * 2 + step));
+      if constexpr (Ring::kScalesSums) {
+        wgmma_f16<Ring::kColumns>(sums, a[slab][step], b, slab + step > 0);
+      } else {
+        wgmma_f16<Ring::kColumns>(totals, a[slab][step], b, true);
+      }
+    }
+    wgmma_commit();
+    if constexpr (Ring::kIsTight) wgmma_wait<1>();
+  }
+  wgmma_wait<0>();
+  if constexpr (Ring::kScalesSums) {
+    hold(sums);
+#pragma unroll
+    for (int i = 0; i < Ring::kSums; ++i) totals[i] = fmaf(constants.scales[i / 2 % 2], sums[i], totals[i]);
+  } else {
+    hold(totals);
+  }
+}
+
+}  // namespace turbomind::cuda
