@@ -1,5 +1,5 @@
 // The program turbomind_grammar: reads response formats for an engine that has started it (grammar/worker.h). It ends
-// when the engine closes its socket, however that comes about.
+// when the engine closes its socket, for whatever reason.
 #include <malloc.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>

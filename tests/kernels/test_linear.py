@@ -360,7 +360,7 @@ RING_ROWS = [1, 8, 9, 17, 50, 65, 130, 191]
 
 @pytest.mark.parametrize("kind", RING_KINDS)
 @pytest.mark.parametrize("rows", RING_ROWS)
-@pytest.mark.parametrize(("out_features", "in_features"), [(33, 1100), (200, 300), (1300, 256)])
+@pytest.mark.parametrize(("out_features", "in_features"), [(33, 1100), (200, 300), (1300, 256), (20, 100)])
 def test_groups_of_128_inputs_are_multiplied_within_the_stated_bound(
     device: Device, rows: int, out_features: int, in_features: int, kind: str
 ) -> None:
@@ -368,6 +368,15 @@ def test_groups_of_128_inputs_are_multiplied_within_the_stated_bound(
     x, bias = torch.randn(rows, in_features), torch.randn(out_features)
     weight = weight_of_kind(device, torch.randn(out_features, in_features), kind, 128, bias)
     check(device, device.linear(weight, x), x, weight, kind)
+
+
+@pytest.mark.parametrize("kind", ["int8 by output", "float8 by output"])
+@pytest.mark.parametrize("rows", [3, 70])
+def test_scales_of_outputs_make_groups_of_any_size_one_product(device: Device, rows: int, kind: str) -> None:
+    torch.manual_seed(rows)
+    x, w = torch.randn(rows, 1024), torch.randn(45, 1024)
+    results = [device.linear(weight_of_kind(device, w, kind, group), x) for group in (32, 128)]
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -20,7 +20,7 @@ namespace turbomind {
 // Tokens that stand for a mark, and its text: structural tags may name them.
 using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
 
-// What processes are told of the vocabulary, as a file. Throws Error.
+// The vocabulary for the processes, as a file. Throws Error.
 FileDescriptor vocabulary_file(const std::vector<std::string>& vocabulary, const SpecialTokens& special,
                                const std::vector<int32_t>& stop_token_ids);
 

@@ -101,12 +101,12 @@ class DecodeAttention {
  private:
   // Brings the queries into the order of fragments, by way of shared memory.
   __device__ __forceinline__ void load_query() {
-    constexpr int kMost = Shape::kRows * Shape::kDim / (kLeastDecodeWarps * kWarp);  // elements of a thread
+    constexpr int kMax = Shape::kRows * Shape::kDim / (kLeastDecodeWarps * kWarp);  // elements of a thread
     auto* words = dynamic_shared<uint32_t>();
-    float elements[kMost];
+    float elements[kMax];
     float largest = 0;
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
+    for (int i = 0; i < kMax; ++i) {
       const int index = i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
       const int row = index / Shape::kDim;
       elements[i] = row < rows_ ? query_of(task_, span_, kv_head_, row)[index % Shape::kDim] : 0.0f;
@@ -126,7 +126,7 @@ class DecodeAttention {
     }
     auto* halves = reinterpret_cast<uint16_t*>(words);
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
+    for (int i = 0; i < kMax; ++i) {
       const int index = i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
       const int row = index / Shape::kDim;
       const auto slot = Operand::key_slot(index % Shape::kDim);

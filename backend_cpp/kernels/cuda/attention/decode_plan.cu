@@ -15,7 +15,7 @@ constexpr float kWave = 1500;
 constexpr float kMerge = 2000;
 constexpr float kMergeSplit = 60;
 constexpr float kBytesOfNanosecond = 2900;
-constexpr int kMostWaves = 4;  // of launches with splits
+constexpr int kMaxWaves = 4;  // of launches with splits
 
 struct Launch {
   int blocks;
@@ -51,9 +51,9 @@ DecodeCut decode_cut(const AttentionParams& params, int rows, int contexts, int 
   float least = INFINITY;
   for (const int warps : {resident, resident / 2, kLeastDecodeWarps}) {
     const int slots = resident / warps * multiprocessors;
-    const int most = std::clamp(seen / (warps * tile), 1, kMostDecodeSplits);
+    const int most = std::clamp(seen / (warps * tile), 1, kMaxDecodeSplits);
     for (int splits = 1; splits <= most; ++splits) {
-      if (splits > 1 && contexts * splits > kMostWaves * slots) break;
+      if (splits > 1 && contexts * splits > kMaxWaves * slots) break;
       const int turns = divide_up(seen, splits * warps * tile);
       const float time = time_of({contexts * splits, slots, turns, splits}, full);
       if (time < least) {

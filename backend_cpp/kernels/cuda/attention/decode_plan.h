@@ -14,15 +14,15 @@ constexpr int decode_tile(CacheType type) {
 constexpr int decode_warps(int rows) {
   return rows <= 8 ? 16 : 12;
 }
-constexpr int kMostDecodeRows = 16;
+constexpr int kMaxDecodeRows = 16;
 constexpr int kLeastDecodeWarps = 4;
-constexpr int kMostDecodeSplits = 64;
+constexpr int kMaxDecodeSplits = 64;
 
 // Heads of 64 or 128, few query rows, and q.k is the score.
 inline bool has_decode_kernel(const AttentionParams& params, int rows) {
   const CacheLayout& layout = params.layout;
   return layout.type != CacheType::kFloat32 && layout.key_dim == layout.value_dim &&
-         (layout.key_dim == 64 || layout.key_dim == 128) && rows <= kMostDecodeRows && params.softcap == 0 &&
+         (layout.key_dim == 64 || layout.key_dim == 128) && rows <= kMaxDecodeRows && params.softcap == 0 &&
          params.alibi_slopes == nullptr && params.distance_biases == nullptr;
 }
 

@@ -44,10 +44,10 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
   const size_t first = split_row(task, blockIdx.z, kv_head, 0, 0, 0);
   const auto index_of = [&](int row, int split) { return first + static_cast<size_t>(split) * task.tile_rows + row; };
   auto* factors = dynamic_shared<float>();                                                // [rows, splits]
-  auto* partial = reinterpret_cast<float4*>(factors + Shape::kRows * kMostDecodeSplits);  // [threads]
+  auto* partial = reinterpret_cast<float4*>(factors + Shape::kRows * kMaxDecodeSplits);  // [threads]
 
   // Of each row, what every split counts: a warp a row, two splits a lane.
-  static_assert(kMostDecodeSplits == 2 * kWarp);
+  static_assert(kMaxDecodeSplits == 2 * kWarp);
   for (int row = threadIdx.x / kWarp; row < rows; row += threads / kWarp) {
     const float sink = task.params.sinks != nullptr ? task.params.sinks[head_of(task, kv_head, row)] : -INFINITY;
     float2 stats[2];
@@ -70,7 +70,7 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
     }
     total = warp_sum(total) + weight_below(sink, maximum);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) factors[row * kMostDecodeSplits + lane + i * kWarp] = stats[i].x / total;
+    for (int i = 0; i < 2; ++i) factors[row * kMaxDecodeSplits + lane + i * kWarp] = stats[i].x / total;
   }
   __syncthreads();
 
@@ -85,7 +85,7 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
     if (group < groups) {
 #pragma unroll 8
       for (int split = group; split < task.splits; split += groups) {
-        const float factor = factors[row * kMostDecodeSplits + split];
+        const float factor = factors[row * kMaxDecodeSplits + split];
         const float4 own =
             __ldcg(reinterpret_cast<const float4*>(task.split_sums + index_of(row, split) * Shape::kDim) + at);
         sum.x += factor * own.x;

@@ -59,7 +59,7 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   Plan plan{};
   const int seen = params.window > 0 ? std::min(spans.max_context, params.window + spans.max_rows) : spans.max_context;
   if (has_decode_kernel(params, rows)) {
-    plan.tile_rows = kMostDecodeRows;
+    plan.tile_rows = kMaxDecodeRows;
     plan.tiles = 1;
     const DecodeCut cut = decode_cut(params, rows, spans.span_count * layout.num_kv_heads, std::max(seen, 1));
     plan.warps = cut.warps;

@@ -48,10 +48,11 @@ bool is_compiled() {
 
 }  // namespace
 
+// Without constants of groups, codes of all sizes of groups lie alike.
 bool has_ring(const LinearWeight& weight) {
+  if (!weight.is_packed() || !is_compiled()) return false;
   const bool has_groups = weight.scales != nullptr || weight.zeros != nullptr || weight.block_scales != nullptr;
-  return weight.is_packed() && (weight.group == kRingUnit || (!has_groups && weight.group % kRingUnit == 0)) &&
-         is_compiled();
+  return has_groups ? weight.group == kRingUnit : packed_shape(weight).padded_features() % kRingUnit == 0;
 }
 
 int ring_columns(const LinearWeight& weight, int rows) {

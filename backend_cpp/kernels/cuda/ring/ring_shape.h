@@ -79,7 +79,7 @@ RingPlan choose_ring(const LinearWeight& weight, int rows, int multiprocessors, 
   for (int of_item = 1; of_item <= std::min(tiles, Ring::kTeams * kTeamTiles); ++of_item) {
     for (int splits = 1; splits <= 16; ++splits) {
       const RingPlan plan = ring_plan<Ring>(weight, rows, of_item, splits, shared_memory);
-      if (plan.stages < 2 || splits * 2 > plan.units) continue;
+      if (plan.stages < 2 || (splits > 1 && splits * 2 > plan.units)) continue;
       if (splits > 1 && plan.items > multiprocessors) continue;
       const float cost = ring_cost<Ring>(plan, multiprocessors);
       if (best.items == 0 || cost < best_cost) best = plan, best_cost = cost;
