@@ -7,15 +7,21 @@ namespace turbomind::cuda {
 
 namespace {
 
-// Nanoseconds, on an H100: what a block takes that computes nothing, and then for each turn of its warps however few
-// blocks there are; for each further wave of blocks; and to put splits together.
+// Nanoseconds, fitted to an H100: what a block takes that computes nothing, and then for each turn of its warps however
+// few blocks there are; for each further wave of blocks; and to put splits together.
 constexpr float kStart = 4000;
 constexpr float kTurn = 1200;
-constexpr float kWave = 1500;
-constexpr float kMerge = 2000;
-constexpr float kMergeSplit = 60;
+constexpr float kWave = 2500;
+constexpr float kMerge = 3500;
+constexpr float kMergeSplit = 150;
 constexpr float kBytesOfNanosecond = 2900;
 constexpr int kMaxWaves = 4;  // of launches with splits
+
+// A full multiprocessor that is alone takes this share of the time that it takes when all are full: for bytes of int4
+// the instructions are nearly the limit.
+constexpr float alone(CacheType type) {
+  return type == CacheType::kInt4 ? 0.75f : 0.3f;
+}
 
 struct Launch {
   int blocks;
@@ -24,9 +30,12 @@ struct Launch {
   int splits;
 };
 
-// `full`: what a turn takes where all slots are taken and the memory is the limit.
-float time_of(const Launch& launch, float full) {
-  const auto turn = [&](float share) { return std::sqrt(kTurn * kTurn + full * share * full * share); };
+// `full`: what a turn takes where all slots are taken and the memory is the limit. `least`: where one is.
+float time_of(const Launch& launch, float full, float least) {
+  const auto turn = [&](float share) {
+    const float moved = std::max(full * share, least);
+    return std::sqrt(kTurn * kTurn + moved * moved);
+  };
   const int waves = launch.blocks / launch.slots;
   const int rest = launch.blocks % launch.slots;
   float turns = static_cast<float>(waves) * turn(1);
@@ -51,11 +60,12 @@ DecodeCut decode_cut(const AttentionParams& params, int rows, int contexts, int 
   float least = INFINITY;
   for (const int warps : {resident, resident / 2, kLeastDecodeWarps}) {
     const int slots = resident / warps * multiprocessors;
+    const float least_turn = full * alone(layout.type) * static_cast<float>(warps) / static_cast<float>(resident);
     const int most = std::clamp(seen / (warps * tile), 1, kMaxDecodeSplits);
     for (int splits = 1; splits <= most; ++splits) {
       if (splits > 1 && contexts * splits > kMaxWaves * slots) break;
       const int turns = divide_up(seen, splits * warps * tile);
-      const float time = time_of({contexts * splits, slots, turns, splits}, full);
+      const float time = time_of({contexts * splits, slots, turns, splits}, full, least_turn);
       if (time < least) {
         least = time;
         best = {warps, splits};

@@ -12,7 +12,7 @@ constexpr int decode_tile(CacheType type) {
 }
 // Warps of a multiprocessor, whose registers they share, for that many query rows of a key head.
 constexpr int decode_warps(int rows) {
-  return rows <= 8 ? 16 : 12;
+  return rows <= 8 ? 16 : 8;
 }
 constexpr int kMaxDecodeRows = 16;
 constexpr int kLeastDecodeWarps = 4;
