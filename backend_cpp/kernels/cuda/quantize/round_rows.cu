@@ -19,7 +19,20 @@ struct RoundedRows {
   void* data;
   int chunks;
   int columns = 0;
+  int warp_rows =
+      1;  // 1, or 8, of which a warp takes four chunks each, so that ring_linear's order is written in whole
 };
+
+// A thread's row and chunk.
+struct ChunkPlace {
+  int row;
+  int chunk;
+};
+__device__ __forceinline__ ChunkPlace chunk_place(const RoundedRows& to) {
+  const int thread = blockIdx.y * kThreads + threadIdx.x;
+  if (to.warp_rows == 1) return {static_cast<int>(blockIdx.x), thread};
+  return {static_cast<int>(blockIdx.x) * 8 + thread % kWarp / 4, thread / kWarp * 4 + thread % 4};
+}
 
 // For ring_linear: four chunks are the columns of two steps of the matrix instruction, a chunk of int4 for each quarter
 // of its lanes or half a chunk of 8 bits (ring_step.cuh). Blocks of 8 columns have 16 bytes of a row, then the
@@ -62,22 +75,22 @@ template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, RoundedRows rounded) {
   await_previous();
   const int chunks = rounded.chunks / from.heads;
-  const int index = blockIdx.y * kThreads + threadIdx.x;
-  if (index >= rounded.chunks) return;
+  const auto [row, index] = chunk_place(rounded);
+  if (row >= from.rows || index >= rounded.chunks) return;
   float values[kChunk];
-  read_chunk(from, blockIdx.x * from.stride + index / chunks * from.head_stride, index % chunks * kChunk, values);
-  write_chunk<kFormat>(rounded, blockIdx.x, index, values);
+  read_chunk(from, row * from.stride + index / chunks * from.head_stride, index % chunks * kChunk, values);
+  write_chunk<kFormat>(rounded, row, index, values);
 }
 
 template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads) round_gated_kernel(GatedRows rows, RoundedRows rounded) {
   await_previous();
-  const int chunk = blockIdx.y * kThreads + threadIdx.x;
-  if (chunk >= rounded.chunks) return;
+  const auto [row, chunk] = chunk_place(rounded);
+  if (row >= rows.from.rows || chunk >= rounded.chunks) return;
   float values[kChunk];
-  rows.begin(blockIdx.x);
+  rows.begin(row);
   rows.read(chunk * kChunk, values);
-  write_chunk<kFormat>(rounded, blockIdx.x, chunk, values);
+  write_chunk<kFormat>(rounded, row, chunk, values);
 }
 
 template <WeightFormat kFormat, int kGroup>
@@ -179,7 +192,7 @@ __global__ void __launch_bounds__(kByteThreads)
 }
 
 dim3 grid_of(const RowsToRound& from, const RoundedRows& rounded) {
-  return rows_and(from.rows, divide_up(rounded.chunks, kThreads));
+  return rows_and(divide_up(from.rows, rounded.warp_rows), divide_up(rounded.chunks * rounded.warp_rows, kThreads));
 }
 
 template <WeightFormat kFormat, int kGroup>
@@ -241,7 +254,7 @@ void round_for_ring(cudaStream_t stream, const LinearInput& input, int rows, con
                     int padded_inputs, uint16_t* rounded) {
   const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
   launch_rounding(stream, input, rows_of(weight, input, rows), weight.format, order,
-                  {rounded, padded_inputs / kChunk, columns});
+                  {rounded, padded_inputs / kChunk, columns, rows >= 8 ? 8 : 1});
 }
 
 bool can_round_to_bytes(int padded_inputs) {
