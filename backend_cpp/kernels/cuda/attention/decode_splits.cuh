@@ -43,7 +43,7 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
   const int rows = span.count * task.group;
   const size_t first = split_row(task, blockIdx.z, kv_head, 0, 0, 0);
   const auto index_of = [&](int row, int split) { return first + static_cast<size_t>(split) * task.tile_rows + row; };
-  auto* factors = dynamic_shared<float>();                                                // [rows, splits]
+  auto* factors = dynamic_shared<float>();                                               // [rows, splits]
   auto* partial = reinterpret_cast<float4*>(factors + Shape::kRows * kMaxDecodeSplits);  // [threads]
 
   // Of each row, what every split counts: a warp a row, two splits a lane.
