@@ -430,7 +430,7 @@ Automaton::Program grammar_program(const std::string& source, const RegexParser&
   try {
     Automaton::Program program = ProgramBuilder(Json::parse(source), parse_regex).take();
     if (!remove_dead_ends(program)) throw refusal("no text fits it");
-    if (is_left_recursive(program)) throw refusal("a rule comes to itself after what may be nothing");
+    if (is_left_recursive(program)) throw refusal("a rule is left-recursive after a part that may be empty");
     return program;
   } catch (const Unknown& unknown) {
     throw refusal(unknown.why);
