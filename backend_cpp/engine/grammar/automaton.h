@@ -1,19 +1,19 @@
-// Names the places that responses reach in a grammar, so that equal ones are found to be equal.
+// A pushdown automaton over bytes whose state sets are built lazily and interned, so that equal states are one number.
 //
-// The grammar as nodes, each with what it reads and where that leads; rules call each other as functions do. Where a
-// response has come to is a set of items: a node, and the stack of nodes to return to. Stacks are shared lists and sets
-// are kept once, so that a place is a small number and a byte that was read before at it costs one look-up. What has
-// the same items has the same future; the reverse does not hold, and need not.
+// The grammar is a graph of nodes: what a node reads, and the node after it; rules are called like functions. A place
+// (state of a response) is a set of items: a node, and the stack of nodes to return to. Stacks are shared linked lists
+// and item sets are interned, so a place is a small number and a known transition costs one lookup. Equal item sets
+// accept the same continuations; the converse does not hold and is not needed.
 //
-//   a call in last place leaves no frame; counts of an unbounded repetition stop at its least
-//   an item is left out where another allows all that it does, such as one that has come there with fewer repetitions,
-//   or two together, one with fewer and one with more
-//   the rest of a character is nothing but its length where all characters that begin so may come
-//   a region is a call with a limit: its frame counts tokens or characters, or it ends where it first may; some may end
-//   at places (kWhenFull) only when they have no room for another token
+//   tail calls push no frame; the count of an unbounded repetition saturates at its minimum
+//   an item is dropped if another accepts everything that it does: the same with fewer repetitions, or two others, one
+//   with fewer and one with more
+//   a partial character is only its remaining length if every character with that prefix is allowed
+//   a region is a call with a limit: its frame counts tokens or characters, or it ends as early as possible; some
+//   regions may end at kWhenFull nodes only when there is no room for another token
 //
-// A grammar whose sets get large (deep ambiguity), or that takes more work than its budget, gets an Error; what was
-// found by then stays. When what is kept gets large, it can be forgotten, but for the places that somebody is at.
+// A grammar with large item sets (deep ambiguity), or that exceeds its budget, fails with an Error; places found before
+// stay valid. Cached places can be dropped when they take much memory, except those in use.
 //
 // Used by the step thread.
 #pragma once
@@ -52,14 +52,14 @@ class Automaton {
   using Place = int32_t;
   static constexpr Place kNowhere = -1;  // the grammar does not allow it
 
-  // Whether a program's numbers point into it, and there is a rule.
+  // Whether all indices of a program are in range and it has a rule.
   static bool is_sound(const Program& program);
-  // Throws Error for a program that is not sound, as does what is below where it takes too much. `horizon`: see
-  // nearby().
+  // Throws Error for a program that is not sound; the functions below throw it if the budget is exceeded. `horizon`:
+  // see nearby().
   explicit Automaton(Program program, size_t horizon = 0);
 
   Place start() const { return start_; }
-  // Where bytes lead.
+  // The place after reading bytes.
   Place after(Place place, std::string_view bytes);
   Place after(Place place, uint8_t byte) {
     if (place == kNowhere) return kNowhere;
@@ -67,13 +67,12 @@ class Automaton {
     return known != kUnread ? known : read(place, byte);
   }
 
-  // A place where a token begins, which its regions count. Those that have no room for it end here if they may, and
-  // where they first may otherwise.
+  // The place at the beginning of a token, which regions count. Regions without room for it end here if they may, or as
+  // soon as they may.
   Place begin_token(Place place);
-  // Where a token leads from where it begins: read by its bytes, or by its number.
+  // The place after a token, read by its bytes or by its id.
   Place after_token(Place begun, int32_t token, std::string_view bytes);
-  // Calls `add` with whether it is of all tokens but those in a list, and the list's beginning and end, for each that
-  // may be read by number where a token begins.
+  // For each node that reads tokens by id, calls `add` with whether its list is negated, and the list's begin and end.
   template <class Add>
   void for_each_token_list(Place begun, const Add& add) const {
     if (!has_tokens_ || begun == kNowhere) return;
@@ -84,19 +83,19 @@ class Automaton {
     }
   }
 
-  // Items that may be looked at from now on.
+  // Sets the number of items that may still be processed.
   void set_budget(size_t items) { budget_ = items; }
   size_t budget() const { return budget_; }
-  // Whether what is kept has become large. Then everything can be forgotten but some places, which get other numbers.
+  // Whether the cache is large. Then all places but `kept` can be dropped, which are renumbered.
   bool is_large() const { return bytes_ > large_; }
   void forget_all_but(const std::vector<Place*>& kept);
 
   bool may_end(Place place) const;                      // the grammar
-  std::optional<uint8_t> only_byte(Place place) const;  // the one that has to come, as far as it is seen
+  std::optional<uint8_t> only_byte(Place place) const;  // the only byte allowed, if it is known
 
-  // A place where the same texts of at most `horizon` bytes may come. Places share it that differ only in how often
-  // something was repeated, and are so far from the least and the largest number that no such text reaches them. With a
-  // horizon of 0, the place itself.
+  // A canonical place that accepts the same texts of at most `horizon` bytes. It is shared by places that differ only
+  // in repetition counts so far from the minimum and maximum that no such text reaches them. With a horizon of 0, the
+  // place itself.
   Place nearby(Place place);
 
   size_t bytes() const { return bytes_; }
@@ -104,14 +103,14 @@ class Automaton {
  private:
   struct Frame {
     int32_t node;    // to return to
-    int32_t count;   // of a kRepeat: how often its rule was begun before; of a kRegion: what it counts; else -1
+    int32_t count;   // kRepeat: how often its rule was begun before; kRegion: its counter; else -1
     int32_t parent;  // -1: the grammar ends
     bool operator==(const Frame&) const = default;
   };
   struct Item {
     int32_t node;
     int32_t frame;
-    int32_t partial;  // of a kClass: code point so far, or kAnyRest, << 2 | bytes to come
+    int32_t partial;  // kClass: (code point so far, or kAnyRest) << 2 | remaining bytes
     bool operator==(const Item&) const = default;
     auto operator<=>(const Item&) const = default;
   };
@@ -160,14 +159,14 @@ class Automaton {
 
   Program program_;
   const size_t horizon_;
-  std::vector<int64_t> least_;  // bytes that a rule reads
+  std::vector<int64_t> least_;  // minimum bytes of each rule
   std::unordered_map<Place, Place> nearby_;
   std::vector<Frame> frames_;
-  std::vector<int32_t> shapes_;  // of each frame: the one that has come as far with no repetitions and no characters
+  std::vector<int32_t> shapes_;  // of each frame: the same frame with all counts 0
   std::unordered_map<Frame, int32_t, FrameHash> frame_of_;
   std::unordered_map<Items, Place, ItemsHash> place_of_;
   std::vector<const Items*> places_;     // keys of place_of_
-  std::array<uint8_t, 256> class_of_{};  // of a byte: all of a class lead to the same
+  std::array<uint8_t, 256> class_of_{};  // equivalence class of a byte: same transitions everywhere
   size_t classes_ = 0;
   std::vector<Place> transitions_;  // of each place, by class
   Place start_ = kNowhere;

@@ -1,7 +1,7 @@
-// A grammar that was read, as its automaton follows it.
+// A parsed grammar that an automaton follows.
 //
-// The automaton says which responses are at the same place, and what may come there: found once and kept, within a
-// bound. The step thread does that; so a response ends with an error where it would take too much.
+// The automaton identifies responses in the same state; their token masks are computed once and cached, within a bound.
+// The step thread computes them, so a response whose masks exceed the budget ends with an error.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace turbomind {
 
 class AutomatonGrammar final : public Grammar, public std::enable_shared_from_this<AutomatonGrammar> {
  public:
-  // `is_printable`: no token with a control character comes. `marks`: tokens without bytes that stand for a text here.
+  // `is_printable`: tokens with control characters are not allowed. `marks`: special tokens that stand for a text.
   AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, Automaton::Program program, bool is_printable,
                    SpecialTokens marks);
 
@@ -34,9 +34,9 @@ class AutomatonGrammar final : public Grammar, public std::enable_shared_from_th
   using StateRef = std::shared_ptr<const GrammarState>;
 
   const std::string& bytes_of(int32_t token) const;
-  // Where a token leads to.
+  // The place after a token.
   Automaton::Place after(Automaton::Place place, int32_t token) const;
-  // What may come at a place, which also depends on what ends a response.
+  // The mask at a place, which also depends on the stop tokens.
   StateRef state_of(Automaton::Place place, const std::vector<int32_t>& stop_token_ids) const;
   GrammarState find_state(Automaton::Place place, const std::vector<int32_t>& stop_token_ids) const;
   void allow_tokens(Automaton::Place begun, std::vector<int32_t>& mask) const;
@@ -46,12 +46,12 @@ class AutomatonGrammar final : public Grammar, public std::enable_shared_from_th
   const bool is_printable_;
   const SpecialTokens marks_;
   const size_t program_bytes_;
-  // Matchers of the step thread change what is learned, and nobody else looks at it.
+  // A cache that only the step thread uses, through matchers.
   mutable Automaton automaton_;
   mutable std::set<Matcher*> matchers_;
   mutable std::map<std::vector<int32_t>, std::unordered_map<Automaton::Place, StateRef>> states_;  // by stop tokens
   mutable size_t state_bytes_ = 0;
-  mutable size_t costly_items_ = 0;  // that the automaton has looked at, less what was paid back since
+  mutable size_t costly_items_ = 0;  // processed for costly states, less what tokens earned back since
   mutable std::atomic<size_t> bytes_;
 };
 

@@ -1,7 +1,7 @@
 // Constrains responses to a grammar: JSON schema, regular expression or EBNF.
 //
-// Formats are read in processes of their own (engine/grammar/process_compiler.h), before the step thread has their
-// requests; what may come next is then found when it is asked for.
+// Separate processes parse formats (engine/grammar/process_compiler.h) before the step thread gets their requests;
+// token masks are then computed on demand.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace turbomind {
 
-// A place in a grammar, as far as what may come next. Responses at the same place share it.
+// The allowed next tokens in a grammar state; shared by responses in that state.
 struct GrammarState {
-  // A bit a token that may come next; tokens that end the response are allowed where the grammar may end.
-  // (vocab_size + 31) / 32 words; none when the response is complete.
+  // The token bitmask; stop tokens are allowed where the grammar may end. (vocab_size + 31) / 32 words; empty when the
+  // response is complete.
   std::vector<int32_t> mask;
-  int32_t only_token = -1;   // the one that may come; -1: none or several
+  int32_t only_token = -1;   // the only allowed token; -1: none or several
   bool is_finished = false;  // the response is complete; only without stop tokens, which end a response otherwise
 };
 
-// The only token that a mask allows, or -1 when there are none or several.
+// The only token that a mask allows; -1: none or several.
 int32_t only_token(const std::vector<int32_t>& mask);
 
 // Follows one response through its grammar. Used by the step thread.
@@ -29,18 +29,18 @@ class GrammarMatcher {
  public:
   virtual ~GrammarMatcher() = default;
 
-  // What may come next. Valid until accept().
+  // The allowed next tokens. Valid until accept().
   virtual const GrammarState& state() = 0;
-  // Text that has to come next, as far as that is seen: at most `most` bytes.
+  // Text that the grammar forces next, as far as known: at most `most` bytes.
   virtual std::string forced_text(size_t most) {
     static_cast<void>(most);
     return {};
   }
-  // Takes the chosen token, one that state() allows. Throws Error where it takes too much to say what comes then.
+  // Advances by a token that state() allows. Throws Error if the next state exceeds the budget.
   virtual void accept(int32_t token) = 0;
 };
 
-// A compiled grammar, shared by responses.
+// A parsed grammar, shared by responses.
 class Grammar {
  public:
   virtual ~Grammar() = default;
@@ -51,16 +51,16 @@ class Grammar {
 // Compiles response formats; equal ones once.
 class GrammarCompiler {
  public:
-  // What a compilation under way asks of those who wait for it.
+  // Callbacks of a running compilation.
   struct Waiting {
-    std::function<bool()> is_wanted;         // now and then; false ends it
-    std::function<bool()> may_take_long;     // once, when it takes long; false sets it back
-    std::function<void()> on_begin = [] {};  // once, unless the grammar is there already
+    std::function<bool()> is_wanted;         // called regularly; false cancels it
+    std::function<bool()> may_take_long;     // called once if it is slow; false requeues it
+    std::function<void()> on_begin = [] {};  // called once, unless the grammar is cached
   };
 
   virtual ~GrammarCompiler() = default;
   // `response_format` is the JSON text of turbomind/config.pbtxt, never of type "text". Throws Error, kInvalidArgument
-  // with what is wrong with it; null: set back, or not wanted any more. May take long; any thread.
+  // with the reason; null: requeued or cancelled. May take long; any thread.
   virtual std::shared_ptr<const Grammar> compile(const std::string& response_format, const Waiting& waiting) = 0;
 };
 

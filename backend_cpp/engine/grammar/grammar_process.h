@@ -1,7 +1,6 @@
-// Our end of a process that reads response formats (grammar/main.cc), and its life.
+// The engine's end of a process that parses response formats (grammar/main.cc).
 //
-// It reads one format at a time. Reading cannot be interrupted; so what takes too long, or is not wanted any more, ends
-// with its process.
+// It parses one format at a time. Parsing cannot be interrupted, so a slow or cancelled format ends with its process.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +16,7 @@
 
 namespace turbomind {
 
-// Tokens that stand for a mark, and its text: structural tags may name them.
+// Special tokens and their texts, which structural tags may name.
 using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
 
 // The vocabulary for the processes, as a file. Throws Error.
@@ -31,15 +30,15 @@ class GrammarProcess {
     std::string payload;
   };
 
-  // Starts `program`; throws Error when that cannot be done.
+  // Starts `program`. Throws Error if that fails.
   GrammarProcess(const std::string& program, const FileDescriptor& vocabulary);
-  // Ends it.
+  // Ends the process.
   ~GrammarProcess();
   GrammarProcess(const GrammarProcess&) = delete;
 
-  // Throws Error when the process has ended, as does receive().
+  // Throws Error if the process has ended, as does receive().
   void send(const std::string& frame);
-  // What it says next. Looks now and then whether that is wanted still; empty: it is not.
+  // The next answer. Polls `is_wanted`; empty: cancelled.
   std::optional<Answer> receive(const std::function<bool()>& is_wanted);
 
  private:

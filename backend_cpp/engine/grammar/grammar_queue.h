@@ -1,9 +1,9 @@
-// Compiles requests' grammars alongside the step thread, which never waits for one.
+// Compiles requests' grammars on its own threads; the step thread never waits for one.
 //
-// Requests of one format wait for one compilation. Few run at once, and one that takes long makes room: what is quick
-// to compile passes it, however many slow ones are there. The latter are bounded too; one more is set back until there
-// is room. Callers that are distinguished (GenerationParams::caller) take turns, and none has all places of slow ones.
-// A format that failed for a reason of its own is refused at once when it comes again.
+// Requests with one format share one compilation. Few compilations run at once, and a slow one gives up its slot to
+// fast ones, however many slow ones there are. Slow ones are limited too; further ones are requeued until there is
+// room. Callers (GenerationParams::caller) take turns, and none may use all slots of slow ones. A format that failed is
+// rejected immediately when it is requested again.
 #pragma once
 
 #include <condition_variable>
@@ -23,41 +23,41 @@
 
 namespace turbomind {
 
-// A request on its way to the step thread.
+// A request for the step thread.
 struct Submission {
   Request request;
   std::shared_ptr<const Grammar> grammar;  // null: none
-  std::optional<Error> failure;            // its grammar could not be compiled, or its adapter not be read
+  std::optional<Error> failure;            // of its grammar or its adapter
 };
 
 class GrammarQueue {
  public:
-  static constexpr int kQuick = 2;  // compilations that run at once, without those that take long
-  static constexpr int kSlow = 4;   // those that take long; of one caller one less
-  static constexpr size_t kFailureBytes = size_t{4} << 20;  // of formats whose failure is remembered
+  static constexpr int kQuick = 2;                          // fast compilations that run at once
+  static constexpr int kSlow = 4;                           // slow ones; one less per caller
+  static constexpr size_t kFailureBytes = size_t{4} << 20;  // of cached formats that failed
 
-  // `on_ready` gets each request back, on a thread of the queue's.
+  // `on_ready` receives each request, on a thread of the queue.
   GrammarQueue(std::unique_ptr<GrammarCompiler> compiler, std::function<void(Submission&&)> on_ready);
-  // Requests not compiled yet are dropped.
+  // Drops waiting requests.
   ~GrammarQueue();
 
   void add(Request&& request);
-  // The request is not waited for any more; a compilation that nobody waits for ends.
+  // Drops a request; a compilation without requests is cancelled.
   void cancel(RequestId id);
 
-  // Of requests, but for compilations.
+  // Numbers of requests, except `compilations`.
   struct Counts {
     int64_t requests = 0;
-    int64_t compilations = 0;  // that succeeded
-    int64_t hits = 0;          // whose grammar was there, or compiled for another
-    int64_t failures = 0;      // whose grammar could not be compiled
+    int64_t compilations = 0;  // successful
+    int64_t hits = 0;          // whose grammar was cached, or compiled for another request
+    int64_t failures = 0;      // whose grammar failed to compile
   };
   Counts counts() const;
 
  private:
   struct Job {
     std::string format;
-    std::string caller;  // in whose turn it runs
+    std::string caller;  // whose turn it uses
     std::vector<Request> requests;
     bool is_new = false;  // compiled for these requests
     bool is_slow = false;
@@ -65,11 +65,11 @@ class GrammarQueue {
   };
   using JobRef = std::shared_ptr<Job>;
 
-  // Jobs that do not run, in turns of their callers.
+  // Waiting jobs, round robin by caller.
   class Turns {
    public:
     void push(const std::string& caller, const JobRef& job);
-    // The next one of a caller who may have one; its caller is then set. Null: there is none.
+    // The next job of a caller for whom `may_have` is true, and sets its caller. Null: none.
     JobRef pop(const std::function<bool(const std::string& caller)>& may_have);
     void erase(const JobRef& job);
 

@@ -1,4 +1,4 @@
-// Finds the program that reads response formats, if it is installed.
+// Finds the program that parses response formats, if it is installed.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace turbomind {
 
-// turbomind_grammar is alongside this library or two folders above it (lmdeploy/). Null when it is not there or
-// cannot be started; `reason` says why. `vocabulary`: the bytes of each token, none for special ones, whose texts are
+// turbomind_grammar is next to this library or two folders above it (lmdeploy/). Null if it is missing or cannot be
+// started; `reason` says why. `vocabulary`: the bytes of each token, none for special ones, whose texts are
 // in `special`. `seconds`: of processor time that reading a format may take.
 std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> vocabulary,
                                                        const SpecialTokens& special,

@@ -1,7 +1,7 @@
-// Compiles grammars: has processes of their own read the formats, and follows what these say of them here.
+// Compiles grammars: separate processes parse the formats, automata in this process follow the grammars.
 //
-// What was compiled is kept while it is used and, within bounds of number and bytes, after that, the latest longest.
-// Processes are kept too, since a new one takes longer to start than most formats to read.
+// Grammars are cached while in use and after that (LRU, limited in number and bytes). Processes are reused, since
+// starting one takes longer than parsing most formats.
 #pragma once
 
 #include <list>
@@ -23,7 +23,7 @@ class ProcessCompiler final : public GrammarCompiler {
   static constexpr size_t kKeptBytes = size_t{512} << 20;
   static constexpr size_t kMaxIdle = 2;  // processes
 
-  // `program`: grammar/main.cc, built. `seconds`: of processor time that reading a format may take. Throws Error.
+  // `program`: the built grammar/main.cc. `seconds`: limit of processor time to parse a format. Throws Error.
   ProcessCompiler(std::string program, Vocabulary vocabulary, const SpecialTokens& special,
                   const std::vector<int32_t>& stop_token_ids, double seconds);
 
@@ -37,7 +37,7 @@ class ProcessCompiler final : public GrammarCompiler {
   std::shared_ptr<const AutomatonGrammar> read_grammar(const std::string& payload) const;
   void require_known_tokens(const Automaton::Program& program, const SpecialTokens& marks) const;
   void keep(const std::string& response_format, const std::shared_ptr<const AutomatonGrammar>& grammar);
-  Process take_idle();  // null: there is none
+  Process take_idle();  // null: none
   void put_back(Process&& process);
 
   const std::string program_;

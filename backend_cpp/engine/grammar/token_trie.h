@@ -1,4 +1,4 @@
-// The vocabulary as a tree of bytes, so that tokens which begin alike are looked at together.
+// The vocabulary as a byte trie, so that tokens with a common prefix are processed together.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace turbomind {
 
-using Vocabulary = std::vector<std::string>;  // the bytes of each token; none: it stands for no text
+using Vocabulary = std::vector<std::string>;  // the bytes of each token; empty: no text
 
 // Sets a token's bit.
 void allow(std::vector<int32_t>& mask, int32_t token);
@@ -20,10 +20,9 @@ class TokenTrie {
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
   const std::string& bytes_of(int32_t token) const { return vocabulary_[static_cast<size_t>(token)]; }
-  // Bytes of the longest one.
+  // Bytes of the longest token.
   size_t longest() const { return longest_; }
-  // Sets the bits of the tokens whose bytes may come at a place where a token begins; `is_printable`: of none with a
-  // control character.
+  // Sets the bits of the tokens allowed at the beginning of a token; `is_printable`: without control characters.
   void find_allowed(Automaton& automaton, Automaton::Place place, bool is_printable, std::vector<int32_t>& mask) const;
 
  private:
