@@ -4,7 +4,7 @@
 //
 // Requests whose adapter is in memory pass through. Others wait here until a background thread has read it; the step
 // thread only puts it in place. Eviction is LRU among unused adapters; if all are in use, the oldest request waits, and
-// later ones wait behind it, so that it is not starved.
+// later ones wait until it has started, so that it is not starved.
 //
 // Adapters in memory, and the one being read, take at most `limit` bytes.
 #pragma once
