@@ -1,9 +1,24 @@
-// Sums over a group of threads: a warp, or a whole block along x.
+// Sums over a group of threads: a warp, or a whole block along x; and the last of several blocks, which adds theirs up.
 #pragma once
 
 #include "kernels/cuda/device.h"
 
 namespace turbomind::cuda {
+
+// Whether this block is the last of `count` to call this with a counter, which is 0 before and after. All its threads
+// call it; what the other blocks wrote before is then visible.
+__device__ inline bool is_last_block(int32_t* counter, int count) {
+  __shared__ int before;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    before = atomicAdd(counter, 1);
+    if (before == count - 1) *counter = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return before == count - 1;
+}
 
 // Each lane gets the sum.
 __device__ __forceinline__ float warp_sum(float value) {

@@ -8,19 +8,9 @@
 
 namespace turbomind::cuda {
 
-// Whether this block is the last of a context's splits to come here; what the others wrote is then visible.
+// Whether this block is the last of a context's splits, as is_last_block says it.
 __device__ inline bool is_last_split(const AttentionTask& task) {
-  __shared__ int before;
-  __threadfence();
-  __syncthreads();
-  int32_t* counter = task.counters + blockIdx.z * gridDim.y + blockIdx.y;
-  if (threadIdx.x == 0) {
-    before = atomicAdd(counter, 1);
-    if (before == task.splits - 1) *counter = 0;
-  }
-  __syncthreads();
-  __threadfence();
-  return before == task.splits - 1;
+  return is_last_block(task.counters + blockIdx.z * gridDim.y + blockIdx.y, task.splits);
 }
 
 // Writes four dimensions of a result.

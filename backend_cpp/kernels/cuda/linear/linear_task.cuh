@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/linear/expert_rows.h"
+#include "kernels/cuda/reduce.cuh"
 #include "kernels/linear.h"
 
 namespace turbomind::cuda {
@@ -106,20 +107,9 @@ __device__ __forceinline__ void start_weights(const LinearTask& task) {
   if (task.expert_weights != nullptr) await_previous();
 }
 
-// Whether this block is the last of a product's splits to come here. All its threads call this; what other blocks wrote
-// before is then visible.
+// Whether this block is the last of a product's splits, as is_last_block says it.
 __device__ inline bool is_last_split(const LinearTask& task) {
-  __shared__ int before;
-  __threadfence();
-  __syncthreads();
-  int32_t* counter = task.counters + blockIdx.z * gridDim.x + blockIdx.x;
-  if (threadIdx.x == 0) {
-    before = atomicAdd(counter, 1);
-    if (before == task.splits - 1) *counter = 0;
-  }
-  __syncthreads();
-  __threadfence();
-  return before == task.splits - 1;
+  return is_last_block(task.counters + blockIdx.z * gridDim.x + blockIdx.x, task.splits);
 }
 
 // Where this block's, or another split's, sums of a row are.

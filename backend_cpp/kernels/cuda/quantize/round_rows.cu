@@ -19,8 +19,7 @@ struct RoundedRows {
   void* data;
   int chunks;
   int columns = 0;
-  int warp_rows =
-      1;  // 1, or 8, of which a warp takes four chunks each, so that ring_linear's order is written in whole
+  int warp_rows = 1;  // or 8, of which a warp takes four chunks each, so that ring_linear's order fills cache lines
 };
 
 // A thread's row and chunk.
