@@ -192,7 +192,7 @@ peers: setup ## Install other engines into the cache, to measure alongside them:
 	@$(PY) -m tools.bench.peers.install
 
 bench-embeddings: build ## Texts a second of all-MiniLM-L6-v2, alongside the peers that are installed
-	@$(PY) -m tools.embeddings.bench
+	@$(PY) -m tools.embeddings.bench $(strip $(BENCH_ARGS))
 
 bench-peers: build dev model peers ## The engine alongside those that `make peers` installs, against the targets
 	$(say) 'measuring on an otherwise idle machine (about 10 minutes)'

@@ -121,6 +121,7 @@ def llama_peer(model: Path, kind: str) -> Iterator[Embed]:
     """llama-server with weights of a type of GGUF, made by llama.cpp's own converter."""
     file = root() / "models" / f"{model.name}-{kind}.gguf"
     if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
         name, version = LLAMA_PACKAGE
         sources = root() / f"{name.replace('-', '_')}-{version}" / "vendor" / "llama.cpp"
         command = [sys.executable, str(sources / "convert_hf_to_gguf.py"), str(model), "--outfile", str(file)]
