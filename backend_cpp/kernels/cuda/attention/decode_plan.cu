@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/attention/split_factors.cuh"
+
 namespace turbomind::cuda {
 
 namespace {
@@ -61,7 +63,7 @@ DecodeCut decode_cut(const AttentionParams& params, int rows, int contexts, int 
   for (const int warps : {resident, resident / 2, kLeastDecodeWarps}) {
     const int slots = resident / warps * multiprocessors;
     const float least_turn = full * alone(layout.type) * static_cast<float>(warps) / static_cast<float>(resident);
-    const int most = std::clamp(seen / (warps * tile), 1, kMaxDecodeSplits);
+    const int most = std::clamp(seen / (warps * tile), 1, kMaxSplits);
     for (int splits = 1; splits <= most; ++splits) {
       if (splits > 1 && contexts * splits > kMaxWaves * slots) break;
       const int turns = divide_up(seen, splits * warps * tile);

@@ -16,7 +16,6 @@ constexpr int decode_warps(int rows) {
 }
 constexpr int kMaxDecodeRows = 16;
 constexpr int kLeastDecodeWarps = 4;
-constexpr int kMaxDecodeSplits = 64;
 
 // Heads of 64 or 128, few query rows, and q.k is the score.
 inline bool has_decode_kernel(const AttentionParams& params, int rows) {

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_task.cuh"
-#include "kernels/cuda/attention/decode_plan.h"
-#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/attention/split_factors.cuh"
 
 namespace turbomind::cuda {
 
@@ -33,34 +32,13 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
   const int rows = span.count * task.group;
   const size_t first = split_row(task, blockIdx.z, kv_head, 0, 0, 0);
   const auto index_of = [&](int row, int split) { return first + static_cast<size_t>(split) * task.tile_rows + row; };
-  auto* factors = dynamic_shared<float>();                                               // [rows, splits]
-  auto* partial = reinterpret_cast<float4*>(factors + Shape::kRows * kMaxDecodeSplits);  // [threads]
+  auto* factors = dynamic_shared<float>();                                         // [rows, splits]
+  auto* partial = reinterpret_cast<float4*>(factors + Shape::kRows * kMaxSplits);  // [threads]
 
-  // Of each row, what every split counts: a warp a row, two splits a lane.
-  static_assert(kMaxDecodeSplits == 2 * kWarp);
-  for (int row = threadIdx.x / kWarp; row < rows; row += threads / kWarp) {
-    const float sink = task.params.sinks != nullptr ? task.params.sinks[head_of(task, kv_head, row)] : -INFINITY;
-    float2 stats[2];
-    float maximum = sink;
+  for (int row = threadIdx.x / kWarp; row < rows; row += threads / kWarp) {  // a warp a row
+    const SplitFactors own = split_factors(task, kv_head, row, index_of(row, 0));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      stats[i] = make_float2(-INFINITY, 0);
-      const int split = lane + i * kWarp;
-      if (split < task.splits) {
-        stats[i] = __ldcg(reinterpret_cast<const float2*>(task.split_stats + index_of(row, split) * 2));
-      }
-      maximum = fmaxf(maximum, stats[i].x);
-    }
-    maximum = warp_max(maximum);
-    float total = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      stats[i].x = weight_below(stats[i].x, maximum);
-      total += stats[i].x * stats[i].y;
-    }
-    total = warp_sum(total) + weight_below(sink, maximum);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) factors[row * kMaxDecodeSplits + lane + i * kWarp] = stats[i].x / total;
+    for (int i = 0; i < kSplitsOfLane; ++i) factors[row * kMaxSplits + lane + i * kWarp] = own.of[i];
   }
   __syncthreads();
 
@@ -75,7 +53,7 @@ __device__ inline void add_splits(const AttentionTask& task, const DeviceSpan& s
     if (group < groups) {
 #pragma unroll 8
       for (int split = group; split < task.splits; split += groups) {
-        const float factor = factors[row * kMaxDecodeSplits + split];
+        const float factor = factors[row * kMaxSplits + split];
         const float4 own =
             __ldcg(reinterpret_cast<const float4*>(task.split_sums + index_of(row, split) * Shape::kDim) + at);
         sum.x += factor * own.x;

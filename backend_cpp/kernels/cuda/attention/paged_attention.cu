@@ -5,9 +5,9 @@
 
 #include "kernels/cuda/attention/attention_task.cuh"
 #include "kernels/cuda/attention/decode_plan.h"
+#include "kernels/cuda/attention/split_factors.cuh"
 #include "kernels/cuda/attention/tile_dims.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
-#include "kernels/cuda/reduce.cuh"
 
 namespace turbomind::cuda {
 
@@ -18,8 +18,7 @@ constexpr int kBlocksPerMultiprocessor = 8;  // that a launch should have: about
 constexpr int kLeastSplit = 256;             // keys; fewer are not worth a block of their own ...
 constexpr int kFewBlocks = 2;                // ... of a multiprocessor: with fewer, a split is as short as a tile,
                                              // or as half of one that has such splits
-constexpr int kMaxSplits = 64;
-constexpr int kNarrowTile = 16;  // rows
+constexpr int kNarrowTile = 16;              // rows
 constexpr int kWideTile = 64;
 
 // Which kernel, and how its work is cut.
@@ -105,35 +104,15 @@ __global__ void __launch_bounds__(kMaxMergeWarps* kWarp) merge_kernel(AttentionT
   const size_t first = split_row(task, blockIdx.z, kv_head, row / task.tile_rows, 0, row % task.tile_rows);
   const auto index_of = [&](int split) { return first + static_cast<size_t>(split) * task.tile_rows; };
 
-  // Every warp works out the factors of all splits, two a lane, and reads those of others by shuffles.
-  static_assert(kMaxSplits <= 2 * kWarp);
-  const float sink = task.params.sinks != nullptr ? task.params.sinks[head_of(task, kv_head, row)] : -INFINITY;
-  float2 stats[2];
-  float maximum = sink;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    stats[i] = make_float2(-INFINITY, 0);
-    const int split = lane + i * kWarp;
-    if (split < task.splits) stats[i] = *reinterpret_cast<const float2*>(task.split_stats + index_of(split) * 2);
-    maximum = fmaxf(maximum, stats[i].x);
-  }
-  maximum = warp_max(maximum);
-  float factors[2];
-  float total = 0;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    factors[i] = weight_below(stats[i].x, maximum);
-    total += factors[i] * stats[i].y;
-  }
-  total = warp_sum(total) + weight_below(sink, maximum);
-
+  // Every warp works out the factors of all splits, and reads those of other lanes by shuffles.
+  const SplitFactors factors = split_factors(task, kv_head, row, first);
   auto* sums = dynamic_shared<float>();  // [warps, value_dim]
   for (int d = lane; d < divide_up(value_dim, kWarp) * kWarp; d += kWarp) {
     float sum = 0;
 #pragma unroll 4
     for (int split = warp; split < task.splits; split += warps) {
-      const float low = __shfl_sync(kAllLanes, factors[0], split % kWarp);
-      const float high = __shfl_sync(kAllLanes, factors[1], split % kWarp);
+      const float low = __shfl_sync(kAllLanes, factors.of[0], split % kWarp);
+      const float high = __shfl_sync(kAllLanes, factors.of[1], split % kWarp);
       if (d < value_dim) sum += (split < kWarp ? low : high) * task.split_sums[index_of(split) * value_dim + d];
     }
     if (d < value_dim) sums[warp * value_dim + d] = sum;
@@ -143,7 +122,7 @@ __global__ void __launch_bounds__(kMaxMergeWarps* kWarp) merge_kernel(AttentionT
   for (int d = threadIdx.x; d < value_dim; d += blockDim.x) {
     float sum = 0;
     for (int w = 0; w < warps; ++w) sum += sums[w * value_dim + d];
-    out.write(d, sum / total);
+    out.write(d, sum);
   }
 }
 
