@@ -185,6 +185,15 @@ def test_a_device_that_cannot_be_used_is_refused_at_start(
         TokenEngine(model, device="cuda")
 
 
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_gpus_that_nccl_does_not_connect_are_refused_with_its_version(
+    device: str, model: Path, cuda: NativeModule
+) -> None:
+    cuda.inject_fault("ncclCommInitAll", 0, LOST, False)
+    with pytest.raises(RuntimeError, match=r"connecting 2 GPUs: NCCL 2\.32\.3: unhandled cuda error; NCCL_DEBUG=WARN"):
+        TokenEngine(model, device=device, tp=2)
+
+
 def test_with_a_driver_too_old_the_cpu_computes_and_stderr_says_why(
     model: Path, cuda: NativeModule, capfd: pytest.CaptureFixture[str]
 ) -> None:

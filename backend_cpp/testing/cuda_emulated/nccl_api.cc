@@ -18,10 +18,12 @@ namespace turbomind::cuda {
 
 namespace {
 
+constexpr int kUnhandledCudaError = 1;
 constexpr int kInvalidArgument = 4;
 constexpr auto kPause = std::chrono::milliseconds(1);
 
 int comm_init_all(ncclComm** comms, int count, const int* devices) {
+  if (emulated::begin_call("ncclCommInitAll") != cudaSuccess) return kUnhandledCudaError;
   const auto exchange = std::make_shared<HostExchange>(count);
   for (int rank = 0; rank < count; ++rank) {
     if (devices[rank] != rank) return kInvalidArgument;
@@ -69,14 +71,14 @@ int comm_abort(ncclComm* comm) {
   return comm_destroy(comm);
 }
 
-const char* error_text(int) {
-  return "invalid argument";
+const char* error_text(int result) {
+  return result == kUnhandledCudaError ? "unhandled cuda error" : "invalid argument";
 }
 
 }  // namespace
 
 const NcclApi& nccl_api() {
-  static const NcclApi api{comm_init_all, all_reduce, all_gather, comm_destroy, comm_abort, error_text};
+  static const NcclApi api{comm_init_all, all_reduce, all_gather, comm_destroy, comm_abort, error_text, "2.32.3"};
   return api;
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/cuda/comm/nccl_api.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <string>
 #include <type_traits>
@@ -37,29 +38,62 @@ static_assert(NcclApi::kSuccess == ncclSuccess && NcclApi::kFloat32 == ncclFloat
 #endif
 
 constexpr const char* kLibrary = "libnccl.so.2";
+constexpr const char* kAdvice =
+    ": install it (libnccl2, or the wheel nvidia-nccl-cu12 or nvidia-nccl-cu13 with its folder lib on "
+    "LD_LIBRARY_PATH), or leave tp at 1";
+constexpr int kLeastVersion = 20906;  // the first whose calls can be captured in graphs
+
+std::string version_text(int version) {
+  const int major = version / (version < 10000 ? 1000 : 10000);  // from 2.9 on numbers have a digit more
+  return std::to_string(major) + "." + std::to_string(version / 100 % (version < 10000 ? 10 : 100)) + "." +
+         std::to_string(version % 100);
+}
+
+// `found` says what is there in its place, and why that does not do.
+[[noreturn]] void refuse(const std::string& found) {
+  throw Error(ErrorCode::kUnavailable,
+              "tp over several GPUs needs NCCL " + version_text(kLeastVersion) + " or later, but " + found + kAdvice);
+}
+
+void* open_library() {
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (library != nullptr) return library;
+  const std::string reason = dlerror();
+  const bool is_missing = reason.starts_with(std::string(kLibrary) + ": cannot open shared object file");
+  refuse(is_missing ? std::string(kLibrary) + " was not found"
+                    : std::string(kLibrary) + " cannot be loaded (" + reason + ")");
+}
+
+// Which of several libraries the machine may have.
+std::string path_of(void* library) {
+  link_map* loaded = nullptr;
+  const bool is_known = dlinfo(library, RTLD_DI_LINKMAP, &loaded) == 0 && loaded->l_name[0] != '\0';
+  return is_known ? loaded->l_name : kLibrary;
+}
 
 NcclApi load() {
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    throw Error(ErrorCode::kUnavailable,
-                std::string("tp over several GPUs needs NCCL, but ") + kLibrary +
-                    " was not found: install it (libnccl2, or the wheel nvidia-nccl-cu12 with its folder lib on "
-                    "LD_LIBRARY_PATH), or leave tp at 1");
-  }
+  void* library = open_library();
+  int (*get_version)(int* version) = nullptr;
+  std::string missing;
   const auto find = [&](auto& function, const char* name) {
-    void* symbol = dlsym(library, name);
-    if (symbol == nullptr) {
-      throw Error(ErrorCode::kUnavailable, std::string(kLibrary) + " has no function " + name + ": it is too old");
-    }
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(name);
   };
   NcclApi api{};
+  find(get_version, "ncclGetVersion");
   find(api.comm_init_all, "ncclCommInitAll");
   find(api.all_reduce, "ncclAllReduce");
   find(api.all_gather, "ncclAllGather");
   find(api.comm_destroy, "ncclCommDestroy");
   find(api.comm_abort, "ncclCommAbort");
   find(api.error_text, "ncclGetErrorString");
+  int version = 0;
+  const bool is_known = get_version != nullptr && get_version(&version) == NcclApi::kSuccess;
+  if (!missing.empty() || !is_known || version < kLeastVersion) {
+    refuse(path_of(library) + " is " + (is_known ? "NCCL " + version_text(version) : "of an unknown version") +
+           (missing.empty() ? "" : " and lacks " + missing));
+  }
+  api.version = version_text(version);
   return api;
 }
 

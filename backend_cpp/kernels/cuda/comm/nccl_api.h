@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "kernels/cuda/device.h"
 
@@ -27,9 +28,10 @@ struct NcclApi {
   // Ends what the rank's device waits for, and frees the rank. From any thread.
   int (*comm_abort)(ncclComm* comm);
   const char* (*error_text)(int result);
+  std::string version;  // of the library: "2.32.3"
 };
 
-// Throws Error (kUnavailable) that says what is missing.
+// Throws Error (kUnavailable) that says which version is needed, and what is there in its place.
 const NcclApi& nccl_api();
 
 }  // namespace turbomind::cuda

@@ -19,8 +19,8 @@ NcclGroup::NcclGroup(int ranks, std::unique_ptr<P2pAllReduce> peers) : api_(nccl
   std::iota(devices.begin(), devices.end(), 0);
   std::vector<ncclComm*> comms(devices.size());
   if (const int result = api_.comm_init_all(comms.data(), ranks, devices.data()); result != NcclApi::kSuccess) {
-    throw internal_error("connecting " + std::to_string(ranks) + " GPUs: NCCL: " + api_.error_text(result) +
-                         "; NCCL_DEBUG=WARN in the environment says more");
+    throw internal_error("connecting " + std::to_string(ranks) + " GPUs: NCCL " + api_.version + ": " +
+                         api_.error_text(result) + "; NCCL_DEBUG=WARN in the environment says more");
   }
   for (ncclComm* comm : comms) {
     ranks_.push_back(std::make_unique<Rank>());
