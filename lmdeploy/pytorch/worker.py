@@ -7,6 +7,7 @@ and one that ends when the engine is gone, whatever it died of; the worker then 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from lmdeploy import _turbomind
 CHANNEL_FILE, LIFELINE_FILE = 3, 4  # as in backend_cpp/model/worker/worker_process.h
 PROFILER_DIRECTORY = "LMDEPLOY_TORCH_PROFILER_DIR"
 _PROFILED_STEPS = 40
+_IDLE_SECONDS = 1.0  # without an order, after which a recording ends
 _TIMEOUT = 3600.0  # seconds between two looks at nothing
 
 
@@ -37,10 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     channel = _turbomind.WorkerChannel(CHANNEL_FILE, args.rank)
     finisher = _Finisher(channel)
     runner: Any = None
-    profiler = _StepProfiler(args.rank)
+    profiler = StepProfiler(args.rank)
     while True:
-        given = channel.wait(_TIMEOUT)
+        given = channel.wait(profiler.most_seconds)
         if given is None:
+            profiler.end()
             continue
         number, order = given
         is_step = order.kind == _turbomind.OrderKind.STEP
@@ -48,12 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             if order.kind == _turbomind.OrderKind.LOAD:
                 runner = _load(args, channel)
+                profiler.listen()
                 text = json.dumps(runner.facts())
             elif order.kind == _turbomind.OrderKind.ALLOCATE:
                 runner.allocate(
                     order.block_count, order.block_len, order.host_block_count, order.page_bytes, order.image_block_len
                 )
                 runner.prepare(order.sequences, order.sequence_blocks)
+                profiler.listen()
             elif is_step:
                 profiler.begin_step()
                 deliver = runner.step(order)
@@ -102,52 +108,96 @@ class _Finisher:
         self._channel.finish(number, bool(failure), failure or text)
 
 
-class _StepProfiler:
+class StepProfiler:
     """Records steps of this rank with PyTorch's profiler when the process receives SIGUSR1.
 
-    With ``LMDEPLOY_TORCH_PROFILER_DIR``, a Chrome trace of the next steps is written into that directory: the GPU's
-    kernels and the calls of CUDA on a GPU, else operators on the CPU.
+    With ``LMDEPLOY_TORCH_PROFILER_DIR``, a Chrome trace of the next 40 steps, or of those until there is nothing to do,
+    is written into that directory: the GPU's kernels and the calls of CUDA on a GPU, else operators on the CPU. What
+    it does is said on stderr and in ``rankN.log`` there. Where the profiler fails, steps go on without it.
     """
 
     def __init__(self, rank: int) -> None:
         directory = os.environ.get(PROFILER_DIRECTORY)
         self._directory = Path(directory) if directory else None
+        self._rank = rank
         self._names = (f"rank{rank}-{number}.trace.json.gz" for number in itertools.count())
         self._is_wanted = False
-        self._left = 0
+        self._steps = 0
+        self._begin = 0.0
         self._profile: Any = None
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
+            self.listen()
+
+    def listen(self) -> None:
+        """Have SIGUSR1 arrive here; again after libraries were loaded, which may have taken or blocked it."""
+        if self._directory is not None:
             signal.signal(signal.SIGUSR1, self._want)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+    @property
+    def most_seconds(self) -> float:
+        """How long to wait for an order before ``end`` is to be called."""
+        return _IDLE_SECONDS if self._profile is not None else _TIMEOUT
 
     def begin_step(self) -> None:
         """Begin to record where that was asked for."""
         if not self._is_wanted or self._profile is not None:
             return
-        from torch import cuda, profiler
+        self._is_wanted, self._steps = False, 0
+        self._begin = time.monotonic()
+        try:
+            from torch import cuda, profiler
 
-        self._is_wanted, self._left = False, _PROFILED_STEPS
-        activity = profiler.ProfilerActivity
-        self._profile = profiler.profile(activities=[activity.CUDA if cuda.is_available() else activity.CPU])
-        self._profile.start()
+            activity = profiler.ProfilerActivity
+            profile = profiler.profile(activities=[activity.CUDA if cuda.is_available() else activity.CPU])
+            profile.start()
+        except Exception as error:
+            self._say(f"nothing is recorded: {_reason(error, True)}")
+        else:
+            self._profile = profile
+            self._say(f"recording has begun, in {time.monotonic() - self._begin:.1f} s")
 
     def end_step(self) -> None:
         """Write the trace after the last step that is recorded."""
-        if self._profile is None:
-            return
-        self._left -= 1
-        if self._left > 0:
+        if self._profile is not None:
+            self._steps += 1
+            if self._steps == _PROFILED_STEPS:
+                self.end()
+
+    def end(self) -> None:
+        """Write what is recorded, if anything is."""
+        if self._profile is None or self._directory is None:
             return
         profile, self._profile = self._profile, None
-        profile.stop()
-        assert self._directory is not None
+        begin = time.monotonic()
         path = self._directory / next(self._names)
         unfinished = path.with_name(f".{path.name}")  # the name decides that it is compressed
-        profile.export_chrome_trace(str(unfinished))
-        unfinished.rename(path)
+        try:
+            profile.stop()
+            stopped = time.monotonic()
+            profile.export_chrome_trace(str(unfinished))
+            unfinished.rename(path)
+        except Exception as error:
+            self._say(f"{self._steps} steps were recorded, but not written: {_reason(error, True)}")
+        else:
+            self._say(
+                f"{path.name} has {self._steps} steps of {begin - self._begin:.1f} s; collected in "
+                f"{stopped - begin:.1f} s, written in {time.monotonic() - stopped:.1f} s"
+            )
 
     def _want(self, *_: object) -> None:
         self._is_wanted = True
+        self._say("the next steps are recorded")
+
+    def _say(self, text: str) -> None:
+        assert self._directory is not None
+        line = f"pytorch: profiler of rank {self._rank}: {text}\n"
+        os.write(2, line.encode())  # by the signal's handler too, which must not take the lock of sys.stderr
+        with contextlib.suppress(OSError):
+            log = os.open(self._directory / f"rank{self._rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.write(log, line.encode())
+            os.close(log)
 
 
 def _reason(error: Exception, is_step: bool) -> str:

@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from lmdeploy import GenerationConfig, PytorchEngineConfig
+from lmdeploy.pytorch.worker import StepProfiler
 from lmdeploy.turbomind.engine import Engine, EngineOutput, EngineUnavailable
 from tests.support.processes import children, command_line
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.token_engine import TokenEngine
 from tests.support.waiting import eventually_sync
+from tools.gpu_check.work.timeline import trace_of_worker
 
 PROMPT = list(range(100, 140))
 RESTART = 60.0  # seconds; Python and PyTorch are loaded again
@@ -142,17 +145,61 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_the_workers_reason(tmp_pa
         Engine(str(directory), PytorchEngineConfig(session_len=64, num_gpu_blocks=16))
 
 
-def test_a_signal_has_steps_recorded(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMDEPLOY_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
+@pytest.mark.parametrize(("tokens", "steps"), [(60, 40), (12, 12)], ids=["many steps", "until nothing is to be done"])
+def test_a_signal_has_steps_recorded(
+    tokens: int, steps: int, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = tmp_path / "traces"
+    monkeypatch.setenv("LMDEPLOY_TORCH_PROFILER_DIR", str(traces))
     config = PytorchEngineConfig(dtype="float32", block_size=16, num_gpu_blocks=40, session_len=200)
     others = workers()
     engine = Engine(str(directory), config)
     try:
         (pid,) = workers() - others
         os.kill(pid, signal.SIGUSR1)
-        Answer(engine, 60).wait()
+        Answer(engine, tokens).wait()
+        trace = trace_of_worker(traces)
     finally:
         engine.close()
-    (trace,) = (tmp_path / "traces").iterdir()
     names = [event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
-    assert names.count("aten::to") >= 40, "operators of 40 steps"
+    assert names.count("aten::to") >= steps, "operators of each step"
+    said = (traces / "rank0.log").read_text().splitlines()
+    assert [line.split(": ", 2)[2].split(" in ")[0] for line in said[:2]] == [
+        "the next steps are recorded", "recording has begun,"
+    ]  # fmt: skip
+    assert f"rank0-0.trace.json.gz has {steps} steps of " in said[2]
+
+
+def test_without_a_trace_the_error_says_what_the_worker_said(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"within 0 s; it said: nothing, so SIGUSR1 did not arrive"):
+        trace_of_worker(tmp_path, 0)
+    (tmp_path / "rank0.log").write_text(
+        "profiler of rank 0: the next steps are recorded\nprofiler of rank 0: no CUPTI\n"
+    )
+    with pytest.raises(RuntimeError, match=r"it said: profiler of rank 0: no CUPTI$"):
+        trace_of_worker(tmp_path, 0)
+
+
+@pytest.mark.parametrize("call", ["start", "stop", "export_chrome_trace"])
+def test_steps_go_on_where_the_profiler_fails(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUPTI is not to be had")
+
+    before = signal.getsignal(signal.SIGUSR1)
+    monkeypatch.setenv("LMDEPLOY_TORCH_PROFILER_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.profiler.profile, call, fail)
+    profiler = StepProfiler(0)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        profiler.begin_step()
+        profiler.end_step()
+        profiler.end()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert profiler.most_seconds > 60, "nothing is being recorded"
+    assert not list(tmp_path.glob("rank0-*"))
+    assert "RuntimeError: CUPTI is not to be had" in capfd.readouterr().err
+    with pytest.raises(RuntimeError, match=r"it said: .*RuntimeError: CUPTI is not to be had"):
+        trace_of_worker(tmp_path, 0)

@@ -125,7 +125,7 @@ def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False
         *_of_call(
             "profile",
             _work("timeline of turbomind", 20, 60, "timeline", "turbomind", is_extra=True),
-            _work("timeline of pytorch", 30, 90, "timeline", "pytorch", is_extra=True),
+            _work("timeline of pytorch", 50, 150, "timeline", "pytorch", is_extra=True),
             _work("profile", 30, 90, "profile"),
             *[_work(f"reports of {shape}", 60, 180, "reports", shape, is_extra=True) for shape in _REPORTED],
         ),

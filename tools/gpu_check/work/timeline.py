@@ -7,14 +7,16 @@ these add up to the step. The traces lie next to the other results, to open in P
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ _CLASS = {"LlamaForCausalLM": "tools.gpu_check.work.random_llama.RandomLlama"}
 _BATCHES, _CONTEXT, _OUTPUT = (1, 64), 128, 48
 _STEPS = 24  # that are read, of those in the middle
 _MOST_ROWS = 24
-_TRACE_SECONDS = 30.0  # for a worker to write its trace
+_TRACE_SECONDS = 60.0  # for a worker to write its trace, after the last step
 
 
 def main(context: Context, engine: str, shape: str = _SHAPE) -> None:
@@ -53,17 +55,18 @@ def main(context: Context, engine: str, shape: str = _SHAPE) -> None:
             session_len=length + output + 64, cache_max_entry_count=blocks,
         )  # fmt: skip
     directory = context.cache / f"{engine}-traces"
+    shutil.rmtree(directory, ignore_errors=True)  # traces of an earlier call
     os.environ[PROFILER_DIRECTORY] = str(directory)
     record = _of_worker if engine == "pytorch" else _of_this_process
     with in_process(str(context.model(shape, _LAYERS)), config) as running:
         for batch, named in zip(batches, _BATCHES, strict=True):
             generate = partial(_generate, running, batch, length, output)
             generate()  # compiles and captures
-            if context.is_dry_run:
+            if context.is_dry_run and engine != "pytorch":  # PyTorch's profiler does not see the emulation
                 generate()
                 continue
             trace = context.folder / f"{engine}-{shape}-{named}.trace.json.gz"
-            record(generate, directory).rename(trace)
+            shutil.move(record(generate, directory), trace)
             events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
             kernels = [event for event in events if event.get("cat") in _ON_THE_GPU]
             context.note(f"timeline of {engine}, {shape} of {_LAYERS} layers, batch {named}", step_table(kernels))
@@ -86,17 +89,36 @@ def _of_this_process(generate: Callable[[], None], directory: Path) -> Path:
 
 def _of_worker(generate: Callable[[], None], directory: Path) -> Path:
     """Return the trace of the engine's worker, by ``LMDEPLOY_TORCH_PROFILER_DIR``."""
-    (worker,) = (
-        int(process.name)
-        for process in Path("/proc").glob("[0-9]*")
-        if b"lmdeploy.pytorch.worker" in (process / "cmdline").read_bytes()
-    )
-    os.kill(worker, signal.SIGUSR1)
+    (worker,) = (process for process in _children() if b"lmdeploy.pytorch.worker" in process[1])
+    os.kill(worker[0], signal.SIGUSR1)
     generate()
-    deadline = time.monotonic() + _TRACE_SECONDS
+    return trace_of_worker(directory)
+
+
+def _children() -> Iterator[tuple[int, bytes]]:
+    """Yield the processes that this one has started, with their commands."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[1]
+            if int(parent) == os.getpid():
+                yield int(process.name), (process / "cmdline").read_bytes()
+
+
+def trace_of_worker(directory: Path, seconds: float = _TRACE_SECONDS) -> Path:
+    """Return the trace that a worker writes into the directory.
+
+    Raises
+    ------
+    RuntimeError
+        There is none in that time, with what the worker has said.
+    """
+    deadline = time.monotonic() + seconds
     while not (found := list(directory.glob("rank0-*.gz"))):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the worker wrote no trace within {_TRACE_SECONDS:.0f} s")
+            log = directory / "rank0.log"
+            said = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+            last = said[-1] if said else "nothing, so SIGUSR1 did not arrive"
+            raise RuntimeError(f"the worker wrote no trace within {seconds:.0f} s; it said: {last}")
         time.sleep(0.1)
     return found[0]
 
