@@ -9,6 +9,10 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+// Blocks that a multiprocessor holds, for which the compiler leaves registers; 0: as it likes, which for short heads of
+// int4 is so many that it spills.
+template <CacheType kType, int kSteps>
+constexpr int kBlocks = kType == CacheType::kInt4 && kSteps == 4 ? 8 : 0;
 
 // Element d of a row of codes.
 template <CacheType kType>
@@ -38,7 +42,7 @@ __device__ __forceinline__ Rounding rounding_of(const CacheArea& area, int token
 
 // Block x is (packed rows, split), y the key head, z the span. kSteps: value dimensions of a lane.
 template <CacheType kType, int kSteps>
-__global__ void __launch_bounds__(kWarps* kWarp) plain_kernel(AttentionTask task) {
+__global__ void __launch_bounds__(kWarps* kWarp, kBlocks<kType, kSteps>) plain_kernel(AttentionTask task) {
   await_previous();
   const AttentionParams& params = task.params;
   const int key_dim = params.layout.key_dim;

@@ -8,6 +8,7 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kBlocks = 8;  // of a multiprocessor: for more, which the compiler prefers, it spills
 
 // As exact as the C library's.
 __device__ __forceinline__ float exponential(float v) {
@@ -142,7 +143,7 @@ __device__ void mix(const RouterParams& params, const float* logits, const Row& 
   }
 }
 
-__global__ void __launch_bounds__(kWarps* kWarp)
+__global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     route_kernel(RouterParams params, const float* all_logits, int rows, const int32_t* row_count, int32_t* all_experts,
                  float* all_weights) {
   await_previous();
