@@ -31,7 +31,7 @@ CORE, CACHE, TREE, MEMORY, SCHEDULER, SESSIONS, STEPS = (
 INBOX, QUEUE, GENERATION = (
     f"backend_cpp/engine/{file}.cc" for file in ("inbox", "grammar/grammar_queue", "generation/generation")
 )
-AUTOMATON = "backend_cpp/engine/grammar/automaton.cc"
+AUTOMATON, FRAMES = (f"backend_cpp/engine/grammar/{file}.cc" for file in ("automaton", "frames"))
 
 
 @dataclass(frozen=True)
@@ -210,9 +210,9 @@ MUTATIONS = (
     Mutation("an overdue request ends", CORE, "    if (*sequence.group->deadline <= now) return true;\n"),
     Mutation(
         "places that are kept keep their counts",
-        AUTOMATON,
-        "frame({old.node, old.count, outer})",
-        "frame({old.node, 0, outer})",
+        FRAMES,
+        "add({old.node, old.count, outer})",
+        "add({old.node, 0, outer})",
     ),
     Mutation(
         "what a grammar forbids does not come",
@@ -239,7 +239,7 @@ MUTATIONS = (
     Mutation(
         "a count of repetitions continues", AUTOMATON, "outer.count + 1, outer.parent", "outer.count, outer.parent"
     ),
-    Mutation("a count is left out only where two others allow all", AUTOMATON, " && most.least <= least.most + 1", ""),
+    Mutation("a count is left out only where two others allow all", FRAMES, " && most.least <= least.most + 1", ""),
 )
 
 

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "grammar/program_checks.h"
+#include "grammar/prepare_program.h"
 #include "grammar/text_matcher.h"
 
 namespace turbomind {
@@ -35,7 +35,6 @@ enum Expression : int32_t {
   kRegex,          // whether it is in a JSON string, then its characters
 };
 
-constexpr size_t kMaxNodes = 400'000;
 constexpr int kMaxDepth = 64;
 constexpr int kMaxPrefix = 1000;  // that alternatives have in common and is read together
 
@@ -49,20 +48,18 @@ class ProgramBuilder {
  public:
   ProgramBuilder(const Json& grammar, const RegexParser& parse_regex, bool is_in_string = false)
       : parse_regex_(parse_regex), is_in_string_(is_in_string) {
-    end_ = add({Automaton::kReturn, 0, 0, 0, 0});
+    end_ = add({GrammarProgram::kReturn, 0, 0, 0, 0});
     if (add_rules(grammar) != 0) throw Unknown();
   }
 
-  Automaton::Program take() { return std::move(program_); }
+  GrammarProgram take() { return std::move(program_); }
 
  private:
   // Expressions of one grammar.
   struct Expressions {
     std::vector<int32_t> data;
-    std::vector<int32_t> places;                // in `data`
-    std::vector<int32_t> numbers;               // of the rules in the program
-    std::vector<std::vector<int32_t>> choices;  // of each rule
-    std::vector<bool> have_limits;
+    std::vector<int32_t> places;                           // in `data`
+    std::vector<int32_t> numbers;                          // of the rules in the program
     std::map<int32_t, std::pair<int32_t, int32_t>> stops;  // rules that end without the second of these, where they
                                                            // have no room for it
   };
@@ -95,10 +92,6 @@ class ProgramBuilder {
       if (info.at(2).as_int() == 0 || to_int(rules.at(static_cast<size_t>(rule)).at(4)) < 0) continue;
       expressions_.stops[rule] = {to_int(info.at(3)), to_int(info.at(4))};
     }
-    for (const Json& rule : rules) {
-      add_choices(to_int(rule.at(1)), expressions_.choices.emplace_back(), 0);
-      expressions_.have_limits.push_back(rule.at(7).as_bool() || to_int(rule.at(5)) >= 0 || to_int(rule.at(4)) >= 0);
-    }
     const auto first = static_cast<int32_t>(program_.starts.size());
     for (size_t rule = 0; rule < rules.size(); ++rule) {
       expressions_.numbers.push_back(first + static_cast<int32_t>(rule));
@@ -117,93 +110,26 @@ class ProgramBuilder {
   // whether it ends as soon as it can.
   int32_t build_rule(int32_t rule, const Json::Array& fields) {
     int32_t start = build_body(rule, to_int(fields.at(1)));
-    const auto limit = [&](int32_t most, Automaton::Limit kind) {
+    const auto limit = [&](int32_t most, GrammarProgram::Limit kind) {
       program_.starts.push_back(start);
-      start = add({Automaton::kRegion, static_cast<int32_t>(program_.starts.size()) - 1, most, kind, end_});
+      start = add({GrammarProgram::kRegion, static_cast<int32_t>(program_.starts.size()) - 1, most, kind, end_});
     };
-    if (fields.at(7).as_bool()) limit(0, Automaton::kShortest);
-    if (const int32_t most = to_int(fields.at(5)); most >= 0) limit(most, Automaton::kMaxCharacters);
-    if (const int32_t most = to_int(fields.at(4)); most >= 0) limit(most, Automaton::kMaxTokens);
+    if (fields.at(7).as_bool()) limit(0, GrammarProgram::kShortest);
+    if (const int32_t most = to_int(fields.at(5)); most >= 0) limit(most, GrammarProgram::kMaxCharacters);
+    if (const int32_t most = to_int(fields.at(4)); most >= 0) limit(most, GrammarProgram::kMaxTokens);
     return start;
   }
 
-  // Of rules that begin with each other, what one of them begins with otherwise, and then what follows each of them in
-  // another: that is, where one has ended, what may continue, until the rule itself has ended.
   int32_t build_body(int32_t rule, int32_t body) {
-    if (const auto stop = expressions_.stops.find(rule); stop != expressions_.stops.end()) {
-      const auto [text, end] = stop->second;
-      const int32_t when_full = add({Automaton::kWhenFull, 0, 0, 0, 0});
-      const int32_t marked = add({Automaton::kCall, number_of(end), 0, 0, end_});
-      return add({Automaton::kCall, number_of(text), 0, 0, split({when_full, marked})});
-    }
-    std::map<int32_t, int32_t> loops;  // where a rule of the circle has ended
-    for (const int32_t other : left_circle(rule)) loops[other] = split({});
-    if (loops.empty()) return build(body, end_, 0);
-    std::vector<int32_t> begins;
-    std::map<int32_t, std::vector<int32_t>> continues{{rule, {end_}}};
-    for (const auto& [other, loop] : loops) {
-      if (loops.size() > 1 && expressions_.have_limits.at(static_cast<size_t>(other))) {
-        throw Unknown("rules that begin with each other have limits");
-      }
-      for (const int32_t choice : expressions_.choices.at(static_cast<size_t>(other))) {
-        const int32_t first = first_rule(choice);
-        if (!loops.contains(first)) {
-          begins.push_back(build(choice, loop, 0));
-        } else if (const Part whole = expression(choice); whole.type == kSequence) {
-          continues[first].push_back(sequence(whole.values + 1, whole.count - 1, loop, 0));
-        } else if (first != other) {
-          continues[first].push_back(loop);
-        }
-      }
-    }
-    for (const auto& [other, loop] : loops) {
-      program_.nodes[static_cast<size_t>(loop)] = program_.nodes[static_cast<size_t>(split(continues[other]))];
-    }
-    return split(begins);
+    const auto stop = expressions_.stops.find(rule);
+    if (stop == expressions_.stops.end()) return build(body, end_, 0);
+    const auto [text, end] = stop->second;
+    const int32_t when_full = add({GrammarProgram::kWhenFull, 0, 0, 0, 0});
+    const int32_t marked = add({GrammarProgram::kCall, number_of(end), 0, 0, end_});
+    return add({GrammarProgram::kCall, number_of(text), 0, 0, split({when_full, marked})});
   }
 
-  // The rule that a choice begins with; -1: it begins with something else.
-  int32_t first_rule(int32_t choice) const {
-    Part first = expression(choice);
-    if (first.type == kSequence && first.count > 0) first = expression(first.values[0]);
-    return first.type == kRule && first.count == 1 ? first.values[0] : -1;
-  }
-
-  // The rules that this one can begin with, and they with others, to any depth.
-  std::set<int32_t> may_begin_with(int32_t rule) const {
-    std::set<int32_t> found;
-    for (std::vector<int32_t> todo{rule}; !todo.empty();) {
-      const auto next = static_cast<size_t>(todo.back());
-      todo.pop_back();
-      for (const int32_t choice : expressions_.choices.at(next)) {
-        const int32_t first = first_rule(choice);
-        if (first >= 0 && found.insert(first).second) todo.push_back(first);
-      }
-    }
-    return found;
-  }
-
-  // Those of them that can begin with this one, itself among them; none where it does not.
-  std::set<int32_t> left_circle(int32_t rule) const {
-    std::set<int32_t> circle = may_begin_with(rule);
-    if (!circle.contains(rule)) return {};
-    std::erase_if(circle, [&](int32_t other) { return !may_begin_with(other).contains(rule); });
-    return circle;
-  }
-
-  void add_choices(int32_t number, std::vector<int32_t>& choices, int depth) {
-    if (depth > kMaxDepth) throw too_deep();
-    const Part whole = expression(number);
-    if (whole.type == kChoices) {
-      for (int32_t i = 0; i < whole.count; ++i) add_choices(whole.values[i], choices, depth + 1);
-    } else if (whole.type == kSequence && whole.count == 1) {
-      add_choices(whole.values[0], choices, depth + 1);
-    } else {
-      choices.push_back(number);
-    }
-  }
-
-  int32_t add(const Automaton::Node& node) {
+  int32_t add(const GrammarProgram::Node& node) {
     program_.nodes.push_back(node);
     return static_cast<int32_t>(program_.nodes.size()) - 1;
   }
@@ -213,7 +139,7 @@ class ProgramBuilder {
   int32_t split(const std::vector<int32_t>& nodes) {
     const auto first = static_cast<int32_t>(program_.lists.size());
     program_.lists.insert(program_.lists.end(), nodes.begin(), nodes.end());
-    return add({Automaton::kSplit, first, static_cast<int32_t>(nodes.size()), 0, 0});
+    return add({GrammarProgram::kSplit, first, static_cast<int32_t>(nodes.size()), 0, 0});
   }
 
   // One of several nodes. What begins with the same byte is read together, so that places of long lists of texts are
@@ -222,8 +148,8 @@ class ProgramBuilder {
     std::map<int32_t, std::set<int32_t>> after;  // a byte
     std::vector<int32_t> ways;
     for (const int32_t number : nodes) {
-      const Automaton::Node& node = program_.nodes[static_cast<size_t>(number)];
-      if (node.kind == Automaton::kByte && depth < kMaxPrefix) {
+      const GrammarProgram::Node& node = program_.nodes[static_cast<size_t>(number)];
+      if (node.kind == GrammarProgram::kByte && depth < kMaxPrefix) {
         after[node.a].insert(node.next);
       } else {
         ways.push_back(number);
@@ -231,7 +157,7 @@ class ProgramBuilder {
     }
     for (const auto& [value, next] : after) {
       const int32_t then = next.size() == 1 ? *next.begin() : either({next.begin(), next.end()}, depth + 1);
-      ways.push_back(add({Automaton::kByte, value, 0, 0, then}));
+      ways.push_back(add({GrammarProgram::kByte, value, 0, 0, then}));
     }
     return ways.size() == 1 ? ways[0] : split(ways);
   }
@@ -252,7 +178,7 @@ class ProgramBuilder {
       pairs = plain(pairs);
     }
     const auto number = static_cast<int32_t>(pairs.size()) / 2;
-    return add({Automaton::kClass, list(pairs), number, is_negated ? 1 : 0, next});
+    return add({GrammarProgram::kClass, list(pairs), number, is_negated ? 1 : 0, next});
   }
 
   static std::vector<int32_t> plain(const std::vector<int32_t>& pairs) {
@@ -269,11 +195,11 @@ class ProgramBuilder {
 
   int32_t byte(int32_t value, int32_t next) {
     if (is_in_string_ && (value < 0x20 || value == '"' || value == '\\')) return split({});
-    return add({Automaton::kByte, value, 0, 0, next});
+    return add({GrammarProgram::kByte, value, 0, 0, next});
   }
 
   int32_t tokens(const int32_t* values, int32_t count, bool is_all_but, int32_t next) {
-    return add({Automaton::kToken, list({values, values + count}), count, is_all_but ? 1 : 0, next});
+    return add({GrammarProgram::kToken, list({values, values + count}), count, is_all_but ? 1 : 0, next});
   }
 
   // The rule of a regular expression.
@@ -317,9 +243,10 @@ class ProgramBuilder {
       for (const auto& [target, pairs] : matcher.ways(state)) {
         const int32_t rule = matcher.ends(target);
         if (rule == TextMatcher::kNever) continue;
-        const int32_t then =
-            rule == TextMatcher::kNothing ? nodes[target] : add({Automaton::kCall, number_of(rule), 0, 0, after_rule});
-        ways.push_back(add({Automaton::kBytes, list(pairs), static_cast<int32_t>(pairs.size()) / 2, 0, then}));
+        const int32_t then = rule == TextMatcher::kNothing
+                                 ? nodes[target]
+                                 : add({GrammarProgram::kCall, number_of(rule), 0, 0, after_rule});
+        ways.push_back(add({GrammarProgram::kBytes, list(pairs), static_cast<int32_t>(pairs.size()) / 2, 0, then}));
       }
       program_.nodes[static_cast<size_t>(nodes[state])] = program_.nodes[static_cast<size_t>(split(ways))];
     }
@@ -345,7 +272,7 @@ class ProgramBuilder {
     std::vector<int32_t> ways{next};
     std::vector<int32_t> others(values + 3 + 2 * rules, values + count);
     for (int32_t i = 1; i < 1 + 2 * rules; i += 2) {
-      const int32_t call = add({Automaton::kCall, number_of(values[i + 1]), 0, 0, after_rule});
+      const int32_t call = add({GrammarProgram::kCall, number_of(values[i + 1]), 0, 0, after_rule});
       ways.push_back(tokens(values + i, 1, false, call));
       others.push_back(values[i]);
     }
@@ -369,7 +296,7 @@ class ProgramBuilder {
   // The node that reads an expression and continues at `next`.
   int32_t build(int32_t number, int32_t next, int depth) {
     if (depth > kMaxDepth) throw too_deep();
-    if (program_.nodes.size() > kMaxNodes) throw Unknown("it is too large; make it smaller");
+    if (program_.nodes.size() > GrammarProgram::kMaxNodes) throw Unknown("it is too large; make it smaller");
     const auto [type, count, values] = expression(number);
     const bool is_class = type == kCharacters || type == kCharactersStar;
     if ((is_class && count % 2 == 0) || (type == kRule && count != 1) || (type == kRepetition && count != 3)) {
@@ -391,7 +318,7 @@ class ProgramBuilder {
       case kEmpty:
         return next;
       case kRule:
-        return add({Automaton::kCall, number_of(values[0]), 0, 0, next});
+        return add({GrammarProgram::kCall, number_of(values[0]), 0, 0, next});
       case kSequence:
         return sequence(values, count, next, depth);
       case kChoices: {
@@ -402,7 +329,7 @@ class ProgramBuilder {
       case kTagDispatch:
         return tag_dispatch(values, count, next);
       case kRepetition:
-        return add({Automaton::kRepeat, number_of(values[0]), values[1], values[2], next});
+        return add({GrammarProgram::kRepeat, number_of(values[0]), values[1], values[2], next});
       case kToken:
       case kTokenBut:
         return tokens(values, count, type == kTokenBut, next);
@@ -410,7 +337,7 @@ class ProgramBuilder {
         return token_dispatch(values, count, next);
       case kRegex:
         if (count < 2) throw Unknown();
-        return add({Automaton::kCall, regex(values, count), 0, 0, next});
+        return add({GrammarProgram::kCall, regex(values, count), 0, 0, next});
       default:
         throw Unknown();
     }
@@ -420,17 +347,16 @@ class ProgramBuilder {
   Expressions expressions_;  // of the grammar whose rules are added
   bool is_in_string_;
   int32_t end_ = 0;
-  Automaton::Program program_;
+  GrammarProgram program_;
 };
 
 }  // namespace
 
-Automaton::Program grammar_program(const std::string& source, const RegexParser& parse_regex) {
+GrammarProgram grammar_program(const std::string& source, const RegexParser& parse_regex) {
   const auto refusal = [](const std::string& why) { return invalid_argument("response_format: " + why); };
   try {
-    Automaton::Program program = ProgramBuilder(Json::parse(source), parse_regex).take();
-    if (!remove_dead_ends(program)) throw refusal("no text fits it");
-    if (is_left_recursive(program)) throw refusal("a rule is left-recursive after a part that may be empty");
+    GrammarProgram program = ProgramBuilder(Json::parse(source), parse_regex).take();
+    if (!prepare(program)) throw refusal("no text fits it");
     return program;
   } catch (const Unknown& unknown) {
     throw refusal(unknown.why);
@@ -441,8 +367,8 @@ Automaton::Program grammar_program(const std::string& source, const RegexParser&
 
 bool fits_json_string(const std::string& source, const RegexParser& parse_regex) {
   try {
-    Automaton::Program program = ProgramBuilder(Json::parse(source), parse_regex, true).take();
-    return remove_dead_ends(program);
+    GrammarProgram program = ProgramBuilder(Json::parse(source), parse_regex, true).take();
+    return prepare(program);
   } catch (const Unknown&) {
     return true;
   } catch (const std::out_of_range&) {

@@ -1,10 +1,10 @@
-// Turns a grammar that xgrammar has read into the program that the engine names places by (engine/grammar/automaton.h).
+// Turns a grammar that xgrammar has read into the program that the engine follows (engine/grammar/program.h).
 #pragma once
 
 #include <functional>
 #include <string>
 
-#include "engine/grammar/automaton.h"
+#include "engine/grammar/program.h"
 
 namespace turbomind {
 
@@ -13,7 +13,7 @@ using RegexParser = std::function<std::string(const std::string& regex)>;
 
 // `source`: the JSON that xgrammar writes a grammar as, before it optimizes it. Throws Error(kInvalidArgument) for one
 // that no text fits, and for one that cannot be followed.
-Automaton::Program grammar_program(const std::string& source, const RegexParser& parse_regex);
+GrammarProgram grammar_program(const std::string& source, const RegexParser& parse_regex);
 
 // Whether a JSON string that holds every character as it is can match a regular expression, whose `source` is as above.
 bool fits_json_string(const std::string& source, const RegexParser& parse_regex);

@@ -184,7 +184,7 @@ class Worker {
     char seconds[32];
     std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(limit_ms) / 1000);
     Format format;
-    Automaton::Program program;
+    GrammarProgram program;
     {
       const TimeLimit clock(
           limit_ms, std::string("response_format: compiling it takes more than grammar_compile_seconds, ") + seconds +
@@ -203,9 +203,11 @@ class Worker {
     write_all(socket_, ready.put(static_cast<uint8_t>(format.is_printable))
                            .put(static_cast<uint32_t>(program.nodes.size()))
                            .put(static_cast<uint32_t>(program.lists.size()))
+                           .put(static_cast<uint32_t>(program.starts.size()))
                            .put(program.nodes)
                            .put(program.lists)
                            .put(program.starts)
+                           .put(program.least)
                            .take());
   }
 

@@ -91,6 +91,10 @@ TAGS: dict[str, dict[str, Any]] = {
     "ranges": {"type": "regex", "pattern": "[é-日🙂-🤿a]{4,30}"},
     "nested": {"type": "grammar", "grammar": 'root ::= (word " ")+ "."\nword ::= [a-zA-Zé]+ | "<" root ">"'},
     "left recursion": {"type": "grammar", "grammar": 'root ::= root "," item | item\nitem ::= [a-z]{1,8}'},
+    "left recursion after what may be empty": {
+        "type": "grammar",
+        "grammar": 'root ::= space root "x" | word\nspace ::= "" | "(" space\nword ::= (word? [a-c] | root "y") ";"',
+    },
     "sums": {"type": "grammar", "grammar": 'root ::= root [-+] mul | mul\nmul ::= mul "*" one | one\none ::= [0-9]+'},
     "rules that begin with each other": {
         "type": "grammar",

@@ -1,9 +1,7 @@
 #include "engine/grammar/automaton.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -19,10 +17,6 @@ constexpr size_t kFewItems = 32;               // are looked through faster than
 constexpr int32_t kLastCharacter = 0x10FFFF;
 constexpr int32_t kAnyRest = kLastCharacter + 1;  // whatever continues the character may come
 
-uint64_t mix(uint64_t hash, uint64_t value) {
-  return (hash ^ value) * 0x9E3779B97F4A7C15u ^ (hash >> 29);
-}
-
 Error too_much() {
   return invalid_argument(
       "response_format: finding what may come next takes too much; make it simpler: repetitions inside of repetitions "
@@ -31,54 +25,23 @@ Error too_much() {
 
 }  // namespace
 
-size_t Automaton::FrameHash::operator()(const Frame& frame) const {
-  return mix(mix(static_cast<uint64_t>(frame.node), static_cast<uint64_t>(frame.count)),
-             static_cast<uint64_t>(frame.parent));
-}
-
 size_t Automaton::ItemsHash::operator()(const Items& items) const {
   uint64_t hash = items.size();
   for (const Item& item : items) {
-    hash = mix(mix(mix(hash, static_cast<uint64_t>(item.node)), static_cast<uint64_t>(item.frame)),
-               static_cast<uint64_t>(item.partial));
+    hash = mix(mix(mix(hash, item.node), item.frame), item.partial);
   }
   return hash;
 }
 
-Automaton::Automaton(Program program, size_t horizon)
-    : program_(std::move(program)), horizon_(horizon), large_(kMaxBytes) {
-  if (!is_sound(program_)) throw internal_error("response_format: its program is broken");
+Automaton::Automaton(GrammarProgram program, size_t horizon)
+    : program_(std::move(program)), horizon_(horizon), large_(kMaxBytes), budget_(kMaxItems) {
+  if (!program_.is_sound()) throw internal_error("response_format: its program is broken");
   for (const Node& node : program_.nodes) {
     has_tokens_ = has_tokens_ || node.kind == kToken;
     if (node.kind == kRegion) has_limits_[node.c] = true;
   }
   find_byte_classes();
-  allow_no_repetitions();
-  if (horizon_ > 0) find_least_lengths();
-  budget_ = kMaxItems;
-  start_ = close({{program_.starts[0], -1, 0}});
-}
-
-bool Automaton::is_sound(const Program& program) {
-  const auto is_node = [&](int32_t node) { return node >= 0 && static_cast<size_t>(node) < program.nodes.size(); };
-  const auto is_rule = [&](int32_t rule) { return rule >= 0 && static_cast<size_t>(rule) < program.starts.size(); };
-  const auto is_list = [&](int32_t first, int64_t count) {
-    return first >= 0 && count >= 0 && first + count <= static_cast<int64_t>(program.lists.size());
-  };
-  if (program.starts.empty() || !std::all_of(program.starts.begin(), program.starts.end(), is_node)) return false;
-  return std::all_of(program.nodes.begin(), program.nodes.end(), [&](const Node& node) {
-    if (node.kind == kReturn || node.kind == kWhenFull) return true;
-    if (node.kind == kSplit) {
-      return is_list(node.a, node.b) &&
-             std::all_of(program.lists.begin() + node.a, program.lists.begin() + node.a + node.b, is_node);
-    }
-    if (!is_node(node.next)) return false;
-    if (node.kind == kClass || node.kind == kBytes) return is_list(node.a, int64_t{2} * node.b);
-    if (node.kind == kToken) return is_list(node.a, node.b);
-    if (node.kind == kRegion && (node.b < 0 || node.c < kMaxTokens || node.c > kShortest)) return false;
-    if (node.kind == kCall || node.kind == kRegion || node.kind == kRepeat) return is_rule(node.a);
-    return node.kind == kByte && node.a >= 0 && node.a < 256;
-  });
+  start_ = close({{program_.start(0), -1, 0}});
 }
 
 // Cuts the bytes where a node distinguishes those on both sides, and where UTF-8 does.
@@ -93,16 +56,20 @@ void Automaton::find_byte_classes() {
       std::fill(cuts.begin() + 0x80, cuts.end(), true);
     }
   };
+  const auto cut_around = [&](int32_t first, int32_t last) {
+    cuts[static_cast<size_t>(first & 0xFF)] = cuts[static_cast<size_t>(last & 0xFF) + 1] = true;
+  };
   for (const Node& node : program_.nodes) {
-    if (node.kind == kByte) cuts[static_cast<size_t>(node.a)] = cuts[static_cast<size_t>(node.a) + 1] = true;
+    if (node.kind == kByte) cut_around(node.a, node.a);
     if (node.kind != kClass && node.kind != kBytes) continue;
-    for (auto pair = program_.lists.begin() + node.a; pair != program_.lists.begin() + node.a + 2 * node.b; pair += 2) {
+    const std::span<const int32_t> pairs = program_.list(node);
+    for (size_t i = 0; i < pairs.size(); i += 2) {
       if (node.kind == kBytes) {
-        cuts[static_cast<size_t>(pair[0] & 0xFF)] = cuts[static_cast<size_t>(pair[1] & 0xFF) + 1] = true;
-        continue;
+        cut_around(pairs[i], pairs[i + 1]);
+      } else {
+        cut_at(pairs[i]);
+        cut_at(int64_t{pairs[i + 1]} + 1);
       }
-      cut_at(pair[0]);
-      cut_at(int64_t{pair[1]} + 1);
     }
   }
   for (size_t byte = 0; byte < class_of_.size(); ++byte) {
@@ -116,32 +83,18 @@ void Automaton::forget_all_but(const std::vector<Place*>& kept) {
   std::vector<Items> items;
   for (const Place* place : kept) items.push_back(this->items(*place));
   items.push_back(this->items(start_));
-  const std::vector<Frame> frames = std::exchange(frames_, {});
-  shapes_ = {};
-  frame_of_ = {};
+  const Frames frames = std::exchange(frames_, Frames(program_));
   places_ = {};
   place_of_ = {};
   transitions_ = {};
   nearby_ = {};
   bytes_ = 0;
   std::unordered_map<int32_t, int32_t> moved;  // frames
-  const auto move = [&](int32_t number) {
-    std::vector<int32_t> stack;  // of those that were not, the innermost first
-    for (; number >= 0 && !moved.contains(number); number = frames[static_cast<size_t>(number)].parent) {
-      stack.push_back(number);
-    }
-    int32_t outer = number < 0 ? -1 : moved.at(number);
-    for (auto it = stack.rbegin(); it != stack.rend(); ++it) {
-      const Frame& old = frames[static_cast<size_t>(*it)];
-      outer = moved[*it] = frame({old.node, old.count, outer});
-    }
-    return outer;
-  };
   for (size_t i = 0; i < items.size(); ++i) {
-    for (Item& item : items[i]) item.frame = move(item.frame);
+    for (Item& item : items[i]) item.frame = frames_.add_from(frames, item.frame, moved);
     (i < kept.size() ? *kept[i] : start_) = name(std::move(items[i]));
   }
-  large_ = bytes_ + kMaxBytes;
+  large_ = bytes() + kMaxBytes;
 }
 
 Automaton::Place Automaton::after(Place place, std::string_view bytes) {
@@ -161,20 +114,19 @@ Automaton::Place Automaton::read(Place place, uint8_t byte) {
 }
 
 bool Automaton::may_end(Place place) const {
-  return std::ranges::any_of(items(place), [this](const Item& item) {
-    return program_.nodes[static_cast<size_t>(item.node)].kind == kReturn && item.frame < 0;
-  });
+  return std::ranges::any_of(
+      items(place), [this](const Item& item) { return program_.node(item.node).kind == kReturn && item.frame < 0; });
 }
 
 std::optional<uint8_t> Automaton::only_byte(Place place) const {
   std::optional<uint8_t> only;
   for (const Item& item : items(place)) {
-    const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+    const Node& node = program_.node(item.node);
     if (node.kind == kReturn && item.frame >= 0) continue;
     int32_t byte = node.kind == kByte ? node.a : -1;
     if (node.kind == kClass && item.partial == 0 && node.b == 1 && node.c == 0) {
-      const auto pair = static_cast<size_t>(node.a);
-      if (program_.lists[pair] == program_.lists[pair + 1] && program_.lists[pair] < 0x80) byte = program_.lists[pair];
+      const std::span<const int32_t> pair = program_.list(node);
+      if (pair[0] == pair[1] && pair[0] < 0x80) byte = pair[0];
     }
     if (byte < 0 || (only && *only != byte)) return std::nullopt;
     only = static_cast<uint8_t>(byte);
@@ -184,7 +136,7 @@ std::optional<uint8_t> Automaton::only_byte(Place place) const {
 
 // Adds where an item gets by reading a byte.
 void Automaton::read(const Item& item, uint8_t byte, Items& reached) const {
-  const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+  const Node& node = program_.node(item.node);
   if (node.kind == kByte && node.a == byte) reached.push_back({node.next, item.frame, 0});
   if (node.kind == kBytes && in_class(node, byte, byte) == Share::kAll) reached.push_back({node.next, item.frame, 0});
   if (node.kind == kClass) read_character(item, byte, reached);
@@ -192,7 +144,7 @@ void Automaton::read(const Item& item, uint8_t byte, Items& reached) const {
 
 // The same for a character, which has to be UTF-8 (RFC 3629).
 void Automaton::read_character(const Item& item, uint8_t byte, Items& reached) const {
-  const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+  const Node& node = program_.node(item.node);
   int32_t code_point = byte;
   int32_t to_come = 0;
   if (item.partial != 0) {
@@ -233,12 +185,13 @@ void Automaton::read_character(const Item& item, uint8_t byte, Items& reached) c
 // How many of some characters are in a class. kSome where that takes more than one of its pairs to say.
 Automaton::Share Automaton::in_class(const Node& node, int32_t first, int32_t last) const {
   Share listed = Share::kNone;
-  for (auto pair = program_.lists.begin() + node.a; pair != program_.lists.begin() + node.a + 2 * node.b; pair += 2) {
-    if (pair[0] <= first && last <= pair[1]) {
+  const std::span<const int32_t> pairs = program_.list(node);
+  for (size_t i = 0; i < pairs.size() && listed != Share::kAll; i += 2) {
+    if (pairs[i] <= first && last <= pairs[i + 1]) {
       listed = Share::kAll;
-      break;
+    } else if (pairs[i] <= last && first <= pairs[i + 1]) {
+      listed = Share::kSome;
     }
-    if (pair[0] <= last && first <= pair[1]) listed = Share::kSome;
   }
   if (node.c == 0 || listed == Share::kSome) return listed;
   return listed == Share::kAll ? Share::kNone : Share::kAll;
@@ -247,7 +200,7 @@ Automaton::Share Automaton::in_class(const Node& node, int32_t first, int32_t la
 // Counts a character in an item's regions. False: one has no room for it.
 bool Automaton::count_character(Item& item) {
   bool has_room = true;
-  item.frame = with_counts(item.frame, [&](const Node& node, int32_t count) {
+  item.frame = frames_.with_counts(item.frame, [&](const Node& node, int32_t count) {
     if (node.kind != kRegion || node.c != kMaxCharacters) return count;
     has_room = has_room && count < node.b;
     return count + 1;
@@ -260,25 +213,25 @@ Automaton::Place Automaton::begin_token(Place place) {
   std::set<int32_t> full;  // frames of regions that may end here and have no room
   Items after;             // those that end only now
   for (const Item& item : items(place)) {
-    const bool is_end = ended_region(item, kMaxTokens) != nullptr;
-    if (!is_end && program_.nodes[static_cast<size_t>(item.node)].kind != kWhenFull) continue;
+    const bool is_end = ends_region(item, kMaxTokens);
+    if (!is_end && program_.node(item.node).kind != kWhenFull) continue;
     const int32_t number = region_of_tokens(item.frame);
     if (number < 0) continue;
-    const Frame& frame = frames_[static_cast<size_t>(number)];
-    const Node& region = program_.nodes[static_cast<size_t>(frame.node)];
+    const Frame& frame = frames_[number];
+    const Node& region = program_.node(frame.node);
     if (frame.count < region.b) continue;
     full.insert(number);
     if (!is_end) after.push_back({region.next, frame.parent, 0});
   }
   Items begun = items(place);
-  std::erase_if(begun, [this](const Item& item) { return ended_region(item, kMaxTokens) != nullptr; });
+  std::erase_if(begun, [this](const Item& item) { return ends_region(item, kMaxTokens); });
   end_regions(full, begun);
   if (!after.empty()) {
     const Place ended = close(std::move(after));
     if (ended != kNowhere) begun.insert(begun.end(), items(ended).begin(), items(ended).end());
   }
   for (Item& item : begun) {
-    item.frame = with_counts(item.frame, [](const Node& node, int32_t count) {
+    item.frame = frames_.with_counts(item.frame, [](const Node& node, int32_t count) {
       return node.kind == kRegion && node.c == kMaxTokens ? std::min(count + 1, node.b) : count;
     });
   }
@@ -287,10 +240,9 @@ Automaton::Place Automaton::begin_token(Place place) {
 
 // The frame of the innermost region that counts tokens; -1: there is none.
 int32_t Automaton::region_of_tokens(int32_t number) const {
-  for (; number >= 0; number = frames_[static_cast<size_t>(number)].parent) {
-    const Frame& frame = frames_[static_cast<size_t>(number)];
-    const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
-    if (frame.count >= 0 && node.kind == kRegion && node.c == kMaxTokens) break;
+  for (; number >= 0; number = frames_[number].parent) {
+    const Node* region = frames_.region(frames_[number]);
+    if (region != nullptr && region->c == kMaxTokens) break;
   }
   return number;
 }
@@ -300,12 +252,11 @@ Automaton::Place Automaton::after_token(Place begun, int32_t token, std::string_
   if (!has_tokens_ || begun == kNowhere) return by_bytes;
   Items reached;
   for (const Item& item : items(begun)) {
-    const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+    const Node& node = program_.node(item.node);
     if (node.kind != kToken) continue;
-    const auto first = program_.lists.begin() + node.a;
-    if ((std::find(first, first + node.b, token) != first + node.b) == (node.c == 0)) {
-      reached.push_back({node.next, item.frame, 0});
-    }
+    const std::span<const int32_t> tokens = program_.list(node);
+    const bool is_listed = std::ranges::find(tokens, token) != tokens.end();
+    if (is_listed == (node.c == 0)) reached.push_back({node.next, item.frame, 0});
   }
   if (reached.empty()) return by_bytes;
   const Place by_number = close(std::move(reached));
@@ -327,10 +278,10 @@ Automaton::Place Automaton::close(Items&& reached) {
     std::set<Item> seen;                             // all of todo, once they are many
     std::map<Item, std::vector<int32_t>> of_shapes;  // and the first frames of each shape
     const auto frames_like = [&](const Item& item) -> std::vector<int32_t>& {
-      return of_shapes[{item.node, item.frame < 0 ? -1 : shapes_[static_cast<size_t>(item.frame)], item.partial}];
+      return of_shapes[{item.node, frames_.shape(item.frame), item.partial}];
     };
     const auto add = [&](const Item& item) {
-      const auto covers = [&](int32_t frame) { return allows_all_of(frame, item.frame); };
+      const auto covers = [&](int32_t frame) { return frames_.allows_all_of(frame, item.frame); };
       if (todo.size() < kFewItems) {
         const bool is_covered = std::ranges::any_of(todo, [&](const Item& other) {
           return other.node == item.node && other.partial == item.partial && covers(other.frame);
@@ -353,7 +304,7 @@ Automaton::Place Automaton::close(Items&& reached) {
     std::set<int32_t> ended;
     for (size_t i = 0; i < todo.size(); ++i) {
       const Item item = todo[i];
-      if (ended_region(item, kShortest) != nullptr) {
+      if (ends_region(item, kShortest)) {
         ended.insert(item.frame);
         continue;
       }
@@ -366,8 +317,8 @@ Automaton::Place Automaton::close(Items&& reached) {
     if (!ended.empty()) end_regions(ended, items);
     for (const int32_t number : ended) {
       if (!left.insert(number).second) continue;
-      const Frame& frame = frames_[static_cast<size_t>(number)];
-      reached.push_back({program_.nodes[static_cast<size_t>(frame.node)].next, frame.parent, 0});
+      const Frame& frame = frames_[number];
+      reached.push_back({program_.node(frame.node).next, frame.parent, 0});
     }
   }
   if (looked_at > budget_) throw too_much();
@@ -375,20 +326,18 @@ Automaton::Place Automaton::close(Items&& reached) {
   return items.empty() ? kNowhere : name(std::move(items));
 }
 
-// The frame of a region with a limit whose end an item is; null: it is no such end.
-const Automaton::Frame* Automaton::ended_region(const Item& item, Limit limit) const {
-  if (!has_limits_[limit] || item.frame < 0) return nullptr;
-  if (program_.nodes[static_cast<size_t>(item.node)].kind != kReturn) return nullptr;
-  const Frame& frame = frames_[static_cast<size_t>(item.frame)];
-  const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
-  return frame.count >= 0 && node.kind == kRegion && node.c == limit ? &frame : nullptr;
+// Whether an item is the end of a region with such a limit.
+bool Automaton::ends_region(const Item& item, Limit limit) const {
+  if (!has_limits_[limit] || item.frame < 0 || program_.node(item.node).kind != kReturn) return false;
+  const Node* region = frames_.region(frames_[item.frame]);
+  return region != nullptr && region->c == limit;
 }
 
 // Removes what is within regions that have ended.
 void Automaton::end_regions(const std::set<int32_t>& ended, Items& items) const {
   std::erase_if(items, [&](const Item& item) {
     int32_t frame = item.frame;
-    while (frame >= 0 && !ended.contains(frame)) frame = frames_[static_cast<size_t>(frame)].parent;
+    while (frame >= 0 && !ended.contains(frame)) frame = frames_[frame].parent;
     return frame >= 0;
   });
 }
@@ -406,13 +355,10 @@ Automaton::Place Automaton::name(Items&& items) {
 
 // Leaves out the items of which others allow all, and sorts the rest: alike ones by their counts.
 void Automaton::leave_out_covered(Items& items) const {
-  const auto key = [this](const Item& item) {
-    const int32_t shape = item.frame < 0 ? -1 : shapes_[static_cast<size_t>(item.frame)];
-    return std::tuple(item.node, item.partial, shape);
-  };
+  const auto key = [this](const Item& item) { return std::tuple(item.node, item.partial, frames_.shape(item.frame)); };
   std::ranges::sort(items, [&](const Item& item, const Item& other) {
     const auto of_item = key(item), of_other = key(other);
-    return of_item != of_other ? of_item < of_other : has_come_less_far(item.frame, other.frame);
+    return of_item != of_other ? of_item < of_other : frames_.has_come_less_far(item.frame, other.frame);
   });
   Items kept;
   size_t alike = 0;  // the first that is kept of those with the same key
@@ -420,11 +366,11 @@ void Automaton::leave_out_covered(Items& items) const {
     if (alike < kept.size() && key(kept[alike]) != key(item)) alike = kept.size();
     // Of many, not all are compared.
     const auto first = kept.begin() + static_cast<ptrdiff_t>(std::max(alike + kFewItems, kept.size()) - kFewItems);
-    const auto covers = [&](const Item& other) { return allows_all_of(other.frame, item.frame); };
-    const auto is_covered = [&](const Item& other) { return allows_all_of(item.frame, other.frame); };
+    const auto covers = [&](const Item& other) { return frames_.allows_all_of(other.frame, item.frame); };
+    const auto is_covered = [&](const Item& other) { return frames_.allows_all_of(item.frame, other.frame); };
     if (std::any_of(first, kept.end(), covers)) continue;
     kept.erase(std::remove_if(first, kept.end(), is_covered), kept.end());
-    if (kept.size() >= alike + 2 && allow_all_between(kept.end()[-2].frame, item.frame, kept.back().frame)) {
+    if (kept.size() >= alike + 2 && frames_.allow_all_between(kept.end()[-2].frame, item.frame, kept.back().frame)) {
       kept.pop_back();
     }
     kept.push_back(item);
@@ -432,144 +378,13 @@ void Automaton::leave_out_covered(Items& items) const {
   items = std::move(kept);
 }
 
-// An order of the frames of a shape: by the outermost count in which they differ.
-bool Automaton::has_come_less_far(int32_t number, int32_t other) const {
-  bool is_less = false;
-  while (number != other) {
-    const Frame& frame = frames_[static_cast<size_t>(number)];
-    const Frame& other_frame = frames_[static_cast<size_t>(other)];
-    if (frame.count != other_frame.count) is_less = frame.count < other_frame.count;
-    number = frame.parent;
-    other = other_frame.parent;
-  }
-  return is_less;
-}
-
-// How many more repetitions may come after the one that is open, or how many more characters.
-Automaton::Range Automaton::to_come(const Frame& frame) const {
-  const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
-  if (node.kind == kRegion) return {0, int64_t{node.b} - frame.count};
-  const int64_t begun = int64_t{frame.count} + 1;
-  return {std::max(node.b - begun, int64_t{0}), node.c < 0 ? std::numeric_limits<int32_t>::max() : node.c - begun};
-}
-
-// Whether all that may come with one frame may come with the other, as far as their counts show. Not where the ends of
-// regions differ: what reaches one ends whatever else is within it.
-bool Automaton::allows_all_of(int32_t number, int32_t other) const {
-  while (number != other) {
-    if (number < 0 || other < 0) return false;
-    if (shapes_[static_cast<size_t>(number)] != shapes_[static_cast<size_t>(other)]) return false;
-    const Frame& frame = frames_[static_cast<size_t>(number)];
-    const Frame& other_frame = frames_[static_cast<size_t>(other)];
-    if (ends_all_within(frame)) return false;
-    if (frame.count != other_frame.count) {
-      const Range range = to_come(frame), wanted = to_come(other_frame);
-      if (range.least > wanted.least || range.most < wanted.most) return false;
-    }
-    number = frame.parent;
-    other = other_frame.parent;
-  }
-  return true;
-}
-
-// Whether two frames of a shape allow together what one between them does. They differ in one count: the first may have
-// more to come than that one, the second less, and nothing in between is left out.
-bool Automaton::allow_all_between(int32_t less, int32_t more, int32_t number) const {
-  while (number >= 0) {
-    const Frame& frame = frames_[static_cast<size_t>(number)];
-    const Frame& before = frames_[static_cast<size_t>(less)];
-    const Frame& after = frames_[static_cast<size_t>(more)];
-    if (ends_all_within(frame)) return false;
-    if (before.count != frame.count || after.count != frame.count) {
-      if (before.parent != frame.parent || after.parent != frame.parent) return false;
-      const Range most = to_come(before), least = to_come(after), wanted = to_come(frame);
-      return least.least <= wanted.least && wanted.most <= most.most && most.least <= least.most + 1;
-    }
-    number = frame.parent;
-    less = before.parent;
-    more = after.parent;
-  }
-  return false;
-}
-
-// A region whose end, where it is reached, leaves nothing else within it.
-bool Automaton::ends_all_within(const Frame& frame) const {
-  const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
-  return frame.count >= 0 && node.kind == kRegion && node.c != kMaxCharacters;
-}
-
-// What may be nothing may be nothing as often as is wanted, so that its least number is none. It may take some rounds
-// to see that.
-void Automaton::allow_no_repetitions() {
-  constexpr int kMaxRounds = 32;
-  std::vector<bool> may_be_nothing(program_.nodes.size(), false);  // from a node to the end of its rule
-  const auto of_node = [&](int32_t node) { return may_be_nothing[static_cast<size_t>(node)]; };
-  const auto of_rule = [&](int32_t rule) { return of_node(program_.starts[static_cast<size_t>(rule)]); };
-  bool is_stable = false;
-  for (int round = 0; round < kMaxRounds && !is_stable; ++round) {
-    is_stable = true;
-    for (size_t i = 0; i < program_.nodes.size(); ++i) {
-      const Node& node = program_.nodes[i];
-      bool found = node.kind == kReturn;
-      if (node.kind == kSplit) {
-        const auto first = program_.lists.begin() + node.a;
-        found = std::any_of(first, first + node.b, of_node);
-      } else if (node.kind == kCall || node.kind == kRegion || node.kind == kRepeat) {
-        found = of_node(node.next) && ((node.kind == kRepeat && node.b <= 0) || of_rule(node.a));
-      }
-      is_stable = is_stable && found == may_be_nothing[i];
-      may_be_nothing[i] = found;
-    }
-  }
-  for (Node& node : program_.nodes) {
-    if (node.kind == kRepeat && of_rule(node.a) && (node.c < 0 || node.b <= node.c)) node.b = 0;
-  }
-}
-
-// The least that can be read from each node to the end of its rule, until nothing gets less. Rules that take too many
-// rounds count as reading nothing.
-void Automaton::find_least_lengths() {
-  constexpr int64_t kNone = int64_t{1} << 40;
-  constexpr int kMaxRounds = 32;
-  std::vector<int64_t> left(program_.nodes.size(), kNone);
-  const auto of_rule = [&](int32_t rule) {
-    return left[static_cast<size_t>(program_.starts[static_cast<size_t>(rule)])];
-  };
-  const auto from = [&](const Node& node) {
-    if (node.kind == kReturn || node.kind == kWhenFull) return int64_t{0};
-    if (node.kind == kSplit) {
-      int64_t least = kNone;
-      for (int32_t i = 0; i < node.b; ++i) {
-        least = std::min(least, left[static_cast<size_t>(program_.lists[static_cast<size_t>(node.a + i)])]);
-      }
-      return least;
-    }
-    const int64_t next = left[static_cast<size_t>(node.next)];
-    if (node.kind == kCall || node.kind == kRegion) return std::min(kNone, next + of_rule(node.a));
-    if (node.kind == kRepeat) return std::min(kNone, next + (node.b > 0 ? node.b * of_rule(node.a) : 0));
-    return std::min(kNone, next + 1);
-  };
-  bool is_stable = false;
-  for (int round = 0; round < kMaxRounds && !is_stable; ++round) {
-    is_stable = true;
-    for (size_t i = 0; i < left.size(); ++i) {
-      const int64_t least = from(program_.nodes[i]);
-      is_stable = is_stable && least >= left[i];
-      left[i] = std::min(left[i], least);
-    }
-  }
-  for (int32_t rule = 0; rule < static_cast<int32_t>(program_.starts.size()); ++rule) {
-    least_.push_back(is_stable ? of_rule(rule) : 0);
-  }
-}
-
 Automaton::Place Automaton::nearby(Place place) {
   if (horizon_ == 0 || place == kNowhere) return place;
   if (const auto known = nearby_.find(place); known != nearby_.end()) return known->second;
   Items moved = items(place);
   for (Item& item : moved) {
-    item.frame =
-        with_counts(item.frame, [this](const Node& node, int32_t count) { return far_from_bounds(node, count); });
+    item.frame = frames_.with_counts(item.frame,
+                                     [this](const Node& node, int32_t count) { return far_from_bounds(node, count); });
   }
   const Place found = name(std::move(moved));
   nearby_.emplace(place, found);
@@ -583,7 +398,7 @@ int32_t Automaton::far_from_bounds(const Node& node, int32_t count) const {
     const int64_t reached = count + (node.c == kMaxCharacters ? static_cast<int64_t>(horizon_) : 0);
     return reached < node.b ? 0 : count;
   }
-  const int64_t least = least_[static_cast<size_t>(node.a)];
+  const int64_t least = program_.least.empty() ? 0 : program_.least[static_cast<size_t>(node.a)];
   if (least == 0) return count;
   // The one that is open, those that the text reads, and the one that then begins.
   const int64_t reached = count + static_cast<int64_t>(horizon_) / least + 2;
@@ -591,45 +406,30 @@ int32_t Automaton::far_from_bounds(const Node& node, int32_t count) const {
   return count >= node.b && (node.c < 0 || reached < node.c) ? node.b : count;
 }
 
-// The frame with other counts: `change` gets the node of each that counts, and its count.
-template <class Change>
-int32_t Automaton::with_counts(int32_t number, const Change& change) {
-  std::vector<Frame> stack;  // the innermost first
-  for (; number >= 0; number = stack.back().parent) stack.push_back(frames_[static_cast<size_t>(number)]);
-  int32_t outer = -1;
-  for (auto it = stack.rbegin(); it != stack.rend(); ++it) {
-    const int32_t count = it->count < 0 ? it->count : change(program_.nodes[static_cast<size_t>(it->node)], it->count);
-    outer = frame({it->node, count, outer});
-  }
-  return outer;
-}
-
 // Adds to `todo` where an item leads without reading. True for one that is kept: it reads, or is the end of the grammar
 // or of a region that counts tokens.
 bool Automaton::expand(const Item& item, Items& todo) {
-  const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+  const Node& node = program_.node(item.node);
   switch (node.kind) {
     case kSplit:
-      for (int32_t i = 0; i < node.b; ++i) {
-        todo.push_back({program_.lists[static_cast<size_t>(node.a + i)], item.frame, 0});
-      }
+      for (const int32_t next : program_.list(node)) todo.push_back({next, item.frame, 0});
       return false;
     case kCall: {
-      const bool is_last = program_.nodes[static_cast<size_t>(node.next)].kind == kReturn;
-      const int32_t inner = is_last ? item.frame : frame({node.next, -1, item.frame});
-      todo.push_back({program_.starts[static_cast<size_t>(node.a)], inner, 0});
+      const bool is_last = program_.node(node.next).kind == kReturn;
+      const int32_t inner = is_last ? item.frame : frames_.add({node.next, -1, item.frame});
+      todo.push_back({program_.start(node.a), inner, 0});
       return false;
     }
     case kRegion:
-      todo.push_back({program_.starts[static_cast<size_t>(node.a)], frame({item.node, 0, item.frame}), 0});
+      todo.push_back({program_.start(node.a), frames_.add({item.node, 0, item.frame}), 0});
       return false;
     case kRepeat:
       enter_repeat(item.node, 0, item.frame, todo);
       return false;
     case kReturn: {
       if (item.frame < 0) return true;
-      const Frame outer = frames_[static_cast<size_t>(item.frame)];
-      const Node& counted = program_.nodes[static_cast<size_t>(outer.node)];
+      const Frame outer = frames_[item.frame];
+      const Node& counted = program_.node(outer.node);
       if (outer.count < 0) {
         todo.push_back({outer.node, outer.parent, 0});
       } else if (counted.kind == kRepeat) {
@@ -647,34 +447,11 @@ bool Automaton::expand(const Item& item, Items& todo) {
 
 // The rule of a kRepeat has occurred `count` times.
 void Automaton::enter_repeat(int32_t number, int32_t count, int32_t outer, Items& todo) {
-  const Node& node = program_.nodes[static_cast<size_t>(number)];
+  const Node& node = program_.node(number);
   if (count >= node.b) todo.push_back({node.next, outer, 0});
   if (node.c >= 0 && count >= node.c) return;
   const int32_t kept = node.c < 0 ? std::min(count, node.b) : count;
-  todo.push_back({program_.starts[static_cast<size_t>(node.a)], frame({number, kept, outer}), 0});
-}
-
-int32_t Automaton::frame(const Frame& wanted) {
-  const auto [known, is_new] = frame_of_.try_emplace(wanted, static_cast<int32_t>(frames_.size()));
-  const int32_t number = known->second;
-  if (!is_new) return number;
-  frames_.push_back(wanted);
-  shapes_.push_back(number);
-  bytes_ += 76;
-  Frame shape = wanted;
-  if (counts_up(wanted)) shape.count = 0;
-  if (wanted.parent >= 0) shape.parent = shapes_[static_cast<size_t>(wanted.parent)];
-  if (!(shape == wanted)) {
-    const int32_t found = frame(shape);
-    shapes_[static_cast<size_t>(number)] = found;
-  }
-  return number;
-}
-
-// Whether fewer allow more.
-bool Automaton::counts_up(const Frame& frame) const {
-  const Node& node = program_.nodes[static_cast<size_t>(frame.node)];
-  return frame.count >= 0 && (node.kind == kRepeat || (node.kind == kRegion && node.c == kMaxCharacters));
+  todo.push_back({program_.start(node.a), frames_.add({number, kept, outer}), 0});
 }
 
 }  // namespace turbomind

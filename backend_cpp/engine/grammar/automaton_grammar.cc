@@ -70,12 +70,12 @@ class AutomatonGrammar::Matcher final : public GrammarMatcher {
   StateRef state_;
 };
 
-AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, Automaton::Program program,
-                                   bool is_printable, SpecialTokens marks)
+AutomatonGrammar::AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, bool is_printable,
+                                   SpecialTokens marks)
     : tokens_(std::move(tokens)),
       is_printable_(is_printable),
       marks_(std::move(marks)),
-      program_bytes_(program.nodes.size() * sizeof(Automaton::Node) +
+      program_bytes_(program.nodes.size() * sizeof(GrammarProgram::Node) +
                      (program.lists.size() + program.starts.size()) * sizeof(int32_t)),
       automaton_(std::move(program), longest(*tokens_, marks_)),
       bytes_(program_bytes_ + automaton_.bytes()) {}
@@ -144,15 +144,15 @@ void AutomatonGrammar::allow_tokens(Automaton::Place begun, std::vector<int32_t>
   for (const auto& [token, text] : marks_) {
     if (automaton_.after(begun, text) != Automaton::kNowhere) allow(mask, token);
   }
-  automaton_.for_each_token_list(begun, [&](bool is_all_but, const int32_t* first, const int32_t* last) {
+  automaton_.for_each_token_list(begun, [&](bool is_all_but, std::span<const int32_t> listed) {
     const auto vocabulary = static_cast<int32_t>(tokens_->vocabulary().size());
     const auto allow_one = [&](int32_t token) {
       if (!bytes_of(token).empty()) allow(mask, token);
     };
     for (int32_t token = 0; is_all_but && token < vocabulary; ++token) {
-      if (std::find(first, last, token) == last) allow_one(token);
+      if (std::ranges::find(listed, token) == listed.end()) allow_one(token);
     }
-    for (; !is_all_but && first != last; ++first) allow_one(*first);
+    if (!is_all_but) std::ranges::for_each(listed, allow_one);
   });
 }
 

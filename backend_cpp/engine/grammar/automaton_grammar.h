@@ -22,7 +22,7 @@ namespace turbomind {
 class AutomatonGrammar final : public Grammar, public std::enable_shared_from_this<AutomatonGrammar> {
  public:
   // `is_printable`: tokens with control characters are not allowed. `marks`: special tokens that stand for a text.
-  AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, Automaton::Program program, bool is_printable,
+  AutomatonGrammar(std::shared_ptr<const TokenTrie> tokens, GrammarProgram program, bool is_printable,
                    SpecialTokens marks);
 
   std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override;

@@ -84,17 +84,19 @@ std::shared_ptr<const AutomatonGrammar> ProcessCompiler::read_grammar(const std:
   const bool is_printable = reader.get<uint8_t>() != 0;
   const auto nodes = reader.get<uint32_t>();
   const auto lists = reader.get<uint32_t>();
-  Automaton::Program program;
-  program.nodes = reader.get<Automaton::Node>(nodes);
+  const auto rules = reader.get<uint32_t>();
+  GrammarProgram program;
+  program.nodes = reader.get<GrammarProgram::Node>(nodes);
   program.lists = reader.get<int32_t>(lists);
-  program.starts = reader.rest<int32_t>();
+  program.starts = reader.get<int32_t>(rules);
+  program.least = reader.rest<int32_t>();
   require_known_tokens(program, marks);
   return std::make_shared<const AutomatonGrammar>(tokens_, std::move(program), is_printable, std::move(marks));
 }
 
 // Throws Error for numbers that are no tokens'.
-void ProcessCompiler::require_known_tokens(const Automaton::Program& program, const SpecialTokens& marks) const {
-  if (!Automaton::is_sound(program)) throw internal_error("response_format: its program is broken");
+void ProcessCompiler::require_known_tokens(const GrammarProgram& program, const SpecialTokens& marks) const {
+  if (!program.is_sound()) throw internal_error("response_format: its program is broken");
   const auto size = static_cast<int32_t>(tokens_->vocabulary().size());
   const auto require = [&](int32_t token) {
     if (token >= 0 && token < size) return;
@@ -102,8 +104,8 @@ void ProcessCompiler::require_known_tokens(const Automaton::Program& program, co
                            std::to_string(size - 1));
   };
   for (const auto& [token, text] : marks) require(token);
-  for (const Automaton::Node& node : program.nodes) {
-    if (node.kind == Automaton::kToken) std::for_each_n(program.lists.begin() + node.a, node.b, require);
+  for (const GrammarProgram::Node& node : program.nodes) {
+    if (node.kind == GrammarProgram::kToken) std::ranges::for_each(program.list(node), require);
   }
 }
 

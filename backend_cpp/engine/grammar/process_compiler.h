@@ -35,7 +35,7 @@ class ProcessCompiler final : public GrammarCompiler {
 
   std::shared_ptr<const AutomatonGrammar> find(const std::string& response_format);
   std::shared_ptr<const AutomatonGrammar> read_grammar(const std::string& payload) const;
-  void require_known_tokens(const Automaton::Program& program, const SpecialTokens& marks) const;
+  void require_known_tokens(const GrammarProgram& program, const SpecialTokens& marks) const;
   void keep(const std::string& response_format, const std::shared_ptr<const AutomatonGrammar>& grammar);
   Process take_idle();  // null: none
   void put_back(Process&& process);

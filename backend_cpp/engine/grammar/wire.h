@@ -4,7 +4,7 @@
 //   frame     uint32 bytes after it, uint8 type, payload
 //
 //   engine -> process             process -> engine
-//   kFormat   what to read         kReady    read: its program (engine/grammar/automaton.h)
+//   kFormat   what to read         kReady    read: its program (engine/grammar/program.h)
 //                                  kSlow     that takes long
 //                                  kFailed   why there is none
 #pragma once
@@ -24,7 +24,8 @@ namespace turbomind::wire {
 enum Type : uint8_t {
   kFormat,  // uint32 milliseconds of processor time, text
   kReady,   // uint32 marks, and for each int32 token, uint32 bytes of its text and they; uint8 whether no control
-            // characters come; uint32 nodes, uint32 numbers of lists, their int32s; int32 starts
+            // characters come; uint32 nodes, numbers of lists and rules; the int32s of nodes, lists, starts and least
+            // lengths
   kSlow,
   kFailed,  // uint8 whether the format is to blame, text
 };

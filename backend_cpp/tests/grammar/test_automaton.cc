@@ -2,20 +2,22 @@
 #include <algorithm>
 #include <random>
 #include <set>
+#include <span>
 
 #include "engine/grammar/automaton.h"
 #include "engine/grammar/token_trie.h"
+#include "grammar/prepare_program.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
 
 namespace {
 
-using Kind = Automaton::Kind;
+using Kind = GrammarProgram::Kind;
 
 // root ::= list ";"    list ::= item ("," list)?    item ::= [a-z]{1,3}    a class of its own for the letter
-Automaton::Program list_program() {
-  Automaton::Program program;
+GrammarProgram list_program() {
+  GrammarProgram program;
   program.nodes = {
       {Kind::kReturn, 0, 0, 0, 0},  // 0
       {Kind::kByte, ';', 0, 0, 0},  // 1
@@ -33,8 +35,8 @@ Automaton::Program list_program() {
 }
 
 // root ::= root "a" | "a"
-Automaton::Program left_recursive_program() {
-  Automaton::Program program;
+GrammarProgram left_recursive_program() {
+  GrammarProgram program;
   program.nodes = {
       {Kind::kReturn, 0, 0, 0, 0}, {Kind::kByte, 'a', 0, 0, 0}, {Kind::kCall, 0, 0, 0, 1}, {Kind::kSplit, 0, 2, 0, 0}};
   program.lists = {2, 1};
@@ -43,8 +45,8 @@ Automaton::Program left_recursive_program() {
 }
 
 // root ::= letter{1,}, in a region with a limit, and then ";"
-Automaton::Program limited_program(int32_t most, Automaton::Limit limit) {
-  Automaton::Program program;
+GrammarProgram limited_program(int32_t most, GrammarProgram::Limit limit) {
+  GrammarProgram program;
   program.nodes = {
       {Kind::kReturn, 0, 0, 0, 0},         // 0
       {Kind::kByte, ';', 0, 0, 0},         // 1
@@ -68,7 +70,7 @@ Automaton::Place after_tokens(Automaton& automaton, const std::vector<std::strin
 
 TEST(a_region_has_room_for_the_tokens_that_begin_in_it) {
   for (const size_t horizon : {0, 4}) {
-    Automaton automaton(limited_program(2, Automaton::kMaxTokens), horizon);
+    Automaton automaton(limited_program(2, GrammarProgram::kMaxTokens), horizon);
     automaton.set_budget(10'000);
     const auto allows = [&](const std::vector<std::string>& tokens) {
       return after_tokens(automaton, tokens) != Automaton::kNowhere;
@@ -88,7 +90,7 @@ TEST(a_region_has_room_for_the_tokens_that_begin_in_it) {
 }
 
 TEST(a_region_without_room_goes_on_until_it_may_end) {
-  Automaton::Program program = limited_program(1, Automaton::kMaxTokens);
+  GrammarProgram program = limited_program(1, GrammarProgram::kMaxTokens);
   program.nodes[3].b = 3;  // letters, at least
   Automaton automaton(program);
   const auto allows = [&](const std::vector<std::string>& tokens) {
@@ -103,12 +105,12 @@ TEST(a_region_without_room_goes_on_until_it_may_end) {
 
 TEST(a_region_may_end_at_some_places_only_where_it_has_no_room) {
   // root ::= (letters q, as short as it can be, or letters where there is no room) ";", of two tokens
-  Automaton::Program program = limited_program(2, Automaton::kMaxTokens);
+  GrammarProgram program = limited_program(2, GrammarProgram::kMaxTokens);
   program.nodes[3].next = 5;
-  program.nodes.push_back({Kind::kSplit, 4, 2, 0, 0});                      // 5: an end, or q
-  program.nodes.push_back({Kind::kWhenFull, 0, 0, 0, 0});                   // 6
-  program.nodes.push_back({Kind::kByte, 'q', 0, 0, 0});                     // 7
-  program.nodes.push_back({Kind::kRegion, 1, 0, Automaton::kShortest, 0});  // 8
+  program.nodes.push_back({Kind::kSplit, 4, 2, 0, 0});                           // 5: an end, or q
+  program.nodes.push_back({Kind::kWhenFull, 0, 0, 0, 0});                        // 6
+  program.nodes.push_back({Kind::kByte, 'q', 0, 0, 0});                          // 7
+  program.nodes.push_back({Kind::kRegion, 1, 0, GrammarProgram::kShortest, 0});  // 8
   program.nodes[2].a = 3;
   program.lists.insert(program.lists.end(), {6, 7});
   program.starts.push_back(8);
@@ -130,7 +132,7 @@ TEST(a_region_may_end_at_some_places_only_where_it_has_no_room) {
 
 TEST(a_region_has_room_for_the_characters_that_begin_in_it) {
   for (const size_t horizon : {0, 4}) {
-    Automaton automaton(limited_program(9, Automaton::kMaxCharacters), horizon);
+    Automaton automaton(limited_program(9, GrammarProgram::kMaxCharacters), horizon);
     automaton.set_budget(10'000);
     std::string text;
     for (int characters = 1; characters <= 10; ++characters) {
@@ -148,7 +150,7 @@ TEST(a_region_has_room_for_the_characters_that_begin_in_it) {
 }
 
 TEST(a_region_that_ends_as_soon_as_it_may_does_not_continue) {
-  Automaton automaton(limited_program(0, Automaton::kShortest));
+  Automaton automaton(limited_program(0, GrammarProgram::kShortest));
   CHECK_EQUAL(automaton.after(automaton.start(), "ab"), Automaton::kNowhere);
   CHECK(automaton.after(automaton.start(), "a;") != Automaton::kNowhere);
   CHECK_EQUAL(automaton.after(automaton.start(), "\xE4\xB8;"), Automaton::kNowhere);
@@ -157,15 +159,15 @@ TEST(a_region_that_ends_as_soon_as_it_may_does_not_continue) {
 
 TEST(such_a_region_can_come_again_at_once) {
   // root ::= word* "x"    word ::= a* "b" as short as it can be
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {
-      {Kind::kReturn, 0, 0, 0, 0},                     // 0
-      {Kind::kByte, 'x', 0, 0, 0},                     // 1
-      {Kind::kRepeat, 1, 0, -1, 1},                    // 2: root
-      {Kind::kRegion, 2, 0, Automaton::kShortest, 0},  // 3
-      {Kind::kByte, 'b', 0, 0, 0},                     // 4
-      {Kind::kSplit, 0, 2, 0, 0},                      // 5: word
-      {Kind::kByte, 'a', 0, 0, 5},                     // 6
+      {Kind::kReturn, 0, 0, 0, 0},                          // 0
+      {Kind::kByte, 'x', 0, 0, 0},                          // 1
+      {Kind::kRepeat, 1, 0, -1, 1},                         // 2: root
+      {Kind::kRegion, 2, 0, GrammarProgram::kShortest, 0},  // 3
+      {Kind::kByte, 'b', 0, 0, 0},                          // 4
+      {Kind::kSplit, 0, 2, 0, 0},                           // 5: word
+      {Kind::kByte, 'a', 0, 0, 5},                          // 6
   };
   program.lists = {6, 4};
   program.starts = {2, 3, 5};
@@ -178,7 +180,7 @@ TEST(such_a_region_can_come_again_at_once) {
 
 TEST(such_a_region_that_may_be_nothing_is_nothing) {
   // root ::= [abc]* as short as it can be, repeated, and then ";"
-  Automaton::Program program = limited_program(0, Automaton::kShortest);
+  GrammarProgram program = limited_program(0, GrammarProgram::kShortest);
   program.nodes[3].b = 0;
   program.nodes.push_back({Kind::kRepeat, 3, 0, -1, 1});
   program.nodes[2].next = 0;
@@ -190,7 +192,7 @@ TEST(such_a_region_that_may_be_nothing_is_nothing) {
 
 TEST(bytes_of_ranges_need_not_be_characters) {
   // root ::= ([\x00-\x1F] | [\x80-\xFF])* "a"
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {
       {Kind::kReturn, 0, 0, 0, 0}, {Kind::kByte, 'a', 0, 0, 0}, {Kind::kSplit, 0, 2, 0, 0}, {Kind::kBytes, 2, 2, 0, 2}};
   program.lists = {1, 3, 0, 0x1F, 0x80, 0xFF};
@@ -204,7 +206,7 @@ TEST(bytes_of_ranges_need_not_be_characters) {
 
 TEST(tokens_are_read_by_their_numbers_where_one_begins) {
   // root ::= (token 7 | "ab") (any token but 7 and 8)*
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kSplit, 0, 2, 0, 0},  // 1
                    {Kind::kToken, 2, 2, 1, 1},                               // 2
                    {Kind::kToken, 2, 1, 0, 1},                               // 3
@@ -225,11 +227,11 @@ TEST(tokens_are_read_by_their_numbers_where_one_begins) {
     CHECK_EQUAL(automaton.after_token(rest, token, "?"), token == 7 || token == 8 ? Automaton::kNowhere : rest);
   }
   int lists = 0;
-  automaton.for_each_token_list(start, [&](bool is_all_but, const int32_t* first, const int32_t* last) {
+  automaton.for_each_token_list(start, [&](bool is_all_but, std::span<const int32_t> tokens) {
     ++lists;
     CHECK(!is_all_but);
-    CHECK_EQUAL(last - first, 1);
-    CHECK_EQUAL(*first, 7);
+    CHECK_EQUAL(tokens.size(), 1u);
+    CHECK_EQUAL(tokens[0], 7);
   });
   CHECK_EQUAL(lists, 1);
 }
@@ -267,7 +269,7 @@ TEST(what_a_grammar_does_not_allow_leads_nowhere) {
 
 TEST(places_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_texts_may_come) {
   // root ::= (letter{1,3} ","){6,20} ";"
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {
       {Kind::kReturn, 0, 0, 0, 0},   // 0
       {Kind::kByte, ';', 0, 0, 0},   // 1
@@ -279,6 +281,7 @@ TEST(places_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_te
   program.lists = {'a', 'b'};
   program.starts = {2, 4, 5};
   constexpr int kHorizon = 4;
+  CHECK(prepare(program));
   Automaton automaton(program, kHorizon);
   std::vector<std::string> texts = {""};
   for (size_t i = 0; i < texts.size() && texts[i].size() < kHorizon; ++i) {
@@ -306,7 +309,7 @@ TEST(places_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_te
 
 TEST(a_repetition_of_what_may_be_nothing_keeps_its_counts) {
   // root ::= (letter?){0,9} ";"
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0},
                    {Kind::kByte, ';', 0, 0, 0},
                    {Kind::kRepeat, 1, 0, 9, 1},
@@ -314,6 +317,7 @@ TEST(a_repetition_of_what_may_be_nothing_keeps_its_counts) {
                    {Kind::kSplit, 2, 2, 0, 0}};
   program.lists = {'a', 'b', 3, 0};
   program.starts = {2, 4};
+  CHECK(prepare(program));
   Automaton automaton(program, 2);
   const Automaton::Place place = automaton.after(automaton.start(), "ab");
   CHECK_EQUAL(automaton.nearby(place), place);
@@ -327,7 +331,7 @@ TEST(a_place_knows_the_only_byte_that_may_come) {
   CHECK(!automaton.only_byte(automaton.after(start, "abc")));   // a comma or the end
   CHECK(!automaton.only_byte(automaton.after(start, "abc;")));  // nothing
   CHECK(!automaton.only_byte(automaton.after(start, "\xE4")));  // one of several
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0},
                    {Kind::kClass, 0, 1, 0, 0},    // y
                    {Kind::kByte, 'x', 0, 0, 1}};  // root
@@ -358,7 +362,7 @@ TEST(the_places_of_a_long_random_text_are_few) {
 
 TEST(characters_are_whole_utf_8_and_of_their_class) {
   // root ::= class*
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kSplit, 0, 2, 0, 0}, {Kind::kClass, 2, 2, 0, 1}};
   program.starts = {1};
   const auto encode = [](uint32_t c) {
@@ -400,7 +404,7 @@ TEST(characters_are_whole_utf_8_and_of_their_class) {
 
 TEST(a_byte_that_begins_no_character_of_a_class_does_not_come) {
   // root ::= [0-9é]
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 2, 0, 0}};
   program.lists = {'0', '9', 0xE9, 0xE9};
   program.starts = {1};
@@ -413,7 +417,7 @@ TEST(a_byte_that_begins_no_character_of_a_class_does_not_come) {
 
 TEST(the_rest_of_a_character_has_one_place_where_all_such_may_come) {
   // root ::= [^"]
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 1, 1, 0}};
   program.lists = {'"', '"'};
   program.starts = {1};
@@ -426,7 +430,7 @@ TEST(the_rest_of_a_character_has_one_place_where_all_such_may_come) {
 }
 
 TEST(the_tokens_that_may_come_are_those_whose_bytes_may) {
-  const Automaton::Program program = list_program();
+  const GrammarProgram program = list_program();
   Vocabulary vocabulary = {"",    "a", "a",  "b",  "ab",   "abc",           "abcd",     ",", ",a",
                            "a,b", ";", "a;", ";a", "\xE4", "\xE4\xB8\xAD,", "\xB8\xAD", "\t"};
   for (int i = 0; i < 100; ++i) {
@@ -452,7 +456,7 @@ TEST(the_tokens_that_may_come_are_those_whose_bytes_may) {
 
 TEST(tokens_with_control_characters_come_only_where_they_are_wanted) {
   // root ::= [^"]
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kClass, 0, 1, 1, 0}};
   program.lists = {'"', '"'};
   program.starts = {1};
@@ -478,7 +482,7 @@ TEST(what_takes_more_than_its_budget_is_an_error_and_can_be_had_with_a_larger_on
 
 TEST(what_is_large_is_forgotten_but_for_some_places_which_lead_where_they_led) {
   // root ::= (letter{0,...} ";"){3,9}: a place a length.
-  Automaton::Program program;
+  GrammarProgram program;
   program.nodes = {{Kind::kReturn, 0, 0, 0, 0},
                    {Kind::kRepeat, 1, 3, 9, 0},
                    {Kind::kByte, ';', 0, 0, 0},
@@ -509,8 +513,8 @@ TEST(a_grammar_whose_sets_do_not_end_is_refused) {
 TEST(a_program_that_points_outside_of_itself_is_refused) {
   std::mt19937 random(9);
   for (int round = 0; round < 2000; ++round) {
-    Automaton::Program program = list_program();
-    Automaton::Node& node = program.nodes[random() % program.nodes.size()];
+    GrammarProgram program = list_program();
+    GrammarProgram::Node& node = program.nodes[random() % program.nodes.size()];
     int32_t* const members[] = {&node.kind, &node.a, &node.b, &node.c, &node.next};
     *members[random() % 5] = static_cast<int32_t>(random()) >> random() % 32;
     try {
@@ -520,7 +524,7 @@ TEST(a_program_that_points_outside_of_itself_is_refused) {
       continue;
     }
   }
-  CHECK(error_of([] { Automaton{Automaton::Program()}; }) == ErrorCode::kInternal);
+  CHECK(error_of([] { Automaton{GrammarProgram()}; }) == ErrorCode::kInternal);
 }
 
 }  // namespace turbomind::testing

@@ -1,0 +1,104 @@
+#include "engine/grammar/frames.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace turbomind {
+
+size_t Frames::Hash::operator()(const Frame& frame) const {
+  return mix(mix(static_cast<uint64_t>(frame.node), frame.count), frame.parent);
+}
+
+const GrammarProgram::Node* Frames::region(const Frame& frame) const {
+  const GrammarProgram::Node& node = program_->node(frame.node);
+  return frame.count >= 0 && node.kind == GrammarProgram::kRegion ? &node : nullptr;
+}
+
+int32_t Frames::add(const Frame& wanted) {
+  const auto [known, is_new] = number_of_.try_emplace(wanted, static_cast<int32_t>(frames_.size()));
+  const int32_t number = known->second;
+  if (!is_new) return number;
+  frames_.push_back(wanted);
+  shapes_.push_back(number);
+  Frame alike = wanted;
+  if (wanted.count >= 0 && !ends_all_within(wanted)) alike.count = 0;
+  alike.parent = shape(wanted.parent);
+  if (!(alike == wanted)) {
+    const int32_t found = add(alike);
+    shapes_[static_cast<size_t>(number)] = found;
+  }
+  return number;
+}
+
+int32_t Frames::add_from(const Frames& others, int32_t number, std::unordered_map<int32_t, int32_t>& moved) {
+  std::vector<int32_t> stack;  // of those that are not here, the innermost first
+  for (; number >= 0 && !moved.contains(number); number = others[number].parent) stack.push_back(number);
+  int32_t outer = number < 0 ? -1 : moved.at(number);
+  for (auto it = stack.rbegin(); it != stack.rend(); ++it) {
+    const Frame& old = others[*it];
+    outer = moved[*it] = add({old.node, old.count, outer});
+  }
+  return outer;
+}
+
+bool Frames::has_come_less_far(int32_t number, int32_t other) const {
+  bool is_less = false;
+  while (number != other) {
+    const Frame& one = (*this)[number];
+    const Frame& two = (*this)[other];
+    if (one.count != two.count) is_less = one.count < two.count;
+    number = one.parent;
+    other = two.parent;
+  }
+  return is_less;
+}
+
+bool Frames::allows_all_of(int32_t number, int32_t other) const {
+  while (number != other) {
+    if (number < 0 || other < 0 || shape(number) != shape(other)) return false;
+    const Frame& one = (*this)[number];
+    const Frame& two = (*this)[other];
+    if (ends_all_within(one)) return false;
+    if (one.count != two.count) {
+      const Range range = to_come(one), wanted = to_come(two);
+      if (range.least > wanted.least || range.most < wanted.most) return false;
+    }
+    number = one.parent;
+    other = two.parent;
+  }
+  return true;
+}
+
+bool Frames::allow_all_between(int32_t less, int32_t more, int32_t number) const {
+  while (number >= 0) {
+    const Frame& frame = (*this)[number];
+    const Frame& before = (*this)[less];
+    const Frame& after = (*this)[more];
+    if (ends_all_within(frame)) return false;
+    if (before.count != frame.count || after.count != frame.count) {
+      if (before.parent != frame.parent || after.parent != frame.parent) return false;
+      const Range most = to_come(before), least = to_come(after), wanted = to_come(frame);
+      return least.least <= wanted.least && wanted.most <= most.most && most.least <= least.most + 1;
+    }
+    number = frame.parent;
+    less = before.parent;
+    more = after.parent;
+  }
+  return false;
+}
+
+// A region whose end, where it is reached, leaves nothing else within it: fewer do not allow more.
+bool Frames::ends_all_within(const Frame& frame) const {
+  const GrammarProgram::Node* node = region(frame);
+  return node != nullptr && node->c != GrammarProgram::kMaxCharacters;
+}
+
+// How many more repetitions may come after the one that is open, or how many more characters.
+Frames::Range Frames::to_come(const Frame& frame) const {
+  const GrammarProgram::Node& node = program_->node(frame.node);
+  if (node.kind == GrammarProgram::kRegion) return {0, int64_t{node.b} - frame.count};
+  const int64_t begun = int64_t{frame.count} + 1;
+  return {std::max(node.b - begun, int64_t{0}), node.c < 0 ? std::numeric_limits<int32_t>::max() : node.c - begun};
+}
+
+}  // namespace turbomind

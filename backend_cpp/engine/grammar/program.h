@@ -1,0 +1,60 @@
+// A grammar as a graph of nodes, which an automaton (automaton.h) follows.
+//
+// A node says what is read and which node comes after it; rules are called like functions. A region is a call with a
+// limit: on its tokens or characters, or that it ends as early as possible.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace turbomind {
+
+struct GrammarProgram {
+  enum Kind : int32_t {
+    kByte,
+    kBytes,
+    kClass,
+    kToken,
+    kSplit,
+    kCall,
+    kRegion,
+    kRepeat,
+    kReturn,
+    kWhenFull,  // an end of a rule within a region of tokens, where that has no room for another one
+  };
+  enum Limit : int32_t { kMaxTokens, kMaxCharacters, kShortest };
+  struct Node {
+    int32_t kind = kReturn;
+    // kByte: the byte; kBytes, kClass: first of its pairs; kToken: first of its tokens; kSplit: first of its nodes;
+    // kCall, kRegion, kRepeat: the rule
+    int32_t a = 0;
+    // How many pairs, tokens or nodes; kRegion: how many tokens or characters may begin in it; kRepeat: the least count
+    int32_t b = 0;
+    // kClass, kToken: whether it is what the list leaves out; kRegion: its Limit; kRepeat: the largest count, -1: none
+    int32_t c = 0;
+    int32_t next = 0;  // the node after it; not of kSplit, kReturn and kWhenFull
+
+    bool is_call() const { return kind == kCall || kind == kRegion || kind == kRepeat; }
+    bool is_end() const { return kind == kReturn || kind == kWhenFull; }
+  };
+
+  static constexpr size_t kMaxNodes = 400'000;  // of what is made here
+  std::vector<Node> nodes;
+  std::vector<int32_t> lists;   // pairs of bytes or code points, first and last; tokens; nodes of the splits
+  std::vector<int32_t> starts;  // a node a rule; the first rule is the root
+  std::vector<int32_t> least;   // bytes of the shortest text of each rule; none: it is not known
+
+  const Node& node(int32_t number) const { return nodes[static_cast<size_t>(number)]; }
+  int32_t start(int32_t rule) const { return starts[static_cast<size_t>(rule)]; }
+  // Numbers of a node's list: two for each pair of kBytes and kClass.
+  std::span<const int32_t> list(const Node& node) const {
+    const int32_t size = node.kind == kBytes || node.kind == kClass ? 2 * node.b : node.b;
+    return {lists.data() + node.a, static_cast<size_t>(size)};
+  }
+
+  // Whether all indices are in range and it has a rule.
+  bool is_sound() const;
+};
+
+}  // namespace turbomind
