@@ -164,7 +164,7 @@ def test_tiles_of_few_outputs_and_many_inputs_are_put_together(cuda: Device, row
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rows", "out_features", "in_features"),
-    [(190, 70, 600), (150, 16, 1), (130, 49, 256), (140, 100, 511), (900, 34, 40)],
+    [(50, 70, 600), (190, 70, 600), (150, 16, 1), (130, 49, 256), (140, 100, 511), (900, 34, 40)],
 )
 def test_a_row_is_bitwise_the_same_alone_and_among_others(
     cpu: Device, rows: int, out_features: int, in_features: int, kind: str

@@ -28,7 +28,7 @@ inline bool multiplies_pairs([[maybe_unused]] const LinearWeight& weight) {
 // packed are consecutive.
 inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   RowsPlan plan;
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   if (!weight.is_packed() && rows >= kMinRowsOfPanels) {
     return panel_plan(weight, rows, multiplies_pairs(weight) ? 2 : 1);
   }
@@ -49,7 +49,7 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
 }
 
 inline void widen_row_in_vectors(const float* x, int in_features, int row, const WideRows& wide) {
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   if (is_for_panels(wide.layout)) return widen_row_for_panels(x, in_features, row, wide);
 #endif
 #if defined(__AVX512BF16__)
@@ -60,7 +60,7 @@ inline void widen_row_in_vectors(const float* x, int in_features, int row, const
 
 inline void wide_block_in_vectors(const LinearWeight& weight, const WideRows& x, int first_row, int rows,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   if (is_for_panels(x.layout)) {
     return panel_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   }

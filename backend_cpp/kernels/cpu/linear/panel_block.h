@@ -1,44 +1,57 @@
 // Products of many rows with weights of 16 and 32 bits. Included by kernels_isa.cc only.
 //
-// linear_block.h sums an output in 16 lanes, input i in lane i % 16, and adds the lanes at the end. That costs a third
-// of the time where there are a few hundred inputs. So for many rows, a vector holds one lane of 16 outputs: two tiles
-// of the weight become a panel [16 lanes, chunks of inputs, 32 outputs] once for all rows, and rows of x [16 lanes,
-// chunks]. A chunk is what one vector holds of a row: 16 inputs, or 16 pairs of bfloat16. Each lane is summed over the
-// chunks, and lanes are added in the order of reduce_add: results are bitwise those of linear_block.h.
+// linear_block.h sums an output in the lanes of a vector, input i in lane i % kLanes, and adds the lanes at the end.
+// That costs a third of the time where there are a few hundred inputs. So for many rows, a vector holds one lane of
+// kLanes outputs: some of these vectors side by side are a panel of the weight [lanes, chunks of inputs, outputs], made
+// once for all rows, and rows of x are [lanes, chunks]. A chunk is what one vector holds of a row: kLanes inputs, or
+// kLanes pairs of bfloat16. Each lane is summed over the chunks, and lanes are added in the order of reduce_add:
+// results are bitwise those of linear_block.h.
 #pragma once
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 
 #include <algorithm>
+#include <array>
+#include <bit>
 
 #include "kernels/cpu/aligned_buffer.h"
-#include "kernels/cpu/linear/bf16_rows.h"
 #include "kernels/cpu/linear/linear_block.h"
 #include "kernels/cpu/linear/packed_tile.h"
 #include "kernels/cpu/linear/transpose.h"
 
+#if defined(__AVX512BF16__)
+#include "kernels/cpu/linear/bf16_rows.h"
+#endif
+
 namespace turbomind::TM_ISA {
 
-static_assert(kLanes == kTileOutputs, "a vector holds one lane of a tile");
-
-inline constexpr int kPanelTiles = 2;
-inline constexpr int kPanelOutputs = kPanelTiles * kTileOutputs;
-// Rows of x at a time: sums fill 24 registers.
-inline constexpr int kPanelRows = 12;
+// Vectors of outputs, and rows of x at a time: sums fill three quarters of the registers.
+inline constexpr int kPanelVecs = 2;
+inline constexpr int kPanelRows = kRegisters == 32 ? 12 : 6;
+inline constexpr int kPanelOutputs = kPanelVecs * kLanes;
+inline constexpr int kPanelTiles = kPanelOutputs / kTileOutputs;
+static_assert(kPanelTiles * kTileOutputs == kPanelOutputs, "panels are of whole tiles");
 // From this many rows on, a panel is worth its making.
-inline constexpr int kMinRowsOfPanels = 128;
+inline constexpr int kMinRowsOfPanels = kLanes == 16 ? 128 : 48;
 // Rows that pass by one panel at most: they are read again for each, from the third-level cache.
 inline constexpr int kMaxRowsOfPanels = 64 * kPanelRows;
 
 // In this order two neighbouring lanes are added, then two neighbouring sums, and so on.
-inline constexpr int kLaneOrder[kLanes] = {0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15};
+inline constexpr auto kLaneOrder = [] {
+  if constexpr (kLanes == 16) {
+    return std::to_array<int>({0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15});
+  } else {
+    return std::to_array<int>({0, 4, 1, 5, 2, 6, 3, 7});
+  }
+}();
+static_assert(kLaneOrder.size() == kLanes);
 
 inline int chunks_of(int in_features, int chunk_inputs) {
   return (in_features + chunk_inputs - 1) / chunk_inputs;
 }
 
-// Writes the chunks that load(chunk) returns as lanes [16, chunks], in kLaneOrder; up to 15 floats past their end
-// change.
+// Writes the chunks that load(chunk) returns as lanes [kLanes, chunks], in kLaneOrder; up to kLanes - 1 floats past
+// their end change.
 template <class Load>
 inline void write_lanes(int chunks, float* lanes, Load&& load) {
   // Backwards, so that what a part writes beyond the end of a lane is overwritten by what belongs there.
@@ -71,11 +84,15 @@ inline void widen_row_for_panels(const float* x, int in_features, int row, const
   write_lanes(chunks_of(in_features, inputs), lanes, [&](int chunk) {
     const float* source = x + static_cast<size_t>(chunk) * inputs;
     const int count = std::min(inputs, in_features - chunk * inputs);
-    if (inputs == kLanes) return count == kLanes ? load(source) : load_partial(source, count);
-    if (count == inputs) return as_lanes(to_bf16s(load(source), load(source + kLanes)));
-    alignas(64) bf16 pairs[2 * kLanes] = {};
-    round_to_bf16(source, count, pairs);
-    return load(reinterpret_cast<const float*>(pairs));
+#if defined(__AVX512BF16__)
+    if (inputs == 2 * kLanes) {
+      if (count == inputs) return as_lanes(to_bf16s(load(source), load(source + kLanes)));
+      alignas(64) bf16 pairs[2 * kLanes] = {};
+      round_to_bf16(source, count, pairs);
+      return load(reinterpret_cast<const float*>(pairs));
+    }
+#endif
+    return count == kLanes ? load(source) : load_partial(source, count);
   });
 }
 
@@ -86,10 +103,10 @@ inline void make_panel(const LinearWeight& weight, int first, int chunks, float*
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const int input = chunk * Products::kInputs;
     const int count = std::min(Products::kInputs, weight.in_features - input);
-    for (int tile = 0; tile < kPanelTiles; ++tile) {
+    for (int vec = 0; vec < kPanelVecs; ++vec) {
       Vec part[kLanes];
       for (int i = 0; i < kLanes; ++i) {
-        const int output = first + tile * kTileOutputs + i;
+        const int output = first + vec * kLanes + i;
         if (output >= weight.out_features) {
           part[i] = zero();
           continue;
@@ -98,7 +115,7 @@ inline void make_panel(const LinearWeight& weight, int first, int chunks, float*
         part[i] = as_lanes(count == Products::kInputs ? Products::load(source) : Products::load_partial(source, count));
       }
       transpose(part);
-      float* target = panel + static_cast<size_t>(chunk) * kPanelOutputs + tile * kTileOutputs;
+      float* target = panel + static_cast<size_t>(chunk) * kPanelOutputs + vec * kLanes;
       for (int i = 0; i < kLanes; ++i) {
         store(target + static_cast<size_t>(i) * chunks * kPanelOutputs, part[kLaneOrder[i]]);
       }
@@ -119,32 +136,32 @@ inline void prefetch_panel(const LinearWeight& weight, int first, int step, int 
   }
 }
 
-// sums [rows, tiles] of a panel for rows of x that begin `ldx` lanes apart.
+// sums [rows, vectors] of a panel for rows of x that begin `ldx` lanes apart.
 template <int kRows, class Products>
-inline void panel_rows(const float* panel, int chunks, const float* x, size_t ldx, Vec (&sums)[kRows][kPanelTiles]) {
-  constexpr int kLevels = 4;                 // of the tree in which lanes are added
-  Vec waiting[kLevels][kRows][kPanelTiles];  // for as many lanes more
+inline void panel_rows(const float* panel, int chunks, const float* x, size_t ldx, Vec (&sums)[kRows][kPanelVecs]) {
+  constexpr int kLevels = std::countr_zero(static_cast<unsigned>(kLanes));  // of the tree in which lanes are added
+  Vec waiting[kLevels][kRows][kPanelVecs];                                  // for as many lanes more
   for (int lane = 0; lane < kLanes; ++lane) {
     for (auto& row : sums) std::fill(std::begin(row), std::end(row), zero());
     for (int chunk = 0; chunk < chunks; ++chunk, panel += kPanelOutputs, ++x) {
-      const Vec weights[kPanelTiles] = {load(panel), load(panel + kTileOutputs)};
+      const Vec weights[kPanelVecs] = {load(panel), load(panel + kLanes)};
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
         const Vec input = broadcast(x[r * ldx]);
-        for (int t = 0; t < kPanelTiles; ++t) sums[r][t] = Products::add_lanes(sums[r][t], input, weights[t]);
+        for (int v = 0; v < kPanelVecs; ++v) sums[r][v] = Products::add_lanes(sums[r][v], input, weights[v]);
       }
     }
     int level = 0;
     for (; (lane >> level & 1) != 0; ++level) {
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
-        for (int t = 0; t < kPanelTiles; ++t) sums[r][t] = add(sums[r][t], waiting[level][r][t]);
+        for (int v = 0; v < kPanelVecs; ++v) sums[r][v] = add(sums[r][v], waiting[level][r][v]);
       }
     }
     if (level == kLevels) break;
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
-      for (int t = 0; t < kPanelTiles; ++t) waiting[level][r][t] = sums[r][t];
+      for (int v = 0; v < kPanelVecs; ++v) waiting[level][r][v] = sums[r][v];
     }
   }
 }
@@ -163,11 +180,11 @@ void panel_block_of(const LinearWeight& weight, const WideRows& x, int first_row
         const int next = (tile + kPanelTiles) * kTileOutputs;
         prefetch_panel<Products>(weight, next, (row - first_row) / kPanelRows, (rows + kPanelRows - 1) / kPanelRows);
       }
-      Vec sums[count()][kPanelTiles];
+      Vec sums[count()][kPanelVecs];
       panel_rows<count(), Products>(panel, chunks, static_cast<const float*>(x.values) + row * ldx, ldx, sums);
       for (int t = 0; t < kPanelTiles && tile + t < last_tile; ++t) {
-        Vec own[count()][1];
-        for (int r = 0; r < count(); ++r) own[r][0] = sums[r][t];
+        Vec own[count()][kTileVecs];
+        for (int r = 0; r < count(); ++r) std::copy_n(sums[r] + t * kTileVecs, kTileVecs, own[r]);
         write_tile(weight, tile + t, 1.0f, own, row, count(), y, accumulate);
       }
     };
