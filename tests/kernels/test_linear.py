@@ -160,6 +160,21 @@ def test_tiles_of_few_outputs_and_many_inputs_are_put_together(cuda: Device, row
 # ---- what the CPU promises beyond ----
 
 
+# Where products of bytes are added up in 16 bits, these sums are the largest.
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("group", [8, 32, 40, 256])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_codes_are_added_up_exactly(cpu: Device, sign: float, bits: int, group: int, rows: int) -> None:
+    shape = (20, 4 * group)
+    codes = torch.full(shape, 2**bits - 1, dtype=torch.uint8)
+    weight, sizes = group_minima_weight(cpu, shape, bits, group, codes)
+    x = torch.full((rows, shape[1]), sign)  # each rounded to a code of 127
+    exact = x.double() @ weight.exact.T
+    error = (cpu.linear(weight, x).double() - exact).abs()
+    assert (error <= 1e-6 * (x.double().abs() @ sizes.T)).all()
+
+
 # Fewer chunks of inputs than lanes, as many, a part of one; panels and groups of tiles that are not full; blocks.
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

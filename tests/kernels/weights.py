@@ -140,14 +140,17 @@ def group_codes_weight(
     return Weight(native, exact, torch.zeros(out_features).double(), group, order)
 
 
-def group_minima_weight(device: Device, shape: tuple[int, int], bits: int, group: int) -> tuple[Weight, torch.Tensor]:
-    """Return random codes with a scale and a minimum for each group, as GGUF files hold them.
+def group_minima_weight(
+    device: Device, shape: tuple[int, int], bits: int, group: int, codes: torch.Tensor | None = None
+) -> tuple[Weight, torch.Tensor]:
+    """Return codes, random ones unless given, with a scale and a minimum for each group, as GGUF files hold them.
 
     Also the sizes of what is added up, ``scale code + |minimum|``, of which the numbers are differences.
     """
     out_features, in_features = shape
     groups, tiles = in_features // group, -(-out_features // 16)
-    codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+    if codes is None:
+        codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
     scales = (torch.rand(tiles, groups, 16) * 0.02 + 0.001).half()
     mins = (-scales * 2 ** (bits - 1) * (0.5 + torch.rand(scales.shape))).half()
     native = device.native.weight(

@@ -152,16 +152,26 @@ inline void store_pairs(float* p, Vec v) {
 #endif
 // Adds to each int32 lane the four products of its bytes, unsigned in u and signed in s; exact.
 #if defined(__AVX512VNNI__)
+inline constexpr bool kHasDot4 = true;  // in one instruction
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u), "v"(s));  // GCC 12 copies the sums that it has for the intrinsic
   return sum;
 }
 #else
+inline constexpr bool kHasDot4 = false;
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   const IVec even =
       _mm512_madd_epi16(_mm512_and_si512(u, _mm512_set1_epi16(0xFF)), _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
   const IVec odd = _mm512_madd_epi16(_mm512_srli_epi16(u, 8), _mm512_srai_epi16(s, 8));
   return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+}
+// Adds to each int16 lane the two products of its bytes, unsigned in u and signed in s.
+inline IVec dot2_bytes(IVec sum, IVec u, IVec s) {
+  return _mm512_add_epi16(sum, _mm512_maddubs_epi16(u, s));
+}
+// Adds to each int32 lane its two int16.
+inline IVec add_halves(IVec sum, IVec halves) {
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(halves, _mm512_set1_epi16(1)));
 }
 #endif
 
@@ -281,15 +291,23 @@ inline Vec high_bf16(IVec pairs) {
   return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 #if defined(__AVXVNNI__)
+inline constexpr bool kHasDot4 = true;
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   return _mm256_dpbusd_avx_epi32(sum, u, s);
 }
 #else
+inline constexpr bool kHasDot4 = false;
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   const IVec even =
       _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(0xFF)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
   const IVec odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
   return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+inline IVec dot2_bytes(IVec sum, IVec u, IVec s) {
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(u, s));
+}
+inline IVec add_halves(IVec sum, IVec halves) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(halves, _mm256_set1_epi16(1)));
 }
 #endif
 
@@ -406,6 +424,7 @@ inline Vec low_bf16(IVec pairs) {
 inline Vec high_bf16(IVec pairs) {
   return map([&](int i) { return to_float(bf16{static_cast<uint16_t>(static_cast<uint32_t>(pairs.lane[i]) >> 16)}); });
 }
+inline constexpr bool kHasDot4 = true;  // no instruction does better
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   return map_int([&](int i) {
     int32_t total = sum.lane[i];

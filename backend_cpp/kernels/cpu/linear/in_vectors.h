@@ -44,7 +44,7 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   plan.kind = weight.format == WeightFormat::kFloat8 ? RowsPlan::Kind::kWide : RowsPlan::Kind::kQuantized;
   plan.layout.interleave = static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::min(rows, kTogetherRows))));
   plan.layout.features = static_cast<size_t>(packed_shape(weight).padded_features());
-  if (plan.kind == RowsPlan::Kind::kQuantized && rows > kPackedRows) plan.block_tiles = kPackedTiles;
+  if (plan.kind == RowsPlan::Kind::kQuantized && rows > kPackedRows<8>) plan.block_tiles = kPackedTiles;
   return plan;
 }
 

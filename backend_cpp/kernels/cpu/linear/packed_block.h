@@ -10,11 +10,20 @@
 
 namespace turbomind::TM_ISA {
 
-inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
+// Whether products with 4-bit codes are added up in 16 bits first: at most 15 x 127 each, so eight pairs fit.
+inline constexpr bool kAddsHalves = !kHasDot4;
+inline constexpr int kInputsInHalves = 32;
+
+// Rows at a time: their sums stay in registers. Sums in 16 bits are the only ones that are added to all the time.
+template <int kBits>
+inline constexpr int kPackedRows = kTileVecs == 1   ? 8
+                                   : kTileVecs == 2 ? (kBits == 4 && kAddsHalves ? 4 : 2)
+                                                    : 1;
 // Where there are more rows than that: tiles at a time, and rows. A vector of x is multiplied with each of them, and
 // both kinds of sums stay in registers.
 inline constexpr int kPackedTiles = kRegisters == 32 ? 3 : 1;
-inline constexpr int kPackedTileRows = kRegisters == 32 ? 4 : kPackedRows;
+template <int kBits>
+inline constexpr int kPackedTileRows = kRegisters == 32 ? 4 : kPackedRows<kBits>;
 
 // Where a row's codes go: `unit` of them together, then those of other rows, then the next.
 class CodeTarget {
@@ -159,17 +168,17 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
         }
       }
     }
-    const auto multiply = [&](const IVec(&own)[kVecs]) {
+    const auto multiply = [&](const IVec(&own)[kVecs], auto&& dot, IVec(&to)[kRows][kVecs]) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const IVec four = broadcast_bytes(input + 4 * r);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVecs; ++v) group_sums[r][v] = dot4(group_sums[r][v], own[v], four);
+        for (int v = 0; v < kVecs; ++v) to[r][v] = dot(to[r][v], own[v], four);
       }
       input += input_step;
     };
-    if (kTiles > 1 && is_first) prefetch_group<kTiles>(codes, tile_bytes, shape.group_bytes());
-    for (int k = 0; k < shape.group; k += kStep, codes += 4 * kTileOutputs) {
+    // Adds the products of the next kStep inputs.
+    const auto add_step = [&](auto&& dot, IVec(&to)[kRows][kVecs]) {
       if (kTiles == 1) __builtin_prefetch(codes + 2048, 0, 2);
       IVec low[kVecs];
       IVec high[kVecs];
@@ -179,8 +188,28 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
         low[v] = kBits == 8 ? bytes : low_halves(bytes);
         if (kBits == 4) high[v] = high_halves(bytes);
       }
-      multiply(low);
-      if (kBits == 4) multiply(high);
+      multiply(low, dot, to);
+      if (kBits == 4) multiply(high, dot, to);
+      codes += 4 * kTileOutputs;
+    };
+    if (kTiles > 1 && is_first) prefetch_group<kTiles>(codes, tile_bytes, shape.group_bytes());
+    for (int k = 0; k < shape.group;) {
+      if constexpr (kBits == 4 && kAddsHalves) {
+        IVec halves[kRows][kVecs];
+#pragma GCC unroll 8
+        for (auto& row : halves) std::fill(std::begin(row), std::end(row), broadcast_int(0));
+        const int last = std::min(shape.group, k + kInputsInHalves);
+        const auto dot2 = [](auto... operands) { return dot2_bytes(operands...); };  // not there where dot4 is
+        for (; k < last; k += kStep) add_step(dot2, halves);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+          for (int v = 0; v < kVecs; ++v) group_sums[r][v] = add_halves(group_sums[r][v], halves[r][v]);
+        }
+      } else {
+        add_step(dot4, group_sums);
+        k += kStep;
+      }
     }
     const float* x_scales = x.scales + entry;
     Vec scales[kVecs];
@@ -213,15 +242,15 @@ inline void packed_block_of(const LinearWeight& weight, const QuantizedRows& x, 
                             int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
   int tile = first_tile;
-  if (rows > kPackedRows) {
+  if (rows > kPackedRows<kBits>) {
     for (; tile + kPackedTiles <= last_tile; tile += kPackedTiles) {
-      for (int row = first_row; row < first_row + rows; row += kPackedTileRows) {
-        packed_rows<kPackedTileRows, kPackedTiles, kBits, kKind>(weight, shape, tile, row == first_row, x, row, y,
-                                                                 accumulate);
+      for (int row = first_row; row < first_row + rows; row += kPackedTileRows<kBits>) {
+        packed_rows<kPackedTileRows<kBits>, kPackedTiles, kBits, kKind>(weight, shape, tile, row == first_row, x, row,
+                                                                        y, accumulate);
       }
     }
   }
-  for_row_groups<kPackedRows>(first_row, rows, tile, last_tile, [&](auto count, int own, int row) {
+  for_row_groups<kPackedRows<kBits>>(first_row, rows, tile, last_tile, [&](auto count, int own, int row) {
     packed_rows<count(), 1, kBits, kKind>(weight, shape, own, row == first_row, x, row, y, accumulate);
   });
 }
