@@ -9,8 +9,8 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-// Blocks that a multiprocessor holds, for which the compiler leaves registers; 0: as it likes, which for short heads of
-// int4 is so many that it spills.
+// Blocks of a multiprocessor that registers are kept for; 0: the compiler's choice, which spills for short heads of
+// int4.
 template <CacheType kType, int kSteps>
 constexpr int kBlocks = kType == CacheType::kInt4 && kSteps == 4 ? 8 : 0;
 
