@@ -13,7 +13,7 @@
 #include "device/device.h"
 #include "device/rank_group.h"
 #include "engine/disk/fingerprint.h"
-#include "engine/grammar/load_grammar.h"
+#include "engine/grammar/process_compiler.h"
 #include "engine/load_worker.h"
 #include "engine/plan_caches.h"
 #include "engine/speculative/drafter.h"
@@ -196,13 +196,14 @@ int step_tokens(const EngineSettings& settings, const EngineConfig& config, cons
 }
 
 // Special tokens have no text that a grammar could match, but for structural tags that name them.
-std::vector<std::string> grammar_vocabulary(const TokenTable& tokens, int vocab_size, SpecialTokens& special) {
-  std::vector<std::string> vocabulary;
-  for (int32_t token = 0; token < vocab_size; ++token) {
+wire::Vocabulary grammar_vocabulary(const TokenTable& tokens, const ModelSpec& spec) {
+  wire::Vocabulary vocabulary;
+  for (int32_t token = 0; token < spec.vocab_size; ++token) {
     const bool is_special = tokens.is_special(token);
-    if (is_special && !tokens.bytes(token).empty()) special.emplace_back(token, tokens.bytes(token));
-    vocabulary.emplace_back(is_special ? std::string_view() : tokens.bytes(token));
+    if (is_special && !tokens.bytes(token).empty()) vocabulary.special.emplace_back(token, tokens.bytes(token));
+    vocabulary.tokens.emplace_back(is_special ? std::string_view() : tokens.bytes(token));
   }
+  vocabulary.stop_token_ids = spec.eos_token_ids;
   return vocabulary;
 }
 
@@ -333,10 +334,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   config.page_count = cache_page_count(settings, config, *runner, defaults.cache_limit);
   config.host_page_count = host_page_count(settings, config);
   config.disk = disk_config(settings, directory, spec, device.name, config.plan, loaded.notes);
-  SpecialTokens special;
-  std::vector<std::string> vocabulary = grammar_vocabulary(tokens, spec.vocab_size, special);
-  auto compiler = load_grammar_compiler(std::move(vocabulary), special, spec.eos_token_ids,
-                                        settings.grammar_compile_seconds, loaded.no_grammar_reason);
+  auto compiler = load_grammar_compiler(grammar_vocabulary(tokens, spec), settings.grammar_compile_seconds,
+                                        loaded.no_grammar_reason);
   loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler),
                                            std::move(events), std::move(draft_runner));
   for (const auto& [name, path] : settings.adapters) loaded.engine->load_adapter(name, path);

@@ -73,7 +73,11 @@ class ProgramBuilder {
 
   static Unknown too_deep() { return Unknown("it is nested too deep"); }
 
-  static int32_t to_int(const Json& number) { return static_cast<int32_t>(number.as_int()); }
+  static int32_t to_int(const Json& number) {
+    const int64_t value = number.as_int();
+    if (value != static_cast<int32_t>(value)) throw Unknown("a number in it is too large");
+    return static_cast<int32_t>(value);
+  }
 
   static void copy(const Json& numbers, std::vector<int32_t>& to) {
     for (const Json& number : numbers.as_array()) to.push_back(to_int(number));

@@ -1,46 +1,218 @@
-// The program turbomind_grammar: reads response formats for an engine that has started it (grammar/worker.h). It ends
-// when the engine closes its socket, for whatever reason.
+// The program turbomind_grammar: reads response formats for an engine that has started it, one at a time. It ends when
+// the engine closes its socket, for whatever reason. What it does is bounded:
+//
+//   processor time   of a format, as the engine says
+//   memory           by a constant, alongside what it has
+//   priority         low; of a format that takes long, idle
+//
+// A bound that is broken ends the process, after it has said which.
+#include <fcntl.h>
 #include <malloc.h>
-#include <sys/stat.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <exception>
+#include <new>
 #include <string>
-#include <utility>
+#include <thread>
 
 #include "base/error.h"
 #include "engine/grammar/wire.h"
-#include "grammar/worker.h"
+#include "grammar/xgrammar.h"
 
 namespace turbomind {
 
 namespace {
 
-Vocabulary read_vocabulary() {
-  struct stat info{};
-  if (fstat(wire::kVocabularyFile, &info) != 0) throw internal_error("there is no vocabulary");
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t count =
-        pread(wire::kVocabularyFile, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
-    if (count <= 0) throw internal_error("the vocabulary cannot be read");
-    done += static_cast<size_t>(count);
+constexpr int kPriority = 10;
+constexpr int kSlowPriority = 19;
+constexpr long kQuickMs = 100;  // of processor time
+constexpr size_t kMemory = size_t{1} << 30;
+
+// ---- the clock: what the signal handler does when time is up ----
+
+// What takes time.
+struct Timed {
+  volatile std::sig_atomic_t is_running = 0;
+  volatile pid_t thread = 0;  // that reads
+  long left_ms = 0;           // after the time that is quick
+  bool is_slow = false;       // that time is over
+  std::string slow_frame;     // what the engine is given then
+  std::string failed_frame;   // what it is given when no time is left
+};
+Timed timed;
+
+void set_timer(long milliseconds) {
+  itimerval timer{};
+  timer.it_value.tv_sec = milliseconds / 1000;
+  timer.it_value.tv_usec = milliseconds % 1000 * 1000;
+  setitimer(ITIMER_PROF, &timer, nullptr);
+}
+
+void send_all(const std::string& bytes) {
+  for (size_t sent = 0; sent < bytes.size();) {
+    const ssize_t count = ::send(wire::kSocket, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) _exit(0);  // nobody listens any more
+    sent += static_cast<size_t>(count);
   }
-  wire::Reader reader(bytes);
-  const auto read_text = [&] {
-    const std::vector<char> text = reader.get<char>(reader.get<uint32_t>());
-    return std::string(text.begin(), text.end());
-  };
-  Vocabulary vocabulary;
-  for (auto left = reader.get<uint32_t>(); left > 0; --left) vocabulary.tokens.push_back(read_text());
-  for (auto left = reader.get<uint32_t>(); left > 0; --left) {
-    const auto token = reader.get<int32_t>();
-    vocabulary.special.emplace_back(token, read_text());
+}
+
+// What takes long continues when nobody else would run: its thread ends with it.
+void make_way() {
+  const sched_param none{};
+  if (sched_setscheduler(timed.thread, SCHED_IDLE, &none) == 0) return;
+  setpriority(PRIO_PROCESS, static_cast<id_t>(timed.thread), kSlowPriority);
+}
+
+// Runs between any two instructions of the grammar's code: calls what a signal handler may call, and no more. Nothing
+// else is being sent meanwhile.
+void on_time_up(int) {
+  if (timed.is_running == 0) return;
+  if (timed.is_slow || timed.left_ms <= 0) {
+    send_all(timed.failed_frame);
+    _exit(1);
   }
-  vocabulary.stop_token_ids = reader.rest<int32_t>();
-  return vocabulary;
+  timed.is_slow = true;
+  make_way();
+  send_all(timed.slow_frame);
+  set_timer(timed.left_ms);
+}
+
+// The engine has said something, or is gone.
+void on_socket(int) {
+  char byte;
+  if (recv(wire::kSocket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) _exit(0);
+}
+
+std::string failed(bool is_to_blame, const std::string& text) {
+  return wire::Writer(wire::kFailed).put(static_cast<uint8_t>(is_to_blame)).put(text).take();
+}
+
+// Bounds the processor time of what happens while it lives.
+class TimeLimit {
+ public:
+  TimeLimit(long limit_ms, const std::string& failure) {
+    timed.left_ms = limit_ms - kQuickMs;
+    timed.is_slow = false;
+    timed.failed_frame = failed(true, failure);
+    timed.is_running = 1;
+    set_timer(std::min(kQuickMs, limit_ms));
+  }
+  ~TimeLimit() {
+    timed.is_running = 0;
+    set_timer(0);
+  }
+  TimeLimit(const TimeLimit&) = delete;
+};
+
+// ---- limits of the process ----
+
+void limit_memory() {
+#ifndef __SANITIZE_ADDRESS__  // which maps terabytes
+  unsigned long pages = 0;
+  if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(file, "%lu", &pages) != 1) pages = 0;
+    std::fclose(file);
+  }
+  if (pages == 0) return;
+  const rlim_t bytes = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + kMemory;
+  const rlimit limit{bytes, bytes};
+  setrlimit(RLIMIT_AS, &limit);
+#endif
+}
+
+void limit_process() {
+  timed.slow_frame = wire::Writer(wire::kSlow).take();
+  struct sigaction action{};
+  action.sa_handler = on_time_up;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGPROF, &action, nullptr);
+  action.sa_handler = on_socket;
+  sigaction(SIGIO, &action, nullptr);
+  fcntl(wire::kSocket, F_SETOWN, getpid());
+  fcntl(wire::kSocket, F_SETFL, O_ASYNC);
+  setpriority(PRIO_PROCESS, 0, std::max(getpriority(PRIO_PROCESS, 0), kPriority));
+  const rlimit no_core{0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+  limit_memory();
+}
+
+// ---- the work ----
+
+// The next frame that the engine sends, of that type.
+std::string receive(wire::Type wanted) {
+  static std::string received;
+  wire::Type type;
+  std::string payload;
+  char room[1 << 14];
+  while (!wire::take_frame(received, type, payload)) {
+    const ssize_t count = recv(wire::kSocket, room, sizeof(room), 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) _exit(0);
+    received.append(room, static_cast<size_t>(count));
+  }
+  if (type != wanted) throw internal_error("a frame of another type was expected");
+  return payload;
+}
+
+// Does some work on a thread whose priority may fall without that of what comes later.
+template <class Work>
+void run_on_own_thread(const Work& work) {
+  std::exception_ptr failure;
+  std::thread thread([&] {
+    timed.thread = gettid();
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+// Returns the frame of a format that was read.
+std::string read(const FormatReader& reader, const std::string& payload) {
+  wire::Reader order(payload);
+  const auto limit_ms = static_cast<long>(order.get<uint32_t>());
+  const std::string text = order.rest();
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%g", static_cast<double>(limit_ms) / 1000);
+  Format format;
+  {
+    const TimeLimit clock(
+        limit_ms, std::string("response_format: compiling it takes more than grammar_compile_seconds, ") + seconds +
+                      " s of processor time; make it smaller, with shorter patterns and fewer repetitions");
+    run_on_own_thread([&] { format = reader(text); });
+  }
+  return wire::Writer(wire::kReady)
+      .put_special_tokens(format.marks)
+      .put(static_cast<uint8_t>(format.is_printable))
+      .put_list(format.program.nodes)
+      .put_list(format.program.lists)
+      .put_list(format.program.starts)
+      .put_list(format.program.least)
+      .take();
+}
+
+FormatReader load() {
+  try {
+    FormatReader reader = load_xgrammar(wire::read_vocabulary(receive(wire::kVocabulary)));
+    reader(R"({"type":"json_object"})");  // the first is the slowest
+    return reader;
+  } catch (const std::exception& error) {
+    const std::string why = std::string("response_format is not supported here: ") + error.what();
+    return [why](const std::string&) -> Format { throw internal_error(why); };
+  }
 }
 
 }  // namespace
@@ -50,16 +222,22 @@ Vocabulary read_vocabulary() {
 int main() {
   using namespace turbomind;
   mallopt(M_ARENA_MAX, 1);  // the thread that reads would map another, which the limit of memory counts
-  syscall(SYS_close_range, wire::kVocabularyFile + 1, ~0U, 0);  // what the engine's process had open
-  signal(SIGINT, SIG_IGN);                                      // Ctrl-C is the engine's affair
+  syscall(SYS_close_range, wire::kSocket + 1, ~0U, 0);  // what the engine's process had open
+  signal(SIGINT, SIG_IGN);                              // Ctrl-C is the engine's affair
   signal(SIGPIPE, SIG_IGN);
-  std::unique_ptr<FormatReader> reader;
-  std::string why_none;
-  try {
-    reader = load_xgrammar(read_vocabulary());
-    reader->read(R"({"type":"json_object"})");  // the first is the slowest
-  } catch (const std::exception& error) {
-    why_none = error.what();
+  const FormatReader reader = load();
+  limit_process();
+  while (true) {
+    const std::string payload = receive(wire::kFormat);
+    try {
+      send_all(read(reader, payload));
+    } catch (const Error& error) {
+      send_all(failed(error.code() == ErrorCode::kInvalidArgument, error.what()));
+    } catch (const std::bad_alloc&) {
+      send_all(failed(true, "response_format: it takes more than " + std::to_string(kMemory >> 20) + " MiB of memory"));
+      _exit(1);
+    } catch (const std::exception& error) {
+      send_all(failed(false, std::string("response_format: ") + error.what()));
+    }
   }
-  run_worker(reader.get(), why_none, wire::kSocket);
 }

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
+#include <memory>
 #include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
-#include "grammar/format_limits.h"
 #include "grammar/format_text.h"
 #include "grammar/grammar_program.h"
 #include "tvm/ffi/container/array.h"
@@ -25,6 +24,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
+constexpr size_t kMaxBytes = 64 << 10;  // of a format
 constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces forever
 
 const std::string kTypePrefix = "xgrammar.tvm_ffi_binding.";
@@ -59,30 +59,31 @@ struct Methods {
   ffi::Function write = method("Grammar", "serialize_json");
 };
 
-class Xgrammar final : public FormatReader {
+class Xgrammar {
  public:
-  explicit Xgrammar(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}
+  explicit Xgrammar(wire::Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}
+  Xgrammar(const Xgrammar&) = delete;
 
-  Format read(const std::string& response_format) override {
+  Format read(const std::string& response_format) const {
     try {
       return read_parsed(Json::parse(response_format));
     } catch (const Error&) {
+      throw;
+    } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& error) {
       throw invalid_argument("response_format cannot be compiled: " + without_source_place(error.what()));
     }
   }
 
-  std::string source_of_regex(const std::string& regex) override {
-    return written(methods_.read_regex(ffi::String(regex), false));
-  }
-
  private:
-  std::string written(const ffi::Any& grammar) const {
+  std::string source_of(const ffi::Any& grammar) const {
     return std::string(methods_.write(grammar).cast<ffi::String>());
   }
 
-  Format read_parsed(const Json& format) {
+  GrammarProgram program_of(const ffi::Any& grammar) const { return grammar_program(source_of(grammar), parse_regex_); }
+
+  Format read_parsed(const Json& format) const {
     const std::string& type = format.at("type").as_string();
     if (type == "json_object") return read_schema(Json::parse(R"({"type":"object"})"));
     if (type == "json_schema") {
@@ -90,47 +91,48 @@ class Xgrammar final : public FormatReader {
       const Json* schema = member.find("schema");
       return read_schema(schema != nullptr ? *schema : member);
     }
-    if (type == "regex_schema") {
-      const std::string& regex = format.at("regex_schema").as_string();
-      check_regex_limits(regex);
-      return {source_of_regex(regex)};
-    }
-    if (type == "grammar") {
-      const std::string& grammar = format.at("grammar").as_string();
-      check_grammar_limits(grammar);
-      return {written(methods_.read_ebnf(ffi::String(grammar), ffi::String("root")))};
-    }
+    if (type == "regex_schema") return {program_of(methods_.read_regex(text_of(format, type), false))};
+    if (type == "grammar") return {program_of(methods_.read_ebnf(text_of(format, type), ffi::String("root")))};
     if (type == "lark") {
-      const std::string& grammar = format.at("lark").as_string();
-      check_grammar_limits(grammar);
       const ffi::Array<ffi::String> no_names, no_grammars;
-      return {written(methods_.read_lark(ffi::String(grammar), nullptr, no_names, no_grammars))};
+      return {program_of(methods_.read_lark(text_of(format, type), nullptr, no_names, no_grammars))};
     }
     if (type == "structural_tag") {
       const Json& tags = format.at("structural_tag");
       const std::string text = R"({"type":"structural_tag","format":)" + as_read(tags) + "}";
-      return {written(methods_.read_tags(ffi::String(text))), marks_in(tags.dump())};
+      return {program_of(methods_.read_tags(ffi::String(text))), marks_in(tags.dump())};
     }
     throw invalid_argument(
         "response_format.type must be json_object, json_schema, regex_schema, grammar, lark or structural_tag, got " +
         type);
   }
 
+  static ffi::String text_of(const Json& format, const std::string& type) {
+    const std::string& text = format.at(type).as_string();
+    require_size(text);
+    return text;
+  }
+
+  static void require_size(const std::string& text) {
+    if (!text.empty() && text.size() <= kMaxBytes) return;
+    throw invalid_argument("response_format must be 1 to " + std::to_string(kMaxBytes) + " bytes long, got " +
+                           std::to_string(text.size()));
+  }
+
   // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at all.
-  Format read_schema(const Json& schema) {
+  Format read_schema(const Json& schema) const {
     const ffi::String given(as_read(schema));
     const ffi::Any grammar =
         methods_.read_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false);
-    return {written(grammar), {}, true};
+    return {program_of(grammar), {}, true};
   }
 
   // What xgrammar is to read of a schema or structural tag.
-  std::string as_read(const Json& format) {
-    check_schema_limits(format.dump());
+  std::string as_read(const Json& format) const {
+    require_size(format.dump());
     FormatText text = format_text(format, [this](const std::string& token) { return number_of(token); });
     for (const std::string& pattern : text.patterns) {
-      const auto parse = [this](const std::string& regex) { return source_of_regex(regex); };
-      if (fits_json_string(parse(pattern), parse)) continue;
+      if (fits_json_string(parse_regex_(pattern), parse_regex_)) continue;
       throw invalid_argument("response_format: the pattern " + pattern +
                              " needs characters that JSON escapes, which are not supported in a pattern");
     }
@@ -167,14 +169,18 @@ class Xgrammar final : public FormatReader {
   }
 
   const Methods methods_;
-  const Vocabulary vocabulary_;
+  const RegexParser parse_regex_ = [this](const std::string& regex) {
+    return source_of(methods_.read_regex(ffi::String(regex), false));
+  };
+  const wire::Vocabulary vocabulary_;
 };
 
 }  // namespace
 
-std::unique_ptr<FormatReader> load_xgrammar(Vocabulary vocabulary) {
+FormatReader load_xgrammar(wire::Vocabulary vocabulary) {
   load_library();
-  return std::make_unique<Xgrammar>(std::move(vocabulary));
+  const auto reader = std::make_shared<const Xgrammar>(std::move(vocabulary));
+  return [reader](const std::string& response_format) { return reader->read(response_format); };
 }
 
 }  // namespace turbomind

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "engine/grammar/grammar.h"
+#include "engine/grammar/token_trie.h"
 #include "tests/stub_runner.h"
 
 namespace turbomind::testing {

@@ -20,7 +20,7 @@ from lmdeploy.json_schema.patterns import PatternError
 from lmdeploy.json_schema.places import shown
 
 MAX_BYTES = 65_536
-"""Of a schema and of what becomes of it; as `backend_cpp/grammar/format_limits.cc` has it."""
+"""Of a schema and of what becomes of it; as `backend_cpp/grammar/xgrammar.cc` has it."""
 
 _MAX_DROPPED = 64  # keywords that `relaxed` leaves out
 

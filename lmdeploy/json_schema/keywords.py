@@ -39,7 +39,7 @@ ANNOTATIONS = {
 _MAX_HOPS = 32  # from reference to reference
 
 MAX_COUNT = 100_000
-"""Of lengths and counts; as `backend_cpp/grammar/format_limits.cc` has it."""
+"""Of lengths and counts."""
 
 
 def members(place: Place, keyword: str, kind: type[Any], what: str) -> Any:

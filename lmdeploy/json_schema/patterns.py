@@ -28,7 +28,7 @@ from lmdeploy.json_schema.languages import (
 )
 
 MAX_LENGTH = 2000
-MAX_EXPANSION = 20_000  # characters with repetitions written out; as `backend_cpp/grammar/format_limits.cc` has it
+MAX_EXPANSION = 20_000  # characters with repetitions written out, which sets of texts take
 _MAX_DEPTH = 40  # of groups
 _MAX_VARIANTS = 64  # of where anchors are
 

@@ -220,14 +220,16 @@ def swallow_rest(stream: Iterator[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "grammar",
+    ("response_format", "text"),
     [
-        'root ::= "[" ("a" {1,1000}) {1,1000} "]"',
-        'root ::= ("a" # a quote: "\n {1,1000}\n ) {1,1000}',
-        'root ::= [\\]"] ("a" {1,1000}) {1,1000}',
-        "root ::= '(' ((\"a\"){ 1 , 1000 }){ 1 , 1000 }",
+        ({"type": "grammar", "grammar": 'root ::= "[" (("a" {1,1000}) {1,1000}){1,1000} "]"'}, r"\[a+\]?"),
+        ({"type": "regex_schema", "regex_schema": "((a{1,1000}){1,1000}b?){1,1000}"}, "[ab]+"),
+        (as_format({"type": "string", "minLength": 10**9}), '".*'),
     ],
+    ids=["grammar", "expression", "length"],
 )
-def test_limits_are_not_fooled_by_blanks_quotes_and_comments(model: AsyncEngine, grammar: str) -> None:
-    with pytest.raises(ValueError, match=re.escape("written out")):
-        model("Hello", structured({"type": "grammar", "grammar": grammar}), do_preprocess=False)
+def test_repetitions_of_repetitions_cost_no_more_however_many_characters_they_stand_for(
+    model: AsyncEngine, response_format: dict[str, Any], text: str
+) -> None:
+    response = model("Hello", structured(response_format, max_new_tokens=100), do_preprocess=False)
+    assert re.fullmatch(text, response.text, re.DOTALL), response.text

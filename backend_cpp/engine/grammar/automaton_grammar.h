@@ -14,8 +14,8 @@
 
 #include "engine/grammar/automaton.h"
 #include "engine/grammar/grammar.h"
-#include "engine/grammar/grammar_process.h"
 #include "engine/grammar/token_trie.h"
+#include "engine/grammar/wire.h"
 
 namespace turbomind {
 

@@ -21,9 +21,6 @@ struct GrammarState {
   bool is_finished = false;  // the response is complete; only without stop tokens, which end a response otherwise
 };
 
-// The only token that a mask allows; -1: none or several.
-int32_t only_token(const std::vector<int32_t>& mask);
-
 // Follows one response through its grammar. Used by the step thread.
 class GrammarMatcher {
  public:

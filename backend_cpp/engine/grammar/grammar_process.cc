@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,46 +32,17 @@ Error ended() {
 
 }  // namespace
 
-FileDescriptor vocabulary_file(const std::vector<std::string>& vocabulary, const SpecialTokens& special,
-                               const std::vector<int32_t>& stop_token_ids) {
-  std::string bytes;
-  const auto put = [&](uint32_t number) { bytes.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
-  const auto put_text = [&](const std::string& text) {
-    put(static_cast<uint32_t>(text.size()));
-    bytes += text;
-  };
-  put(static_cast<uint32_t>(vocabulary.size()));
-  for (const std::string& token : vocabulary) put_text(token);
-  put(static_cast<uint32_t>(special.size()));
-  for (const auto& [token, text] : special) {
-    put(static_cast<uint32_t>(token));
-    put_text(text);
-  }
-  for (const int32_t token : stop_token_ids) put(static_cast<uint32_t>(token));
-  FileDescriptor file(memfd_create("vocabulary", MFD_CLOEXEC));
-  if (!file) throw unavailable("no memory for the vocabulary");
-  for (size_t written = 0; written < bytes.size();) {
-    const ssize_t count = write(file.get(), bytes.data() + written, bytes.size() - written);
-    if (count <= 0) throw unavailable("no memory for the vocabulary");
-    written += static_cast<size_t>(count);
-  }
-  return file;
-}
-
-GrammarProcess::GrammarProcess(const std::string& program, const FileDescriptor& vocabulary) {
+GrammarProcess::GrammarProcess(const std::string& program) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw unavailable("no socket");
   socket_ = FileDescriptor(ends[0]);
   const FileDescriptor theirs(ends[1]);
-  // Numbers that neither of them is to get.
-  const FileDescriptor socket(fcntl(theirs.get(), F_DUPFD_CLOEXEC, 10));
-  const FileDescriptor file(fcntl(vocabulary.get(), F_DUPFD_CLOEXEC, 10));
+  const FileDescriptor socket(fcntl(theirs.get(), F_DUPFD_CLOEXEC, wire::kSocket + 1));  // not what it becomes
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_adddup2(&actions, socket.get(), wire::kSocket);
-  posix_spawn_file_actions_adddup2(&actions, file.get(), wire::kVocabularyFile);
   sigset_t signals;
   sigemptyset(&signals);
   posix_spawnattr_setsigmask(&attributes, &signals);

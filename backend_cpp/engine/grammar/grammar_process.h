@@ -8,20 +8,11 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "base/file_descriptor.h"
 #include "engine/grammar/wire.h"
 
 namespace turbomind {
-
-// Special tokens and their texts, which structural tags may name.
-using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
-
-// The vocabulary for the processes, as a file. Throws Error.
-FileDescriptor vocabulary_file(const std::vector<std::string>& vocabulary, const SpecialTokens& special,
-                               const std::vector<int32_t>& stop_token_ids);
 
 class GrammarProcess {
  public:
@@ -30,8 +21,8 @@ class GrammarProcess {
     std::string payload;
   };
 
-  // Starts `program`. Throws Error if that fails.
-  GrammarProcess(const std::string& program, const FileDescriptor& vocabulary);
+  // Starts `program`, which waits for the vocabulary. Throws Error if that fails.
+  explicit GrammarProcess(const std::string& program);
   // Ends the process.
   ~GrammarProcess();
   GrammarProcess(const GrammarProcess&) = delete;

@@ -1,6 +1,7 @@
 #include "engine/grammar/token_trie.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -11,7 +12,18 @@ void allow(std::vector<int32_t>& mask, int32_t token) {
   mask[static_cast<size_t>(token) / 32] |= static_cast<int32_t>(uint32_t{1} << token % 32);
 }
 
-TokenTrie::TokenTrie(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {
+int32_t only_token(const std::vector<int32_t>& mask) {
+  int32_t only = -1;
+  for (size_t word = 0; word < mask.size(); ++word) {
+    const auto bits = static_cast<uint32_t>(mask[word]);
+    if (bits == 0) continue;
+    if (only >= 0 || (bits & (bits - 1)) != 0) return -1;
+    only = static_cast<int32_t>(word) * 32 + std::countr_zero(bits);
+  }
+  return only;
+}
+
+TokenTrie::TokenTrie(std::vector<std::string> vocabulary) : vocabulary_(std::move(vocabulary)) {
   std::vector<int32_t> order(vocabulary_.size());
   std::iota(order.begin(), order.end(), 0);
   std::erase_if(order, [&](int32_t token) { return bytes_of(token).empty(); });

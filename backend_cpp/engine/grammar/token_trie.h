@@ -9,16 +9,17 @@
 
 namespace turbomind {
 
-using Vocabulary = std::vector<std::string>;  // the bytes of each token; empty: no text
-
 // Sets a token's bit.
 void allow(std::vector<int32_t>& mask, int32_t token);
+// The only token that a mask allows; -1: none or several.
+int32_t only_token(const std::vector<int32_t>& mask);
 
 class TokenTrie {
  public:
-  explicit TokenTrie(Vocabulary vocabulary);
+  // The bytes of each token; empty: no text.
+  explicit TokenTrie(std::vector<std::string> vocabulary);
 
-  const Vocabulary& vocabulary() const { return vocabulary_; }
+  const std::vector<std::string>& vocabulary() const { return vocabulary_; }
   const std::string& bytes_of(int32_t token) const { return vocabulary_[static_cast<size_t>(token)]; }
   // Bytes of the longest token.
   size_t longest() const { return longest_; }
@@ -33,7 +34,7 @@ class TokenTrie {
     uint32_t tokens;  // the first of the tokens that end here; they end where the next node's begin
   };
 
-  const Vocabulary vocabulary_;
+  const std::vector<std::string> vocabulary_;
   std::vector<Node> nodes_;  // in the order of their texts; the last is none
   std::vector<int32_t> tokens_;
   size_t longest_ = 0;

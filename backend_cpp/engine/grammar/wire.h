@@ -1,12 +1,13 @@
 // What the engine and the processes that read its response formats send each other: frames over a socket, on one
 // machine.
 //
-//   frame     uint32 bytes after it, uint8 type, payload
+//   frame         uint32 bytes after it, uint8 type, payload
+//   text, list    uint32 bytes or members, and they
 //
-//   engine -> process             process -> engine
-//   kFormat   what to read         kReady    read: its program (engine/grammar/program.h)
-//                                  kSlow     that takes long
-//                                  kFailed   why there is none
+//   engine -> process               process -> engine
+//   kVocabulary   first of all       kReady    read: its program (engine/grammar/program.h)
+//   kFormat       what to read       kSlow     that takes long
+//                                    kFailed   why there is none
 #pragma once
 
 #include <cstdint>
@@ -19,15 +20,22 @@
 
 #include "base/error.h"
 
-namespace turbomind::wire {
+namespace turbomind {
+
+// Special tokens and their texts, which structural tags may name.
+using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
+
+namespace wire {
+
+constexpr int kSocket = 3;  // the process's end of it
 
 enum Type : uint8_t {
-  kFormat,  // uint32 milliseconds of processor time, text
-  kReady,   // uint32 marks, and for each int32 token, uint32 bytes of its text and they; uint8 whether no control
-            // characters come; uint32 nodes, numbers of lists and rules; the int32s of nodes, lists, starts and least
-            // lengths
+  kVocabulary,  // uint32 tokens and their texts; special tokens; list of int32 stop tokens
+  kFormat,      // uint32 milliseconds of processor time, and what to read
+  kReady,       // special tokens that stand for their texts; uint8 whether no control characters come; lists of nodes,
+                // of int32 lists, starts and least lengths
   kSlow,
-  kFailed,  // uint8 whether the format is to blame, text
+  kFailed,  // uint8 whether the format is to blame, and why
 };
 
 constexpr size_t kHeader = sizeof(uint32_t) + 1;
@@ -41,18 +49,18 @@ class Writer {
   Writer& put(T value) {
     return put(&value, 1);
   }
+  Writer& put(const std::string& bytes) { return put(bytes.data(), bytes.size()); }
+  Writer& put_text(const std::string& text) { return put(static_cast<uint32_t>(text.size())).put(text); }
   template <class T>
-  Writer& put(const T* values, size_t count) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    if (count > 0) bytes_.append(reinterpret_cast<const char*>(values), count * sizeof(T));
+  Writer& put_list(const std::vector<T>& values) {
+    return put(static_cast<uint32_t>(values.size())).put(values.data(), values.size());
+  }
+  // uint32 how many, and for each int32 token and text.
+  Writer& put_special_tokens(const SpecialTokens& tokens) {
+    put(static_cast<uint32_t>(tokens.size()));
+    for (const auto& [token, text] : tokens) put(token).put_text(text);
     return *this;
   }
-  template <class T>
-  Writer& put(const std::vector<T>& values) {
-    return put(values.data(), values.size());
-  }
-  Writer& put(const std::string& text) { return put(text.data(), text.size()); }
-  Writer& put(std::string_view text) { return put(text.data(), text.size()); }
 
   std::string take() {
     const auto size = static_cast<uint32_t>(bytes_.size() - kHeader);
@@ -61,6 +69,13 @@ class Writer {
   }
 
  private:
+  template <class T>
+  Writer& put(const T* values, size_t count) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (count > 0) bytes_.append(reinterpret_cast<const char*>(values), count * sizeof(T));
+    return *this;
+  }
+
   std::string bytes_;
 };
 
@@ -72,27 +87,34 @@ class Reader {
   template <class T>
   T get() {
     T value;
-    copy(&value, sizeof(T));
+    const std::string_view bytes = take(sizeof(T));
+    std::memcpy(&value, bytes.data(), sizeof(T));
     return value;
   }
+  std::string text() { return std::string(take(get<uint32_t>())); }
   template <class T>
-  std::vector<T> get(size_t count) {
-    if (count > left_.size() / sizeof(T)) throw internal_error("a frame is too short");
-    std::vector<T> values(count);
-    if (count > 0) copy(values.data(), count * sizeof(T));
+  std::vector<T> list() {
+    const std::string_view bytes = take(size_t{get<uint32_t>()} * sizeof(T));
+    std::vector<T> values(bytes.size() / sizeof(T));
+    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
   }
-  template <class T>
-  std::vector<T> rest() {
-    return get<T>(left_.size() / sizeof(T));
+  SpecialTokens special_tokens() {
+    SpecialTokens tokens;
+    for (auto left = get<uint32_t>(); left > 0; --left) {
+      const auto token = get<int32_t>();
+      tokens.emplace_back(token, text());
+    }
+    return tokens;
   }
-  std::string text() { return std::string(std::exchange(left_, {})); }
+  std::string rest() { return std::string(std::exchange(left_, {})); }
 
  private:
-  void copy(void* to, size_t size) {
+  std::string_view take(size_t size) {
     if (size > left_.size()) throw internal_error("a frame is too short");
-    std::memcpy(to, left_.data(), size);
+    const std::string_view taken = left_.substr(0, size);
     left_.remove_prefix(size);
+    return taken;
   }
 
   std::string_view left_;
@@ -112,9 +134,28 @@ inline bool take_frame(std::string& bytes, Type& type, std::string& payload) {
   return true;
 }
 
-// What a process is given. The file: uint32 vocab_size, and for each token uint32 bytes and they; uint32 special
-// tokens, and for each int32 token, uint32 bytes of its text and they; stop tokens, as int32.
-constexpr int kSocket = 3;
-constexpr int kVocabularyFile = 4;
+struct Vocabulary {
+  std::vector<std::string> tokens;  // the bytes of each; none: a special one
+  SpecialTokens special;
+  std::vector<int32_t> stop_token_ids;
+};
 
-}  // namespace turbomind::wire
+inline std::string frame_of(const Vocabulary& vocabulary) {
+  Writer writer(kVocabulary);
+  writer.put(static_cast<uint32_t>(vocabulary.tokens.size()));
+  for (const std::string& token : vocabulary.tokens) writer.put_text(token);
+  return writer.put_special_tokens(vocabulary.special).put_list(vocabulary.stop_token_ids).take();
+}
+
+inline Vocabulary read_vocabulary(const std::string& payload) {
+  Reader reader(payload);
+  Vocabulary vocabulary;
+  for (auto left = reader.get<uint32_t>(); left > 0; --left) vocabulary.tokens.push_back(reader.text());
+  vocabulary.special = reader.special_tokens();
+  vocabulary.stop_token_ids = reader.list<int32_t>();
+  return vocabulary;
+}
+
+}  // namespace wire
+
+}  // namespace turbomind

@@ -431,8 +431,8 @@ TEST(the_rest_of_a_character_has_one_place_where_all_such_may_come) {
 
 TEST(the_tokens_that_may_come_are_those_whose_bytes_may) {
   const GrammarProgram program = list_program();
-  Vocabulary vocabulary = {"",    "a", "a",  "b",  "ab",   "abc",           "abcd",     ",", ",a",
-                           "a,b", ";", "a;", ";a", "\xE4", "\xE4\xB8\xAD,", "\xB8\xAD", "\t"};
+  std::vector<std::string> vocabulary = {"",    "a", "a",  "b",  "ab",   "abc",           "abcd",     ",", ",a",
+                                         "a,b", ";", "a;", ";a", "\xE4", "\xE4\xB8\xAD,", "\xB8\xAD", "\t"};
   for (int i = 0; i < 100; ++i) {
     std::string text;
     for (int k = i % 7; k >= 0; --k) text.push_back("ab,;z"[(i * 31 + k * k * 7) % 5]);
