@@ -141,9 +141,7 @@ class ProgramBuilder {
   int32_t number_of(int32_t rule) const { return expressions_.numbers.at(static_cast<size_t>(rule)); }
 
   int32_t split(const std::vector<int32_t>& nodes) {
-    const auto first = static_cast<int32_t>(program_.lists.size());
-    program_.lists.insert(program_.lists.end(), nodes.begin(), nodes.end());
-    return add({GrammarProgram::kSplit, first, static_cast<int32_t>(nodes.size()), 0, 0});
+    return add({GrammarProgram::kSplit, list(nodes), static_cast<int32_t>(nodes.size()), 0, 0});
   }
 
   // One of several nodes. What begins with the same byte is read together, so that places of long lists of texts are

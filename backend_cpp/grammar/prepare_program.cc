@@ -46,10 +46,10 @@ std::vector<int32_t> shortest_texts(const Program& program) {
   return shortest;
 }
 
-// Rules whose texts may begin with a text of themselves are a circle. A text of one of them that is not empty begins
-// with what one of the circle can begin with otherwise; where a rule of the circle has ended, what follows it in
-// another may continue, until the rule itself has ended. That takes texts that are not empty, so what may be empty
-// before the circle is divided: it is left out, or a rule that reads something is called.
+// The left-corner transform. Rules that can begin with each other are a cycle. A nonempty text of one of them begins
+// with what one of the cycle can begin with otherwise; where a rule of the cycle has ended, what follows it in another
+// may continue, until the rule itself has ended. A nullable part before the cycle is divided: it is left out, or a rule
+// of its nonempty texts is called.
 class LeftRecursion {
  public:
   LeftRecursion(Program& program, const std::vector<int32_t>& shortest)
@@ -66,9 +66,9 @@ class LeftRecursion {
   bool rewrite() {
     const auto rules = static_cast<int32_t>(starts_.size());
     for (int32_t rule = 0; rule < rules; ++rule) {
-      if (circle_of(rule).empty()) continue;
-      const int32_t start = program_.start(without_empty(rule));
-      program_.starts[static_cast<size_t>(rule)] = may_be_empty(rule) ? split({add({}), start}) : start;
+      if (cycle_of(rule).empty()) continue;
+      const int32_t start = program_.start(nonempty(rule));
+      program_.starts[static_cast<size_t>(rule)] = is_nullable(rule) ? split({add({}), start}) : start;
     }
     return program_.nodes.size() > shortest_.size();
   }
@@ -76,7 +76,7 @@ class LeftRecursion {
  private:
   using Rules = std::set<int32_t>;
 
-  bool may_be_empty(int32_t rule) const { return shortest_[static_cast<size_t>(start(rule))] == 0; }
+  bool is_nullable(int32_t rule) const { return shortest_[static_cast<size_t>(start(rule))] == 0; }
   // That of before.
   int32_t start(int32_t rule) const { return starts_[static_cast<size_t>(rule)]; }
 
@@ -96,7 +96,7 @@ class LeftRecursion {
       }
       visit(node);
       const bool may_be_skipped = node.kind == Program::kRepeat && node.b == 0;
-      if (node.is_call() && (may_be_skipped || may_be_empty(node.a))) todo.push_back(node.next);
+      if (node.is_call() && (may_be_skipped || is_nullable(node.a))) todo.push_back(node.next);
     }
   }
 
@@ -128,35 +128,35 @@ class LeftRecursion {
   }
 
   // The rules that can begin with each other and with `rule`, itself among them; none where it does not.
-  const Rules& circle_of(int32_t rule) {
-    const auto [known, is_new] = circles_.try_emplace(rule, nullptr);
+  const Rules& cycle_of(int32_t rule) {
+    const auto [known, is_new] = cycles_.try_emplace(rule, nullptr);
     if (!is_new) return *known->second;
-    const auto circle = std::make_shared<Rules>(may_begin_with(rule));
-    if (!circle->contains(rule)) circle->clear();
-    std::erase_if(*circle, [&](int32_t other) { return !may_begin_with(other).contains(rule); });
-    for (const int32_t other : *circle) circles_[other] = circle;
-    known->second = circle;
-    return *circle;
+    const auto cycle = std::make_shared<Rules>(may_begin_with(rule));
+    if (!cycle->contains(rule)) cycle->clear();
+    std::erase_if(*cycle, [&](int32_t other) { return !may_begin_with(other).contains(rule); });
+    for (const int32_t other : *cycle) cycles_[other] = cycle;
+    known->second = cycle;
+    return *cycle;
   }
 
   // The rule of the texts of a rule that are not empty.
-  int32_t without_empty(int32_t rule) {
-    const Rules& circle = circle_of(rule);
-    if (circle.empty() && !may_be_empty(rule)) return rule;
-    const auto [known, is_new] = without_empty_.try_emplace(rule, static_cast<int32_t>(program_.starts.size()));
+  int32_t nonempty(int32_t rule) {
+    const Rules& cycle = cycle_of(rule);
+    if (cycle.empty() && !is_nullable(rule)) return rule;
+    const auto [known, is_new] = nonempty_.try_emplace(rule, static_cast<int32_t>(program_.starts.size()));
     const int32_t number = known->second;
     if (!is_new) return number;
     program_.starts.push_back(0);
     std::vector<int32_t> begins;
-    std::map<int32_t, std::vector<int32_t>> continued{{rule, {add({})}}};  // what may follow a rule of the circle
+    std::map<int32_t, std::vector<int32_t>> continued{{rule, {add({})}}};  // what may follow a rule of the cycle
     std::map<int32_t, int32_t> ends;                                       // where one has ended
-    for (const int32_t other : circle) ends[other] = split({});
-    if (circle.empty()) {
-      begin(rule, circle, [](int32_t node) { return node; }, begins, continued);
+    for (const int32_t other : cycle) ends[other] = split({});
+    if (cycle.empty()) {
+      begin(rule, cycle, [](int32_t node) { return node; }, begins, continued);
     }
     for (const auto& [other, end] : ends) {
       std::map<int32_t, int32_t> copies;
-      begin(other, circle, [&, end = end](int32_t node) { return copy(node, end, copies); }, begins, continued);
+      begin(other, cycle, [&, end = end](int32_t node) { return copy(node, end, copies); }, begins, continued);
     }
     for (const auto& [other, end] : ends) {
       const int32_t ways = split(continued[other]);
@@ -167,10 +167,10 @@ class LeftRecursion {
     return number;
   }
 
-  // Adds what a rule begins with, if that is no rule of the circle, and what follows such a one. `then`: the node that
+  // Adds what a rule begins with, if that is no rule of the cycle, and what follows such a one. `then`: the node that
   // takes a node's place after something has been read.
   template <class Then>
-  void begin(int32_t rule, const Rules& circle, const Then& then, std::vector<int32_t>& begins,
+  void begin(int32_t rule, const Rules& cycle, const Then& then, std::vector<int32_t>& begins,
              std::map<int32_t, std::vector<int32_t>>& continued) {
     std::vector<Node> first;
     for_each_first(start(rule), [&](const Node& node) { first.push_back(node); });
@@ -178,10 +178,10 @@ class LeftRecursion {
       if (node.kind == Program::kReturn || (node.kind == Program::kRepeat && node.c == 0)) continue;
       const bool is_call = node.is_call();
       const int32_t inner = is_call ? called(node, rule) : -1;
-      const bool is_of_circle = is_call && circle.contains(inner);
-      if (node.kind == Program::kWhenFull || (node.kind == Program::kRegion && is_of_circle)) throw limited();
+      const bool is_of_cycle = is_call && cycle.contains(inner);
+      if (node.kind == Program::kWhenFull || (node.kind == Program::kRegion && is_of_cycle)) throw limited();
       node.next = then(node.next);
-      if (is_of_circle) {
+      if (is_of_cycle) {
         if (node.kind == Program::kRepeat && node.c != 1) {
           node.b = std::max(node.b - 1, 0);
           node.c = std::max(node.c - 1, -1);
@@ -191,8 +191,8 @@ class LeftRecursion {
         continue;
       }
       // One that ends as soon as it may does so at once.
-      if (node.kind == Program::kRegion && node.c == Program::kShortest && may_be_empty(node.a)) continue;
-      if (is_call) node.a = without_empty(node.a);
+      if (node.kind == Program::kRegion && node.c == Program::kShortest && is_nullable(node.a)) continue;
+      if (is_call) node.a = nonempty(node.a);
       if (node.kind == Program::kRepeat) node.b = std::max(node.b, 1);
       begins.push_back(add(node));
     }
@@ -249,8 +249,8 @@ class LeftRecursion {
   std::vector<size_t> seen_;  // the last walk that met a node
   size_t walks_ = 0;
   std::vector<Rules> first_calls_;  // of each rule, before anything is read
-  std::map<int32_t, std::shared_ptr<Rules>> circles_;
-  std::map<int32_t, int32_t> without_empty_;
+  std::map<int32_t, std::shared_ptr<Rules>> cycles_;
+  std::map<int32_t, int32_t> nonempty_;
 };
 
 }  // namespace
