@@ -47,6 +47,15 @@ def shared_memory(cuda: Device) -> Iterator[None]:
     cuda.module.set_shared_memory(227 * 1024)
 
 
+def test_a_launch_with_memory_of_the_host_is_refused(cuda: Device) -> None:
+    if cuda.name != "emulated":
+        pytest.skip("this is about the emulation")
+    for memory in ("device", "pinned"):
+        cuda.module.launch_with(memory)
+    with pytest.raises(RuntimeError, match="argument 0 has a pointer to the host's memory, 8 bytes from its beginning"):
+        cuda.module.launch_with("host")
+
+
 def test_the_emulation_launches_what_a_gpu_does(cuda: Device) -> None:
     if cuda.name != "emulated":
         pytest.skip("this is about the emulation")

@@ -133,6 +133,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   check(emulated::check_launch(grid, block, shared_bytes), "launching a kernel");
   if (emulated::only_checks_launches()) return;
   const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
+  std::apply(emulated::check_arguments<Parameters...>, values);
   emulated::submit({grid, block, shared_bytes, [=] { std::apply(kernel, values); }, may_overlap()});
 }
 
@@ -142,6 +143,7 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaS
   check(emulated::check_launch(grid, block, 0), "launching a kernel");
   if (emulated::only_checks_launches()) return;
   const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
+  std::apply(emulated::check_arguments<Parameters...>, values);
   emulated::submit([launch = emulated::Launch{grid, block, 0, [=] { std::apply(kernel, values); }}] {
     emulated::run_grid_together(launch);
   });

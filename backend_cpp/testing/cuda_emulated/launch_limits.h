@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
+#include <type_traits>
 
 #include "testing/cuda_emulated/block.h"
 #include "testing/cuda_emulated/runtime.h"
@@ -27,5 +29,32 @@ class OnlyChecking {
   OnlyChecking(const OnlyChecking&) = delete;
   OnlyChecking& operator=(const OnlyChecking&) = delete;
 };
+
+// A GPU cannot reach memory of the host that the runtime has not allocated; the emulation reads it as any other.
+// Throws Error (kInternal) when a word of an argument is the address of such memory. `number` is of the argument.
+// Pointers that are in memory themselves are not looked at.
+void refuse_host_memory(const void* words, size_t count, int number);
+
+template <class T>
+void check_argument(T argument, int number) {
+  static_assert(std::is_trivially_copyable_v<T>, "a kernel's arguments are copied as bytes");
+  constexpr size_t kWords = sizeof(T) / sizeof(void*);
+  if constexpr (kWords > 0) {
+    // Padding may hold what was in its place before.
+#if __has_builtin(__builtin_clear_padding)
+    if constexpr (!std::is_pointer_v<T>) __builtin_clear_padding(&argument);
+#endif
+    const void* words[kWords];
+    std::memcpy(words, &argument, sizeof(words));
+    refuse_host_memory(words, kWords, number);
+  }
+}
+
+// Of a launch, in their order.
+template <class... Arguments>
+void check_arguments(const Arguments&... arguments) {
+  int number = 0;
+  (check_argument(arguments, number++), ...);
+}
 
 }  // namespace turbomind::emulated

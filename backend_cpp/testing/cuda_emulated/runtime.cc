@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,6 +70,14 @@ cudaError_t outside_of_capture() {
 }
 
 }  // namespace
+
+bool turbomind::emulated::is_device_memory(const void* memory) {
+  const std::lock_guard lock(mu);
+  const auto after = allocated.upper_bound(const_cast<void*>(memory));
+  if (after == allocated.begin()) return false;
+  const auto& [begin, allocation] = *std::prev(after);
+  return memory <= static_cast<const std::byte*>(begin) + allocation.bytes;  // one past its end, too
+}
 
 bool turbomind::emulated::is_capturing() {
   return captured != nullptr;

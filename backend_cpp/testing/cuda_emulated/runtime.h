@@ -83,6 +83,8 @@ namespace turbomind::emulated {
 
 // What a call is to report before it does anything (faults.h).
 cudaError_t begin_call(const char* name);
+// Whether it is in memory of any device that cudaMalloc returned, or one past its end.
+bool is_device_memory(const void* memory);
 // Whether the thread captures a graph.
 bool is_capturing();
 // Does what is given to a stream, or keeps it for the graph that is being captured.

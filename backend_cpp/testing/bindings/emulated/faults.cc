@@ -13,6 +13,31 @@
 
 namespace turbomind::cuda {
 
+namespace {
+
+struct FewNumbers {
+  int count;
+  const float* data;
+};
+
+void ignore_kernel(FewNumbers) {
+  await_previous();
+}
+
+// Launches a kernel with memory of a device, pinned memory or other memory of the host.
+void launch_with(const std::string& memory) {
+  constexpr int kCount = 4;
+  float own[kCount] = {};
+  void* data = own;
+  if (memory == "device") check(cudaMalloc(&data, sizeof(own)), "allocating");
+  if (memory == "pinned") check(cudaMallocHost(&data, sizeof(own)), "allocating");
+  launch(ignore_kernel, dim3(1), dim3(kWarp), 0, nullptr, FewNumbers{kCount, static_cast<const float*>(data)});
+  if (memory == "device") check(cudaFree(data), "freeing");
+  if (memory == "pinned") check(cudaFreeHost(data), "freeing");
+}
+
+}  // namespace
+
 void bind_faults(pybind11::module_& m) {
   m.def("inject_fault", [](const std::string& name, int skipped, int error, bool lasts) {
     emulated::inject_fault(name, skipped, static_cast<cudaError_t>(error), lasts);
@@ -29,6 +54,7 @@ void bind_faults(pybind11::module_& m) {
   m.def("check_launch", [](std::array<unsigned, 3> grid, unsigned threads, size_t shared_bytes) {
     return static_cast<int>(emulated::check_launch({grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes));
   });
+  m.def("launch_with", &launch_with);
   m.def("set_shared_memory", &emulated::set_shared_memory);
   m.def("set_only_checks_launches", &emulated::set_only_checks_launches);
   m.def("set_pauses", &emulated::set_pauses);
