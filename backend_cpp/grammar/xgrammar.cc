@@ -110,6 +110,7 @@ class Xgrammar {
   static ffi::String text_of(const Json& format, const std::string& type) {
     const std::string& text = format.at(type).as_string();
     require_size(text);
+    check_counts(text, type == "regex_schema" ? Syntax::kRegex : Syntax::kGrammar);
     return text;
   }
 

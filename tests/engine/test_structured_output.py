@@ -249,7 +249,7 @@ def test_what_follows_a_mark_is_held_to_its_schema(babbler: AsyncEngine) -> None
 
 
 def test_one_of_some_texts_comes_whatever_is_in_them(babbler: AsyncEngine) -> None:
-    choices = ['say "yes"', "back\\slash", "two\nlines", "über 🦜", "\x01"]
+    choices = ['say "yes"', "back\\slash", "two\nlines", "über 🦜", "\x01", "{4294967297}"]
     for forced in ([choice] for choice in choices):
         config = GenerationConfig(
             max_new_tokens=40, response_format={"type": "grammar", "grammar": choice_grammar(forced)}
@@ -297,6 +297,9 @@ def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEng
         ({"type": "regex_schema", "regex_schema": "(" * 5000 + "a" + ")" * 5000}, "Nest layer"),
         ({"type": "grammar", "grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}, "Nest layer"),
         ({"type": "regex_schema", "regex_schema": "a" * 100_000}, "bytes long"),
+        ({"type": "regex_schema", "regex_schema": "a{1,4294967297}"}, "{1,4294967297}"),
+        ({"type": "grammar", "grammar": 'root ::= "#\\"[" "a" {4294967297}'}, "{4294967297}"),
+        ({"type": "structural_tag", "structural_tag": {"type": "regex", "pattern": "[[]{4294967297}"}}, "{4294967297}"),
         ({"type": "grammar", "grammar": "root ::= missing_rule"}, "missing_rule"),
         ({"type": "lark", "lark": "start: missing_rule"}, "missing_rule"),
         ({"type": "structural_tag", "structural_tag": {"type": "poem"}}, "poem"),
