@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     runner: Any = None
     profiler = StepProfiler(args.rank)
     while True:
-        given = channel.wait(profiler.most_seconds)
+        given = channel.wait(profiler.timeout)
         if given is None:
             profiler.end()
             continue
@@ -136,7 +136,7 @@ class StepProfiler:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     @property
-    def most_seconds(self) -> float:
+    def timeout(self) -> float:
         """How long to wait for an order before ``end`` is to be called."""
         return _IDLE_SECONDS if self._profile is not None else _TIMEOUT
 

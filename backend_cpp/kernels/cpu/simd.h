@@ -169,9 +169,9 @@ inline IVec dot4(IVec sum, IVec u, IVec s) {
 inline IVec dot2_bytes(IVec sum, IVec u, IVec s) {
   return _mm512_add_epi16(sum, _mm512_maddubs_epi16(u, s));
 }
-// Adds to each int32 lane its two int16.
-inline IVec add_halves(IVec sum, IVec halves) {
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(halves, _mm512_set1_epi16(1)));
+// Adds to each int32 lane the two int16 in its place.
+inline IVec add_int16_pairs(IVec sum, IVec pairs) {
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
 #endif
 
@@ -306,8 +306,8 @@ inline IVec dot4(IVec sum, IVec u, IVec s) {
 inline IVec dot2_bytes(IVec sum, IVec u, IVec s) {
   return _mm256_add_epi16(sum, _mm256_maddubs_epi16(u, s));
 }
-inline IVec add_halves(IVec sum, IVec halves) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(halves, _mm256_set1_epi16(1)));
+inline IVec add_int16_pairs(IVec sum, IVec pairs) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #endif
 

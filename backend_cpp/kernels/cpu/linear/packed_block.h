@@ -11,13 +11,13 @@
 namespace turbomind::TM_ISA {
 
 // Whether products with 4-bit codes are added up in 16 bits first: at most 15 x 127 each, so eight pairs fit.
-inline constexpr bool kAddsHalves = !kHasDot4;
-inline constexpr int kInputsInHalves = 32;
+inline constexpr bool kSumsInt16 = !kHasDot4;
+inline constexpr int kInputsInInt16 = 32;
 
-// Rows at a time: their sums stay in registers. Sums in 16 bits are the only ones that are added to all the time.
+// Rows at a time, so that their sums stay in registers. With 16-bit sums, those of 32 bits need not.
 template <int kBits>
 inline constexpr int kPackedRows = kTileVecs == 1   ? 8
-                                   : kTileVecs == 2 ? (kBits == 4 && kAddsHalves ? 4 : 2)
+                                   : kTileVecs == 2 ? (kBits == 4 && kSumsInt16 ? 4 : 2)
                                                     : 1;
 // Where there are more rows than that: tiles at a time, and rows. A vector of x is multiplied with each of them, and
 // both kinds of sums stay in registers.
@@ -194,17 +194,17 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
     };
     if (kTiles > 1 && is_first) prefetch_group<kTiles>(codes, tile_bytes, shape.group_bytes());
     for (int k = 0; k < shape.group;) {
-      if constexpr (kBits == 4 && kAddsHalves) {
-        IVec halves[kRows][kVecs];
+      if constexpr (kBits == 4 && kSumsInt16) {
+        IVec int16_sums[kRows][kVecs];
 #pragma GCC unroll 8
-        for (auto& row : halves) std::fill(std::begin(row), std::end(row), broadcast_int(0));
-        const int last = std::min(shape.group, k + kInputsInHalves);
-        const auto dot2 = [](auto... operands) { return dot2_bytes(operands...); };  // not there where dot4 is
-        for (; k < last; k += kStep) add_step(dot2, halves);
+        for (auto& row : int16_sums) std::fill(std::begin(row), std::end(row), broadcast_int(0));
+        const int last = std::min(shape.group, k + kInputsInInt16);
+        const auto dot2 = [](auto... operands) { return dot2_bytes(operands...); };  // declared only without kHasDot4
+        for (; k < last; k += kStep) add_step(dot2, int16_sums);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-          for (int v = 0; v < kVecs; ++v) group_sums[r][v] = add_halves(group_sums[r][v], halves[r][v]);
+          for (int v = 0; v < kVecs; ++v) group_sums[r][v] = add_int16_pairs(group_sums[r][v], int16_sums[r][v]);
         }
       } else {
         add_step(dot4, group_sums);
