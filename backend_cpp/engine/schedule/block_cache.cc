@@ -112,7 +112,7 @@ int32_t BlockCache::attach(const PrefixKey& prefix, int index, NodeId node, int 
   attached(node, group) = block;
   at(block).node = node;
   tree_.hold(node);
-  if (observer_ != nullptr && group == observed_group_) {
+  if (observer_ != nullptr && is_observed(node, group)) {
     observer_->stored(tree_.number(node), tree_.number(tree_.parent(node)), prefix, index);
   }
   return block;
@@ -174,12 +174,14 @@ bool BlockCache::make_room_for_snapshot(int index) {
   return true;
 }
 
-void BlockCache::use_snapshot(int32_t snapshot, int32_t block) {
-  move_pages(snapshot, block);
-  ++at(snapshot).uses;
-  const Place used = at(snapshot).uses > 1 ? Place::kSharedSnapshot : Place::kLatestSnapshot;
-  remove(snapshot);
-  put(snapshot, is_of_host(snapshot) ? Place::kHost : used);
+void BlockCache::use_copy(int32_t stored, int32_t block) {
+  move_pages(stored, block);
+  Place place = at(stored).place;
+  if (place == Place::kReferenced) return;
+  ++at(stored).uses;
+  if (is_snapshot(place)) place = at(stored).uses > 1 ? Place::kSharedSnapshot : Place::kLatestSnapshot;
+  remove(stored);
+  put(stored, place);
 }
 
 void BlockCache::pass_snapshots(NodeId node) {
@@ -412,7 +414,7 @@ void BlockCache::drop(int32_t block, Keep keep) {
   if (held.node == kNoNode) return free_pages(block);
   if (keep == Keep::kNothing) return lose(block);
   put(block, keep == Keep::kContent ? Place::kNeededLast : Place::kUntilNeeded);
-  if (keep == Keep::kContent) note_content(block);
+  if (keep == Keep::kContent && !tree_.is_part(held.node)) note_content(block);
 }
 
 void BlockCache::evict_one() {

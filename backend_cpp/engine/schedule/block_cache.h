@@ -33,7 +33,7 @@
 // A group of recurrent states has no chain of blocks: a node has a snapshot, a copy of a sequence's state after exactly
 // the tokens up to the node's end. A snapshot between two block boundaries also has copies of the other groups' partial
 // block, all attached to a node for a part of a block. Snapshots have at most a share of the arena; those that were
-// never reused are evicted first.
+// never reused are evicted first. Without such a group, an ended sequence's partial block is attached to such a node.
 //
 // Used by the step thread only.
 #pragma once
@@ -130,8 +130,8 @@ class BlockCache {
   // Attaches a copy of a sequence's state block to the node at whose end the sequence is. False: no room.
   // `is_rolling`: the sequence's next snapshot replaces it, unless another sequence made it permanent.
   bool make_snapshot(NodeId node, int group, int32_t block, bool is_rolling = false);
-  // Copies a snapshot to a sequence's state block.
-  void use_snapshot(int32_t snapshot, int32_t block);
+  // Copies stored content to a sequence's own block of the same group, and marks it as used.
+  void use_copy(int32_t stored, int32_t block);
   // Notes that the sequence that made or used a node's snapshots has made later ones.
   void pass_snapshots(NodeId node);
   // Limits for snapshots: pages (default: a fourth of the arena), and the interval in prompt tokens at which they are
@@ -139,6 +139,9 @@ class BlockCache {
   void limit_snapshots(int pages) { most_snapshot_pages_ = pages; }
   void set_snapshot_interval(int tokens) { snapshot_interval_ = tokens; }
   int snapshot_interval() const { return snapshot_interval_; }
+  // Of a block that shares its first tokens with a prefix, at least this many are worth a copy.
+  void set_least_copied(int tokens) { least_copied_ = tokens; }
+  int least_copied() const { return least_copied_; }
   // Frees a rolling snapshot that was never reused.
   void forget_rolling_snapshot(NodeId node, int group);
 
@@ -266,6 +269,7 @@ class BlockCache {
   int snapshot_pages_ = 0;
   int most_snapshot_pages_;
   int snapshot_interval_ = 0;
+  int least_copied_ = 8;
   uint64_t next_stamp_ = 1;
   struct Noted {
     NodeId node;

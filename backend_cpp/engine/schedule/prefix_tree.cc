@@ -38,6 +38,26 @@ NodeId PrefixTree::find_root(const PrefixScope& scope) const {
   return it == last ? kNoNode : it->second;
 }
 
+PrefixTree::Shared PrefixTree::find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
+                                            const std::function<bool(NodeId)>& is_usable) const {
+  const int begin = index * block_len_;
+  int most = std::clamp(static_cast<int>(prefix.tokens.size()) - begin, 0, std::min(count, block_len_));
+  const auto images = ranges_within(prefix.images, begin, begin + most);
+  if (!images.empty()) most = std::max(0, images.front().begin - begin);
+  const auto wanted = std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(most));
+  Shared longest;
+  int compared = 0;
+  for (NodeId child = at(parent).first_child; child != kNoNode; child = at(child).next) {
+    const Node& known = at(child);
+    const auto parted = std::ranges::mismatch(wanted, known.tokens).in1;
+    auto shared = static_cast<int>(parted - wanted.begin());
+    if (!known.images.empty()) shared = std::min(shared, known.images.front().at);
+    if (shared > longest.tokens && is_usable(child)) longest = {child, shared};
+    if (longest.tokens == most || ++compared == kMaxCompared) break;
+  }
+  return longest;
+}
+
 NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index, int count) {
   Content content = content_of(prefix, index, count);
   const uint64_t key = key_of(parent, content);

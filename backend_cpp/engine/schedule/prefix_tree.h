@@ -9,12 +9,15 @@
 //
 // A node may also be a partial block, where a sequence ended within a block. It has no children.
 //
+// A block may share its first tokens with a node; find_longest() finds the one that shares most.
+//
 // Nodes are reference counted: a node exists while it is held or has children.
 //
 // Used by the step thread only.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,6 +50,17 @@ class PrefixTree {
   NodeId get(NodeId parent, const PrefixKey& prefix, int index) { return get(parent, prefix, index, block_len_); }
   NodeId get(NodeId parent, const PrefixKey& prefix, int index, int count);
   NodeId get_root(const PrefixScope& scope);
+  // A node whose first tokens are those of a block.
+  struct Shared {
+    NodeId node = kNoNode;
+    int tokens = 0;
+  };
+  // The child of `parent` that shares the most leading tokens with block `index` of a prefix, at most `count`, among
+  // those for which `is_usable` holds. What is shared ends at the first image. Compares the latest kMaxCompared
+  // children.
+  Shared find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
+                      const std::function<bool(NodeId)>& is_usable) const;
+  static constexpr int kMaxCompared = 256;
 
   void hold(NodeId node) { ++at(node).uses; }
   // Deletes the node when it is no longer held and has no children, and then its parents likewise.

@@ -330,7 +330,7 @@ void Scheduler::preempt_last() {
 }
 
 void Scheduler::give_up_memory(Sequence& sequence, Keep keep) {
-  sequence.memory.give_up(blocks_, keep);
+  sequence.memory.give_up(blocks_, sequence.prefix(), keep);
   sequence.images.give_up(blocks_, keep);
   sequence.planned = 0;
   sequence.drafts.tokens.clear();
@@ -378,10 +378,15 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
     if (next_border > static_cast<int>(running->tokens.size()) && running->pending() <= 1) continue;
     const int shared = std::min(shared_tokens(*running, sequence), most);
     int target = shared / blocks_.block_len() * blocks_.block_len();
+    int awaited = target;
     if (blocks_.plan().group_of(MemoryKind::kState) >= 0) {
       for (const int mark : sequence.group->marks) target = mark <= shared ? std::max(target, mark) : target;
+      awaited = target;
+    } else if (shared - target >= blocks_.least_copied() &&
+               target + blocks_.block_len() <= static_cast<int>(running->tokens.size())) {
+      awaited += blocks_.block_len();  // the block whose first tokens it shares can be copied once it is full
     }
-    if (target <= running->cached()) continue;
+    if (awaited <= running->cached()) continue;
     running->memory.add_anchor(target);
     return true;
   }

@@ -70,17 +70,22 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
   if (!path_.empty()) tree.hold(path_.back());
   tree.let_go(last);
   published_ = found.blocks;
-  cached_ = cached;
+  cached_ = matched_ = cached;
 }
 
 SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixKey& prefix,
                                                 const std::vector<NodeId>& path, int least, int limit) const {
   const int len = cache.block_len();
-  if (cache.plan().group_of(MemoryKind::kState) < 0) return {};
+  const auto node_before = [&](int blocks) {
+    return blocks > 0 ? path[static_cast<size_t>(blocks) - 1] : cache.tree().find_root(prefix.scope);
+  };
+  if (cache.plan().group_of(MemoryKind::kState) < 0) {
+    return find_shared(cache, prefix, node_before(least / len), least, limit);
+  }
   for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend() && *anchor > least; ++anchor) {
     const int blocks = *anchor / len;
     if (*anchor > limit || *anchor % len == 0 || blocks > static_cast<int>(path.size())) continue;
-    const NodeId before = blocks > 0 ? path[static_cast<size_t>(blocks) - 1] : cache.tree().find_root(prefix.scope);
+    const NodeId before = node_before(blocks);
     const NodeId part = cache.tree().find(before, prefix, blocks, *anchor % len);
     if (part == kNoNode) continue;
     bool is_whole = true;
@@ -96,6 +101,21 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
     if (is_whole) return {blocks, part, *anchor};
   }
   return {};
+}
+
+SequenceMemory::Found SequenceMemory::find_shared(BlockCache& cache, const PrefixKey& prefix, NodeId before, int least,
+                                                  int limit) {
+  // Of the blocks before, a window needs no more than after `least` tokens.
+  const auto is_whole = [&](NodeId node) {
+    for (int group = 0; group < cache.group_count(); ++group) {
+      if (bounds_hits(cache.group(group)) && cache.stored(node, group) == kNoBlock) return false;
+    }
+    return true;
+  };
+  const int blocks = least / cache.block_len();
+  const auto [part, shared] = cache.tree().find_longest(before, prefix, blocks, limit - least, is_whole);
+  if (shared < cache.least_copied()) return {};
+  return {blocks, part, least + shared};
 }
 
 int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) {
@@ -117,13 +137,13 @@ int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, con
     set_block(cache, group, index, block);
     return true;
   };
-  const auto copy_snapshot = [&](int group, int index) {
+  const auto take_copy = [&](int group, int index) {
     const int32_t own = cache.allocate(group);
     if (own != kNoBlock) set_block(cache, group, index, own);
     // Making pages free may have cost it.
     const int32_t stored = cache.stored(has_part ? found.part : path[static_cast<size_t>(count) - 1], group);
     if (own == kNoBlock || stored == kNoBlock) return false;
-    cache.use_snapshot(stored, own);
+    cache.use_copy(stored, own);
     return true;
   };
   for (int index = 0; index < cache.group_count() && !is_missing; ++index) {
@@ -137,9 +157,9 @@ int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, con
         is_missing = !take_one(index, i);
         if (is_missing) missing = i;
       }
-      if (has_part && !is_missing) is_missing = !copy_snapshot(index, count);
+      if (has_part && !is_missing) is_missing = !take_copy(index, count);
     } else if (group.kind == MemoryKind::kState) {
-      is_missing = !copy_snapshot(index, 0);
+      is_missing = !take_copy(index, 0);
       if (is_missing) missing = count - 1;
     } else if (group.kind == MemoryKind::kDraft) {
       published_drafts_ = 0;
@@ -369,7 +389,7 @@ void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, 
 }
 
 // Who continues from here begins at its last border.
-void SequenceMemory::keep_end(BlockCache& cache) {
+void SequenceMemory::keep_end(BlockCache& cache, const PrefixKey& prefix) {
   for (int index = 0; index < cache.group_count(); ++index) {
     const CacheGroup& group = cache.group(index);
     if (group.kind == MemoryKind::kState && rolling_ > 0) {
@@ -380,11 +400,28 @@ void SequenceMemory::keep_end(BlockCache& cache) {
       cache.keep_content(path_[static_cast<size_t>(i)], index);
     }
   }
+  const bool has_state = cache.plan().group_of(MemoryKind::kState) >= 0;
+  const int in_last = cached_ % cache.block_len();
+  if (!has_state && cached_ > matched_ && in_last >= cache.least_copied()) publish_part(cache, prefix);
 }
 
-void SequenceMemory::give_up(BlockCache& cache, Keep keep) {
+// The last block, which is not full.
+void SequenceMemory::publish_part(BlockCache& cache, const PrefixKey& prefix) {
+  PrefixTree& tree = cache.tree();
+  const NodeId before = path_.empty() ? tree.get_root(prefix.scope) : path_.back();
+  const NodeId node = tree.get(before, prefix, published_, cached_ % cache.block_len());
+  tree.hold(node);
+  for (int index = 0; index < cache.group_count(); ++index) {
+    if (!bounds_hits(cache.group(index))) continue;
+    int32_t& own = groups_[static_cast<size_t>(index)].blocks[static_cast<size_t>(published_)];
+    own = cache.attach(prefix, published_, node, index, own);
+  }
+  tree.let_go(node);
+}
+
+void SequenceMemory::give_up(BlockCache& cache, const PrefixKey& prefix, Keep keep) {
   drop_backup(cache);
-  if (keep == Keep::kContent) keep_end(cache);
+  if (keep == Keep::kContent) keep_end(cache, prefix);
   for (size_t index = 0; index < groups_.size(); ++index) cache.release(groups_[index].blocks, keep);
   if (!path_.empty()) {
     if (keep == Keep::kNothing) {

@@ -8,7 +8,8 @@
 //
 // A prefix hit of n tokens references what every group needs at n: all blocks before it, the blocks within the window
 // before it, a snapshot of the state at exactly n. If n is not a multiple of the block length, the snapshot includes
-// the partial last block, which is copied. The longest such n is used.
+// the partial last block, which is copied. The longest such n is used. Without states, a block that shares only its
+// first tokens with the prefix is copied likewise, and an ended sequence leaves its partial last block for that.
 //
 // Later requests branch off at few positions: the end of a prompt, the ends of messages, where two prompts were seen to
 // diverge. At these anchors, snapshots of the state are made, and the blocks that a window needs are kept as long as
@@ -69,8 +70,8 @@ class SequenceMemory {
   bool has_backup() const { return backup_ != kNoBlock; }
   // The drafter has computed the first `count` tokens.
   void publish_drafts(BlockCache& cache, const PrefixKey& prefix, int count);
-  // Releases all blocks.
-  void give_up(BlockCache& cache, Keep keep);
+  // Releases all blocks. Keep::kContent: without states, publishes the partial last block too.
+  void give_up(BlockCache& cache, const PrefixKey& prefix, Keep keep);
 
   // Appends the blocks that it references.
   void add_blocks(std::vector<int32_t>& blocks) const;
@@ -94,9 +95,11 @@ class SequenceMemory {
 
   // How many blocks of a path can be used, at most `most`.
   static int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most);
-  // The last usable anchor after more than `least` and at most `limit` tokens that is not a block boundary.
+  // The longest match of more than `least` and at most `limit` tokens that ends within a block: with states, at an
+  // anchor; without, after `least` tokens in whole blocks, where the block that shares most of its tokens parts.
   Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int least,
                   int limit) const;
+  static Found find_shared(BlockCache& cache, const PrefixKey& prefix, NodeId before, int least, int limit);
   // References the blocks of a match. On failure it releases them again. Returns the index of the first block that
   // could not be referenced, or the number of blocks.
   int take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found);
@@ -104,12 +107,14 @@ class SequenceMemory {
   void make_snapshot(BlockCache& cache, const PrefixKey& prefix);
   void make_part(BlockCache& cache, const PrefixKey& prefix);
   void pass_windows(BlockCache& cache, Keep keep);
-  void keep_end(BlockCache& cache);
+  void keep_end(BlockCache& cache, const PrefixKey& prefix);
+  void publish_part(BlockCache& cache, const PrefixKey& prefix);
   // Sets the node whose snapshot it last made or used.
   void note_snapshot(BlockCache& cache, NodeId node);
   bool is_anchored(const CacheGroup& group, int index) const;
 
   int cached_ = 0;
+  int matched_ = 0;  // of these, found in the cache
   int published_ = 0;
   int published_drafts_ = 0;
   int prompt_len_ = 0;

@@ -86,7 +86,7 @@ struct Simulated {
 
   PrefixKey key() const { return {scope, tokens, images}; }
   void give_up(BlockCache& cache, Keep keep) {
-    memory.give_up(cache, keep);
+    memory.give_up(cache, key(), keep);
     image_blocks.give_up(cache, keep);
   }
 
@@ -110,17 +110,19 @@ struct Counts {
   int64_t snapshot_hits = 0;
   int64_t rollbacks = 0;
   int64_t part_hits = 0;
+  int64_t copied_hits = 0;
 };
 
 constexpr int64_t Counts::* kCounts[] = {&Counts::hits,       &Counts::session_hits, &Counts::fork_hits,
                                          &Counts::image_hits, &Counts::preemptions,  &Counts::snapshot_hits,
-                                         &Counts::rollbacks,  &Counts::part_hits};
+                                         &Counts::rollbacks,  &Counts::part_hits,    &Counts::copied_hits};
 
 class History {
  public:
   History(unsigned seed, const CachePlan& plan, const CacheSize& size)
       : random_(seed), cache_(plan, size), pages_(size) {
     cache_.set_snapshot_interval(seed % 2 == 0 ? 2 * kBlockLen : 0);
+    cache_.set_least_copied(1 + static_cast<int>(seed % 4));
   }
 
   void run(int events) {
@@ -199,11 +201,13 @@ class History {
     }
     const int cached = sequence->memory.cached();
     sequence->image_blocks.match(cache_, sequence->key(), cached);
-    CHECK(cached % kBlockLen == 0 || cached == std::min(marks[0], count - 1));
-    counts.part_hits += cached % kBlockLen != 0;
+    const bool has_state = cache_.plan().group_of(MemoryKind::kState) >= 0;
+    CHECK(cached % kBlockLen == 0 || !has_state || cached == std::min(marks[0], count - 1));
+    counts.part_hits += has_state && cached % kBlockLen != 0;
+    counts.copied_hits += !has_state && cached % kBlockLen != 0;
     CHECK(cached < count);
     counts.hits += cached > 0;
-    counts.snapshot_hits += cached > 0 && cache_.plan().group_of(MemoryKind::kState) >= 0;
+    counts.snapshot_hits += has_state && cached > 0;
     counts.image_hits += sequence->image_blocks.holds_any();
     const int missing =
         sequence->memory.missing_pages(cache_, count + 1) + sequence->image_blocks.missing_pages(cache_);

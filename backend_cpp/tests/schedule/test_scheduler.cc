@@ -114,15 +114,23 @@ std::vector<int32_t> begins_alike(int shared, int own, RequestId id) {
 }  // namespace
 
 TEST(what_requests_begin_with_is_computed_once_when_they_come_at_once) {
-  for (const CachePlan& plan : {small_plan(4), small_plan(4, 10), hybrid_plan()}) {
+  const auto computed = [](const CachePlan& plan, int least_copied, int own) {
     BlockCache blocks(plan, {1000});
+    blocks.set_least_copied(least_copied);
     Scheduler scheduler({8, 12}, blocks);
     Step step;
-    for (RequestId id = 2; id <= 12; id += 2) scheduler.add(make_sequence(id, begins_alike(42, 6, id)));
+    for (RequestId id = 2; id <= 12; id += 2) scheduler.add(make_sequence(id, begins_alike(42, own, id)));
     int rows = 0;
     for (int round = 0; round < 20; ++round) rows += run_step(scheduler, step);
-    CHECK_EQUAL(rows, 48 + 5 * (48 - 40));  // whole blocks are shared
     CHECK_EQUAL(scheduler.running_count(), 6);
+    return rows;
+  };
+  CHECK_EQUAL(computed(hybrid_plan(), 2, 6), 48 + 5 * (48 - 40));
+  for (const CachePlan& plan : {small_plan(4), small_plan(4, 10)}) {
+    CHECK_EQUAL(computed(plan, 3, 6), 48 + 5 * (48 - 40));  // two tokens of a block are not worth a copy
+    CHECK_EQUAL(computed(plan, 2, 6), 48 + 5 * (48 - 42));
+    CHECK_EQUAL(computed(plan, 2, 1), 43 + 5 * (43 - 42));  // the response's first token fills the block
+    CHECK_EQUAL(computed(plan, 1, 0), 42 + 5 * (42 - 40));  // nobody waits longer for it
   }
 }
 

@@ -1,11 +1,13 @@
 // What sequences hold of caches with several groups: what is found again, what is evicted first, what is refused.
 #include "engine/schedule/sequence_memory.h"
 
+#include <algorithm>
 #include <random>
 
 #include "base/error.h"
 #include "tests/cache_plans.h"
 #include "tests/check.h"
+#include "tests/schedule/images.h"
 
 namespace turbomind::testing {
 
@@ -26,7 +28,7 @@ int run_whole(BlockCache& cache, const Tokens& tokens, const std::vector<int>& m
     CHECK(memory.grow(cache, memory.cached() + count));
     memory.advance(cache, key, count, Keep::kContent);
   }
-  memory.give_up(cache, Keep::kContent);
+  memory.give_up(cache, key, Keep::kContent);
   cache.check_invariants();
   return cached;
 }
@@ -109,6 +111,60 @@ TEST(content_goes_with_the_blocks_that_it_needs) {
   CHECK_EQUAL(cache.idle_count(), 4 + 2 + 4 + 2);
   cache.forget(cache.tree().find(cache.tree().find_root(0), {0, counted(4)}, 0));
   CHECK_EQUAL(cache.idle_count(), 0);
+}
+
+// Compared with all sequences before, whose computed tokens the cache still holds.
+TEST(without_states_the_longest_prefix_that_any_sequence_computed_is_found) {
+  const CachePlan plans[] = {
+      small_plan(4), plan_cache(4, {small_group(MemoryKind::kPaged, 4), small_group(MemoryKind::kDraft, 4)}),
+      plan_cache(4, {small_group(MemoryKind::kPaged, 4), small_group(MemoryKind::kWindow, 4, 100)})};
+  std::mt19937 random(2);
+  for (const CachePlan& plan : plans) {
+    for (const int least : {1, 3}) {
+      BlockCache cache(plan, {40'000});
+      cache.set_least_copied(least);
+      std::vector<Tokens> known;
+      int copied = 0;
+      for (int i = 0; i < 400; ++i) {
+        Tokens tokens;
+        if (i % 2 == 1) tokens = known[random() % known.size()];
+        if (!tokens.empty()) tokens.resize(1 + random() % tokens.size());
+        for (size_t more = 1 + random() % 12; more > 0; --more) tokens.push_back(static_cast<int32_t>(random() % 3));
+        int longest = 0;
+        for (const Tokens& before : known) {
+          const auto parted = std::ranges::mismatch(before, tokens).in2;
+          longest = std::max(longest, static_cast<int>(parted - tokens.begin()));
+        }
+        longest = std::min(longest, static_cast<int>(tokens.size()) - 1);  // the last token is always computed
+        if (longest % 4 < least) longest -= longest % 4;
+        CHECK_EQUAL(run_whole(cache, tokens), longest);
+        copied += longest % 4 != 0;
+        known.push_back(std::move(tokens));
+      }
+      CHECK(copied > 50);
+    }
+  }
+}
+
+TEST(what_blocks_share_ends_before_an_image) {
+  BlockCache cache(small_plan(8), {40});
+  cache.set_least_copied(1);
+  const Tokens tokens = counted(8);
+  const auto found = [&](const std::vector<EmbeddingRange>& images) {
+    SequenceMemory memory;
+    const PrefixKey key{0, tokens, images};
+    memory.match(cache, key, 7, 8, {});
+    const int cached = memory.cached();
+    CHECK(memory.grow(cache, 8));
+    memory.advance(cache, key, 8 - cached, Keep::kContent);
+    memory.give_up(cache, key, Keep::kContent);
+    return cached;
+  };
+  CHECK_EQUAL(found({image_at(5, 1, 1)}), 0);
+  CHECK_EQUAL(found({image_at(5, 2, 1)}), 5);
+  CHECK_EQUAL(found({image_at(3, 1, 1)}), 3);
+  CHECK_EQUAL(found({}), 5);
+  CHECK_EQUAL(found({}), 7);
 }
 
 TEST(ten_thousand_conversations_leave_no_page_lost) {
