@@ -101,7 +101,13 @@ MUTATIONS = (
         "  move_pages(block, to);\n  free_pages(block);\n  ++swapped_in_;\n",
         "  free_pages(block);\n  ++swapped_in_;\n",
     ),
-    Mutation("a hit starts from a copy of the snapshot", CACHE, "  move_pages(snapshot, block);\n"),
+    Mutation("a hit starts from a copy of what is stored", CACHE, "  move_pages(stored, block);\n"),
+    Mutation(
+        "what blocks share ends before an image",
+        TREE,
+        "  if (!images.empty()) most = std::max(0, images.front().begin - begin);\n",
+    ),
+    Mutation("a block in use stays where it is", CACHE, "  if (place == Place::kReferenced) return;\n"),
     Mutation(
         "a state that rejected drafts changed is restored",
         MEMORY,
