@@ -155,7 +155,7 @@ install-clients:
 
 sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer; the grammar program under the first
 	@for sanitizer in address thread; do \
-	    echo "-- building and testing with the $$sanitizer sanitizer (about 2 minutes on 2 cores)"; \
+	    echo "-- building and testing with the $$sanitizer sanitizer (about 15 minutes on 2 slow cores)"; \
 	    $(CMAKE) -S . -B build-$$sanitizer -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTURBOMIND_SANITIZER=$$sanitizer \
 	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_GRAMMAR=$$([ $$sanitizer = thread ] && echo OFF || echo ON) \
 	        -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
