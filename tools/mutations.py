@@ -101,11 +101,17 @@ MUTATIONS = (
         "  move_pages(block, to);\n  free_pages(block);\n  ++swapped_in_;\n",
         "  free_pages(block);\n  ++swapped_in_;\n",
     ),
-    Mutation("a hit starts from a copy of what is stored", CACHE, "  move_pages(stored, block);\n"),
+    Mutation(
+        "a hit starts from a copy of what is stored",
+        CACHE,
+        "  move_pages(stored, block);\n",
+        "  static_cast<void>(block);\n",
+    ),
     Mutation(
         "what blocks share ends before an image",
         TREE,
-        "  if (!images.empty()) most = std::max(0, images.front().begin - begin);\n",
+        "if (!images.empty()) most =",
+        "if (images.size() > 9) most =",
     ),
     Mutation("a block in use stays where it is", CACHE, "  if (place == Place::kReferenced) return;\n"),
     Mutation(
