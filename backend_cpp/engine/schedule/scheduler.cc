@@ -378,15 +378,14 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
     if (next_border > static_cast<int>(running->tokens.size()) && running->pending() <= 1) continue;
     const int shared = std::min(shared_tokens(*running, sequence), most);
     int target = shared / blocks_.block_len() * blocks_.block_len();
-    int awaited = target;
+    int awaited = 0;
     if (blocks_.plan().group_of(MemoryKind::kState) >= 0) {
       for (const int mark : sequence.group->marks) target = mark <= shared ? std::max(target, mark) : target;
-      awaited = target;
     } else if (shared - target >= blocks_.least_copied() &&
                target + blocks_.block_len() <= static_cast<int>(running->tokens.size())) {
-      awaited += blocks_.block_len();  // the block whose first tokens it shares can be copied once it is full
+      awaited = target + blocks_.block_len();  // the block whose first tokens it shares can be copied once it is full
     }
-    if (awaited <= running->cached()) continue;
+    if (std::max(target, awaited) <= running->cached()) continue;
     running->memory.add_anchor(target);
     return true;
   }

@@ -264,10 +264,14 @@ void SequenceMemory::advance(BlockCache& cache, const PrefixKey& prefix, int cou
   pass_windows(cache, keep);
 }
 
+NodeId SequenceMemory::next_node(BlockCache& cache, const PrefixKey& prefix, int count) const {
+  const NodeId parent = path_.empty() ? cache.tree().get_root(prefix.scope) : path_.back();
+  return cache.tree().get(parent, prefix, published_, count);
+}
+
 void SequenceMemory::publish_block(BlockCache& cache, const PrefixKey& prefix) {
   PrefixTree& tree = cache.tree();
-  const NodeId parent = path_.empty() ? tree.get_root(prefix.scope) : path_.back();
-  const NodeId node = tree.get(parent, prefix, published_);
+  const NodeId node = next_node(cache, prefix, cache.block_len());
   tree.hold(node);
   if (!path_.empty()) tree.let_go(path_.back());
   path_.push_back(node);
@@ -305,8 +309,7 @@ void SequenceMemory::make_snapshot(BlockCache& cache, const PrefixKey& prefix) {
 // A snapshot between two borders of blocks.
 void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
   PrefixTree& tree = cache.tree();
-  const NodeId before = path_.empty() ? tree.get_root(prefix.scope) : path_.back();
-  const NodeId node = tree.get(before, prefix, published_, cached_ % cache.block_len());
+  const NodeId node = next_node(cache, prefix, cached_ % cache.block_len());
   tree.hold(node);
   bool is_whole = true;
   for (int index = 0; index < cache.group_count() && is_whole; ++index) {
@@ -408,8 +411,7 @@ void SequenceMemory::keep_end(BlockCache& cache, const PrefixKey& prefix) {
 // The last block, which is not full.
 void SequenceMemory::publish_part(BlockCache& cache, const PrefixKey& prefix) {
   PrefixTree& tree = cache.tree();
-  const NodeId before = path_.empty() ? tree.get_root(prefix.scope) : path_.back();
-  const NodeId node = tree.get(before, prefix, published_, cached_ % cache.block_len());
+  const NodeId node = next_node(cache, prefix, cached_ % cache.block_len());
   tree.hold(node);
   for (int index = 0; index < cache.group_count(); ++index) {
     if (!bounds_hits(cache.group(index))) continue;

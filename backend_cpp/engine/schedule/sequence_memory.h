@@ -103,6 +103,8 @@ class SequenceMemory {
   // References the blocks of a match. On failure it releases them again. Returns the index of the first block that
   // could not be referenced, or the number of blocks.
   int take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found);
+  // The node of the first `count` tokens after the published blocks.
+  NodeId next_node(BlockCache& cache, const PrefixKey& prefix, int count) const;
   void publish_block(BlockCache& cache, const PrefixKey& prefix);
   void make_snapshot(BlockCache& cache, const PrefixKey& prefix);
   void make_part(BlockCache& cache, const PrefixKey& prefix);
