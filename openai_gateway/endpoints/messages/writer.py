@@ -122,7 +122,6 @@ class MessageWriter:
                 return self._add("text", event.text)
             case CallBegun() if self._is_wanted(event.index):
                 call = {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": event.name, "input": {}}
-                self._arguments = ""
                 return self._open(call)
             case ArgumentsFound() if self._is_wanted(event.index):
                 self._arguments += event.text
@@ -159,6 +158,7 @@ class MessageWriter:
             return b""
         if self._block["type"] == "tool_use":
             self._block["input"] = json.loads(self._arguments or "{}")
+            self._arguments = ""
         self._block = None
         return _event("content_block_stop", index=self._index)
 

@@ -124,6 +124,20 @@ def test_a_call_and_its_result(claude: anthropic.Anthropic, triton: FakeTriton, 
     assert returned == {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
 
 
+@pytest.mark.parametrize("size", [3, 1000])
+def test_each_of_several_calls_keeps_its_arguments(claude: anthropic.Anthropic, triton: FakeTriton, size: int) -> None:
+    cities = ["Boston", "Zürich", "Kyoto"]
+    text = CALL + "".join("\n" + CALL.removeprefix("Let me see.").replace("Boston", city) for city in cities[1:])
+    triton.script = Script(texts=[text[i : i + size] for i in range(0, len(text), size)])
+    asked: Any = {"model": MODEL, "max_tokens": 99, "messages": ASKED, "tools": [WEATHER]}
+    whole = claude.messages.create(**asked)
+    with claude.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        calls = [block for block in message.content if block.type == "tool_use"]
+        assert [call.input for call in calls] == [{"location": city} for city in cities]
+
+
 def test_a_call_that_is_forced_is_held_to_its_schema(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(texts=('{"name": "get_weather", "arguments": {"location": "Boston"}}',))
     forced: Any = {"type": "tool", "name": "get_weather"}
