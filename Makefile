@@ -57,7 +57,7 @@ CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir 
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests load bench bench-tools bench-embeddings peers bench-peers docs lint format fields typecheck sanitize mutations fuzz abuse check screenshot lock model setup dev browser clients install-clients clean
+.PHONY: help serve test test-all build build-tests load bench bench-tools bench-embeddings peers bench-peers docs lint format fields typecheck sanitize fuzz abuse check screenshot lock model setup dev browser clients install-clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,9 +164,6 @@ sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer
 	done
 	@tools/sanitized_grammars.sh build-address/turbomind_grammar
 
-mutations: dev ## Break the engine a line at a time, and see that its C++ tests notice (half an hour on 2 cores)
-	@$(PY) -m tools.mutations
-
 fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it finds stays in backend_cpp/fuzz/corpus
 	@tools/install/clang.sh
 	@PATH="$(abspath $(VENV)/bin):$$PATH" tools/fuzz.sh $(strip $(FUZZ_SECONDS))
@@ -203,18 +200,17 @@ screenshot: build dev model browser ## Rewrite docs/images/chat*.png
 
 # ---- checks -------------------------------------------------------------------------------------------------------
 
-check: dev model ## What comes before the other tests: lint, types, imports, folders, documents, recipes, quick unit tests (2 minutes)
+check: dev model ## What comes before the other tests: lint, types, imports, documents, quick unit tests (2 minutes)
 	@$(MAKE) lint
 	@$(MAKE) build-tests
 	@$(PY) -m pytest -q --numprocesses $(strip $(WORKERS)) --dist loadfile $(QUICK_TESTS)
 
-lint: dev ## ruff, mypy --strict, clang-format, subjects of commits
+lint: dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PY_SOURCES)
 	$(VENV)/bin/ruff format --check $(PY_SOURCES)
 	$(VENV)/bin/mypy --strict
 	$(VENV)/bin/mypy --strict --python-version 3.10 lmdeploy openai_gateway python_backend webui
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES) && echo "clang-format: nothing to change"
-	@$(PY) -m tools.commit_subjects
 
 format: dev ## Rewrite the sources in the project's layout
 	$(VENV)/bin/ruff check --fix-only --quiet $(PY_SOURCES)
