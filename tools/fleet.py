@@ -25,7 +25,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.renamed import FLEET_STRATEGIES, warn
 from lmdeploy.serve.affinity import SLACK, Affinity
 
 COLUMNS = ("time", "session", "system", "system_tokens", "history", "new", "answer")
@@ -372,20 +371,12 @@ def _summary(times: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     return float(times.mean()), float(half), float(most)
 
 
-def _strategy(name: str) -> str:
-    """Return the strategy of a name, which may be an old one."""
-    if name not in FLEET_STRATEGIES:
-        return name
-    warn("tools.fleet", name, FLEET_STRATEGIES[name])
-    return FLEET_STRATEGIES[name]
-
-
 def main() -> None:
     """Simulate each strategy and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, metavar="FILE", help=f"CSV with {','.join(COLUMNS)}; default: sampled")
     parser.add_argument("--replicas", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--strategies", nargs="+", type=_strategy, choices=STRATEGIES, default=STRATEGIES)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--slack", type=int, default=SLACK, help="of affinity (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

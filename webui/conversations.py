@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.renamed import CONVERSATION_KEYS
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
 from webui import uploads
@@ -127,7 +126,6 @@ def _reported(turn: Turn, with_images: bool) -> dict[str, Any]:
 
 
 def _turn(reported: Mapping[str, Any], images_below: Path | None) -> Turn:
-    reported = {CONVERSATION_KEYS.get(key, key): value for key, value in reported.items()}
     responses, images = reported.get("responses"), reported.get("images")
     read = [_response(each) for each in (responses if isinstance(responses, list) else []) if isinstance(each, Mapping)]
     turn = Turn(

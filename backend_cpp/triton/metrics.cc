@@ -114,14 +114,6 @@ constexpr MetricSpec kOwn[] = {
     {"turbomind_step_seconds_total", "Time spent in steps", false, [](const EngineStats& s) { return s.step_seconds; }},
 };
 
-// Names of version 0.1 (lmdeploy/renamed.py), for one release.
-constexpr MetricSpec kRenamed[] = {
-    {"turbomind_tokens_sought_total", "turbomind_prefix_cache_queries_total under its older name", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_queries); }},
-    {"turbomind_tokens_matched_total", "turbomind_prefix_cache_hits_total under its older name", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
-};
-
 // The same under the names that vLLM gives them, which routers, autoscalers and dashboards ask for.
 constexpr MetricSpec kVllm[] = {
     {"vllm:num_requests_running", "Requests in the batch", true,
@@ -203,7 +195,6 @@ class Parameters {
 EngineMetrics::EngineMetrics(const MetricLabels& labels, const EngineConfig& config) {
   const Labels own = {{"model", labels.model}};
   for (const MetricSpec& one : kOwn) add(one.name, one.description, one.is_gauge, own, one.read);
-  for (const MetricSpec& one : kRenamed) add(one.name, one.description, one.is_gauge, own, one.read);
 
   const Labels served = {{"model_name", labels.served_name}, {"engine", "0"}};
   for (const MetricSpec& one : kVllm) add(one.name, one.description, one.is_gauge, served, one.read);

@@ -13,7 +13,6 @@ from lmdeploy.capacity.plan import Efficiency, Load, Plan, Storage, plan
 from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.cli import options
 from lmdeploy.errors import CheckpointError
-from lmdeploy.renamed import PLAN_KEYS, accept_old_option, with_old_keys
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -95,10 +94,9 @@ def add_parser(subparsers: Subparsers) -> None:
     load.add_argument(
         "--prompt", type=_above_0, default=1024.0, metavar="TOKENS", help="Mean prompt length (default: 1024)."
     )
-    output = load.add_argument(
+    load.add_argument(
         "--output-tokens", type=_above_0, default=256.0, metavar="TOKENS", help="Mean output length (default: 256)."
     )
-    accept_old_option(load, output, "--answer")
     load.add_argument(
         "--prefix",
         type=_part,
@@ -135,11 +133,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"lmdeploy plan: {error}", file=sys.stderr)
         return 1
     if args.json:
-        print(
-            json.dumps(
-                {"parameters": sizes.parameters, "active": sizes.active, **with_old_keys(asdict(made), PLAN_KEYS)}
-            )
-        )
+        print(json.dumps({"parameters": sizes.parameters, "active": sizes.active, **asdict(made)}))
     else:
         print("\n".join(_lines(sizes, device, load, made)))
     return 0

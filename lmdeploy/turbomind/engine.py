@@ -19,7 +19,6 @@ from lmdeploy.messages import (
 )
 from lmdeploy.model_metadata.task_adapters import task_adapters
 from lmdeploy.prompts import ImageRows
-from lmdeploy.renamed import ENGINE_METRICS
 from lmdeploy.speculative.config import located
 from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
@@ -314,7 +313,7 @@ class Engine:
     def metrics(self) -> dict[str, float]:
         """Return the gauges and counters of docs/internals/interfaces.md, without the prefix ``turbomind_``."""
         stats: dict[str, float] = self._engine.stats()
-        return stats | {old: stats[new] for old, new in ENGINE_METRICS.items()}
+        return stats
 
     def close(self) -> None:
         """Cancel open requests, deliver the last outputs and free the model."""

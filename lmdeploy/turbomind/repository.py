@@ -10,7 +10,6 @@ from typing import Any
 
 import lmdeploy
 from lmdeploy.paths import workspace_engine_dir
-from lmdeploy.renamed import TRITON_MODELS
 
 # The name of a model in its own config.pbtxt, and in the ensembles.
 _NAME = re.compile(r'^(name: |\s+model_name: )"(\w+)"', re.MULTILINE)
@@ -61,15 +60,6 @@ def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]], suffi
             text = set_parameter(text, key, value)
         text = _NAME.sub(lambda match: f'{match[1]}"{match[2]}{suffix}"', text)
         config.write_text(text, encoding="utf-8")
-    for old, new in TRITON_MODELS.items() if not suffix else ():
-        (target / old / "1").mkdir(parents=True, exist_ok=True)
-        text = (target / new / "config.pbtxt").read_text(encoding="utf-8")
-        (target / old / "config.pbtxt").write_text(under_old_name(text, old, new), encoding="utf-8")
-
-
-def under_old_name(config: str, old: str, new: str) -> str:
-    """Return the config.pbtxt of an ensemble as that of its older name."""
-    return config.replace(f'name: "{new}"', f'name: "{old}"', 1)
 
 
 @dataclass(frozen=True)

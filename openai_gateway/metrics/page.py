@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, Counter, Metric, generate_lates
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from lmdeploy.renamed import GATEWAY_METRICS
 from openai_gateway.metrics.requests import RequestMetrics
 from openai_gateway.metrics.responses import ResponseMetrics
 
@@ -85,9 +84,6 @@ class _WithOtherNames(Collector):
             yield family
             for name in OTHER_NAMES.get(family.name, ()):
                 yield _renamed(family, name, family.documentation, _ENGINE)
-            for old, new in GATEWAY_METRICS.items():
-                if new == family.name:
-                    yield _renamed(family, old, f"{new} under its older name.", {})
 
 
 def _renamed(family: Metric, name: str, documentation: str, labels: dict[str, str]) -> Metric:

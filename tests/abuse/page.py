@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmdeploy.renamed import CONVERSATION_KEYS
 from tests.abuse.bodies import filled
 
 LONG = 24 * 2**20  # bytes: three times what the page takes
 SESSION = "abuse"
-# What version 0.1 called the images and responses of a turn.
-OLD_IMAGES, OLD_RESPONSES = CONVERSATION_KEYS
 JSON = {"content-type": "application/json"}
 API = "/gradio_api"
 EVENT_PATHS = (f"{API}/run/predict", f"{API}/queue/join")
@@ -123,9 +120,8 @@ WRONG_VALUES: Sequence[Any] = (
     {"text": 1, "files": 1},
     {"text": "a", "files": [None]},
     {"text": "a", "files": [{}] * 10_000},
-    {"turns": [{"question": "a", OLD_RESPONSES: [{"text": 1, "token_count": 10**400}], "shown": 10**400}]},
+    {"turns": [{"question": "a", "responses": [{"text": 1, "token_count": 10**400}], "shown": 10**400}]},
     {"turns": [{"question": "a", "images": ["/etc/passwd", "a" * 5000, 1]}]},
-    {"turns": [{"question": "a", OLD_IMAGES: ["/etc/passwd", "a" * 5000, 1]}]},
     {"turns": [{"question": "a"}] * 10_000},
     {"__type__": "update", "value": "a"},
     [0, 10**400],
@@ -172,7 +168,6 @@ def file_objects(path: str) -> list[Any]:
         {"text": full, "files": []},
         {"file": full, "alt_text": None},
         {"turns": [{"question": plain, "images": [path], "responses": [{"text": plain}]}]},
-        {"turns": [{"question": "a", "images": [path], OLD_IMAGES: [path]}]},
     ]
 
 

@@ -87,10 +87,10 @@ def test_times_are_measured_from_the_request_s_head_and_from_token_to_token(monk
     assert said.one(f"{own}inter_token_seconds_bucket", le="0.5") == 4
     assert said.one(f"{own}inter_token_seconds_bucket", le="0.4") == 2
     assert said.one(f"{own}time_per_output_token_seconds_sum") == pytest.approx(1.5 / 4)
-    assert said.one(f"{own}answer_seconds_sum") == pytest.approx(2.0)
+    assert said.one(f"{own}request_latency_seconds_sum") == pytest.approx(2.0)
     assert said.one(f"{own}prompt_tokens_sum") == 30
-    assert said.one(f"{own}answer_tokens_sum") == 5
-    assert said.one(f"{own}answers_total", finished_reason="length") == 1
+    assert said.one(f"{own}generation_tokens_sum") == 5
+    assert said.one(f"{own}responses_total", finished_reason="length") == 1
 
 
 def test_every_response_is_counted_once_whatever_the_endpoint(fake: FakeTriton, url: str) -> None:
@@ -103,10 +103,10 @@ def test_every_response_is_counted_once_whatever_the_endpoint(fake: FakeTriton, 
         assert http.post("/v1/chat/interactive", json={"prompt": "hi"}).status_code == 200
     said, own = scrape(url), "lmdeploy_gateway_"
     # The fake engine streams three pieces of two tokens, counts two in a whole response, and seven in a prompt.
-    assert said.one(f"{own}answers_total", finished_reason="stop") == 7
-    assert said.one(f"{own}answer_tokens_sum") == 6 + 6 * 2
+    assert said.one(f"{own}responses_total", finished_reason="stop") == 7
+    assert said.one(f"{own}generation_tokens_sum") == 6 + 6 * 2
     assert said.one(f"{own}prompt_tokens_sum") == 6 * 7
-    assert said.one(f"{own}answer_seconds_count") == 6
+    assert said.one(f"{own}request_latency_seconds_count") == 6
     # Of responses that do not stream, nobody sees the first token.
     assert said.one(f"{own}time_to_first_token_seconds_count") == 1
     assert said.one(f"{own}inter_token_seconds_count") == 4

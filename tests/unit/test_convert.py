@@ -61,7 +61,6 @@ def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, t
     assert workspace == tmp_path / "out" / "workspace"
     models = [
         "ensemble",
-        "ensemble_pictures",
         "ensemble_vision",
         "postprocessing",
         "preprocessing",

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from lmdeploy.renamed import COMPARISON_KEYS, accept_old_option, with_old_keys
 from tools.bench import arguments as flags
 from tools.bench import larger
 from tools.bench.matches import MATCHES, Rounds, full_cache, over_http, play
@@ -65,13 +64,12 @@ def main() -> None:
     )
     parser.add_argument("--cache-bits", type=sizes, default=list(larger.CACHE_BITS), metavar="N,...", help="of long")
     parser.add_argument("--rounds", type=flags.positive, default=3)
-    timeout = parser.add_argument(
+    parser.add_argument(
         "--timeout",
         type=float,
         default=TIMEOUT,
         help="seconds to wait, before each measurement, for processors that are the machine's own; 0: none",
     )
-    accept_old_option(parser, timeout, "--patience")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios (PNG, needs matplotlib)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed or not measured")
     arguments = parser.parse_args()
@@ -118,7 +116,7 @@ def main() -> None:
         print(f"not measured: {title}")
     draw_bars(arguments.plot, [_bar(row) for row in found], "ours / theirs (line: target)")
     content = {
-        "rows": [with_old_keys(asdict(row), COMPARISON_KEYS) | {"missed": row.is_missed} for row in found],
+        "rows": [asdict(row) | {"missed": row.is_missed} for row in found],
         "not_measured": missing,
     }
     write_report(arguments.json, "compare", limits, others_busy=busy, rounds=rates, **content)

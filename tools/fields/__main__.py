@@ -6,10 +6,8 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from lmdeploy.renamed import TRITON_MODELS
 from tools.fields import cli, cpp, docs, pbtxt, spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,10 +15,6 @@ WRITERS: dict[str, Callable[[str], str]] = {
     "model_repository/turbomind/config.pbtxt": pbtxt.engine,
     "model_repository/ensemble/config.pbtxt": pbtxt.ensemble,
     "model_repository/ensemble_vision/config.pbtxt": pbtxt.ensemble,
-    **{
-        f"model_repository/{old}/config.pbtxt": partial(pbtxt.renamed_ensemble, old, new)
-        for old, new in TRITON_MODELS.items()
-    },
     "backend_cpp/engine/fields/generation_fields.h": cpp.generation_fields,
     "backend_cpp/engine/fields/engine_settings_fields.h": cpp.engine_settings,
     "backend_cpp/model/spec/model_spec_fields.h": spec.structs,

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from lmdeploy.fields.field import FieldInfo, Kind, describe
 from lmdeploy.serve.request import FIELDS
-from lmdeploy.turbomind.repository import template_dir, under_old_name
 
 _TYPES = {
     Kind.BOOLEAN: ("TYPE_BOOL", "1"),
@@ -61,11 +60,6 @@ def ensemble(text: str) -> str:
             maps.append(f'      input_map  {{ key: {key:<22} value: "{_FROM_PREPROCESSING.get(name, name)}" }}')
     text = _replaced(text, "#", "fields of a request", inputs)
     return _replaced(text, "#", "fields of a request, handed on", maps, indent="      ")
-
-
-def renamed_ensemble(old: str, new: str, _: str) -> str:
-    """Return the config.pbtxt of ensemble `new` under its older name."""
-    return under_old_name((template_dir() / new / "config.pbtxt").read_text(encoding="utf-8"), old, new)
 
 
 def _inputs(field: FieldInfo) -> list[str]:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lmdeploy.renamed import accept_old_option
 from tools.gpu_check import machine
 from tools.gpu_check.dry_run import stand_ins
 from tools.gpu_check.journal import Journal
@@ -36,10 +35,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print the stages and their seconds, and do nothing")
     parser.add_argument("--prebuilt", action="store_true", help="take compiled modules that came along, if they load")
-    dry_run = parser.add_argument(
-        "--dry-run", action="store_true", help="with CUDA's emulation, tiny shapes and no GPU"
-    )
-    accept_old_option(parser, dry_run, "--rehearse")
+    parser.add_argument("--dry-run", action="store_true", help="with CUDA's emulation, tiny shapes and no GPU")
     return parser.parse_args()
 
 
