@@ -9,7 +9,7 @@ from fnmatch import fnmatch, fnmatchcase
 from pathlib import PurePosixPath
 
 from lmdeploy.hub.errors import HubError
-from lmdeploy.turbomind.gguf.parts import SUFFIX, is_tower, model_name
+from lmdeploy.turbomind.gguf.parts import has_suffix, is_tower, model_name
 
 # What a checkpoint consists of here: no weights in other formats, no code.
 _PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "*_linear.pt")
@@ -93,7 +93,7 @@ def _gguf_models(files: Iterable[HubFile]) -> dict[str, list[HubFile]]:
     models: dict[str, list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
         path = PurePosixPath(file.name)
-        if path.suffix == SUFFIX and not is_tower(path):
+        if has_suffix(path) and not is_tower(path):
             models.setdefault(str(path.with_name(model_name(path))), []).append(file)
     return models
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.turbomind.gguf.header import read_header
+from lmdeploy.turbomind.gguf.parts import is_gguf_file
 from lmdeploy.turbomind.gguf.stacks import apart
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -87,7 +88,7 @@ def read_files(files: Iterable[Path]) -> SafetensorsIndex:
     index = SafetensorsIndex(list(files))
     for number, path in enumerate(index.files):
         try:
-            entries, problems = _read_gguf_header(path) if path.suffix == ".gguf" else _read_header(path)
+            entries, problems = _read_gguf_header(path) if is_gguf_file(path) else _read_header(path)
         except (OSError, ValueError) as error:
             index.problems.append(f"{path.name} {_reason(error)}")
             index.has_unread_files = True

@@ -81,6 +81,24 @@ def test_a_folder_with_one_file_is_that_file(file: Path) -> None:
         locate_model(str(file.parent))
 
 
+@pytest.mark.parametrize("name", ["tiny.GGUF", f"sha256-{'0f' * 32}", "tiny-v1.5"])
+def test_a_file_is_known_by_its_first_bytes_whatever_it_is_called(name: str, file: Path) -> None:
+    other = file.rename(file.with_name(name))
+    engine = resolve(other)
+    assert engine.spec.model_name == name.removesuffix(".GGUF")
+    assert locate_model(str(file.parent)) == locate_model(str(other))
+    device.read_tensor(engine.path, "layers.0.attention.o.weight", [64, 64])
+
+
+def test_a_file_that_is_not_there_is_called_a_file(tmp_path: Path) -> None:
+    for name in ("nosuch.gguf", "models/nosuch.GGUF", str(tmp_path / "nosuch.gguf")):
+        with pytest.raises(CheckpointError, match="no such file"):
+            locate_model(name)
+    (tmp_path / "model.bin").write_bytes(b"not a GGUF file")
+    with pytest.raises(CheckpointError, match="is a file; a model is a directory or a GGUF file"):
+        locate_model(str(tmp_path / "model.bin"))
+
+
 def test_a_changed_file_is_read_again(file: Path) -> None:
     before = locate_model(str(file))
     os.utime(file, (1, 1))

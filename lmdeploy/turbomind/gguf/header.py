@@ -8,6 +8,7 @@ dimensions, uint64 sizes (the innermost first), uint32 type, uint64 offset; then
 import math
 import mmap
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,10 @@ class GgufHeader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a file begins as GGUF does."""
-    with path.open("rb") as file:
+    """Return whether a file begins as GGUF does; False where it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
 def read_header(path: Path) -> GgufHeader:

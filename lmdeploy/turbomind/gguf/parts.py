@@ -4,20 +4,38 @@ import re
 from pathlib import Path, PurePath
 
 from lmdeploy.errors import CheckpointError
+from lmdeploy.turbomind.gguf.header import is_gguf
 
-SUFFIX = ".gguf"
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+
+
+def has_suffix(path: PurePath) -> bool:
+    """Return whether a file is called ``*.gguf``."""
+    return path.suffix.lower() == ".gguf"
+
+
+def is_gguf_file(path: Path) -> bool:
+    """Return whether a file is GGUF by its first bytes, whatever its name (Ollama's blobs are ``sha256-...``).
+
+    One that is called ``*.gguf`` counts, too: its reader says what is wrong with its header.
+    """
+    return path.is_file() and (has_suffix(path) or is_gguf(path))
 
 
 def model_name(path: PurePath) -> str:
     """Return the name of the model in a file: the file's, without what numbers its parts."""
     part = _PART.fullmatch(path.name)
-    return part[1] if part else path.stem
+    return part[1] if part else path.stem if has_suffix(path) else path.name
 
 
 def is_tower(path: PurePath) -> bool:
     """Return whether a file is a vision tower's (``mmproj``), by its name."""
     return "mmproj" in path.name.lower()
+
+
+def towers_beside(path: Path) -> list[Path]:
+    """Return the files of vision towers in the folder of a model's file."""
+    return sorted(file for file in path.parent.iterdir() if has_suffix(file) and is_tower(file))
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -31,7 +49,7 @@ def parts_of(path: Path) -> list[Path]:
     part = _PART.fullmatch(path.name)
     if part is None:
         return [path]
-    names = [f"{part[1]}-{number:05}-of-{part[3]}.gguf" for number in range(1, int(part[3]) + 1)]
+    names = [f"{part[1]}-{number:05}-of-{part[3]}{part[4]}" for number in range(1, int(part[3]) + 1)]
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing or not names:
         problems = [f"{name} is missing: all {len(names)} parts must be in one folder" for name in missing]
@@ -49,7 +67,7 @@ def file_in(directory: Path) -> Path | None:
     """
     if (directory / "config.json").exists() or any(directory.glob("*.safetensors")):
         return None
-    files = [file for file in directory.glob(f"*{SUFFIX}") if not is_tower(file)]
+    files = [file for file in directory.iterdir() if is_gguf_file(file) and not is_tower(file)]
     models = {model_name(file): file for file in sorted(files, reverse=True)}
     if len(models) > 1:
         shown = ", ".join(sorted(file.name for file in models.values()))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.turbomind.gguf.header import GgufHeader, read_header
-from lmdeploy.turbomind.gguf.parts import is_tower
+from lmdeploy.turbomind.gguf.parts import towers_beside
 
 logger = logging.getLogger(__name__)
 
@@ -471,7 +471,7 @@ def tower_for(model: Path, text: Mapping[str, Any], tokens: object) -> TowerFile
     tokens
         Texts of its tokens, in order; anything but a list: there are none.
     """
-    for path in sorted(filter(is_tower, model.parent.glob("*.gguf"))):
+    for path in towers_beside(model):
         try:
             found = read_tower(path)
         except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from lmdeploy.turbomind.gguf.encoders import is_encoder, write_modules
 from lmdeploy.turbomind.gguf.header import GgufHeader, GgufTensor, read_header
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.numbers import write_numbers
-from lmdeploy.turbomind.gguf.parts import is_tower, model_name, parts_of
+from lmdeploy.turbomind.gguf.parts import model_name, parts_of, towers_beside
 from lmdeploy.turbomind.gguf.stored import FORMAT
 from lmdeploy.turbomind.gguf.towers import LINK, tower_for
 
@@ -41,8 +41,7 @@ def unpacked(path: Path, cache: Path) -> Path:
         If its architecture is not read.
     """
     parts = [part.resolve() for part in parts_of(path.absolute())]
-    towers = sorted(file for file in parts[0].parent.glob("*.gguf") if is_tower(file))
-    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (*parts, *towers)]
+    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (*parts, *towers_beside(parts[0]))]
     digest = hashlib.sha256(repr((_WRITTEN, states)).encode()).hexdigest()[:16]
     # Templates are chosen by the folder's name.
     return made_once(cache / digest / model_name(path), lambda made: _write(path, parts, made))
