@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError
+from lmdeploy.paths import locate_model
 
 # What configurations call the same thing.
 _NAMES = {
@@ -86,15 +87,16 @@ class Sizes:
 
     @classmethod
     def read(cls, model: str | Path) -> Sizes:
-        """Return the sizes of a model, from its directory or its config.json.
+        """Return the sizes of a model, named as `lmdeploy.paths.locate_model` takes it, or of its config.json.
 
         Raises
         ------
         CheckpointError
-            There is no config.json, or a size is missing in it.
+            There is no such model on this machine, no config.json in it, or a size is missing there.
         """
-        path = Path(model).expanduser()
-        file = path / "config.json" if path.is_dir() else path
+        file = Path(model).expanduser()
+        if file.suffix != ".json":
+            file = locate_model(str(model), may_download=False) / "config.json"
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except OSError:

@@ -1,4 +1,4 @@
-"""`lmdeploy list`: the built-in chat templates, the supported architectures, and models that were pulled."""
+"""`lmdeploy list`: the built-in chat templates, the supported architectures, and models that were made or pulled."""
 
 import argparse
 import dataclasses
@@ -14,8 +14,8 @@ def add_parser(subparsers: "Subparsers") -> None:
     """Add the subcommand to the command line."""
     parser = subparsers.add_parser(
         "list",
-        help="List chat templates, architectures and pulled models.",
-        description="List chat templates, architectures and pulled models.",
+        help="List chat templates, architectures and models in the cache.",
+        description="List chat templates, architectures and models in the cache.",
     )
     word = "has no effect: there is one list"
     parser.add_argument("--engine", action=DeprecatedOption, word=word, help=argparse.SUPPRESS)
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the lists; return the exit status."""
     from lmdeploy.hub.pulled import pulled_models
     from lmdeploy.model import MODELS
-    from lmdeploy.paths import pulled_records
+    from lmdeploy.paths import cached_models, pulled_records
     from lmdeploy.turbomind.served_architectures import served_architectures
 
     print("The supported chat template names are:", *MODELS.names(), sep="\n")
@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print("About 130 more are served by the PyTorch engine, through transformers (docs/reference/pytorch-engine.md).")
+    cached = [f"{path.name}  {path}" for path in cached_models()]
+    print("\nModels that were made (`make model`):", *(cached or ["none"]), sep="\n")
     pulled = [f"{model.name}  {model.size / 1e9:.2f} GB  {model.path}" for model in pulled_models(pulled_records())]
     print("\nModels that were pulled (`lmdeploy pull`, `lmdeploy rm`):", *(pulled or ["none"]), sep="\n")
     return 0

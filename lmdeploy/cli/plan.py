@@ -28,7 +28,9 @@ def add_parser(subparsers: Subparsers) -> None:
             "docs/deployment/capacity.md describes the method."
         ),
     )
-    parser.add_argument("model", metavar="MODEL", help="Directory with a config.json, or the file itself.")
+    parser.add_argument(
+        "model", metavar="MODEL", help="Name or directory of a model on this machine, or its config.json."
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpu", metavar="NAME", help=f"GPU: one of {', '.join(DEVICES)}.")
     machine.add_argument("--memory", type=_above_0, metavar="GB", help="Device memory; overrides that of --gpu.")

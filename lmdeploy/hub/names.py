@@ -26,6 +26,11 @@ class HubName:
     repository: str
     which: str = ""
 
+    @property
+    def short(self) -> str:
+        """The name without its owner."""
+        return str(self).partition("/")[2]
+
     def __str__(self) -> str:
         return f"{self.repository}:{self.which}" if self.which else self.repository
 

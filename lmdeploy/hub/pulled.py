@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from lmdeploy.hub.choice import HubFile, chosen_files
+from lmdeploy.hub.errors import HubError
 from lmdeploy.hub.names import HubName
 from lmdeploy.scratch import Scratch
 
@@ -153,7 +154,7 @@ def _remove_files(model: PulledModel, kept: set[tuple[Path, str]]) -> None:
 
 
 def snapshot_of_others(name: HubName, revision: str | None = None, hub_cache: Path | None = None) -> Path | None:
-    """Return a model that another program downloaded, for when the hub cannot be asked what it consists of.
+    """Return a model that another program downloaded; None where there is none.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def snapshot_of_others(name: HubName, revision: str | None = None, hub_cache: Pa
     Raises
     ------
     HubError
-        There is something, but not what is asked for.
+        There is something, but not what is asked for, or not all of it.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -177,12 +178,28 @@ def snapshot_of_others(name: HubName, revision: str | None = None, hub_cache: Pa
                 local_files_only=True,
             )
         )
-    except (LocalEntryNotFoundError, OSError):
-        return None
+    except (LocalEntryNotFoundError, OSError) as error:
+        part = getattr(error, "snapshot_path", None)  # newer versions refuse a snapshot without files nobody asked for
+        if part is None:
+            return None
+        snapshot = Path(part)
     paths = [path for path in snapshot.rglob("*") if path.is_file()]
     files = [HubFile(path.relative_to(snapshot).as_posix(), path.stat().st_size, "") for path in paths]
     main, _ = chosen_files(files, name.which)
+    missing = () if main else _missing(snapshot)
+    if missing:
+        raise HubError(f"{snapshot} lacks {', '.join(missing)}")
     return snapshot / main if main else snapshot
+
+
+def _missing(snapshot: Path) -> list[str]:
+    """Return the files of a checkpoint, or an adapter, that another program did not download."""
+    names = [] if (snapshot / "adapter_config.json").is_file() else ["config.json"]
+    indexes = [snapshot / f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")]
+    index = next((path for path in indexes if path.is_file()), None)
+    if index is not None and not (snapshot / "model.safetensors").is_file():
+        names += sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    return [name for name in names if not (snapshot / name).is_file()]
 
 
 def default_hub_cache() -> Path:

@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter
 
-from lmdeploy.hub.names import hub_name
-from lmdeploy.hub.pulled import find
-from lmdeploy.paths import pulled_records
+from lmdeploy.paths import named_model
 from lmdeploy.serve.multi_model.administration import Administration
 from lmdeploy.serve.multi_model.wanted import WantedModel
 from openai_gateway.errors import ApiError
@@ -63,13 +61,15 @@ async def unload_model(body: UnloadModel, gateway: GatewayDependency) -> str:
 
 
 def _pulled(body: LoadModel) -> str:
-    """Return the path of a model that was pulled."""
-    name = hub_name(body.model_path)
-    found = None if name is None else find(pulled_records(), name)
+    """Return the path of a model of this machine that a name stands for."""
+    try:
+        found = named_model(body.model_path)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="model_path") from None
     if found is None:
-        message = "model_path must be the absolute path of a folder on the server, or a model that was pulled."
+        message = "model_path must be the absolute path of a folder on the server, or the name of a model on it."
         raise ApiError(400, message, param="model_path")
-    return str(found.path)
+    return str(found)
 
 
 def _administration(gateway: Gateway) -> Administration:

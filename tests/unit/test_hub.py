@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from lmdeploy.hub.choice import HubFile, chosen_files
 from lmdeploy.hub.errors import HubError
 from lmdeploy.hub.names import HubName, hub_name
 from lmdeploy.hub.pull import Progress, pull
-from lmdeploy.hub.pulled import find, pulled_models, remove
+from lmdeploy.hub.pulled import find, pulled_models, remove, snapshot_of_others
 from lmdeploy.paths import locate_model, pulled_records
 from tests.support.fake_hub import FakeHub, ask, running_hub
 
@@ -154,6 +155,77 @@ def test_without_the_hub_what_another_program_downloaded_is_taken(
     path = Path(snapshot_download("owner/plain", cache_dir=tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert locate_model("owner/plain") == path
+
+
+def test_a_name_is_looked_up_path_first_then_cached_pulled_and_the_cache_of_the_hub(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub import snapshot_download
+
+    with pytest.raises(CheckpointError, match=r"^plain: no such directory, and no model of this name; .*looked at "):
+        locate_model("plain")
+    snapshot = Path(snapshot_download("owner/plain", cache_dir=tmp_path / "hub", ignore_patterns="*.md"))
+    hub.asked.clear()
+    assert locate_model("owner/plain") == snapshot  # what another program downloaded
+    assert hub.asked == []
+    path = pulled()
+    assert locate_model("plain") == locate_model("owner/plain") == path
+    made = tmp_path / "cache/models/plain"
+    made.mkdir(parents=True)
+    assert locate_model("plain") == made
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").mkdir()
+    assert locate_model("plain") == tmp_path / "plain"
+
+
+def test_a_part_of_a_model_that_another_program_downloaded_is_completed(hub: FakeHub, tmp_path: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+    shards = {"model-1.safetensors": b"1", "model-2.safetensors": b"2", "model.safetensors.index.json": index}
+    hub.files["owner/shards"] = {"config.json": b"{}", **shards}
+    part = Path(snapshot_download("owner/shards", cache_dir=tmp_path / "hub", ignore_patterns="model-2*"))
+    with pytest.raises(HubError, match=r"snapshots/a+ lacks model-2\.safetensors$"):
+        snapshot_of_others(HubName("owner/shards"))
+    with pytest.raises(CheckpointError, match=r"not on this machine: run `lmdeploy pull owner/shards`; looked at "):
+        locate_model("owner/shards", may_download=False)
+    assert locate_model("owner/shards") == part
+    assert (part / "model-2.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nosuch.gguf", "nosuch.gguf: no such file"),
+        ("models/nosuch.GGUF", "models/nosuch.GGUF: no such file"),
+        ("/nowhere", "/nowhere: no such directory"),
+        ("./nowhere", "./nowhere: no such directory"),
+        (
+            "SmolLM2-135M-Instruct",
+            "{cache}/models/SmolLM2-135M-Instruct: the default model is not there: run `make model`",
+        ),
+        (
+            "thing",
+            "thing: no such directory, and no model of this name; a repository of a hub is called owner/name; looked "
+            "at {cache}/models (made), pulled models (owner/plain, owner/quantized:Q8_0), the hub's cache {hub} "
+            "(owner/plain, owner/quantized)",
+        ),
+        ("several", "several: several pulled models have this name: a/several, b/several; name one of them"),
+    ],
+)
+def test_a_name_of_nothing_is_refused_with_where_was_looked_and_what_is_there(
+    hub: FakeHub, tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "cache/models/made").mkdir(parents=True)
+    wanted = [PLAIN, QUANTIZED]
+    if name == "several":
+        hub.files |= {f"{owner}/several": hub.files["owner/plain"] for owner in "ab"}
+        wanted = [HubName("a/several"), HubName("b/several")]
+    for each in wanted:
+        pulled(each)
+    with pytest.raises(CheckpointError) as caught:
+        locate_model(name)
+    assert str(caught.value) == message.format(cache=tmp_path / "cache", hub=tmp_path / "hub")
 
 
 def test_a_model_larger_than_the_disk_is_refused_before_a_byte_of_it_comes(

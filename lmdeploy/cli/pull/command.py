@@ -78,20 +78,21 @@ def pulled_or_refused(model: str, args: argparse.Namespace, settings: Mapping[st
     HubError
         It is on a hub only, and is not to be downloaded, or cannot be.
     """
-    name = None if not model or Path(model).expanduser().exists() else hub_name(model, args.hf_file)
+    path = Path(model).expanduser()
+    name = None if not model or path.exists() or path.suffix.lower() == ".gguf" else hub_name(model, args.hf_file)
     if name is None:
         return model
-    from lmdeploy.hub.pulled import find
-    from lmdeploy.paths import pulled_records
+    from lmdeploy.paths import named_model, places_of_models
 
     revision, download_dir = settings.get("revision"), settings.get("download_dir")
-    is_there = find(pulled_records(), name, revision, Path(download_dir) if download_dir else None) is not None
+    is_there = named_model(str(name), revision, download_dir) is not None
     if is_there or os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON"):
-        return str(name)  # offline, what other programs downloaded is taken
+        return str(name)  # offline, the message says where was looked
     if not args.pull:
+        places = places_of_models(Path(download_dir) if download_dir else None)
         raise HubError(
-            f"{name} is neither a directory nor a model that was pulled; --pull downloads it from the hub now, and "
-            f"`lmdeploy pull {name}` beforehand"
+            f"{name} is neither a directory nor a model on this machine; --pull downloads it from the hub now, and "
+            f"`lmdeploy pull {name}` beforehand; looked at {places}"
         )
     try:
         pull_with_progress(name, revision, download_dir)
