@@ -1,4 +1,4 @@
-"""One connection to a client: uvicorn's own, with a deadline for everything a client does."""
+"""One connection to a client: uvicorn's own, with a deadline for everything a client does, which declines upgrades."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -19,6 +20,9 @@ from openai_gateway.settings import (
 )
 
 MAX_HEAD = 64 * 1024  # bytes; one read of the socket may come on top
+MAX_HEADERS = 256  # of a head: each takes 150 bytes as objects of Python, and four on the wire
+MAX_UNFINISHED_HEADS = 8 * 2**20  # bytes, of all connections: a head that comes in one piece is never unfinished
+DEFAULT_MAX_CONNECTIONS = 8192
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,48 @@ class ClientTimeouts:
 DEFAULT_CLIENT_TIMEOUTS = ClientTimeouts()
 
 
-def connection_class(timeouts: ClientTimeouts) -> type[HttpToolsProtocol]:
-    """Return the class of connections with these deadlines."""
-    return type("Connection", (_Connection,), {"timeouts": timeouts})
+def connection_class(
+    timeouts: ClientTimeouts, max_connections: int = DEFAULT_MAX_CONNECTIONS
+) -> type[HttpToolsProtocol]:
+    """Return the class of one server's connections, with these deadlines.
+
+    Over `max_connections`, a new connection takes the place of the one that has been without a request for longest; if
+    all have requests, it is closed.
+    """
+    own = {"timeouts": timeouts, "max_connections": max_connections, "idle": {}, "unfinished_heads": [0]}
+    return type("Connection", (_Connection,), own)
+
+
+class _Parser(httptools.HttpRequestParser):
+    """A parser that declines offered upgrades: it reads the head again without the offer (RFC 9110, section 7.8).
+
+    The plain parser stops at the end of such a head, and a request of Java's ``HttpClient``, which offers HTTP/2 with
+    every POST, would lose its body.
+    """
+
+    def __init__(self, connection: _Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+
+    @property
+    def is_offered_an_upgrade(self) -> bool:
+        return self.should_upgrade() and self.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # what transports pass
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if not self.is_offered_an_upgrade:
+                raise
+            self.feed_data(self._connection.head_without_upgrade() + data[offer.args[0] :])
 
 
 class _Connection(HttpToolsProtocol):
     timeouts: ClassVar[ClientTimeouts]
+    max_connections: ClassVar[int]
+    idle: ClassVar[dict[_Connection, None]]  # connections without a request, the longest first
+    unfinished_heads: ClassVar[list[int]]  # their bytes, of all connections
+    parser: _Parser
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
     _in_head = False  # of a request that has begun
@@ -62,9 +101,18 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = _Parser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self._read_by(self.timeouts.head)
+        self.idle[self] = None
+        if len(self.connections) > self.max_connections:
+            longest = next(iter(self.idle))  # this one, if all others have requests
+            del self.idle[longest]
+            longest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
+        self._count_head(-self._head_bytes)
         self._read_by(None)
         self._write_by(None)
         # Of pipelined requests, uvicorn marks only the last as disconnected; an earlier one may still be answered.
@@ -78,27 +126,53 @@ class _Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_head:
-            self._head_bytes += len(data)
+            self._count_head(len(data))
         if self._head_bytes > MAX_HEAD:
             self._refuse(ApiError(431, f"The request's head is longer than {MAX_HEAD} bytes."))
+        elif self._in_head and self.unfinished_heads[0] > MAX_UNFINISHED_HEADS:
+            self._refuse(ApiError(503, "Too many requests are being sent slowly."))
         elif self._reading is None and (self._in_head or not self._is_answering):  # a further request, or blanks
             self._read_by(self.timeouts.head)
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse(ApiError(431, f"The request's head has more than {MAX_HEADERS} headers."))
+            raise ValueError("too many headers")  # ends the parser
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
+        if self.parser.is_offered_an_upgrade:
+            return
+        self._in_head = False
+        self._count_head(-self._head_bytes)
+        self.idle.pop(self, None)
         self._read_by(self.timeouts.body)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.is_offered_an_upgrade:
+            return
         self._read_by(None)
         super().on_message_complete()
 
+    def head_without_upgrade(self) -> bytes:
+        """Return the head of the request that was read last, without its offer of another protocol."""
+        line = b" ".join((self.parser.get_method(), self.url, b"HTTP/" + self.parser.get_http_version().encode()))
+        headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join((line, *headers, b"", b""))
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self._is_answering:
+            self.idle[self] = None
         self._let_go()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -117,6 +191,10 @@ class _Connection(HttpToolsProtocol):
         super().resume_writing()
         if not self.transport.is_closing():
             self._write_by(None)
+
+    def _count_head(self, added: int) -> None:
+        self._head_bytes += added
+        self.unfinished_heads[0] += added
 
     def _let_go(self) -> None:
         """See to it that a connection that is closed ends, whether or not its client takes the rest of the response."""

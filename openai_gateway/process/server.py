@@ -11,7 +11,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from lmdeploy.serve.quiet_server import QuietServer
-from openai_gateway.process.connection import DEFAULT_CLIENT_TIMEOUTS, ClientTimeouts, connection_class
+from openai_gateway.process.connection import (
+    DEFAULT_CLIENT_TIMEOUTS,
+    DEFAULT_MAX_CONNECTIONS,
+    ClientTimeouts,
+    connection_class,
+)
 from openai_gateway.process.tls import TlsFiles
 
 
@@ -31,6 +36,8 @@ class Listening:
         How long clients may take.
     log_format : str
         As for ``lmdeploy.logs.configure``.
+    max_connections : int
+        Open at a time.
     """
 
     server_name: str
@@ -39,6 +46,7 @@ class Listening:
     tls: TlsFiles | None = None
     timeouts: ClientTimeouts = DEFAULT_CLIENT_TIMEOUTS
     log_format: str = "text"
+    max_connections: int = DEFAULT_MAX_CONNECTIONS
 
 
 class Server(QuietServer):
@@ -74,7 +82,7 @@ class Server(QuietServer):
             log_level=listening.log_level.lower(),
             log_config=uvicorn.config.LOGGING_CONFIG if listening.log_format == "text" else None,
             access_log=False,
-            http=connection_class(listening.timeouts),
+            http=connection_class(listening.timeouts, listening.max_connections),
             ws="none",  # an upgraded connection would have no deadlines
             timeout_keep_alive=listening.timeouts.idle,  # type: ignore[arg-type]  # any number of seconds
             timeout_graceful_shutdown=max(1, round(drain_seconds)),

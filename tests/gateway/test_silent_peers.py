@@ -13,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from openai_gateway.process.connection import MAX_HEAD, ClientTimeouts
+from openai_gateway.process import connection
+from openai_gateway.process.connection import MAX_HEAD, MAX_HEADERS, ClientTimeouts
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
@@ -98,7 +99,7 @@ def test_a_head_that_never_ends_is_refused(fake: FakeTriton) -> None:
         client.sendall(HEAD + b"x-more: ")
         assert all_of(client).startswith(b"HTTP/1.1 408")
     with running_gateway(settings) as url, connected(url) as client:
-        endless = HEAD + b"x-more: a\r\n" * MAX_HEAD
+        endless = HEAD + (b"x-more: " + b"a" * 1000 + b"\r\n") * 70
         client.sendall(endless[: MAX_HEAD + 1])  # not more: what is not read when a connection is closed resets it
         response = all_of(client)
         assert response.startswith(b"HTTP/1.1 431")
@@ -153,3 +154,67 @@ def test_a_reader_that_never_reads_is_cut_off(fake: FakeTriton) -> None:
         assert fake.stops.get(timeout=60) == request.id
         eventually_sync(lambda: open_requests(url) == 0)
         assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
+
+
+# What the JDK's HttpClient sends with each POST, unless it is told to speak HTTP/1.1 only.
+JAVA = (
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    b"http2-settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "framing", [b"content-length: %d\r\n\r\n%s", b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"]
+)
+@pytest.mark.parametrize("size", [1, 60, 10_000])
+def test_an_offered_upgrade_leaves_the_request_whole(fake: FakeTriton, url: str, framing: bytes, size: int) -> None:
+    request = HEAD + JAVA + framing % (len(BODY), BODY)
+    with connected(url) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):  # the connection stays usable
+            for i in range(0, len(request), size):
+                client.sendall(request[i : i + size])
+            received = b""
+            while b"data: [DONE]" not in received:
+                received += (piece := client.recv(65536))
+                assert piece, received
+            assert received.startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + JAVA + b"\r\n")
+        assert b"HTTP/1.1 200 " in client.recv(65536)
+
+
+def test_a_head_with_too_many_headers_is_refused(url: str) -> None:
+    with connected(url) as client:
+        client.sendall(HEAD + b"a:\r\n" * MAX_HEADERS + b"\r\n")
+        assert all_of(client).startswith(b"HTTP/1.1 431")
+
+
+def test_unfinished_heads_of_all_connections_together_are_bounded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_UNFINISHED_HEADS", 100_000)
+    head = HEAD + b"x: " + b"a" * 40_000
+    with connected(url) as one, connected(url) as two, connected(url) as three:
+        for client in (one, two, three):
+            client.sendall(head)
+        assert all_of(three).startswith(b"HTTP/1.1 503")
+        # What comes in one piece is served meanwhile, and afterwards there is room again.
+        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+    with connected(url) as again:
+        again.sendall(head)
+        again.sendall(b"\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(BODY) + BODY)
+        assert all_of(again).startswith(b"HTTP/1.1 200")
+
+
+def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(fake: FakeTriton) -> None:
+    fake.reset()
+    fake.script = Script(hold_after=1, resume=True)
+    with running_gateway(Settings(triton_address=fake.address), max_connections=3) as url, connected(url) as busy:
+        busy.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY)
+        eventually_sync(lambda: len(fake.requests) == 1)
+        with connected(url) as first, connected(url) as second, connected(url) as third:
+            assert first.recv(1) == b""
+            second.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert second.recv(100).startswith(b"HTTP/1.1 200")
+            third.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert third.recv(100).startswith(b"HTTP/1.1 200")
+        fake.release.set()
+        assert b"[DONE]" in all_of(busy)
