@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.bench import arguments as flags
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 TASK = (
@@ -107,4 +109,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    flags.run(main)

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.paths import locate_model
 from lmdeploy.turbomind.engine import Engine, EngineOutput
+from tools.bench import arguments as flags
 from tools.bench.report import machine
 from tools.bench.stats import median
 from tools.bench.turns import ratio, take_turns
@@ -109,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    flags.run(main)

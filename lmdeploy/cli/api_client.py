@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
-
-import httpx
 
 from lmdeploy.cli.terminal import HELP, read_message
 from lmdeploy.serve.openai.api_client import APIClient
@@ -18,21 +15,17 @@ def run(args: argparse.Namespace) -> int:
         import readline  # noqa: F401  (editing and history for input())
     session: int = args.session_id
     with APIClient(args.api_server_url, args.api_key) as client:
-        try:
-            models = client.available_models
-            if models is None:
-                raise RuntimeError("the server does not list its models; is --api-key right?")
-            print(f"{', '.join(models)}: {HELP}")
-            while (text := read_message()) is not None:
-                if text == "end":
-                    client.end_session(session)
-                    print("(new conversation)")
-                else:
-                    _print_response(client, text, session)
-            client.end_session(session)
-        except (httpx.HTTPError, RuntimeError) as error:
-            print(f"lmdeploy serve api_client: {client.api_server_url}: {error}", file=sys.stderr)
-            return 1
+        models = client.available_models
+        if models is None:
+            raise RuntimeError(f"{client.api_server_url} does not list its models; is --api-key right?")
+        print(f"{', '.join(models)}: {HELP}")
+        while (text := read_message()) is not None:
+            if text == "end":
+                client.end_session(session)
+                print("(new conversation)")
+            else:
+                _print_response(client, text, session)
+        client.end_session(session)
     return 0
 
 

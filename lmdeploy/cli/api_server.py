@@ -7,7 +7,6 @@ chat page starts when both serve.
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import AbstractContextManager
 
 from lmdeploy.cli.chat_page import ChatPage
@@ -16,7 +15,6 @@ from lmdeploy.extras import require
 from lmdeploy.logs import configure
 from lmdeploy.model_metadata.sampling_defaults import AUTO, NONE, sampling_defaults
 from lmdeploy.paths import tokenizer_dir
-from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import reachable_host, require_free
 
 
@@ -26,19 +24,15 @@ def run(args: argparse.Namespace) -> int:
     if args.webui:
         require("webui", "--webui")
     stop_on_sigterm()
-    try:
-        require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
-        if args.webui:
-            require_free(args.server_name, args.webui_port, "the chat page (--webui-port)")
-        if args.ssl or args.qos_config_path:  # what is wrong with them is reported before a model is converted
-            from lmdeploy.cli.served_gateway import check_files
+    require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
+    if args.webui:
+        require_free(args.server_name, args.webui_port, "the chat page (--webui-port)")
+    if args.ssl or args.qos_config_path:  # what is wrong with them is reported before a model is converted
+        from lmdeploy.cli.served_gateway import check_files
 
-            check_files(args)
-        with _served(args) as served:
-            _serve(args, served)
-    except (CommandError, PortInUseError) as error:
-        print(f"lmdeploy serve api_server: {error}", file=sys.stderr)
-        return 1
+        check_files(args)
+    with _served(args) as served:
+        _serve(args, served)
     return 0
 
 

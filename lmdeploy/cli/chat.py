@@ -68,27 +68,23 @@ def run(args: argparse.Namespace) -> int:
     from lmdeploy.messages import GenerationConfig
     from lmdeploy.offline.async_engine import AsyncEngine
 
-    try:
-        backend = "pytorch" if args.backend == "pytorch" else None
-        config = {"max_batch_size": 1, **engine_config(args)}
-        gen_config = GenerationConfig(
-            max_new_tokens=args.max_new_tokens,
-            do_sample=True,
-            random_seed=args.seed,
-            **given_sampling(args),
-        )
-        print("loading the model ...", file=sys.stderr)
-        pipe = AsyncEngine(
-            args.model_path,
-            config,
-            args.chat_template or None,
-            backend=backend,
-            generation_config=args.generation_config,
-        )
-        pipe.sampling_defaults = pipe.sampling_defaults or SAMPLING_DEFAULTS
-    except (ValueError, OSError) as error:
-        print(f"lmdeploy chat: {error}", file=sys.stderr)
-        return 1
+    backend = "pytorch" if args.backend == "pytorch" else None
+    config = {"max_batch_size": 1, **engine_config(args)}
+    gen_config = GenerationConfig(
+        max_new_tokens=args.max_new_tokens,
+        do_sample=True,
+        random_seed=args.seed,
+        **given_sampling(args),
+    )
+    print("loading the model ...", file=sys.stderr)
+    pipe = AsyncEngine(
+        args.model_path,
+        config,
+        args.chat_template or None,
+        backend=backend,
+        generation_config=args.generation_config,
+    )
+    pipe.sampling_defaults = pipe.sampling_defaults or SAMPLING_DEFAULTS
     with pipe:
         print(f"{args.model_name or pipe.engine.directory.spec.model_name}: {HELP}")
         talk(pipe, gen_config, args.meta_instruction, next(iter(config.get("adapters") or ()), None))

@@ -72,21 +72,17 @@ def run(args: argparse.Namespace) -> int:
     # In the old form the name said which chat template the model has.
     old_template = old_name if old_name in MODELS else None
     dtype, tp = args.dtype or "auto", 1 if args.tp is None else args.tp
-    try:
-        refuse_unsupported_engine(TurbomindEngineConfig(dtype=dtype, model_format=args.model_format, tp=tp))
-        target = convert(
-            str(locate_model(args.model[-1], args.revision, args.download_dir)),
-            args.dst_path,
-            model_name=args.model_name or old_name,
-            chat_template=args.chat_template or old_template,
-            dtype=dtype,
-            model_format=args.model_format,
-            tp=tp,
-            copy=args.copy,
-        )
-    except (OSError, ValueError) as error:
-        print(f"lmdeploy convert: {error}", file=sys.stderr)
-        return 1
+    refuse_unsupported_engine(TurbomindEngineConfig(dtype=dtype, model_format=args.model_format, tp=tp))
+    target = convert(
+        str(locate_model(args.model[-1], args.revision, args.download_dir)),
+        args.dst_path,
+        model_name=args.model_name or old_name,
+        chat_template=args.chat_template or old_template,
+        dtype=dtype,
+        model_format=args.model_format,
+        tp=tp,
+        copy=args.copy,
+    )
     print(f"wrote {target}; serve it with: lmdeploy serve api_server {shlex.quote(str(target))}, or Triton alone with:")
     print(_triton_command(target))
     return 0

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from pathlib import Path
 
-from lmdeploy.cli.triton import CommandError, served_model, stop_on_sigterm
+from lmdeploy.cli.triton import served_model, stop_on_sigterm
 from lmdeploy.logs import configure
 from lmdeploy.model_metadata.sampling_defaults import sampling_defaults
-from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.heap import give_back_what_is_freed
 from lmdeploy.serve.ports import require_free
 
@@ -23,23 +21,19 @@ def run(args: argparse.Namespace) -> int:
     configure(args.log_level, args.log_format)
     stop_on_sigterm()
     give_back_what_is_freed()
-    try:
-        require_free(args.server_name, args.server_port, "the chat page (--server-port)")
-        if _ADDRESS.fullmatch(args.target) and not Path(args.target).exists():
-            _launch(args.target, args, os.environ.get("LMDEPLOY_CONTROL_KEY", ""))
-            return 0
-        if args.target.startswith(("http://", "https://")):
-            _launch(args.target, args)
-            return 0
-        with served_model(args.target, args) as served:
-            import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
+    require_free(args.server_name, args.server_port, "the chat page (--server-port)")
+    if _ADDRESS.fullmatch(args.target) and not Path(args.target).exists():
+        _launch(args.target, args, os.environ.get("LMDEPLOY_CONTROL_KEY", ""))
+        return 0
+    if args.target.startswith(("http://", "https://")):
+        _launch(args.target, args)
+        return 0
+    with served_model(args.target, args) as served:
+        import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
 
-            served.wait_ready()
-            server = served.server
-            _launch(server.grpc_address, args, server.control_key, server.metrics_url, served.engine_dir)
-    except (CommandError, PortInUseError) as error:
-        print(f"lmdeploy serve gradio: {error}", file=sys.stderr)
-        return 1
+        served.wait_ready()
+        server = served.server
+        _launch(server.grpc_address, args, server.control_key, server.metrics_url, served.engine_dir)
     return 0
 
 

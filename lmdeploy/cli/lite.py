@@ -296,9 +296,6 @@ def _run(
                 bar.update(done - bar.n)
 
             work_dir = method(model_dir, Path(args.work_dir).expanduser(), settings, progress=show)
-    except (OSError, ValueError) as error:
-        print(f"lmdeploy lite {command}: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print(f"lmdeploy lite {command}: interrupted; the same command continues", file=sys.stderr)
         return 130

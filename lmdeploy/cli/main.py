@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from lmdeploy.cli import chat, check_env, convert, list, lite, plan, serve
 from lmdeploy.cli.batch import command as batch
 from lmdeploy.cli.batch import warm
-from lmdeploy.cli.parser import Parser, print_help_of
+from lmdeploy.cli.parser import Parser, exit_status, print_help_of
 from lmdeploy.cli.pull import command as pull
-from lmdeploy.extras import MissingExtraError
 from lmdeploy.version import __version__
 
 
@@ -29,13 +27,6 @@ def make_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    args = make_parser().parse_everything(arguments)
-    try:
-        status: int = args.run(args)
-    except MissingExtraError as error:
-        print(f"lmdeploy: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 130  # as shells report SIGINT
-    return status
+    parser = make_parser()
+    args = parser.parse_everything(arguments)
+    return exit_status(parser.innermost.prog, lambda: args.run(args))

@@ -1,12 +1,16 @@
-"""The parser of the command line: both spellings of an option, and mistakes that are reported with what was meant."""
+"""The parser of the command line: both spellings of an option; and mistakes, each reported in a sentence."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
+
+_OUR_PACKAGES = {"lmdeploy", "openai_gateway", "tools"}
+_HTTP_CLIENTS = {"aiohttp", "httpx", "openai"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,14 +27,63 @@ class Parser(argparse.ArgumentParser):
             given = []
         return super().parse_known_args([_with_hyphens(text) for text in given], namespace)
 
+    @property
+    def innermost(self) -> argparse.ArgumentParser:
+        """The parser of the subcommand that was parsed."""
+        return Parser._innermost or self
+
     def parse_everything(self, args: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse, or end the process with a sentence that says what is wrong."""
         parsed, unknown = self.parse_known_args(args)
         if unknown:
-            parser = Parser._innermost or self
+            parser = self.innermost
             parser.error("; ".join(_unknown(text, list(parser._option_string_actions)) for text in unknown))
         namespace: argparse.Namespace = parsed
         return namespace
+
+
+def exit_status(prog: str, run: Callable[[], int | None]) -> int:
+    """Run a command or a tool; what the user can mend is a line on stderr, and exit status 1.
+
+    A traceback is left for bugs; with ``python -X dev`` everything has one.
+
+    Parameters
+    ----------
+    prog
+        Begins the line.
+    run
+        Returns the exit status, or nothing for 0.
+    """
+    try:
+        status = run() or 0
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; at exit, Python would complain of what is not written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130  # as shells report SIGINT
+    except Exception as error:
+        if sys.flags.dev_mode or not _can_be_mended(error):
+            raise
+        print(f"{prog}: {_sentence(error)}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _can_be_mended(error: Exception) -> bool:
+    """Return whether an error is about input, files or servers; others are bugs."""
+    package = type(error).__module__.partition(".")[0]
+    return isinstance(error, (ValueError, OSError, RuntimeError)) or package in _OUR_PACKAGES | _HTTP_CLIENTS
+
+
+def _sentence(error: Exception) -> str:
+    """Return the text of an error; that of an HTTP client does not name the server, or goes on for lines."""
+    if type(error).__module__.partition(".")[0] not in _HTTP_CLIENTS:
+        return str(error)
+    text = str(error).partition("\n")[0] or type(error).__name__
+    url = str(getattr(getattr(error, "_request", None) or getattr(error, "request", None), "url", ""))
+    return text if url in text else f"{url}: {text}; is the server running?"
 
 
 class RefusedOption(argparse.Action):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from lmdeploy.capacity.devices import DEVICES, Device, device_of
 from lmdeploy.capacity.plan import Efficiency, Load, Plan, Storage, plan
 from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.cli import options
-from lmdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -124,16 +122,12 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; return the exit status."""
     load = Load(args.prompt, args.output_tokens, args.rate, args.prefix, args.token_ms / 1e3, args.use)
-    try:
-        device = _device(args).times(args.tp)
-        sizes = Sizes.read(args.model)
-        disk = (args.cache_dir_bytes, args.disk_bandwidth * 1e9)
-        storage = Storage(args.weight_bits, args.quant_policy or 16, args.cache_max_entry_count, *disk)
-        reached = Efficiency(args.reached_bandwidth, args.reached_tflops)
-        made = plan(sizes, device, storage, load, reached, args.max_batch_size)
-    except (CheckpointError, ValueError) as error:
-        print(f"lmdeploy plan: {error}", file=sys.stderr)
-        return 1
+    device = _device(args).times(args.tp)
+    sizes = Sizes.read(args.model)
+    disk = (args.cache_dir_bytes, args.disk_bandwidth * 1e9)
+    storage = Storage(args.weight_bits, args.quant_policy or 16, args.cache_max_entry_count, *disk)
+    reached = Efficiency(args.reached_bandwidth, args.reached_tflops)
+    made = plan(sizes, device, storage, load, reached, args.max_batch_size)
     if args.json:
         print(json.dumps({"parameters": sizes.parameters, "active": sizes.active, **asdict(made)}))
     else:

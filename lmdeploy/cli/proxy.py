@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from lmdeploy.cli.gateway_settings import base_url, listening
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.logs import configure
 from lmdeploy.paths import cache_root
-from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.heap import give_back_what_is_freed
 from lmdeploy.serve.ports import require_free
 from openai_gateway.process.server import Server
-from openai_gateway.process.tls import TlsError
 from openai_gateway.proxy.app import create_proxy
 from openai_gateway.proxy.settings import ProxySettings, heartbeat_seconds
 
@@ -34,12 +31,8 @@ def run(args: argparse.Namespace) -> int:
         allow_private_nodes=args.allow_private_nodes,
         check_seconds=heartbeat_seconds(),
     )
-    try:
-        where = listening(args)
-        require_free(args.server_name, args.server_port, "the proxy (--server-port)")
-        ready = f"proxy: {base_url(args)}  (documentation: {base_url(args)}/)"
-        Server(create_proxy(settings), where, settings.drain_seconds, lambda: print(ready, flush=True)).run()
-    except (PortInUseError, TlsError) as error:
-        print(f"lmdeploy serve proxy: {error}", file=sys.stderr)
-        return 1
+    where = listening(args)
+    require_free(args.server_name, args.server_port, "the proxy (--server-port)")
+    ready = f"proxy: {base_url(args)}  (documentation: {base_url(args)}/)"
+    Server(create_proxy(settings), where, settings.drain_seconds, lambda: print(ready, flush=True)).run()
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from lmdeploy.cli.pull.command import pulled_or_refused
 from lmdeploy.cli.triton import CommandError, stop_on_sigterm
 from lmdeploy.distribution import install_command
 from lmdeploy.logs import configure
-from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import reachable_host, require_free
 from lmdeploy.serve.ray.settings import FAILED
 from lmdeploy.serve.resolved_model import resolved_model
@@ -40,15 +38,11 @@ def run(args: argparse.Namespace) -> int:
     configure(args.log_level, args.log_format)
     stop_on_sigterm()
     try:
-        try:
-            import ray  # noqa: F401
-            from ray import serve  # noqa: F401
-        except ImportError:
-            raise CommandError(f"Ray Serve is not installed; run: {install_command('ray')}") from None
-        _serve(args)
-    except (CommandError, PortInUseError) as error:
-        print(f"lmdeploy serve ray: {error}", file=sys.stderr)
-        return 1
+        import ray  # noqa: F401
+        from ray import serve  # noqa: F401
+    except ImportError:
+        raise CommandError(f"Ray Serve is not installed; run: {install_command('ray')}") from None
+    _serve(args)
     return 0
 
 

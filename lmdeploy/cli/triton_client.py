@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import secrets
 import signal
-import sys
 from typing import Any
 
 from lmdeploy.cli.terminal import HELP, SAMPLING_DEFAULTS, given_sampling, read_message
@@ -32,9 +31,6 @@ def run(args: argparse.Namespace) -> int:
                 finish(conversation.respond(text))
         with contextlib.suppress(TritonUnavailable):
             finish(conversation.end())
-    except TritonUnavailable as error:
-        print(f"lmdeploy serve triton_client: {error}", file=sys.stderr)
-        return 1
     finally:
         finish(client.close())
         finish(loop.shutdown_asyncgens())

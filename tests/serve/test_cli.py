@@ -13,6 +13,7 @@ import yaml
 import lmdeploy
 from lmdeploy.cli import check_env
 from lmdeploy.cli.main import main, make_parser
+from lmdeploy.cli.parser import exit_status
 from lmdeploy.serve.ports import free_ports
 from tests.support.fake_triton import FakeTriton
 from tests.support.waiting import eventually_sync
@@ -98,6 +99,42 @@ def test_a_bad_engine_option_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     (port,) = free_ports(1)
     assert main(["serve", "api_server", "--server-port", str(port), "--max-batch-size", "0"]) == 1
     assert "max_batch_size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("lmdeploy chat nosuch.gguf", "lmdeploy chat: nosuch.gguf: no such file"),
+        ("lmdeploy lite auto_awq /nowhere", "lmdeploy lite auto_awq: /nowhere: no such directory"),
+        ("lmdeploy check_env --model ./nowhere", "lmdeploy check_env: ./nowhere: no such directory"),
+        ("lmdeploy serve api_client http://localhost:9", "lmdeploy serve api_client: http://localhost:9/v1/models: "),
+        ("lmdeploy serve triton_client localhost:9", "lmdeploy serve triton_client: Triton at localhost:9 is not "),
+        ("profile_restful_api --port 9", "profile_restful_api: http://0.0.0.0:9/v1/models: "),
+        ("profile_generation nosuch.gguf", "profile_generation: nosuch.gguf: no such file"),
+        ("passkey nosuch.gguf", "passkey: nosuch.gguf: no such file"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line(command: str, message: str) -> None:
+    program, *arguments = command.split()
+    module = program if program == "lmdeploy" else f"tools.{program}"
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line != "loading the model ..."]
+    assert (done.returncode, len(lines), done.stdout) == (1, 1, "")
+    assert lines[0].startswith(message)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m lmdeploy list | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "The supported chat template names are:\n", "")
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    def fail() -> int:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        exit_status("lmdeploy", fail)
 
 
 def test_the_gateway_command_serves_a_running_triton_until_interrupted(triton: FakeTriton) -> None:

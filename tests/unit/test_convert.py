@@ -1,6 +1,5 @@
 """`lmdeploy convert` writes a model repository that serves the checkpoint, or nothing."""
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -11,8 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from lmdeploy import TurbomindEngineConfig, pipeline
-from lmdeploy.cli import convert as convert_command
-from lmdeploy.cli import list as list_command
+from lmdeploy.cli.main import main
 from lmdeploy.model import MODELS, chat_template_for
 from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
@@ -21,16 +19,6 @@ from lmdeploy.turbomind.repository import set_parameter, template_dir
 from lmdeploy.turbomind.text_part import ARCHITECTURES as SEEING
 
 CopyOf = Callable[[Path], Path]
-
-
-def run_cli(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    convert_command.add_parser(subparsers)
-    list_command.add_parser(subparsers)
-    parsed = parser.parse_args(arguments)
-    status: int = parsed.run(parsed)
-    return status
 
 
 def parameters(workspace: Path, model: str) -> dict[str, str]:
@@ -44,7 +32,7 @@ def test_a_workspace_with_a_copy_of_the_weights_serves_where_it_is_moved_to(
 ) -> None:
     source = copy_of(tiny_llama)
     wanted = read_output(source)
-    assert run_cli("convert", str(source), "--copy", "--dst-path", str(tmp_path / "workspace")) == 0
+    assert main(["convert", str(source), "--copy", "--dst-path", str(tmp_path / "workspace")]) == 0
     shutil.rmtree(source)
     (tmp_path / "workspace").rename(tmp_path / "moved")
     assert read_output(tmp_path / "moved") == wanted
@@ -148,8 +136,8 @@ def test_both_forms_of_the_command_convert(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new, old = tmp_path / "new", tmp_path / "old"
-    assert run_cli("convert", str(tiny_llama), "--dst-path", str(new), "--model-name", "mine") == 0
-    assert run_cli("convert", "chatml", str(tiny_llama), "--dst-path", str(old)) == 0
+    assert main(["convert", str(tiny_llama), "--dst-path", str(new), "--model-name", "mine"]) == 0
+    assert main(["convert", "chatml", str(tiny_llama), "--dst-path", str(old)]) == 0
     assert parameters(new, "turbomind")["served_model_name"] == "mine"
     assert parameters(old, "turbomind")["served_model_name"] == "chatml"
     assert parameters(old, "preprocessing")["chat_template"] == "chatml"
@@ -169,14 +157,14 @@ def test_both_forms_of_the_command_convert(
 def test_the_command_says_what_is_wrong_in_one_line(
     arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_cli("convert", *arguments, "--dst-path", str(tmp_path / "workspace")) != 0
+    assert main(["convert", *arguments, "--dst-path", str(tmp_path / "workspace")]) != 0
     error = capsys.readouterr().err
     assert reason in error
     assert error.count("\n") == 1
 
 
 def test_list_names_templates_and_architectures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli("list") == 0
+    assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {"chatml", "llama3", "internlm2"} <= set(lines)
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if "safetensors" in line}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.cli.options import SETTINGS, add_setting
-from lmdeploy.cli.parser import Parser
+from lmdeploy.cli.parser import Parser, exit_status
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.paths import default_model_dir
 from lmdeploy.turbomind.engine_settings import EngineConfig, engine_config_for
@@ -166,11 +166,7 @@ def requests(arguments: argparse.Namespace) -> list[Request]:
     return random_requests(arguments.num_prompts, arguments.prompt_tokens, arguments.completion_tokens, arguments.seed)
 
 
-def run(main: Callable[[], None]) -> None:
-    """Run a tool; what went wrong is one line, not a traceback, where the user can mend it."""
-    try:
-        main()
-    except (OSError, RuntimeError, ValueError) as error:
-        sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+def run(main: Callable[[], int | None]) -> None:
+    """Run a tool, and exit; what went wrong is one line, not a traceback, where the user can mend it."""
+    path = Path(sys.argv[0])
+    sys.exit(exit_status(path.parent.name if path.stem == "__main__" else path.stem, main))

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tools.bench import arguments as flags
+
 # Models whose layers matter, and nothing else.
 _TINY_HEADS: dict[str, Any] = {
     "vocab_size": 300,
@@ -209,4 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    flags.run(main)

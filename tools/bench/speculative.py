@@ -14,6 +14,7 @@ from typing import Any
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir
+from tools.bench import arguments as flags
 from tools.bench.plot import Bar, draw_bars
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.stats import median
@@ -208,4 +209,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    flags.run(main)

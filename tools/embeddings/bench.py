@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tools.bench import arguments as flags
 from tools.embeddings.model import make
 from tools.embeddings.peers import Embed, peers_of
 
@@ -83,4 +83,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    flags.run(main)

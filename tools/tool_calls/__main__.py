@@ -14,7 +14,6 @@ format that models write calls in, by its grammar. It ends with 1 where a gramma
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -30,6 +29,7 @@ from lmdeploy.serve.client import TritonClient
 from lmdeploy.templates.tool_call_formats import TOOL_CALL_FORMATS
 from openai_gateway.app import create_app
 from openai_gateway.settings import Settings
+from tools.bench import arguments as flags
 from tools.tool_calls.cases import CASES, TOOLS, Case
 
 WAYS = ("free", "strict", "required")
@@ -150,4 +150,4 @@ def _formats() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    flags.run(main)

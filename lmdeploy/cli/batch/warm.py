@@ -67,20 +67,16 @@ def run(args: argparse.Namespace) -> int:
     from lmdeploy.messages import GenerationConfig
     from lmdeploy.offline.async_engine import AsyncEngine
 
-    try:
-        config = engine_config(args)
-        if not config.get("cache_dir"):
-            raise ValueError("--cache-dir is missing: prompts are kept there")
-        prompts = read_prompts(args.prompts)
-        backend = "pytorch" if args.backend == "pytorch" else None
-        with AsyncEngine(args.model_path, config, args.chat_template or None, backend=backend) as model:
-            gen_config = GenerationConfig(max_new_tokens=1)
-            for prompt in prompts:
-                response = model(prompt, gen_config, do_preprocess=not isinstance(prompt, str))
-                if response.finish_reason == "length" and not response.token_ids:
-                    print(f"lmdeploy warm: a prompt of {response.input_token_len} tokens is too long", file=sys.stderr)
-    except (ValueError, OSError) as error:
-        print(f"lmdeploy warm: {error}", file=sys.stderr)
-        return 1
+    config = engine_config(args)
+    if not config.get("cache_dir"):
+        raise ValueError("--cache-dir is missing: prompts are kept there")
+    prompts = read_prompts(args.prompts)
+    backend = "pytorch" if args.backend == "pytorch" else None
+    with AsyncEngine(args.model_path, config, args.chat_template or None, backend=backend) as model:
+        gen_config = GenerationConfig(max_new_tokens=1)
+        for prompt in prompts:
+            response = model(prompt, gen_config, do_preprocess=not isinstance(prompt, str))
+            if response.finish_reason == "length" and not response.token_ids:
+                print(f"lmdeploy warm: a prompt of {response.input_token_len} tokens is too long", file=sys.stderr)
     print(f"prompts kept in {config['cache_dir']}: {len(prompts)}", file=sys.stderr)
     return 0

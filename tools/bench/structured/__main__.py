@@ -13,6 +13,7 @@ from typing import Any
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir
+from tools.bench import arguments as flags
 from tools.bench.workload import EVERY_TOKEN
 
 STREAMS = 16
@@ -108,4 +109,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    flags.run(main)

@@ -25,6 +25,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.json_schema import enforceable
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir, locate_model
+from tools.bench import arguments as flags
 from tools.bench.peers.llama_cpp import serving
 from tools.bench.peers.places import gguf, why_missing
 from tools.bench.structured.schemas import CALL_SCHEMAS
@@ -202,4 +203,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    flags.run(main)
