@@ -5,6 +5,7 @@ from the model's family: byte-level BPE writes bytes in GPT-2's alphabet, Senten
 and ``<0xNN>`` for a byte outside its vocabulary. The file format is in docs/internals/interfaces.md.
 """
 
+import functools
 import json
 import re
 import struct
@@ -135,16 +136,28 @@ def entries_of(description: str) -> list[tuple[int, bytes, bool]]:
     """Return id, bytes and whether special, for each token of a ``tokenizer.json``'s text; later entries win."""
     content = json.loads(description)
     vocab = content["model"]["vocab"]
-    to_bytes = _piece_decoder(content)
+    steps = _steps(content.get("decoder"), "decoders")
+    erased = [step["pattern"]["String"] for step in steps if _erases(step)]
+    decoded = _piece_decoder(content)
+
+    def kept(piece: str) -> str:
+        return functools.reduce(lambda text, each: text.replace(each, ""), erased, piece)
+
+    to_bytes = (lambda piece: decoded(kept(piece))) if erased else decoded
     pieces = vocab.items() if isinstance(vocab, dict) else ((piece, i) for i, (piece, _) in enumerate(vocab))
     entries = [(token, to_bytes(piece), False) for piece, token in pieces]
     added = content.get("added_tokens", ())
-    return entries + [(token["id"], token["content"].encode(), token["special"]) for token in added]
+    return entries + [(token["id"], kept(token["content"]).encode(), token["special"]) for token in added]
+
+
+def _erases(step: Mapping[str, Any]) -> bool:
+    """Return whether a step of a decoder leaves a text out."""
+    return step["type"] == "Replace" and step["content"] == "" and "String" in step["pattern"]
 
 
 def _piece_decoder(content: Mapping[str, Any]) -> Callable[[str], bytes]:
     """Return the function from a vocabulary piece to bytes that the tokenizer's decoder describes."""
-    steps = _steps(content.get("decoder"), "decoders")
+    steps = [step for step in _steps(content.get("decoder"), "decoders") if not _erases(step)]
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level_bytes
@@ -166,7 +179,9 @@ def _piece_decoder(content: Mapping[str, Any]) -> Callable[[str], bytes]:
 def _steps(component: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
     if component is None:
         return []
-    return list(component[inner]) if component["type"] == "Sequence" else [component]
+    if component["type"] != "Sequence":
+        return [component]
+    return [step for part in component[inner] for step in _steps(part, inner)]
 
 
 def _sentencepiece_bytes(piece: str, marker: str, has_bytes: bool) -> bytes:
