@@ -1,9 +1,9 @@
 """How a model that is made for embeddings makes one of a text, as sentence-transformers writes it down.
 
-``modules.json`` lists the steps: a transformer, ``Pooling`` of its hidden states into one vector, linear layers
-(``Dense``), and often ``Normalize``; ``config_sentence_transformers.json`` has the prompts in front of texts
+``modules.json`` lists the steps: a transformer, ``Pooling`` of its hidden states into one vector, then linear layers
+(``Dense``) and ``Normalize`` in any order; ``config_sentence_transformers.json`` has the prompts in front of texts
 (https://sbert.net/docs/package_reference/sentence_transformer/models.html). The engine pools; what follows is done
-here, with a few thousand numbers a text.
+here, with a few thousand numbers a text. A field of these files that is set and not used is refused by name.
 """
 
 from __future__ import annotations
@@ -44,6 +44,26 @@ _MODES = {
     "lasttoken": "last",
 }
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+# The file of the step ``Transformer``, first found first, by the names that versions of sentence-transformers gave it.
+_TRANSFORMER = [
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet", "transformers")
+]
+_LONGEST = 1 << 30  # a longer model_max_length stands for "not known"
+# Fields that are read, or say what is the case anyway, and those with the values for which that holds.
+_Fields = dict[str, tuple[object, ...] | None]
+_OF_VECTORS: _Fields = dict.fromkeys(("module_input_name", "module_output_name"), ("sentence_embedding",))
+_FIELDS: dict[str, _Fields] = {
+    "Transformer": {"transformer_task": ("feature-extraction",), "module_output_name": ("token_embeddings",)}
+    | dict.fromkeys("max_seq_length do_lower_case model_args config_args modality_config".split()),
+    "Pooling": dict.fromkeys("word_embedding_dimension embedding_dimension include_prompt".split()),
+    "Dense": dict.fromkeys("in_features out_features bias activation_function".split()) | _OF_VECTORS,
+    "Normalize": _OF_VECTORS,
+    _PROMPTS: dict.fromkeys(
+        "__version__ model_type prompts default_prompt_name similarity_fn_name truncate_dim query_prefix "
+        "document_prefix".split()
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +78,8 @@ class DenseLayer:
         ``[outputs, inputs]`` and ``[outputs]``, float32.
     norm, norm_eps, norm_bias
         The weight ``[outputs]`` of a LayerNorm after it, empty: there is none; and its bias, empty: it has none.
+    takes_units
+        Its inputs are brought to length 1 first.
     """
 
     activation: str = "Identity"
@@ -66,6 +88,7 @@ class DenseLayer:
     norm: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
     norm_eps: float = 0.0
     norm_bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
+    takes_units: bool = False
 
     @property
     def parts(self) -> tuple[NDArray[np.float32], ...]:
@@ -74,11 +97,11 @@ class DenseLayer:
 
     def kept(self) -> dict[str, Any]:
         """Return the rest, as files hold it."""
-        return {"activation": self.activation, "norm_eps": self.norm_eps}
+        return {"activation": self.activation, "norm_eps": self.norm_eps, "takes_units": self.takes_units}
 
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what it makes of vectors ``[texts, inputs]``."""
-        return self._finished(linear(self.weight, self.bias, vectors))
+        return self._finished(linear(self.weight, self.bias, unit(vectors) if self.takes_units else vectors))
 
     def of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what it makes of the rows ``[rows, inputs]`` of one text, whose bits may depend on each other."""
@@ -101,7 +124,7 @@ def layers_of(kept: Sequence[Mapping[str, Any]], weights: Any) -> tuple[DenseLay
     """Return layers of what `DenseLayer.kept` says, and of the arrays of all of them, ``arr_0``, ``arr_1``, ..."""
     each = [[weights[f"arr_{4 * i + part}"] for part in range(4)] for i in range(len(kept))]
     return tuple(
-        DenseLayer(one["activation"], weight, bias, norm, one["norm_eps"], norm_bias)
+        DenseLayer(one["activation"], weight, bias, norm, one["norm_eps"], norm_bias, one["takes_units"])
         for one, (weight, bias, norm, norm_bias) in zip(kept, each, strict=True)
     )
 
@@ -122,6 +145,12 @@ class Pooling:
         The name of the one in front of texts whose caller names none; empty: none is.
     dimensions
         To how many numbers vectors may be cut, where the checkpoint says it.
+    truncates_to
+        To how many numbers vectors are cut, unless the caller names another number; 0: they stay whole.
+    lowers
+        Texts are lower-cased, prompts included.
+    without_prompt
+        How hidden states are pooled, without those of the prompt's tokens; empty: the engine pools them all.
     dense
         Linear layers that the vector goes through.
     frame
@@ -133,17 +162,54 @@ class Pooling:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     dimensions: tuple[int, ...] = ()
+    truncates_to: int = 0
+    lowers: bool = False
+    without_prompt: str = ""
     dense: tuple[DenseLayer, ...] = ()
     frame: Frame = NO_FRAME
 
-    def finished(self, vectors: NDArray[np.float32], normalizes: bool | None = None) -> NDArray[np.float32]:
+    def whole(self, prompt: str, text: str) -> str:
+        """Return a text as the tokenizer reads it."""
+        return (prompt + text).lower() if self.lowers else prompt + text
+
+    def pooled(self, states: NDArray[np.float32], skipped: int) -> NDArray[np.float32]:
+        """Return the vector of the hidden states of a text ``[tokens, hidden size]``, without the first `skipped`."""
+        kept = states[skipped:].astype(np.float64)
+        if not len(kept):
+            return np.zeros(states.shape[1], np.float32)
+        if self.without_prompt == "max":
+            return np.asarray(kept.max(axis=0), np.float32)
+        is_weighted = self.without_prompt == "weighted_mean"
+        weights = np.arange(skipped + 1, len(states) + 1) if is_weighted else np.ones(len(kept))
+        scale = math.sqrt(len(kept)) if self.without_prompt == "mean_sqrt" else 1.0
+        made: NDArray[np.float32] = (weights @ kept * (scale / weights.sum())).astype(np.float32)
+        return made
+
+    def finished(
+        self, vectors: NDArray[np.float32], normalizes: bool | None = None, dimensions: int | None = None
+    ) -> NDArray[np.float32]:
         """Return the vectors that callers get of those that the engine made, ``[texts, hidden size]``.
 
-        With `normalizes` the caller decides whether they are brought to length 1.
+        Parameters
+        ----------
+        vectors
+            As the engine made them.
+        normalizes
+            Whether they are brought to length 1. None: as the checkpoint says, and where the caller cuts them.
+        dimensions
+            How many numbers of each are kept. None: as many as the checkpoint says.
+
+        Raises
+        ------
+        ValueError
+            They have fewer numbers.
         """
         for layer in self.dense:
             vectors = layer(vectors)
-        return unit(vectors) if (self.normalizes if normalizes is None else normalizes) else vectors
+        if dimensions is not None and len(vectors) and dimensions > vectors.shape[1]:
+            raise ValueError(f"dimensions must be at most {vectors.shape[1]} with this model, got {dimensions}")
+        kept = vectors[:, : dimensions or self.truncates_to or None]
+        return unit(kept) if (self.normalizes or dimensions is not None if normalizes is None else normalizes) else kept
 
 
 def linear(weight: NDArray[np.float32], bias: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -212,18 +278,36 @@ def pooling_of(model_dir: Path, is_encoder: bool = False) -> Pooling | None:
         if refusal := _refusal(model_dir, steps, is_encoder):
             return Pooling(refusal=refusal, prompts=prompts, default_prompt=default)
         kinds = [kind for kind, _ in steps]
-        dense = tuple(dense_layer(model_dir / path) for kind, path in steps if kind == "Dense")
-        sizes = _read(model_dir / "config.json").get("matryoshka_dimensions") or []
-        return Pooling("Normalize" in kinds, "", prompts, default, tuple(sorted(map(int, sizes))), dense)
+        dense = tuple(
+            replace(dense_layer(model_dir / path), takes_units=kinds[at - 1] == "Normalize")
+            for at, (kind, path) in enumerate(steps)
+            if kind == "Dense"
+        )
+        mode = _MODES[_modes(model_dir, steps)[0]]
+        leaves_prompt = _pooling_config(model_dir, steps).get("include_prompt") is False and any(prompts.values())
+        return Pooling(
+            normalizes=kinds[-1] == "Normalize",
+            prompts=prompts,
+            default_prompt=default,
+            dimensions=tuple(sorted(map(int, _read(model_dir / "config.json").get("matryoshka_dimensions") or []))),
+            truncates_to=int(_read_if_there(model_dir / _PROMPTS).get("truncate_dim") or 0),
+            lowers=bool(_transformer_config(model_dir).get("do_lower_case")),
+            without_prompt=mode if leaves_prompt and mode not in ("first", "last") else "",
+            dense=dense,
+        )
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Pooling(refusal=f"{_MODULES} and what it names cannot be read ({' '.join(str(error).split())})")
 
 
 def module_steps(model_dir: Path) -> list[tuple[str, str]]:
-    """Return the steps of ``modules.json`` in order, as name and folder; none where there is no such file."""
+    """Return the steps of ``modules.json`` in order, as name and folder, without those of training alone.
+
+    None where there is no such file.
+    """
     if not (model_dir / _MODULES).is_file():
         return []
-    return [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in _read(model_dir / _MODULES)]
+    steps = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in _read(model_dir / _MODULES)]
+    return [step for step in steps if step[0] != "Dropout"]
 
 
 def dense_layer(folder: Path) -> DenseLayer:
@@ -272,45 +356,74 @@ def read_pooling(engine_dir: Path) -> Pooling | None:
 
 def longest_text(model_dir: Path) -> int | None:
     """Return how many tokens of a text sentence-transformers would read of an encoder's; None: as many as it has."""
-    for file in (model_dir / "sentence_bert_config.json", model_dir / "sentence_transformers_config.json"):
-        if file.is_file():
-            length = _read(file).get("max_seq_length")
-            return length if type(length) is int and length > 0 else None
-    return None
+    said = (
+        _transformer_config(model_dir).get("max_seq_length"),
+        _read_if_there(model_dir / "tokenizer_config.json").get("model_max_length"),
+    )
+    return next((length for length in said if type(length) is int and 0 < length < _LONGEST), None)
 
 
 def _read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+def _read_if_there(file: Path) -> Any:
+    return _read(file) if file.is_file() else {}
+
+
+def _transformer_config(model_dir: Path) -> Any:
+    return next((_read(model_dir / name) for name in _TRANSFORMER if (model_dir / name).is_file()), {})
+
+
 def _refusal(model_dir: Path, steps: list[tuple[str, str]], is_encoder: bool) -> str:
-    unknown = [kind for kind, _ in steps if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
+    kinds = [kind for kind, _ in steps]
+    unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
     if unknown:
         return f"its step {unknown[0]} is not supported"
     raw = _read(model_dir / "config.json")
     if not is_encoder and (raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True):
         return "its attention is bidirectional, which is not supported"
-    if all(kind != "Pooling" for kind, _ in steps):
+    if "Pooling" not in kinds:
         return f"{_MODULES} has no pooling"
+    if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
+        return f"its steps are {', '.join(kinds)}; expected Transformer, Pooling, then any of Dense and Normalize"
     modes, known = _modes(model_dir, steps), list(_MODES) if is_encoder else ["lasttoken"]
     if len(modes) != 1 or modes[0] not in known:
         return f"its pooling is {' and '.join(modes) or 'not said'}; supported: {', '.join(known)}"
+    return _unused_field(model_dir, steps)
+
+
+def _unused_field(model_dir: Path, steps: list[tuple[str, str]]) -> str:
+    """Return a sentence for a field that is set and that nothing here uses; empty: there is none."""
+    files = [(kind, f"{path}/config.json") for kind, path in steps if kind != "Transformer"]
+    files += [(_PROMPTS, _PROMPTS), *(("Transformer", name) for name in _TRANSFORMER)]
+    for kind, file in files:
+        used = _FIELDS[kind]
+        for name, value in _read_if_there(model_dir / file).items():
+            allowed = used.get(name)
+            is_used = (name in used and allowed is None) or (kind == "Pooling" and name.startswith("pooling_mode"))
+            if not is_used and value not in (None, False, "", [], {}, *(allowed or ())):
+                return f"{file}: {name} is {json.dumps(value)}, which is not supported"
     return ""
 
 
-def _modes(model_dir: Path, steps: list[tuple[str, str]]) -> list[str]:
+def _pooling_config(model_dir: Path, steps: list[tuple[str, str]]) -> Any:
     folder = next((path for kind, path in steps if kind == "Pooling"), None)
     if folder is None:
         raise ValueError(f"{_MODULES} has no pooling")
-    config = _read(model_dir / folder / "config.json")
+    return _read(model_dir / folder / "config.json")
+
+
+def _modes(model_dir: Path, steps: list[tuple[str, str]]) -> list[str]:
+    config = _pooling_config(model_dir, steps)
     if named := config.get("pooling_mode"):
         return [named] if isinstance(named, str) else [str(each) for each in named]
-    return [name.removeprefix(_MODE) for name, is_on in config.items() if name.startswith(_MODE) and is_on is True]
+    modes = [name.removeprefix(_MODE) for name, is_on in config.items() if name.startswith(_MODE) and is_on is True]
+    return modes if modes or f"{_MODE}mean_tokens" in config else ["mean_tokens"]  # sentence-transformers' default
 
 
 def _prompts(model_dir: Path) -> tuple[dict[str, str], str]:
-    file = model_dir / _PROMPTS
-    config = _read(file) if file.is_file() else {}
+    config = _read_if_there(model_dir / _PROMPTS)
     tasks = _read(model_dir / "config.json").get("task_instructions") or {}  # Jina's
     given = {**tasks, **(config.get("prompts") or {})}
     prompts = {str(name): text for name, text in given.items() if isinstance(text, str)}

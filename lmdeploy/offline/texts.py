@@ -41,17 +41,16 @@ def embed_texts(
     if task is not None and task not in (tasks := task_adapters(engine.directory.path)):
         raise ValueError(f"task must be one that the model has ({', '.join(tasks) or 'none'}), got {task!r}")
     prompt = prompt_of(pooling, task if prompt_name is None and task in pooling.prompts else prompt_name)
-    ids = tokenizer.encode_bare([prompt + text for text in texts])
+    ids = tokenizer.encode_bare([pooling.whole(prompt, text) for text in texts])
     frame, most = tokenizer.frame(), engine.session_len if truncate else None
-    vectors = states_of(engine, ((frame.single(each, most), None) for each in ids), task)
-    if not len(vectors):
-        return vectors
-    vectors = pooling.finished(vectors)
-    if dimensions is None:
-        return vectors
-    if dimensions > vectors.shape[1]:
-        raise ValueError(f"dimensions must be at most {vectors.shape[1]} with this model, got {dimensions}")
-    return unit(vectors[:, :dimensions])
+    framed = ((frame.single(each, most), None) for each in ids)
+    if not (pooling.without_prompt and prompt):
+        vectors = states_of(engine, framed, task)
+    else:
+        skipped = len(frame.before) + len(tokenizer.encode_bare([pooling.whole(prompt, "")])[0])
+        states = rows_of(engine, framed, of_tokens=True, adapter_name=task)
+        vectors = np.stack([pooling.pooled(each, skipped) for each in states])
+    return pooling.finished(vectors, dimensions=dimensions) if len(vectors) else vectors
 
 
 def score_pairs(
@@ -122,9 +121,11 @@ def _token_ids(
     engine: Engine, tokenizer: Tokenizer, texts: Sequence[str], prompt_name: str | None, truncate: bool
 ) -> list[list[int]]:
     pooling = read_pooling(engine.directory.path)
-    prompt = "" if pooling is None else prompt_of(pooling, prompt_name)
+    if pooling is not None:
+        prompt = prompt_of(pooling, prompt_name)
+        texts = [pooling.whole(prompt, text) for text in texts]
     frame, most = tokenizer.frame(), engine.session_len if truncate else None
-    return [frame.single(each, most) for each in tokenizer.encode_bare([prompt + text for text in texts])]
+    return [frame.single(each, most) for each in tokenizer.encode_bare(list(texts))]
 
 
 def _token_heads_of(engine: Engine) -> TokenHeads:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import lmdeploy
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.offline.texts import states_of
+from lmdeploy.turbomind.checkpoint import describe
 from lmdeploy.turbomind.families import families
 from tests.support.tiny_encoders import ENCODERS, hidden_states, make_encoder, texts_of, write_modules
 
@@ -117,6 +118,79 @@ def test_dense_layers_prompts_and_dimensions_follow(is_pickled: bool, tmp_path: 
             pipe.embed(text, prompt_name="task")
         with pytest.raises(ValueError, match="dimensions must be at most 20 with this model, got 21"):
             pipe.embed(text, dimensions=21)
+
+
+def pooled(mode: str, states: np.ndarray[Any, Any], skipped: int) -> Any:
+    """Return what sentence-transformers' step ``Pooling`` makes of a text whose first tokens are masked."""
+    mask = np.arange(len(states)) >= skipped
+    if mode == "max_tokens":
+        return np.where(mask[:, None], states, -1e9).max(axis=0)
+    weights = mask * (np.arange(len(states)) + 1 if mode == "weightedmean_tokens" else 1)
+    return weights @ states / (np.sqrt(weights.sum()) if mode == "mean_sqrt_len_tokens" else weights.sum())
+
+
+@pytest.mark.parametrize(
+    "mode", ["mean_tokens", "max_tokens", "weightedmean_tokens", "mean_sqrt_len_tokens", "cls_token"]
+)
+def test_steps_and_settings_are_those_of_sentence_transformers(mode: str, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "Bert")
+    write_modules(tmp_path, mode, "Normalize", "Dense")
+    torch.manual_seed(3)
+    dense = torch.nn.Linear(48, 20)
+    (tmp_path / "3_Dense").mkdir()
+    save_file(
+        {f"linear.{name}": value.detach() for name, value in dense.named_parameters()},
+        tmp_path / "3_Dense" / "model.safetensors",
+    )
+    said: dict[str, dict[str, Any]] = {
+        "3_Dense/config.json": {"in_features": 48, "out_features": 20, "activation_function": "torch.nn.Tanh"},
+        "1_Pooling/config.json": {f"pooling_mode_{mode}": True, "include_prompt": False},
+        "config_sentence_transformers.json": {"prompts": {"query": "W1 w2 "}, "truncate_dim": 12},
+        "sentence_xlm-roberta_config.json": {"max_seq_length": 9, "do_lower_case": True},
+    }
+    for name, content in said.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with lmdeploy.pipeline(str(tmp_path)) as pipe:
+        for prompt, name in (("", None), ("w1 w2 ", "query")):
+            states = hidden_states(model, ids_of(pipe, f"{prompt}w7 w8 w9"))
+            middle = (
+                states[0] if mode == "cls_token" else pooled(mode, states, 1 + len(prompt.split()) if prompt else 0)
+            )
+            with torch.no_grad():
+                expected = torch.tanh(dense(torch.tensor(middle / np.linalg.norm(middle)).float())).numpy()
+            assert_near(pipe.embed("W7 w8 W9", prompt_name=name), expected[:12])
+            assert_near(pipe.embed("W7 w8 W9", prompt_name=name, dimensions=20), expected / np.linalg.norm(expected))
+        assert (pipe.embed("w7 " * 20, truncate=True) == pipe.embed("w7 " * 7)).all()
+        with pytest.raises(ValueError, match="at most the 9 tokens"):
+            pipe.embed("w7 " * 8)
+
+
+@pytest.mark.parametrize(
+    ("files", "longest"),
+    [
+        ({}, 512),
+        ({"tokenizer_config.json": {"model_max_length": 11}}, 11),
+        ({"tokenizer_config.json": {"model_max_length": 10**30}}, 512),
+        ({"sentence_roberta_config.json": {"max_seq_length": 7}, "tokenizer_config.json": {"model_max_length": 11}}, 7),
+        (
+            {"sentence_bert_config.json": {"max_seq_length": None}, "tokenizer_config.json": {"model_max_length": 11}},
+            11,
+        ),
+        (
+            {"sentence_bert_config.json": {"max_seq_length": 9}, "sentence_roberta_config.json": {"max_seq_length": 7}},
+            9,
+        ),
+        ({"sentence_distilbert_config.json": {"max_seq_length": 4096}}, 512),
+    ],
+)
+def test_the_longest_text_is_read_where_publishers_write_it(
+    files: dict[str, Any], longest: int, tmp_path: Path
+) -> None:
+    make_encoder(tmp_path, "Bert", num_hidden_layers=1)
+    for name, content in files.items():
+        before = json.loads((tmp_path / name).read_text()) if (tmp_path / name).is_file() else {}
+        (tmp_path / name).write_text(json.dumps(before | content))
+    assert describe(tmp_path, "model").spec.max_position_embeddings == longest
 
 
 def test_texts_and_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -172,12 +172,51 @@ def test_what_cannot_be_is_refused(embedder: str, http: httpx.Client) -> None:
         ({"pooling_mode": "mean"}, "its pooling is mean; supported: lasttoken"),
         ({"steps": ("Transformer", "Pooling", "CNN")}, "its step CNN is not supported"),
         ({"steps": ("Transformer",)}, "modules.json has no pooling"),
+        (
+            {"steps": ("Transformer", "Pooling", "Pooling")},
+            "its steps are Transformer, Pooling, Pooling; "
+            "expected Transformer, Pooling, then any of Dense and Normalize",
+        ),
     ],
 )
 def test_other_ways_to_pool_are_refused_by_name(tmp_path: Path, changes: dict[str, object], refusal: str) -> None:
     found = pooling_of(write_modules(tmp_path, **changes))  # type: ignore[arg-type]
     assert found is not None
     assert found.refusal == refusal
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "refusal"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_lasttoken": True, "layer_weights": [1]}, "layer_weights is [1]"),
+        ("2_Normalize/config.json", {"p": 1}, "p is 1"),
+        ("sentence_bert_config.json", {"max_seq_length": 9, "tokenizer_args": {"a": 1}}, 'tokenizer_args is {"a": 1}'),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, 'transformer_task is "fill-mask"'),
+        ("config_sentence_transformers.json", {"later": "set", "prompts": {}}, 'later is "set"'),
+        ("config_sentence_transformers.json", {"later": None, "__version__": {"pytorch": "2"}}, ""),
+        # As sentence-transformers 5.5 writes them.
+        ("1_Pooling/config.json", {"embedding_dimension": 4, "pooling_mode": "lasttoken", "include_prompt": True}, ""),
+        (
+            "sentence_bert_config.json",
+            {
+                "transformer_task": "feature-extraction",
+                "module_output_name": "token_embeddings",
+                "modality_config": {"text": {}},
+            },
+            "",
+        ),
+        ("sentence_bert_config.json", {"max_seq_length": 8, "model_args": {"trust_remote_code": True}}, ""),
+    ],
+)
+def test_a_field_that_is_set_and_not_used_is_refused_by_name(
+    file: str, fields: dict[str, object], refusal: str, tmp_path: Path
+) -> None:
+    write_modules(tmp_path)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(json.dumps(fields))
+    found = pooling_of(tmp_path)
+    assert found is not None
+    assert found.refusal == (f"{file}: {refusal}, which is not supported" if refusal else "")
 
 
 def test_pooling_is_read_as_published(tmp_path: Path) -> None:

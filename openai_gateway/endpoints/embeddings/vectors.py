@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from fastapi import Request
 
-from lmdeploy.model_metadata.pooling import Pooling, unit
+from lmdeploy.model_metadata.pooling import Pooling
 from lmdeploy.serve.client import GenerateRequest
 from lmdeploy.tokenizer_readers.framed import Frame
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
@@ -23,7 +24,13 @@ from openai_gateway.models import Chosen
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Made = TypeVar("Made")
+
+MOST_NUMBERS = 8 << 20
+"""Of hidden states in memory at a time, and of token vectors in a response."""
+
 _AT_A_TIME = 64  # texts of a request in the engine
+_TOKENIZED_AT_A_TIME = 8
 # Names of prompts that checkpoints have for what callers call a type of input.
 _PROMPTS_OF = {
     "query": ("query", "search_query", "retrieval.query"),
@@ -95,18 +102,23 @@ async def vectors_of(
     if wanted.task is not None:
         chosen, wanted = await with_task(request, chosen, pooling, wanted, wanted.task)
     prompt = prompt_of(chosen, pooling, wanted)
-    texts: list[Any] = [prompt + each if isinstance(each, str) else each for each in inputs]
-    if wanted.truncate:
-        texts = [await truncated(chosen, pooling.frame, each) for each in texts]
-    vectors, usage = await states_of(gateway, request, chosen, [state_request(each) for each in texts], user)
-    vectors = pooling.finished(vectors, wanted.normalizes)
-    if dimensions is not None and dimensions > vectors.shape[1]:
-        message = f"dimensions must be at most {vectors.shape[1]} with the model `{model.name}`, got {dimensions}"
-        raise ApiError(400, message, param="dimensions")
-    if dimensions is None:
-        return vectors, usage
-    kept = vectors[:, :dimensions]
-    return kept if wanted.normalizes is False else unit(kept), usage
+    if pooling.without_prompt and prompt and isinstance(inputs[0], str):
+        beginning = pooling.frame.bare(await model.client.tokenize(text=pooling.whole(prompt, "")))
+        skipped = len(pooling.frame.before) + len(beginning)
+        ids = await ids_of(chosen, inputs, wanted)
+        pooled, usage = await made_of(
+            gateway, request, chosen, ids, user, lambda _, rows: pooling.pooled(rows, skipped)
+        )
+        vectors = np.stack(pooled)
+    else:
+        texts: list[Any] = [pooling.whole(prompt, each) if isinstance(each, str) else each for each in inputs]
+        if wanted.truncate:
+            texts = [await truncated(chosen, pooling.frame, each) for each in texts]
+        vectors, usage = await states_of(gateway, request, chosen, [state_request(each) for each in texts], user)
+    try:
+        return pooling.finished(vectors, wanted.normalizes, dimensions), usage
+    except ValueError as error:
+        raise ApiError(400, str(error), param="dimensions") from None
 
 
 async def with_task(
@@ -217,3 +229,51 @@ def state_request(
         return GenerateRequest(input_ids=prompt, **fields)
     reported = {"add_generation_prompt": False}
     return GenerateRequest(messages=prompt, template_options=reported, **fields)
+
+
+async def ids_of(chosen: Chosen, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted) -> list[list[int]]:
+    """Return the tokens of each text, with its prompt in front, and those around it."""
+    pooling = chosen.model.pooling or Pooling()
+    prompt = prompt_of(chosen, pooling, wanted)
+    some = asyncio.Semaphore(_TOKENIZED_AT_A_TIME)
+
+    async def tokens_of(text: str | list[int]) -> list[int]:
+        whole = pooling.whole(prompt, text) if isinstance(text, str) else text
+        async with some:
+            kept = await truncated(chosen, pooling.frame, whole) if wanted.truncate else whole
+            return await chosen.model.client.tokenize(text=kept) if isinstance(kept, str) else list(kept)
+
+    return await asyncio.gather(*map(tokens_of, inputs))
+
+
+async def made_of(
+    gateway: Gateway,
+    request: Request,
+    chosen: Chosen,
+    ids: Sequence[list[int]],
+    user: str | None,
+    make: Callable[[list[int], NDArray[np.float32]], Made],
+) -> tuple[list[Made], TokenCounts]:
+    """Return what `make` makes of the tokens and hidden states of each text; few states are in memory at a time."""
+    heads = chosen.model.token_heads
+    assert heads is not None  # an encoder's engine directory has them
+    size = heads.hidden_size
+    made: list[Made] = []
+    while len(made) < len(ids):
+        some = ids[len(made) :]
+        ends = np.cumsum([len(each) for each in some]) * size
+        some = some[: max(1, int(np.searchsorted(ends, MOST_NUMBERS, "right")))]
+        asked = [state_request(each, of_tokens=True) for each in some]
+        rows, _ = await rows_of(gateway, request, chosen, asked, user)
+        states = [np.frombuffer(row, dtype="<f4").reshape(-1, size) for row in rows]
+        made += await asyncio.to_thread(_each, make, some, states)
+    tokens = sum(map(len, ids))
+    return made, TokenCounts(prompt_tokens=tokens, total_tokens=tokens)
+
+
+def _each(
+    make: Callable[[list[int], NDArray[np.float32]], Made],
+    ids: Sequence[list[int]],
+    states: Sequence[NDArray[np.float32]],
+) -> list[Made]:
+    return [make(*each) for each in zip(ids, states, strict=True)]

@@ -15,7 +15,7 @@ from lmdeploy.model_metadata.token_heads import TokenHeads, token_heads_of, writ
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.gateway.test_embeddings import write_modules
-from tests.support.fake_triton import FakeTriton, token_ids
+from tests.support.fake_triton import FakeTriton, embedding_of, token_ids
 from tests.support.gateways import running_gateway
 
 TEXTS = ["one", "another text"]
@@ -111,7 +111,8 @@ def test_texts_of_more_numbers_than_fit_in_memory_come_in_groups(
     embedder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = ask(embedder, "/embed_sparse", inputs=TEXTS * 3)
-    monkeypatch.setattr("openai_gateway.endpoints.embeddings.tokens._MOST_NUMBERS", 4)
+    for module in ("tokens", "vectors"):
+        monkeypatch.setattr(f"openai_gateway.endpoints.embeddings.{module}.MOST_NUMBERS", 4)
     assert ask(embedder, "/embed_sparse", inputs=TEXTS * 3) == whole
     response = httpx.post(f"{embedder}/embed_all", json={"inputs": TEXTS}, timeout=60)
     assert response.status_code == 400
@@ -151,3 +152,19 @@ def test_layers_of_another_width_are_refused_by_name(tmp_path: Path) -> None:
     heads = token_heads_of(directory, Roles(), 5)  # type: ignore[arg-type]
     assert heads == TokenHeads(5, refusal=heads.refusal)
     assert "a linear layer must have 5 inputs, got (3, 4)" in heads.refusal
+
+
+def test_prompts_are_left_out_and_texts_lower_cased_where_the_checkpoint_says_it(tmp_path: Path) -> None:
+    write_heads(tmp_path)
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "Find "}, "truncate_dim": 3}')
+    write_pooling(tmp_path, tmp_path, is_encoder=True)
+    fake = FakeTriton(MODEL)
+    with running_gateway(Settings(triton_address=fake.address, engine_dir=tmp_path)) as url:
+        for name, kept in (("query", states("find one")[len(token_ids("find ")) :]), (None, None)):
+            body = {"inputs": "One", "prompt_name": name, "normalize": False}
+            (vector,) = ask(url, "/embed", **body)
+            whole = kept.mean(axis=0) if kept is not None else np.frombuffer(embedding_of(token_ids("one")), "<f4")
+            np.testing.assert_allclose(vector, whole[:3], rtol=1e-6)
+    fake.stop()
