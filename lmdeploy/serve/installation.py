@@ -21,7 +21,7 @@ from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST
-from lmdeploy.serve.restrictions import restriction_options
+from lmdeploy.serve.restrictions import RESTRICTION_KEY, restriction_options
 
 PACKAGE = Path(__file__).resolve().parent.parent  # lmdeploy/
 OUR_BACKEND = PACKAGE / "backends" / "turbomind"
@@ -148,6 +148,7 @@ def shell_command(installation: TritonInstallation, backends: Path, repository: 
         elif after:
             words.append(f'{name}="${{{name}:+${name}:}}"{after}')
     words += [f'LD_PRELOAD={_PRIVATE_FILES.name}"${{LD_PRELOAD:+:$LD_PRELOAD}}"']
+    words += [f'{RESTRICTION_KEY}="{_SHELL_KEY}"']
     words += [f"LMDEPLOY_PYTHON={shlex.quote(sys.executable)}", shlex.quote(str(installation.binary))]
     words += ["--model-repository", shlex.quote(str(repository)), "--backend-directory", shlex.quote(str(backends))]
     words += [f"--{door}-address={DEFAULT_TRITON_HOST}" for door in ("http", "grpc", "metrics")]

@@ -3,7 +3,8 @@
 Inference, health, metadata, configuration and statistics stay open: clients use them. The others administer the server,
 and the known ways into it lead through them (docs/deployment/security.md). Triton opens them to whoever shows a key.
 A key is made for each start and never published. Where models come and go, one more key opens the model repository to
-our gateway.
+our gateway. Both are passed in the environment: backend_cpp/triton/private_files.cc puts them in place of those on the
+command line, which other users of the machine can read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import secrets
 CLOSED = ("shared-memory", "model-repository", "trace", "logging")
 _REPOSITORY = "model-repository"
 _HEADER = "lmdeploy-admin"
+RESTRICTION_KEY, REPOSITORY_KEY = "LMDEPLOY_RESTRICTION_KEY", "LMDEPLOY_REPOSITORY_KEY"
 GRPC_KEY_HEADER = f"triton-grpc-protocol-{_HEADER}"
 """The metadata that a key goes into."""
 

@@ -16,7 +16,13 @@ from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.multi_model.registry import Registry
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
-from lmdeploy.serve.restrictions import new_key, repository_option, restriction_options
+from lmdeploy.serve.restrictions import (
+    REPOSITORY_KEY,
+    RESTRICTION_KEY,
+    new_key,
+    repository_option,
+    restriction_options,
+)
 from lmdeploy.serve.shared_memory import Regions
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
@@ -155,6 +161,7 @@ class TritonServer:
         if self._models is not None:  # each model has its own in its folders
             env = {name: value for name, value in env.items() if name not in _OF_ONE_MODEL}
         env.update({name: value for name, value in self._overrides.items() if value})
+        env.update({RESTRICTION_KEY: new_key(), REPOSITORY_KEY: self.repository_key})
         if self._regions is None:
             self._regions = Regions()
         self._child = ChildProcess(self._command(found.binary, backends), env=env, log=self._log)
@@ -264,7 +271,7 @@ class TritonServer:
         loaded = [f"--load-model={name}" for model in self._models.models() for name in model.triton_models]
         return [
             "--model-control-mode=explicit",
-            repository_option(self.repository_key),
+            repository_option(new_key()),
             # A model that is being loaded, or could not be loaded again after a restart, does not concern the others.
             "--strict-readiness=false",
             f"--exit-on-error={'false' if self._has_started else 'true'}",

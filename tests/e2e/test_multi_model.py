@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from lmdeploy.serve.restrictions import GRPC_KEY_HEADER, new_key
+from lmdeploy.serve.restrictions import GRPC_KEY_HEADER, REPOSITORY_KEY, new_key
 from tests.support.api_server import ApiServer, api_server
 from tests.support.processes import children
 from tests.support.tiny_models import make_tiny_llama
@@ -225,9 +225,8 @@ def test_the_model_repository_is_closed_to_whoever_lacks_the_secret(server: ApiS
         with pytest.raises(grpc.RpcError, match="restricted"):
             stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), metadata=((GRPC_KEY_HEADER, new_key()),))
     # Over HTTP no key opens it, not even the one that does over gRPC.
-    command = Path(f"/proc/{server.triton_pid()}/cmdline").read_text().split("\0")
-    (opens,) = [word for word in command if word.startswith("--grpc-restricted-protocol=model-repository:")]
-    key = opens.rpartition("=")[2]
+    environment = Path(f"/proc/{server.triton_pid()}/environ").read_text().split("\0")
+    (key,) = [word.partition("=")[2] for word in environment if word.startswith(f"{REPOSITORY_KEY}=")]
     url = f"http://127.0.0.1:{server.triton_http_port}/v2/repository"
     for path in ("index", "models/turbomind.small/unload"):
         for headers in ({}, {"lmdeploy-admin": key}, {GRPC_KEY_HEADER: key}):

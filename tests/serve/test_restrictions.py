@@ -1,6 +1,7 @@
 """A server we start keeps the protocols that administer it closed, over HTTP and gRPC, and serves all the same."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from lmdeploy.serve.client import GenerateRequest, TritonClient
 from lmdeploy.serve.ports import Ports
-from lmdeploy.serve.restrictions import CLOSED, is_loopback, new_key, restriction_options
+from lmdeploy.serve.restrictions import CLOSED, RESTRICTION_KEY, is_loopback, new_key, restriction_options
 from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.fake_repository import write_fake_repository
 
@@ -122,3 +123,20 @@ def test_every_start_has_a_key_of_its_own() -> None:
 )
 def test_an_address_that_others_reach_is_known(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+def test_the_keys_on_the_command_line_open_nothing(server: TritonServer) -> None:
+    process = Path(f"/proc/{server.pid}")
+    shown = {
+        word.rpartition(b"=")[2].decode()
+        for word in (process / "cmdline").read_bytes().split(b"\0")
+        if b"-restricted-" in word
+    }
+    environment = dict(word.split(b"=", 1) for word in (process / "environ").read_bytes().split(b"\0") if b"=" in word)
+    key = environment[RESTRICTION_KEY.encode()].decode()
+    assert shown
+    assert key not in shown
+    with httpx.Client(base_url=f"http://{server.http_address}/v2/", trust_env=False) as client:
+        for tried, status in [*((each, 403) for each in shown), (key, 200)]:
+            asked = client.get("systemsharedmemory/status", headers={"lmdeploy-admin": tried})
+            assert asked.status_code == status
