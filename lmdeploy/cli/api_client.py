@@ -5,26 +5,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from lmdeploy.cli.terminal import HELP, read_message
+from lmdeploy.cli.terminal import talk
 from lmdeploy.serve.openai.api_client import APIClient
 
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the user leaves; return the exit status."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (editing and history for input())
     session: int = args.session_id
     with APIClient(args.api_server_url, args.api_key) as client:
         models = client.available_models
         if models is None:
             raise RuntimeError(f"{client.api_server_url} does not list its models; is --api-key right?")
-        print(f"{', '.join(models)}: {HELP}")
-        while (text := read_message()) is not None:
-            if text == "end":
-                client.end_session(session)
-                print("(new conversation)")
-            else:
-                _print_response(client, text, session)
+        talk(
+            ", ".join(models),
+            lambda text: _print_response(client, text, session),
+            lambda: client.end_session(session),
+        )
         client.end_session(session)
     return 0
 

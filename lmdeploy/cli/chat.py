@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmdeploy.cli.options import add_engine_options, add_generation_config, add_model_options, engine_config
 from lmdeploy.cli.parser import DeprecatedOption
-from lmdeploy.cli.terminal import HELP, SAMPLING_DEFAULTS, add_sampling_options, given_sampling, read_message
+from lmdeploy.cli.terminal import HELP, SAMPLING_DEFAULTS, add_sampling_options, given_sampling, talk
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -81,27 +81,23 @@ def run(args: argparse.Namespace) -> int:
         args.model_path,
         config,
         args.chat_template or None,
+        model_name=args.model_name or None,
         backend=backend,
         generation_config=args.generation_config,
     )
     pipe.sampling_defaults = pipe.sampling_defaults or SAMPLING_DEFAULTS
     with pipe:
-        print(f"{args.model_name or pipe.engine.directory.spec.model_name}: {HELP}")
-        talk(pipe, gen_config, args.meta_instruction, next(iter(config.get("adapters") or ()), None))
+        converse(pipe, gen_config, args.meta_instruction, next(iter(config.get("adapters") or ()), None))
     return 0
 
 
-def talk(
+def converse(
     pipe: "AsyncEngine", gen_config: "GenerationConfig", system: str | None, adapter_name: str | None = None
 ) -> None:
     """Answer what the user types, turn by turn in a session of the engine: no turn is computed again."""
     session = pipe.session(gen_config, adapter_name)
-    while (text := read_message()) is not None:
-        if text == "end":
-            session.close()
-            session = pipe.session(gen_config, adapter_name)
-            print("(new conversation)")
-            continue
+
+    def respond(text: str) -> None:
         prompt: Prompt = text
         if system and not session.history:
             prompt = [{"role": "system", "content": system}, {"role": "user", "content": text}]
@@ -109,6 +105,13 @@ def talk(
         _print_response(session(prompt))
         if len(session.history) == turns:
             print("(the conversation is too long; `end` starts a new one)")
+
+    def start_again() -> None:
+        nonlocal session
+        session.close()
+        session = pipe.session(gen_config, adapter_name)
+
+    talk(pipe.model_name, respond, start_again)
     session.close()
 
 

@@ -182,10 +182,7 @@ def _add_api_client(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "api_client",
         help="Chat in the terminal with a running API server.",
-        description=(
-            "Chat in the terminal with a running API server. An empty line ends a prompt; `end` starts "
-            "a new conversation, `exit` leaves."
-        ),
+        description=f"Chat in the terminal with a running API server: {terminal.HELP}.",
     )
     parser.add_argument("api_server_url", metavar="URL", help="URL of the API server.")
     add_key(parser, "api-key", "API key of the server, if it requires one")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 HELP = (
-    "an empty line sends the message; `end` starts a new conversation; `exit` or Ctrl-D leaves; Ctrl-C stops a response"
+    'Enter sends the message; a `\\` at the end of a line, or `"""` around several lines, continues it; `end` starts a '
+    "new conversation; `exit` or Ctrl-D leaves; Ctrl-C stops a response"
 )
-
+_QUOTES = '"""'
 
 _SAMPLING: dict[str, tuple[float, str]] = {
     "temperature": (0.8, "Sampling temperature; 0: greedy"),
@@ -36,18 +39,48 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
 
 
+def talk(name: str, respond: Callable[[str], None], start_again: Callable[[], None]) -> None:
+    """Take messages until the user leaves.
+
+    Parameters
+    ----------
+    name
+        The model's, shown first.
+    respond
+        Prints the response to a message.
+    start_again
+        Forgets the conversation.
+    """
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (editing and history for input())
+    print(f"{name}: {HELP}")
+    while (text := read_message()) is not None:
+        if text == "end":
+            start_again()
+            print("(new conversation)")
+        elif text:
+            respond(text)
+
+
 def read_message() -> str | None:
-    """Return the lines up to an empty one; None when the user leaves."""
+    """Return a message, which may be empty; None when the user leaves."""
     lines: list[str] = []
-    try:
-        while True:
-            line = input("" if lines else ">>> ")
-            if not lines and line.strip() == "exit":
-                return None
-            if line:
-                lines.append(line)
-            elif lines:
-                return "\n".join(lines)
-    except (EOFError, KeyboardInterrupt):
-        print()
-        return "\n".join(lines) or None
+    is_quoted = False
+    while True:
+        try:
+            line = input("... " if lines else ">>> ")
+        except KeyboardInterrupt:
+            print("\n(`exit` or Ctrl-D leaves)")
+            return ""
+        except EOFError:
+            print()
+            return "\n".join(lines).strip() or None
+        if not lines and line.strip() == "exit":
+            return None
+        if not lines and line.startswith(_QUOTES):
+            is_quoted, line = True, line.removeprefix(_QUOTES)
+        mark = _QUOTES if is_quoted else "\\"
+        is_marked = line.endswith(mark)
+        lines.append(line.removesuffix(mark))
+        if is_marked == is_quoted:
+            return "\n".join(lines).strip()

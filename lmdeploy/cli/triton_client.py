@@ -9,7 +9,7 @@ import secrets
 import signal
 from typing import Any
 
-from lmdeploy.cli.terminal import HELP, SAMPLING_DEFAULTS, given_sampling, read_message
+from lmdeploy.cli.terminal import SAMPLING_DEFAULTS, given_sampling, talk
 from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
 
 
@@ -21,14 +21,8 @@ def run(args: argparse.Namespace) -> int:
     client = TritonClient(args.address)
     try:
         name = finish(client.model_name())
-        print(f"{name}: {HELP}")
         conversation = Conversation(client, args)
-        while (text := read_message()) is not None:
-            if text == "end":
-                finish(conversation.end())
-                print("(new conversation)")
-            else:
-                finish(conversation.respond(text))
+        talk(name, lambda text: finish(conversation.respond(text)), lambda: finish(conversation.end()))
         with contextlib.suppress(TritonUnavailable):
             finish(conversation.end())
     finally:

@@ -32,7 +32,7 @@ from tests.support.waiting import eventually_sync
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-CHAT = "Hello\n\nexit\n\n"  # what a user types: a message, and that it is over
+CHAT = "Hello\nexit\n"  # what a user types: a message, and that it is over
 ROW = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}
 
 

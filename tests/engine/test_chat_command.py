@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from lmdeploy.cli.chat import talk
+from lmdeploy.cli.chat import converse
 from lmdeploy.offline.async_engine import AsyncEngine
 
 QUESTION = "What is the capital of France?"
@@ -31,8 +31,8 @@ def pipe(default_model_dir: Path) -> Iterator[AsyncEngine]:
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *messages: str) -> None:
-    """Let the user type messages, each ended by an empty line, and leave."""
-    lines = iter([line for message in messages for line in (message, "")])
+    """Let the user type messages, and leave."""
+    lines = iter(messages)
 
     def read(prompt: str) -> str:
         try:
@@ -48,7 +48,7 @@ def test_a_turn_computes_nothing_again_but_for_an_unfinished_block(
 ) -> None:
     typed(monkeypatch, QUESTION, NEXT)
     before = pipe.engine.metrics()["tokens_computed_total"]
-    talk(pipe, CONFIG, "Answer briefly.")
+    converse(pipe, CONFIG, "Answer briefly.")
     computed = pipe.engine.metrics()["tokens_computed_total"] - before
     messages = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": QUESTION}]
     first = pipe(messages, CONFIG)
@@ -66,7 +66,7 @@ def test_end_begins_a_new_conversation(
     pipe: AsyncEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed(monkeypatch, "My name is Bob.", "end", QUESTION)
-    talk(pipe, CONFIG, None)
+    converse(pipe, CONFIG, None)
     assert capsys.readouterr().out.count("(new conversation)\nThe capital of France is Paris.\n") == 1
 
 
@@ -74,7 +74,7 @@ def test_a_conversation_that_became_too_long_says_so_and_can_be_ended(
     pipe: AsyncEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed(monkeypatch, "word " * 300, "end", QUESTION)
-    talk(pipe, CONFIG, None)
+    converse(pipe, CONFIG, None)
     said = capsys.readouterr().out
     assert said.count("(the conversation is too long; `end` starts a new one)") == 1
     assert "The capital of France is Paris." in said
@@ -95,8 +95,8 @@ def test_ctrl_c_stops_a_response_and_the_conversation_goes_on(
 
     monkeypatch.setattr(builtins, "print", interrupted)
     typed(monkeypatch, "Tell me a long story.", QUESTION)
-    talk(pipe, GenerationConfig(max_new_tokens=100, min_new_tokens=8), None)
-    first, _, rest = capsys.readouterr().out.partition(" (stopped)\n")
+    converse(pipe, GenerationConfig(max_new_tokens=100, min_new_tokens=8), None)
+    first, _, rest = capsys.readouterr().out.partition("\n")[2].partition(" (stopped)\n")
     assert len(pipe.tokenizer.encode(first)) < 50
     assert rest.strip()
     assert pipe.engine.metrics()["requests_running"] == 0

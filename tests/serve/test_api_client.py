@@ -104,7 +104,7 @@ def chat(url: str, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_terminal_streams_responses_starts_again_and_leaves(url: str, triton: FakeTriton) -> None:
-    done = chat(url, "Hello\nthere\n\nAgain\n\nend\n\nOnce more\n\nexit\n", "--api-key", "k", "--session-id", "7")
+    done = chat(url, "Hello\\\nthere\nAgain\nend\nOnce more\nexit\n", "--api-key", "k", "--session-id", "7")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(REPLY) == 3
     turns = [json.loads(request.inputs["messages"]) for request in triton.requests]
@@ -118,7 +118,7 @@ def test_the_terminal_streams_responses_starts_again_and_leaves(url: str, triton
 
 def test_the_terminal_reports_errors_and_goes_on(url: str, triton: FakeTriton) -> None:
     triton.script = Script(fail_after=0)
-    done = chat(url, "Hello\n\nexit\n", "--api-key", "k")
+    done = chat(url, "Hello\nexit\n", "--api-key", "k")
     assert (done.returncode, "scripted failure" in done.stdout) == (0, True)
 
 
@@ -154,10 +154,10 @@ def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTr
     reader.start()
     try:
         wait_for(b">>> ")
-        os.write(ours, b"Hexlo\x1b[D\x1b[D\x1b[D\x04l\n\n")  # left, left, left, delete, l
+        os.write(ours, b"Hexlo\x1b[D\x1b[D\x1b[D\x04l\n")  # left, left, left, delete, l
         wait_for(REPLY.encode())
         wait_for(b">>> ", 2)
-        os.write(ours, b"\x1b[A\n\n")  # the last line again
+        os.write(ours, b"\x1b[A\n")  # the last line again
         wait_for(REPLY.encode(), 2)
         wait_for(b">>> ", 3)
         os.write(ours, b"exit\n")

@@ -1,5 +1,6 @@
 """``lmdeploy serve triton_client`` against a scripted Triton: what it sends, what it shows, how it leaves."""
 
+import builtins
 import itertools
 import json
 import time
@@ -9,6 +10,7 @@ import grpc
 import pytest
 
 from lmdeploy.cli.main import main
+from lmdeploy.cli.terminal import read_message
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.terminal import TerminalCommand
 
@@ -26,7 +28,7 @@ def conversation(inputs: dict[str, Any]) -> list[tuple[str, str]]:
 
 def test_turns_of_a_conversation_are_one_session(triton: FakeTriton) -> None:
     with chat(triton, "--session-id", "7", "--meta-instruction", "Be brief.", "--stream-output") as terminal:
-        for turn in ("one\ntwo", "three", "end", "four", "exit"):
+        for turn in ("one\\\ntwo", "three", "end", "four", "exit"):
             terminal.type(turn)
         assert terminal.status() == 0
     first, second, third = [request.inputs for request in triton.requests]
@@ -37,7 +39,7 @@ def test_turns_of_a_conversation_are_one_session(triton: FakeTriton) -> None:
     assert {inputs["session_id"] for inputs in (first, second, third)} == {7}
     assert [(control["END"], control["CORRID"]) for control in triton.controls] == [(1, 7), (1, 7)]
     assert terminal.shown.count(REPLY) == 3
-    assert terminal.shown.startswith("fake-model: an empty line sends the message")
+    assert terminal.shown.startswith("fake-model: Enter sends the message; a `\\` at the end of a line, or ")
 
 
 def test_conversations_of_two_terminals_are_two_sessions(triton: FakeTriton) -> None:
@@ -132,14 +134,42 @@ def test_without_a_server_it_says_so_in_one_line(triton: FakeTriton) -> None:
     assert terminal.shown.count("\n") == 1
 
 
-@pytest.mark.parametrize("key", ["end of input", "interrupt"])
-def test_leaving_at_the_prompt_is_no_error(triton: FakeTriton, key: str) -> None:
+@pytest.mark.parametrize(
+    ("typed", "messages"),
+    [
+        (["one", "two"], ["one", "two"]),
+        (["", "  ", "one"], ["", "", "one"]),
+        (["one\\", "two\\", "", "three"], ["one\ntwo", "three"]),
+        (['"""one', "", "two \\", 'three"""', "four"], ["one\n\ntwo \\\nthree", "four"]),
+        (['"""', "exit", '"""'], ["exit"]),
+        (['"""one"""', "exit", "two"], ["one"]),
+        (["one\\"], ["one"]),
+        (["one\\", KeyboardInterrupt, "two"], ["", "two"]),
+    ],
+)
+def test_enter_sends_and_backslashes_or_quotes_continue(
+    typed: list[Any], messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(typed)
+
+    def read(prompt: str) -> str:
+        line = next(lines, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr(builtins, "input", read)
+    assert list(iter(read_message, None)) == messages
+
+
+def test_at_the_prompt_ctrl_c_says_how_to_leave_and_ctrl_d_leaves(triton: FakeTriton) -> None:
     with chat(triton) as terminal:
         terminal.wait_for(PROMPT)
-        if key == "interrupt":
-            terminal.interrupt()
-        else:
-            terminal.close_input()
+        terminal.interrupt()
+        terminal.wait_for("(`exit` or Ctrl-D leaves)")
+        terminal.type("hi")
+        terminal.wait_for(REPLY)
+        terminal.close_input()
         assert terminal.status() == 0
     assert "Traceback" not in terminal.shown
 

@@ -39,9 +39,9 @@ class TerminalCommand:
         self._reader.join()
 
     def type(self, text: str) -> None:
-        """Type lines, and the empty one that sends them."""
+        """Type lines, each ended by Enter."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{text}\n\n".encode())
+        self._process.stdin.write(f"{text}\n".encode())
         self._process.stdin.flush()
 
     def close_input(self) -> None:
