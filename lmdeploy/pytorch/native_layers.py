@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.coded_weights import CodedMatrix
 from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
 from lmdeploy.pytorch.ranks import Ranks
+
+
+class StoredWeight(torch.Tensor):
+    """A weight that kernels hold, as float32 to modelling code: shape and type cost nothing, its numbers a copy a use.
+
+    Parameters
+    ----------
+    shape
+        Its shape.
+    numbers
+        Returns a tensor of it.
+    """
+
+    numbers: Callable[[], torch.Tensor]
+
+    @staticmethod
+    def __new__(cls, shape: tuple[int, ...], numbers: Callable[[], torch.Tensor]) -> StoredWeight:
+        """Return one of this shape."""
+        made: StoredWeight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute with the numbers."""
+        args, kwargs = tree_map(lambda x: x.numbers().float() if isinstance(x, cls) else x, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class NativeLinear(nn.Module):
@@ -27,6 +58,8 @@ class NativeLinear(nn.Module):
         Where the weight is a slice of the outputs that everybody needs whole: who has the others.
     matrix
         What the kernels multiply with in place of ``weight``, whose shape alone is looked at then.
+    numbers
+        Returns the weight that ``matrix`` stands for.
     """
 
     def __init__(
@@ -37,6 +70,7 @@ class NativeLinear(nn.Module):
         ranks: Ranks | None = None,
         gathers: Ranks | None = None,
         matrix: CodedMatrix | None = None,
+        numbers: Callable[[], torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
         self._kernels = kernels
@@ -44,8 +78,9 @@ class NativeLinear(nn.Module):
             self.weight: torch.Tensor = nn.Parameter(weight, requires_grad=False)
             self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         else:
-            self._matrix: Matrix | CodedMatrix = matrix or Matrix(weight, bias)
-            self.weight = torch.empty(weight.shape, device="meta")  # models look at its type
+            self._matrix: Matrix | CodedMatrix = matrix or (own := Matrix(weight, bias))
+            self.weight = StoredWeight(tuple(weight.shape), numbers or (lambda: own.weight))
+            self.bias = None if bias is None else nn.Parameter(bias.float(), requires_grad=False)
         self._ranks, self._gathers = ranks, gathers
         self.out_features, self.in_features = weight.shape
         self._adapters: AdapterTable | None = None
@@ -71,16 +106,17 @@ class NativeLinear(nn.Module):
 
 
 class NativeRmsNorm(nn.Module):
-    """``x / sqrt(mean(x^2) + eps) * weight``, over the last axis."""
+    """``x / sqrt(mean(x^2) + eps) * (weight + offset)``, over the last axis."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, kernels: Kernels) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, kernels: Kernels, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight = weight.detach().to(torch.float32).contiguous()  # models look at its type
+        self.weight = weight.detach().to(torch.float32).contiguous()
+        self._factors = self.weight + offset
         self._eps, self._kernels = eps, kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return float32 of the shape of ``x``."""
-        return self._kernels.rms_norm(self.weight, self._eps, x)
+        return self._kernels.rms_norm(self._factors, self._eps, x)
 
 
 def rms_norm_of(module: nn.Module, kernels: Kernels) -> NativeRmsNorm | None:
@@ -95,7 +131,7 @@ def rms_norm_of(module: nn.Module, kernels: Kernels) -> NativeRmsNorm | None:
     with torch.inference_mode():
         theirs = module.float()(x)
         for offset in (0.0, 1.0):
-            made = NativeRmsNorm(weight.float() + offset, eps, kernels)
+            made = NativeRmsNorm(weight, eps, kernels, offset)
             if torch.allclose(made(x), theirs, rtol=1e-5, atol=1e-6):
                 return made
     return None
@@ -107,6 +143,7 @@ class NativeEmbedding(nn.Module):
     def __init__(self, weight: torch.Tensor, kernels: Kernels) -> None:
         super().__init__()
         self._matrix = Matrix(weight)
+        self.weight = StoredWeight(tuple(weight.shape), lambda: self._matrix.weight)
         self._kernels = kernels
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,17 @@
-"""A cache that remembers what layers ask of it, and attends within the step: how a model's shapes are found out."""
+"""A cache that remembers what layers ask of it, and attends within the step: how a model's shapes are found out.
+
+Where two runs of a model differ, the module that makes the difference has a name here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
+from torch import nn
 
 from lmdeploy import _turbomind
 from lmdeploy.pytorch.cpu_kernels import Kernels
@@ -12,7 +20,7 @@ from lmdeploy.pytorch.step_context import StepContext
 
 
 class RecordingCache:
-    """In place of a `PagedCache`, for a step with one sequence from its beginning."""
+    """In place of a `PagedCache`, for a step with one or two sequences from their beginning."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
@@ -20,24 +28,35 @@ class RecordingCache:
         self.states: dict[int, StateShape] = {}
         self.looked_at: dict[int, LayerShape] = {}
         self._images: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lengths: list[int] = []  # of the sequences; empty: one has all rows
 
-    def step(self, tokens: torch.Tensor, wanted: torch.Tensor, kernels: Kernels | None) -> StepContext:
-        """Return a step with one sequence from its beginning; tokens int64 ``[tokens]``, wanted int64: places."""
-        rows = len(tokens)
+    def step(
+        self, tokens: torch.Tensor, wanted: torch.Tensor, kernels: Kernels | None, neighbour: int = 0
+    ) -> StepContext:
+        """Return a step with a sequence from its beginning; tokens int64 ``[tokens]``, wanted int64: places.
+
+        The first tokens, ``neighbour`` of them, are another sequence.
+        """
+        lengths = self._lengths = [count for count in (neighbour, len(tokens) - neighbour) if count]
+        starts = [0, neighbour] if neighbour else [0]
         if kernels is not None:
-            span = np.array([[0, rows, 0, rows, 0, 0, rows, -1]], dtype=np.int32)
-            kernels.set_states(span, np.zeros(1, dtype=np.int32), 1)
-        one = torch.tensor([rows], device=tokens.device)
+            spans = [
+                [start, rows, 0, rows, i, 0, rows, -1]
+                for i, (start, rows) in enumerate(zip(starts, lengths, strict=True))
+            ]
+            kernels.set_states(np.array(spans, dtype=np.int32), np.arange(len(lengths), dtype=np.int32), 1)
+        counts = torch.tensor(lengths, device=tokens.device)
         return StepContext(
-            input_ids=tokens[None], position_ids=torch.arange(rows, device=tokens.device)[None],
-            q_start_loc=torch.zeros_like(one), q_seqlens=one, kv_seqlens=one,
-            block_offsets=torch.zeros_like(one)[None], kv_caches=self, is_decoding=False, wanted=wanted,
+            input_ids=tokens[None],
+            position_ids=torch.cat([torch.arange(rows, device=tokens.device) for rows in lengths])[None],
+            q_start_loc=torch.tensor(starts, device=tokens.device), q_seqlens=counts, kv_seqlens=counts,
+            block_offsets=torch.zeros_like(counts)[:, None], kv_caches=self, is_decoding=False, wanted=wanted,
         )  # fmt: skip
 
     def state_of(self, layer: int, shape: StateShape) -> LayerState:
         """Return memory for a recurrent layer's state, which nobody looks at afterwards."""
         self.states[layer] = shape
-        return shape.in_page(_turbomind.PageArena(shape.state_bytes, 1), 0, 0)
+        return shape.in_page(_turbomind.PageArena(shape.state_bytes, 2), 0, 0)
 
     def fill(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Keep what tokens look at."""
@@ -64,7 +83,82 @@ class RecordingCache:
             raise ValueError(f"layer {layer} attends more than once a token")
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
         self.windows[layer] = call.window
-        return attend_within(call, query, key, value)
+        parts = (x.split(self._lengths or [len(x)]) for x in (query, key, value))
+        return torch.cat([attend_within(call, *sequence) for sequence in zip(*parts, strict=True)])
+
+
+def failing_module(model: nn.Module, error: Exception) -> str:
+    """Return the name of the innermost module of a model whose code an error comes from; empty: of none."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        found = names.get(id(frame.tb_frame.f_locals.get("self")), "") or found
+        frame = frame.tb_next
+    return found
+
+
+def differing_module(
+    model: nn.Module, packed: Callable[[], object], alone: Callable[[], object], neighbour: int, tolerance: float
+) -> str:
+    """Return the name of the first module that makes something else of the same inputs in two runs; empty: none does.
+
+    Parameters
+    ----------
+    packed, alone
+        Run the model on a sequence after ``neighbour`` tokens of another one, and without them.
+    tolerance
+        Of the largest number of an output.
+    """
+    with torch.inference_mode():
+        ours, theirs = _seen(model, packed), _seen(model, alone)
+    for name, (given, made) in ours.items():
+        if name in theirs:
+            their_given, their_made = theirs[name]
+            if _are_near(given, their_given, neighbour, tolerance) and not _are_near(
+                made, their_made, neighbour, tolerance
+            ):
+                return name
+    return ""
+
+
+_Tensors = list[torch.Tensor]
+
+
+def _seen(model: nn.Module, run: Callable[[], object]) -> dict[str, tuple[_Tensors, _Tensors]]:
+    """Return inputs and outputs of each module of a run, in the order in which they end."""
+    found: dict[str, tuple[_Tensors, _Tensors]] = {}
+
+    def keep(name: str, _: nn.Module, given: Any, named: Any, output: Any) -> None:
+        found[name] = [*_tensors((given, named))], [x.clone() for x in _tensors(output)]
+
+    hooks = [
+        module.register_forward_hook(partial(keep, name), with_kwargs=True) for name, module in model.named_modules()
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _are_near(ours: _Tensors, theirs: _Tensors, neighbour: int, tolerance: float) -> bool:
+    """Return whether tensors are equal but for rounding, those of the neighbour left out."""
+    for x, y in zip(ours, theirs, strict=False):
+        for axis in range(x.dim() if x.dim() == y.dim() else 0):
+            if x.shape[axis] == y.shape[axis] + neighbour:
+                x = x.narrow(axis, neighbour, y.shape[axis])
+        if x.shape == y.shape and not (x - y).abs().max() <= tolerance * y.abs().max().clamp_min(1e-30):
+            return False
+    return True
 
 
 def attend_within(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from lmdeploy.errors import UnsupportedModelError
 
 # Ropes whose angles depend on the longest sequence of a batch.
 _BATCH_ROPES = ("dynamic", "longrope")
-_STATES = {"linear_attention", "hybrid", "conv"}  # of layers with a state
+_STATES = {"linear_attention", "hybrid", "hybrid_sliding", "conv"}  # of layers with a state
 KEEPS_NOTHING = {"mlp", "moe"}
 _LAYERS = {"full_attention", "sliding_attention"} | _STATES | KEEPS_NOTHING
 

@@ -20,9 +20,9 @@ from lmdeploy.pytorch.coded_weights import CodedWeights, coded_weights
 from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.models.hf_config import transformers_config
 from lmdeploy.pytorch.models.utils.inputs import embeddings_of
-from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, rms_norm_of
+from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, StoredWeight, rms_norm_of
 from lmdeploy.pytorch.ranks import Ranks
-from lmdeploy.pytorch.recording import RecordingCache
+from lmdeploy.pytorch.recording import RecordingCache, differing_module, failing_module
 from lmdeploy.pytorch.replacing import attention_interface
 from lmdeploy.pytorch.replacing.experts import (
     NativeExperts,
@@ -44,7 +44,7 @@ from lmdeploy.pytorch.weight_loader.model_weight_loader import tensors_of
 from lmdeploy.pytorch.weight_loader.mxfp4 import decode_stacks
 from lmdeploy.quiet_transformers import without_bars
 
-_TRIED_TOKENS = 24
+_TRIED_TOKENS, _TRIED_NEIGHBOUR = 32, 8  # the first of them are another sequence
 # Of the largest logit. Attention written differently is off by 1e-6 in float32, by a few hundredths in 16 bits.
 _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-2, 0.1
 
@@ -129,21 +129,41 @@ class TransformersModel:
         self._last_hidden = given[0]
 
     def _try(self, checkpoint: Path) -> RecordingCache:
-        """Run some tokens with our attention and with the model's own, and return what the layers keep."""
+        """Run some tokens after another sequence's with our attention, and alone with the model's own.
+
+        Returns
+        -------
+        RecordingCache
+            What the layers keep.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the logits differ: attention computes something else, or something keeps what no cache here has.
+        """
         vocab = self._model.config.get_text_config().vocab_size
         everything = torch.arange(_TRIED_TOKENS, device=self._device)
-        tokens, wanted = (everything * 7919 + 11) % vocab, everything[1::2]
+        tokens, wanted = (everything * 7919 + 11) % vocab, everything[_TRIED_NEIGHBOUR + 1 :: 2]
+        own = tokens[_TRIED_NEIGHBOUR:]
         recording = RecordingCache()
-        step = recording.step(tokens, wanted, self._kernels)
+
+        def packed(cache: RecordingCache) -> torch.Tensor:
+            return self.forward(cache.step(tokens, wanted, self._kernels, _TRIED_NEIGHBOUR))[0]
+
+        def alone() -> torch.Tensor:
+            step = RecordingCache().step(own, wanted - _TRIED_NEIGHBOUR, self._kernels)
+            with _own_attention(self._model), get_step_ctx_manager().context(step):
+                logits: torch.Tensor = self._model(input_ids=own[None], use_cache=False).logits[0, step.wanted]
+            return logits.float()
+
         try:
             with torch.inference_mode():
-                ours, _ = self.forward(step)
-                with _own_attention(self._model), get_step_ctx_manager().context(step):
-                    theirs = self._model(input_ids=tokens[None], use_cache=False).logits[0, wanted].float()
+                ours, theirs = packed(recording), alone()
         except UnsupportedModelError:
             raise
         except Exception as error:
-            raise UnsupportedModelError(f"{checkpoint}: {_sentence(error)}") from error
+            where = failing_module(self._model, error)
+            raise UnsupportedModelError(f"{checkpoint}: {_sentence(where, error)}") from error
         text = self._model.config.get_text_config()
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
         layers = sum(kind not in KEEPS_NOTHING for kind in kinds)
@@ -154,9 +174,12 @@ class TransformersModel:
             )
         off = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
         is_wide = self._device.type == "cpu" or self.dtype == torch.float32
-        if not off <= (_TOLERANCE if is_wide else _TOLERANCE_OF_16_BITS):
+        tolerance = _TOLERANCE if is_wide else _TOLERANCE_OF_16_BITS
+        if not off <= tolerance:
+            name = differing_module(self._model, lambda: packed(RecordingCache()), alone, _TRIED_NEIGHBOUR, tolerance)
             raise UnsupportedModelError(
-                f"{checkpoint}: its attention does more than its code shows: logits are off by {off:.1%}"
+                f"{checkpoint}: {name or 'the model'} computes something else alongside another sequence, with this "
+                f"engine's attention, than alone with its own: logits are off by {off:.1%}"
             )
         return recording
 
@@ -201,9 +224,9 @@ def _require_all(checkpoint: Path, keys: dict[str, Any], coded: CodedWeights | N
         raise CheckpointError(checkpoint, problems)
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(module: str, error: Exception) -> str:
     """Return what an error of modelling code says, in a line."""
-    return f"it cannot run here: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{module or 'it'} cannot run here: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @contextmanager
@@ -253,7 +276,10 @@ def _swap_experts(
 
 
 def _put(model: Any, name: str, module: nn.Module) -> None:
-    """Put a module in the place of the one of this name."""
+    """Put a module in the place of the one of this name, with the attributes that modelling code knows of that one."""
+    for attribute, value in vars(model.get_submodule(name)).items():
+        if not attribute.startswith("_") and not hasattr(module, attribute):
+            setattr(module, attribute, value)
     parent, _, own = name.rpartition(".")
     setattr(model.get_submodule(parent), own, module)
 
@@ -283,6 +309,8 @@ def _divide_and_swap(
                 shapes[pattern_of(name)] = (module.weight.shape[0], module.weight.shape[1])
         elif type(module) is Conv1D:
             made = plan.linear(name, Weight(name, module.weight.t(), None), module.bias, kernels)
+            if kernels is not None:
+                made.weight = StoredWeight(tuple(module.weight.shape), made.weight.t)
         elif kernels is None:
             continue
         elif type(module) is nn.Embedding and module.weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -384,7 +412,13 @@ class Weight:
             values = self.coded.numbers(self.name)[outputs, inputs].to(self.numbers.dtype).contiguous()
             return NativeLinear(values, bias, kernels, **ranks)
         matrix = self.coded.matrix([(self.name, outputs)], inputs, bias)
-        return NativeLinear(part, bias, kernels, matrix=matrix, **ranks)
+        return NativeLinear(
+            part, bias, kernels, matrix=matrix, numbers=partial(self._decoded, outputs, inputs), **ranks
+        )
+
+    def _decoded(self, outputs: slice, inputs: slice) -> torch.Tensor:
+        assert self.coded is not None
+        return self.coded.numbers(self.name)[outputs, inputs]
 
 
 def _by_outputs(

@@ -9,6 +9,8 @@ import torch
 import transformers
 
 from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.pytorch.native_layers import NativeLinear
+from lmdeploy.pytorch.replacing import recurrent_layers
 from lmdeploy.pytorch.served_by_transformers import refuse_unsupported
 from tests.support.worker_steps import Part, StepDriver
 
@@ -56,6 +58,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("MiniCPM3ForCausalLM", LATENT),
     ("DbrxForCausalLM", DBRX),
     ("PhimoeForCausalLM", {}),
+    ("AfmoeForCausalLM", {"head_dim": 16, "sliding_window": 8, "num_dense_layers": 1}),
 ]
 
 
@@ -164,6 +167,46 @@ def test_what_cannot_work_is_refused_by_name(tmp_path: Path, name: str, more: di
     make(tmp_path, name, **more)
     with pytest.raises(UnsupportedModelError, match=reason):
         StepDriver(tmp_path, VOCAB, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("LlamaForCausalLM", {"attention_bias": True}), ("GemmaForCausalLM", {}), ("GPT2LMHeadModel", {})],
+)
+def test_replaced_modules_keep_what_modelling_code_knows_of_them(
+    tmp_path: Path, name: str, more: dict[str, Any]
+) -> None:
+    theirs = make(tmp_path, name, **more)
+    ours = StepDriver(tmp_path, VOCAB, HIDDEN, by_transformers=True).runner._model._model
+    replaced = 0
+    for path, module in theirs.named_modules():
+        own = ours.get_submodule(path)
+        if type(own) is type(module):
+            continue
+        replaced += 1
+        for attribute, value in vars(module).items():
+            if isinstance(value, (bool, int, float, str)) and attribute[0] != "_" and attribute != "training":
+                assert getattr(own, attribute) == value, f"{path}.{attribute}"
+        for attribute, value in module.named_parameters(recurse=False):
+            assert torch.equal(getattr(own, attribute) * 1, value), f"{path}.{attribute}"
+    assert replaced > 5
+
+
+def test_a_layer_that_keeps_what_no_cache_has_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "ZayaForCausalLM", head_dim=16, num_experts_per_tok=1)
+    monkeypatch.setattr(recurrent_layers, "_KINDS", ())
+    reason = r"model\.layers\.0\.self_attn\.qkv_proj computes something else alongside another sequence"
+    with pytest.raises(UnsupportedModelError, match=reason):
+        StepDriver(tmp_path, VOCAB, HIDDEN)
+
+
+def test_modelling_code_that_fails_names_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "LlamaForCausalLM")
+    monkeypatch.setattr(NativeLinear, "forward", lambda self, x: x.no_such_thing)
+    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.self_attn\.q_proj cannot run here: Attribute"):
+        StepDriver(tmp_path, VOCAB, HIDDEN, by_transformers=True)
 
 
 def test_what_its_configuration_reports_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:

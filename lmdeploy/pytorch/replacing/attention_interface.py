@@ -48,7 +48,7 @@ def attend(
     Returns
     -------
     tuple
-        ``[1, rows, heads, size]`` of the queries' type, and None for the weights.
+        ``[1, rows, heads, size]`` of the queries' type, dense, and None for the weights.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def attend(
         sinks=None if s_aux is None else s_aux.detach().to(torch.float32).contiguous(),
     )
     heads = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return paged_attention(int(layer), call, *heads).to(query.dtype)[None], None
+    return paged_attention(int(layer), call, *heads).to(query.dtype)[None].contiguous(), None
 
 
 def no_mask(*_: Any, **__: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from lmdeploy.pytorch.cpu_kernels import Kernels
+from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
 from lmdeploy.pytorch.paged import StateShape
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.step_context import get_step_ctx_manager
@@ -29,6 +29,7 @@ class RecurrentLayer(nn.Module):
         What computes.
     """
 
+    given: ClassVar[dict[str, Any]] = {}  # what modelling code passes besides rows, and may be None
     _shape: StateShape
 
     def __init__(self, theirs: Any, kernels: Kernels) -> None:
@@ -197,6 +198,97 @@ class Mamba2(RecurrentLayer):
         return result
 
 
+class Mamba(RecurrentLayer):
+    """Mamba (Gu & Dao, 2023): each channel is a head with one value, whose states forget each at its own rate."""
+
+    def __init__(self, theirs: Any, kernels: Kernels) -> None:
+        super().__init__(theirs, kernels)
+        self._size, self._rank = int(theirs.ssm_state_size), int(theirs.time_step_rank)
+        for name in ("in_proj", "x_proj", "dt_proj", "out_proj"):
+            self.add_module(name, getattr(theirs, name))
+        # Jamba and Falcon Mamba have norms.
+        norms = [getattr(theirs, f"{name}_layernorm", nn.Identity()) for name in ("dt", "b", "c")]
+        self._norms = nn.ModuleList(norms)
+        self._keep_conv(theirs.conv1d)
+        self._a, self._skip = -torch.exp(_floats(theirs.A_log)), _floats(theirs.D)
+        channels, kernel = self._conv.shape
+        self._shape = StateShape(kernel - 1, channels, channels, self._size, 1)
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
+        state = self._state()
+        mixed, gate = self.in_proj(hidden_states)[0].float().chunk(2, dim=1)
+        mixed = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, mixed)
+        parts = self.x_proj(mixed[None]).split([self._rank, self._size, self._size], dim=2)
+        dt, b, c = (norm(part) for norm, part in zip(self._norms, parts, strict=True))
+        step = functional.softplus(self.dt_proj(dt)[0].float())
+        decay = torch.exp(step[:, :, None] * self._a)
+        out = self._kernels.recurrence(
+            state.matrices, decay.flatten(1), step, c[0, :, None], b[0, :, None], mixed[:, :, None], has_delta=False,
+            skip=self._skip,
+        )  # fmt: skip
+        self._kernels.silu_gate(gate[:, :, None], out)
+        result: torch.Tensor = self.out_proj(out.view(1, *gate.shape))
+        return result
+
+
+class CompressedProjection(RecurrentLayer):
+    """Queries, keys and values of compressed convolutional attention (Zyphra, 2025; arXiv 2510.04476).
+
+    Queries and keys are convolved channel by channel, then within each head; half of a value is of the token before.
+    """
+
+    given: ClassVar[dict[str, Any]] = {"past_key_values": None}
+
+    def __init__(self, theirs: Any, kernels: Kernels) -> None:
+        super().__init__(theirs, kernels)
+        for name in ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed"):
+            self.add_module(name, getattr(theirs, name))
+        self._heads, self._key_heads = int(theirs.num_attention_heads), int(theirs.num_key_value_heads)
+        self._size = int(theirs.head_dim)
+        taps, grouped = _floats(theirs.conv_qk_depthwise.weight.squeeze(1)), _floats(theirs.conv_qk_grouped.weight)
+        channels, count = taps.shape
+        self._copies = grouped.shape[2]
+        # One convolution: the results of the first that the second looks at, side by side, and the delayed values. A
+        # value of no token is the bias.
+        delayed = theirs.v_proj_delayed
+        kernel = max(self._copies + count - 1, 2)
+        rows = [functional.pad(taps, (kernel - count - delay, delay)) for delay in range(self._copies)]
+        before = torch.zeros(delayed.out_features, kernel)
+        before[:, kernel - 2] = 1
+        self._conv = torch.cat([*rows, before])
+        bias = torch.zeros(channels) if theirs.conv_qk_depthwise.bias is None else theirs.conv_qk_depthwise.bias
+        self._value_bias = torch.zeros(len(before)) if delayed.bias is None else _floats(delayed.bias)
+        self._conv_bias = torch.cat([_floats(bias).repeat(self._copies), self._value_bias])
+        # By head, the latest first, as the copies are.
+        matrices = grouped.unflatten(0, (-1, self._size)).flip(3).transpose(2, 3).flatten(2)
+        last = theirs.conv_qk_grouped.bias
+        biases = [None] * len(matrices) if last is None else last.view(len(matrices), -1)
+        self._mixes = [Matrix(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
+        self._shape = StateShape(kernel - 1, len(self._conv), 0, 0, 0)
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+        """Return queries, keys and values ``[1, rows, heads, size]``, and advance the states of the sequences."""
+        state = self._state()
+        query, key, value, delayed = (
+            linear(hidden_states)[0].float()
+            for linear in (self.q_proj, self.k_proj, self.v_proj_current, self.v_proj_delayed)
+        )
+        given = torch.cat([*[query, key] * self._copies, delayed - self._value_bias], dim=1)
+        convolved = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, given, has_silu=False)
+        copies = convolved[:, : -delayed.shape[1]].unflatten(1, (self._copies, -1, self._size))
+        mixed = [
+            self._kernels.linear(mix.native, mix.out_features, copies[:, :, head].flatten(1))
+            for head, mix in enumerate(self._mixes)
+        ]
+        query, key = query.unflatten(1, (self._key_heads, -1, self._size)), key.unflatten(1, (-1, 1, self._size))
+        residual = (query + key) * 0.5
+        queries = torch.stack(mixed[: self._heads], 1) + residual.flatten(1, 2)
+        keys = torch.stack(mixed[self._heads :], 1) + residual.mean(2)
+        values = torch.cat([value, convolved[:, -delayed.shape[1] :]], dim=1).unflatten(1, (-1, self._size))
+        return queries[None], keys[None], values[None]
+
+
 class ShortConvolution(RecurrentLayer):
     """A gated short convolution (LFM2)."""
 
@@ -218,6 +310,8 @@ class ShortConvolution(RecurrentLayer):
 
 class LightningAttention(RecurrentLayer):
     """MiniMax's linear attention, whose decays are constants; the norm stays too."""
+
+    given: ClassVar[dict[str, Any]] = {"position_embeddings": None, "attention_mask": None}
 
     def __init__(self, theirs: Any, kernels: Kernels) -> None:
         super().__init__(theirs, kernels)
@@ -247,8 +341,13 @@ _KINDS: tuple[tuple[type[RecurrentLayer], tuple[str, ...]], ...] = (
     (KimiDeltaAttention, ("forget_gate", "conv1d", "b_proj", "g_a_proj", "g_b_proj", "o_norm", "o_proj")),
     (LightningAttention, ("slope_rate", "qkv_proj", "output_gate", "norm", "out_proj")),
     (Mamba2, ("A_log", "D", "conv1d", "dt_bias", "in_proj", "n_groups", "ssm_state_size", "out_proj")),
+    (Mamba, ("A_log", "D", "conv1d", "in_proj", "x_proj", "dt_proj", "ssm_state_size", "time_step_rank", "out_proj")),
+    (CompressedProjection, ("conv_qk_depthwise", "conv_qk_grouped", "q_proj", "v_proj_current", "v_proj_delayed")),
     (ShortConvolution, ("conv", "conv_kernel_size", "in_proj", "out_proj")),
 )
+
+
+_PROJECTIONS = ("in_proj", "in_proj_qkvz", "in_proj_qkv", "q_proj", "qkv_proj")  # of a layer's input
 
 
 def keeps_state(module: nn.Module) -> bool:
@@ -268,14 +367,16 @@ def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
     if kind is None or getattr(theirs, "activation", "silu") not in ("silu", "swish"):
         raise ValueError(f"the activation {theirs.activation} of its recurrent layers is not supported")
     wide = copy.deepcopy(theirs).float()
-    width = (wide.out_proj if hasattr(wide, "out_proj") else wide.o_proj).out_features
+    width = next(getattr(wide, name).in_features for name in _PROJECTIONS if hasattr(wide, name))
     x = torch.randn(1, _TRIED_ROWS, width, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(_TRIED_ROWS)
     step = RecordingCache().step(rows, rows, kernels)
     with torch.inference_mode(), get_step_ctx_manager().context(step):
-        given = {"position_embeddings": None, "attention_mask": None} if kind is LightningAttention else {}
-        expected, got = _first(wide(x, **given)), _first(kind(wide, kernels)(x))
-    off = float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        expected, got = _parts(wide(x, **kind.given)), _parts(kind(wide, kernels)(x))
+    off = max(
+        float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
+        for ours, theirs in zip(got, expected, strict=False)  # some return attention weights too
+    )
     if not off <= _TOLERANCE:
         raise ValueError(f"its recurrent layers do more than ours: outputs are off by {off:.1%}")
     return kind(theirs, kernels)
@@ -285,8 +386,9 @@ def _kind_of(module: nn.Module) -> type[RecurrentLayer] | None:
     return next((kind for kind, names in _KINDS if all(hasattr(module, name) for name in names)), None)
 
 
-def _first(output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return output if isinstance(output, torch.Tensor) else output[0]
+def _parts(output: torch.Tensor | tuple[torch.Tensor | None, ...]) -> list[torch.Tensor]:
+    parts = (output,) if isinstance(output, torch.Tensor) else output
+    return [part for part in parts if part is not None]
 
 
 def _floats(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,24 @@ from tests.support.hybrid_models import MODELS
 from tests.support.prompts import CONVERSATIONS
 from tests.support.tiny_models import make_tiny
 
+# Those that the TurboMind engine does not have.
+UNTIED: dict[str, Any] = {"pad_token_id": 0, "tie_word_embeddings": False}
+MAMBA = UNTIED | {"state_size": 8, "time_step_rank": 4}
+OF_THIS_ENGINE: dict[str, tuple[str, dict[str, Any]]] = {
+    "Mamba": ("MambaForCausalLM", MAMBA),
+    "Falcon Mamba": ("FalconMambaForCausalLM", MAMBA),
+    "Jamba": (
+        "JambaForCausalLM",
+        UNTIED
+        | {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}
+        | {"mamba_dt_rank": 4, "num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "Zaya": (
+        "ZayaForCausalLM",
+        UNTIED
+        | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "cca_time0": 3},
+    ),
+}
 ASKED = CONVERSATIONS[::4]
 SAMPLED = GenerationConfig(
     max_new_tokens=24, do_sample=True, temperature=0.9, top_k=50, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
@@ -22,13 +40,22 @@ SAMPLED = GenerationConfig(
 
 
 def make(name: str, directory: Path) -> Path:
-    architecture, overrides = MODELS[name]
+    architecture, overrides = (MODELS | OF_THIS_ENGINE)[name]
     return make_tiny(directory / "model", architecture, **overrides)
 
 
 @pytest.fixture(
     scope="module",
-    params=["Qwen3.5", "Falcon-H1 with norms", "LFM2 with experts", "Mamba2", "MiniMax-Text-01", "Kimi Linear"],
+    params=[
+        "Qwen3.5",
+        "Falcon-H1 with norms",
+        "LFM2 with experts",
+        "Mamba2",
+        "MiniMax-Text-01",
+        "Kimi Linear",
+        "Jamba",
+        "Zaya",
+    ],
 )
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(request.param, tmp_path_factory.mktemp("tiny"))
@@ -68,6 +95,7 @@ def alone(directory: Path) -> Iterator[list[Any]]:
         "MiniMax-Text-01",
         "OLMo Hybrid",
         "Kimi Linear",
+        *OF_THIS_ENGINE,
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
