@@ -3,11 +3,12 @@
 import io
 import re
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is read; Pillow knows more, some of which start programs."""
@@ -18,6 +19,8 @@ _MAX_SCANNED = 10**9  # pixels, of all scans together, where these are more than
 _USUAL_SCANS = 20
 # In the data of a scan every 0xFF has a zero after it, or the number of a restart.
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 _SMALLEST_SIDE = 2
 _LARGEST_RATIO = 200
 
@@ -65,6 +68,7 @@ def open_image(content: bytes, limits: Limits, what: str) -> Iterator[Image.Imag
     """
     if len(content) > limits.max_bytes:
         raise ValueError(f"an image's file must have at most {limits.max_bytes} bytes, got {len(content)}")
+    content = _without_long_texts(content)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is ours
@@ -82,6 +86,42 @@ def open_image(content: bytes, limits: Limits, what: str) -> Iterator[Image.Imag
         raise ValueError("the image takes more memory than there is for it") from None
     except _BROKEN as error:
         raise ValueError(f"the image is broken: {' '.join(str(error).split())[:200]}") from error
+
+
+def _without_long_texts(content: bytes) -> bytes:
+    """Return a PNG file without the texts and profiles that are too long for Pillow: no pixel needs them."""
+    if not content.startswith(_PNG):
+        return content
+    kept: list[bytes] = []
+    place, begin, left = len(_PNG), 0, PngImagePlugin.MAX_TEXT_MEMORY
+    while place + 12 <= len(content):
+        kind, end = content[place + 4 : place + 8], place + 12 + int.from_bytes(content[place : place + 4], "big")
+        length = _text_length(kind, content[place + 8 : end - 4]) if kind in _TEXTS else 0
+        if length is None or length > left:
+            kept.append(content[begin:place])
+            begin = end
+        else:
+            left -= length
+        place = end
+    return b"".join([*kept, content[begin:]]) if kept else content
+
+
+def _text_length(kind: bytes, chunk: bytes) -> int | None:
+    """Return how many bytes a text has once it is unpacked (PNG, third edition, 11.3); None: too many."""
+    _, _, text = chunk.partition(b"\0")
+    is_packed = kind != b"tEXt"
+    if kind == b"iTXt":
+        is_packed, text = text[:1] == b"\1", text[2:].split(b"\0", 2)[-1]
+    elif is_packed:
+        text = text[1:]  # behind the method
+    if not is_packed:
+        return len(text)
+    unpacker = zlib.decompressobj()
+    try:
+        length = len(unpacker.decompress(text, PngImagePlugin.MAX_TEXT_CHUNK))
+    except zlib.error:
+        return 0
+    return None if unpacker.unconsumed_tail else length
 
 
 def check_size(image: Image.Image, limits: Limits) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote
 
 from PIL.Image import Image
 
@@ -15,9 +16,11 @@ from lmdeploy.vl.fetching import FetchRules, default_seconds, fetch
 from lmdeploy.vl.videos import MOST_FRAMES, Sampling, Video, check_all, from_file, from_frames
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
-_DATA_URL = re.compile(r"data:(image/[\w.+-]+)?;base64,", re.ASCII | re.IGNORECASE)
-_VIDEO_URL = re.compile(r"data:((?:image|video)/[\w.+-]+)?;base64,", re.ASCII | re.IGNORECASE)
-_FRAMES_URL = re.compile(r"data:video/(jpeg|png|webp);base64,", re.ASCII | re.IGNORECASE)  # one after another
+# Type, subtype, parameters such as a charset.
+_DATA_URL = re.compile(
+    r"data:\s*(?:([\w.+-]+)/([\w.+-]+))?\s*(?:;[^,;]{0,200}){0,16};\s*base64\s*,", re.ASCII | re.IGNORECASE
+)
+_FRAMES = ("jpeg", "png", "webp")  # of a video: images one after another
 _NO_FILE = "must be an image's URL that is allowed, a data URL, or a file in the folder of --allowed-local-media-path"
 
 
@@ -89,7 +92,7 @@ def load(source: object, rules: SourceRules) -> Image:
         return upright(source)
     if not isinstance(source, str):
         raise ValueError(f"must be an image, a URL, a data URL or a path, got {type(source).__name__}")
-    return rules.decoder.image(_content(source, rules, _DATA_URL), rules.limits)
+    return rules.decoder.image(_content(source, rules, ("image",)), rules.limits)
 
 
 def load_frames(source: object, sampling: Sampling, rules: SourceRules) -> Video:
@@ -107,47 +110,60 @@ def load_frames(source: object, sampling: Sampling, rules: SourceRules) -> Video
             raise ValueError(f"a video must have at most {MOST_FRAMES} frames, got {len(source.frames)}")
         return Video(tuple(upright(frame) for frame in source.frames), source.times)
     frames: Sequence[object] | None = source if isinstance(source, (list, tuple)) else None
-    if isinstance(source, str) and (match := _FRAMES_URL.match(source)):
-        frames = [f"data:image/{match[1]};base64,{frame}" for frame in source[match.end() :].split(",")]
+    if isinstance(source, str) and (match := _DATA_URL.match(source)) and _is_of_frames(match):
+        frames = [f"data:image/{match[2]};base64,{frame}" for frame in source[match.end() :].split(",")]
     if frames is not None:
         return from_frames(frames, lambda frame: load(frame, rules), sampling, rules.max_total_pixels)
     if not isinstance(source, str):
         raise ValueError(f"must be a video, frames, a URL, a data URL or a path, got {type(source).__name__}")
-    content = _content(source, rules, _VIDEO_URL)
+    content = _content(source, rules, ("image", "video"))
     return rules.decoder.video(content, sampling, rules.limits, rules.max_total_pixels)
 
 
-def _content(source: str, rules: SourceRules, data_url: re.Pattern[str]) -> bytes:
-    """Return the bytes of the file that a caller names."""
+def _is_of_frames(match: re.Match[str]) -> bool:
+    return (match[1] or "").lower() == "video" and match[2].lower() in _FRAMES
+
+
+def _content(source: str, rules: SourceRules, kinds: tuple[str, ...]) -> bytes:
+    """Return the bytes of the file that a caller names; ``kinds``: what a data URL may say it is."""
     scheme = url_scheme(source)
     if scheme == "data":
-        return _data(source, rules.limits, data_url)
+        return data_of(source, rules.limits, kinds)
     if scheme in ("http", "https"):
         return fetch(source, replace(rules.fetch_rules, max_bytes=rules.limits.max_bytes, seconds=default_seconds()))
     return read_file(source, rules)
 
 
 def decoded_base64(text: str | bytes, limits: Limits) -> bytes:
-    """Return the bytes that base64 stands for.
+    """Return the bytes that base64 stands for, with or without its padding, in one line or in several.
 
     Raises
     ------
     ValueError
         If it is none, or too long.
     """
+    text = "".join((text.decode("ascii", "replace") if isinstance(text, bytes) else text).split())
     if len(text) > limits.max_bytes * 4 // 3 + 4:
         raise ValueError(f"an image's file must have at most {limits.max_bytes} bytes, got more")
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"the image is no base64 ({error})") from None
 
 
-def _data(url: str, limits: Limits, data_url: re.Pattern[str]) -> bytes:
-    match = data_url.match(url)
-    if match is None:
+def data_of(url: str, limits: Limits, kinds: tuple[str, ...]) -> bytes:
+    """Return the bytes in a data URL (RFC 2397), whose type may have parameters and be missing.
+
+    Raises
+    ------
+    ValueError
+        If it is of a type of no kind in ``kinds``, has no base64, or is too long.
+    """
+    match = _DATA_URL.match(url)
+    if match is None or (match[1] or kinds[0]).lower() not in kinds:
         raise ValueError("a data URL must begin with data:image/...;base64,")
-    return decoded_base64(url[match.end() :], limits)
+    text = url[match.end() :]
+    return decoded_base64(unquote(text) if "%" in text else text, limits)
 
 
 def read_file(path: str, rules: SourceRules) -> bytes:

@@ -9,7 +9,7 @@ from PIL.Image import Image
 
 from lmdeploy.vl.decoding import decode, upright
 from lmdeploy.vl.fetching import fetch
-from lmdeploy.vl.sources import ANYTHING, decoded_base64, load, load_frames, url_scheme
+from lmdeploy.vl.sources import ANYTHING, data_of, decoded_base64, load, load_frames, url_scheme
 from lmdeploy.vl.videos import DEFAULT_FRAMES, DEFAULT_RATE, Sampling, Video
 
 __all__ = ["encode_image_base64", "load_image", "load_image_from_base64", "load_video"]
@@ -69,8 +69,8 @@ def encode_image_base64(image: str | Image) -> str:
     if url_scheme(image) in ("http", "https"):
         content = fetch(image, ANYTHING.fetch_rules)
         decode(content, ANYTHING.limits)
-    elif image.startswith("data:"):
-        return base64.b64encode(decoded_base64(image.partition(",")[2], ANYTHING.limits)).decode()
+    elif url_scheme(image) == "data":
+        content = data_of(image, ANYTHING.limits, ("image",))
     else:
         load(image, ANYTHING)
         content = Path(image).expanduser().read_bytes()

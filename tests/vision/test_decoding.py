@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from lmdeploy.vl.decoder_process import DecoderProcess
 from lmdeploy.vl.decoding import Limits, decode
@@ -70,16 +70,36 @@ def test_of_an_animation_the_first_frame_is_seen() -> None:
     assert decode(content, LIMITS).getpixel((3, 3)) == RED
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def bomb(width: int, height: int) -> bytes:
     """Return a PNG that says it is so large, in a few bytes."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
     )
+
+
+@pytest.mark.parametrize("compression", [{"zip": True}, {}])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_long_text_in_a_png_is_left_out(compression: dict[str, bool], is_last: bool) -> None:
+    picture, text = make_image(60, 40), PngImagePlugin.PngInfo()
+    text.add_text("long", "a" * 2_000_000, **compression)
+    text.add_itxt("also long", "a" * 2_000_000, **compression)
+    text.add_itxt("XML:com.adobe.xmp", '<x tiff:Orientation="6"/>', zip=True)
+    content = file_of(picture, pnginfo=text, icc_profile=bytes(2_000_000))
+    if is_last:  # behind the pixels
+        begin, end = content.index(b"tEXt" if b"tEXt" in content else b"zTXt") - 4, content.index(b"IDAT") - 4
+        content = content[:begin] + content[end:-12] + content[begin:end] + content[-12:]
+    assert decode(content, Limits()).tobytes() == picture.rotate(-90, expand=True).tobytes()
+
+
+def test_many_texts_in_a_png_are_no_obstacle() -> None:
+    picture = make_image(60, 40)
+    content, text = file_of(picture), chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1_000_000)))
+    assert decode(content[:-12] + 80 * text + content[-12:], Limits()).tobytes() == picture.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -16,8 +17,9 @@ import lmdeploy.vl.fetching as fetching
 from lmdeploy.vl import IMAGE_TOKEN, encode_image_base64, load_image
 from lmdeploy.vl.decoding import Limits
 from lmdeploy.vl.fetching import FetchRules, fetch
-from lmdeploy.vl.sources import DATA_ONLY, SourceRules, load
+from lmdeploy.vl.sources import DATA_ONLY, SourceRules, load, load_frames
 from lmdeploy.vl.utils import load_image_from_base64
+from lmdeploy.vl.videos import Sampling
 from tests.support.images import data_url, file_of, make_image
 
 PNG = file_of(make_image(20, 10))
@@ -75,6 +77,31 @@ def test_users_of_the_package_load_images_from_everywhere(host: ThreadingHTTPSer
         assert base64.b64decode(encode_image_base64(named)) == PNG
     assert load_image_from_base64(encode_image_base64(make_image(20, 10))).tobytes() == expected
     assert IMAGE_TOKEN == "<IMAGE_TOKEN>"
+
+
+BASE64 = base64.b64encode(PNG).decode()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"data:image/png;charset=utf-8;base64,{BASE64}",
+        f"data:image/png;name=a%20b.png;charset=utf-8;base64,{BASE64}",
+        f"data:;base64,{BASE64}",
+        f"DATA:IMAGE/PNG;BASE64,{BASE64}",
+        f"data:image/png; charset=utf-8; base64, {BASE64}",
+        f"data:image/png;base64,{BASE64.rstrip('=')}",
+        f"data:image/png;base64,{base64.encodebytes(PNG).decode()}",
+        f"data:image/png;base64,{base64.encodebytes(PNG).decode().replace(chr(10), chr(13) + chr(10))}",
+        f"data:image/png;base64,{quote(BASE64, safe='')}",
+    ],
+    ids=["parameter", "parameters", "no type", "capitals", "spaces", "unpadded", "lines", "lines of mail", "percent"],
+)
+def test_data_urls_are_read_as_clients_write_them(source: str) -> None:
+    expected = make_image(20, 10).tobytes()
+    assert load(source, DATA_ONLY).tobytes() == expected
+    assert load_frames(source, Sampling(), DATA_ONLY).frames[0].tobytes() == expected
+    assert base64.b64decode(encode_image_base64(source)) == PNG
 
 
 def test_a_redirect_is_followed_as_far_as_the_rules_allow(host: ThreadingHTTPServer) -> None:
@@ -176,6 +203,7 @@ def _connect(where: tuple[str, int], connect: Any) -> socket.socket:
         ("ftp://example.com/a.png", "a file in the folder of --allowed-local-media-path"),
         ("data:image/png;base64,####", "no base64"),
         ("data:image/png;base64,aGVsbG8=", "must be an image"),
+        ("data:image/png;base64,aGVsb", "no base64"),
         ("data:image/png,hello", "must begin with data:image"),
         ("data:text/html;base64,aGVsbG8=", "must begin with data:image"),
         ("", "a file in the folder of --allowed-local-media-path"),
