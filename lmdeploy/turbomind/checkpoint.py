@@ -26,7 +26,13 @@ from lmdeploy.turbomind.gguf.stored import (
 from lmdeploy.turbomind.headless import HEAD_TENSORS, as_stored, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
-from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_alongside_codes, weight_format, with_codes
+from lmdeploy.turbomind.quantized import (
+    Quantization,
+    is_zero_bias_alongside_codes,
+    quantization_settings,
+    weight_format,
+    with_codes,
+)
 from lmdeploy.turbomind.row_codes import row_schemes, with_row_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
@@ -48,8 +54,6 @@ _COMPUTED_BUFFER = re.compile(
     r"^rope_(freqs|factors_long|factors_short)\.weight$|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|self_attn\.(slope_rate|(query|key|diagonal)_decay)|attn\.(masked_)?bias|act_fn\.eps|future_mask)$"
 )
 _SHOWN_EXTRA = 8
-_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")  # some tools write quantization_config only there
-_MODELOPT = "hf_quant_config.json"  # where Model Optimizer says what others say in config.json
 
 
 @dataclass(frozen=True)
@@ -144,13 +148,8 @@ def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
         raise CheckpointError(model_dir, [f"{name} cannot be read ({error})"]) from error
     if not isinstance(config, dict):
         raise CheckpointError(model_dir, [f"{name} must hold a JSON object, got {type(config).__name__}"])
-    if name == "config.json" and not config.get("quantization_config"):
-        texts = (config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict))
-        if found := next((text["quantization_config"] for text in texts if text.get("quantization_config")), None):
-            config["quantization_config"] = found
-        elif (model_dir / _MODELOPT).is_file():
-            given = read_config(model_dir, _MODELOPT).get("quantization")
-            config["quantization_config"] = {"quant_method": "modelopt", **(given if isinstance(given, dict) else {})}
+    if name == "config.json" and (given := quantization_settings(model_dir, config, read_config)) is not None:
+        config["quantization_config"] = given
     return config
 
 

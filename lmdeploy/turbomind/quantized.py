@@ -1,4 +1,7 @@
-"""Checkpoints whose linear layers are stored as AWQ or GPTQ codes.
+"""Where checkpoints say how they are quantized, and those whose linear layers are stored as AWQ or GPTQ codes.
+
+:func:`quantization_settings` finds the settings; a field of them that is set and not used is refused by name. Which
+layers are codes their tensors say, not the lists of exceptions (``ignore``, ``modules_to_not_convert`` and the like).
 
 The families describe a model by the weights of its linear layers, ``X.weight``. Where a checkpoint has ``X.qweight``
 instead, :func:`with_codes` puts the codes in that weight's place. How they are packed is in
@@ -6,8 +9,9 @@ instead, :func:`with_codes` puts the codes in that weight's place. How they are 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.errors import UnsupportedModelError
@@ -20,6 +24,48 @@ from lmdeploy.turbomind.scaled import ScaledWeights
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# Files in which tools say what others say in config.json: the object in it, the method, and a field that it has.
+_FILES = (
+    ("hf_quant_config.json", "quantization", "modelopt", "quant_algo"),
+    ("quantize_config.json", "", "gptq", "bits"),
+    ("quant_config.json", "", "awq", "w_bit"),
+)
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")  # some tools write quantization_config only there
+_NAMES = {"w_bit": "bits", "q_group_size": "group_size", "packing_format": "backend"}
+_METHODS = {  # by a field, for settings that name none
+    "quant_algo": "modelopt", "config_groups": "compressed-tensors", "load_in_4bit": "bitsandbytes",
+    "load_in_8bit": "bitsandbytes", "zero_point": "awq", "desc_act": "gptq", "activation_scheme": "fp8",
+    "bits": "mlx",
+}  # fmt: skip
+_AUTO_ROUND = ("auto-round", "intel/auto-round")
+# Fields that are read here and where the methods are, or that say how the codes were made.
+_OF_CODES = """
+    bits group_size sym version format checkpoint_format backend dynamic extra_config is_marlin_format lm_head
+    data_type act_bits meta desc_act static_groups true_sequential damp_percent damp_auto_increment
+    act_group_aware mse pack_dtype model_name_or_path model_file_base_name model_seqlen seqlen nsamples dataset
+    tokenizer batch_size iters lr minmax_lr amp scale_dtype enable_minmax_tuning enable_norm_bias_tuning
+    enable_quanted_input use_quant_input enable_alg_ext gradient_accumulate_steps low_gpu_mem_usage
+    low_cpu_mem_usage not_use_best_mse sampler autoround_version quant_lm_head block_name_to_quantize
+    to_quant_block_names quant_block_list super_bits super_group_size act_data_type act_dynamic act_group_size
+    act_sym modules_in_block_to_quantize module_name_preceding_first_block pad_token_id use_cuda_fp16
+    max_input_length cache_block_outputs use_exllama disable_exllama exllama_config zero_point do_fuse
+    modules_to_fuse fuse_max_seq_len provider
+"""
+_ANYWHERE = """quant_method ignore ignored_layers modules_to_not_convert exclude_modules llm_int8_skip_modules exclude
+    kv_cache_scheme kv_cache_quant_algo producer"""
+_FIELDS = {
+    "awq": _OF_CODES,
+    "gptq": _OF_CODES,
+    MXFP4: "",
+    "fp8": "fmt activation_scheme weight_block_size expert_dtype scale_fmt",
+    "fbgemm_fp8": "activation_scale_ub",
+    "compressed-tensors": """config_groups format quantization_status sparsity_config global_compression_ratio version
+        run_compressed""",
+    "modelopt": "quant_algo group_size config_groups quantized_layers",
+    "quark": """global_quant_config layer_quant_config layer_type_quant_config algo_config export version quant_mode
+        kv_cache_quant_config kv_cache_post_rope softmax_quant_spec log_severity_level""",
+    "smooth_quant": "quant_dtype",
+}
 _SUPPORTED = f"supported: awq (version gemm, 4 bits), gptq (4 and 8 bits), mxfp4, {', '.join(SCALED_METHODS)}"
 
 
@@ -58,6 +104,7 @@ class Quantization:
             return None
         if not isinstance(given, dict):
             raise UnsupportedModelError(f"quantization_config must be an object, got {given!r}; {_SUPPORTED}")
+        _refuse_unused(given)
         if given.get("quant_method") in {MXFP4, *SCALED_METHODS}:
             return None
         method, bits, group_size = given.get("quant_method"), given.get("bits"), given.get("group_size")
@@ -69,8 +116,64 @@ class Quantization:
             raise UnsupportedModelError(
                 f"{method} group_size must be -1 or a positive multiple of 8, got {group_size!r}"
             )
+        for name, setting in (given.get("extra_config") or {}).items():  # auto-round's, of single layers
+            if setting.get("bits", bits) not in (bits, 16, 32):
+                raise UnsupportedModelError(f"{method} weights with {setting['bits']} bits in {name} are not supported")
+        kind, inputs = given.get("data_type") or "int", given.get("act_bits") or 16
+        if kind != "int" or inputs < 16:
+            raise UnsupportedModelError(
+                f"{method} weights with data_type {kind!r} and act_bits {inputs} are not supported; supported: int, 16"
+            )
         variant = _awq_variant(given) if method == "awq" else _gptq_variant(given)
         return cls(method, bits, group_size, zeros_less_one=variant == "gptq")
+
+
+def quantization_settings(
+    model_dir: Path, config: Mapping[str, Any], read: Callable[[Path, str], Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Return how a checkpoint is quantized, in the names of ``quantization_config``; None: nothing says that it is.
+
+    Parameters
+    ----------
+    model_dir, config
+        The checkpoint, and its config.json.
+    read
+        Reads another JSON file of it.
+    """
+    texts = [config, *(config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict))]
+    keys = ("quantization_config", "compression_config", "quantization")
+    given = next((text[key] for key in keys for text in texts if text.get(key)), None)
+    if given is None:
+        for name, key, method, field in _FILES:
+            if (model_dir / name).is_file():
+                whole = read(model_dir, name)
+                content = whole.get(key) if key else whole
+                if isinstance(content, dict) and content.get(field) is not None:
+                    given = {"quant_method": method, **content}
+                    break
+    if not isinstance(given, dict):
+        return given
+    named = {_NAMES.get(name, name): value for name, value in given.items()}
+    if not named.get("quant_method"):
+        named["quant_method"] = next((method for field, method in _METHODS.items() if field in given), None)
+    if named["quant_method"] in _AUTO_ROUND:
+        packing = str(named.pop("backend", "gptq"))
+        named["quant_method"] = next(
+            (method for method in ("awq", "gptq") if method in packing), f"auto-round {packing}"
+        )
+    return named
+
+
+def _refuse_unused(given: Mapping[str, Any]) -> None:
+    """Raise ``UnsupportedModelError`` for a field that is set and that nothing here knows."""
+    known = _FIELDS.get(str(given.get("quant_method")))
+    for name, value in given.items():
+        is_set = value not in (None, False, "", [], {})
+        if known is not None and is_set and name not in (*known.split(), *_ANYWHERE.split()):
+            raise UnsupportedModelError(
+                f"{given['quant_method']} weights with {name} {str(value)[:80]!r} are not supported: {name} is not "
+                "known here; serve the model that it was made from"
+            )
 
 
 def _awq_variant(given: Mapping[str, Any]) -> str:
@@ -89,8 +192,11 @@ def _gptq_variant(given: Mapping[str, Any]) -> str:
         raise UnsupportedModelError(
             f"gptq weights of checkpoint_format {variant!r} are not supported; supported: gptq, gptq_v2"
         )
-    if given.get("dynamic"):
-        raise UnsupportedModelError("gptq weights with `dynamic` settings of single layers are not supported")
+    for pattern, settings in (given.get("dynamic") or {}).items():
+        if settings and not pattern.startswith("-:"):  # an excluded layer is stored as numbers
+            raise UnsupportedModelError(
+                f"gptq weights with `dynamic` settings of single layers ({pattern}) are not supported, only exclusions"
+            )
     return str(variant)
 
 

@@ -1,6 +1,8 @@
 """Matrices stored as codes: the engine reads the numbers they stand for, and multiplies with the codes themselves."""
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.manifest import (
@@ -185,12 +188,71 @@ UNSUPPORTED: dict[str, tuple[Scheme, Change, str]] = {
     "llm-awq": (Scheme(), put("backend", "llm-awq"), "awq weights of version 'llm-awq'"),
     "marlin": (Scheme("gptq"), put("checkpoint_format", "marlin"), "checkpoint_format 'marlin'"),
     "marlin, the old flag": (Scheme("gptq"), put("is_marlin_format", True), "checkpoint_format 'marlin'"),
-    "dynamic": (Scheme("gptq"), put("dynamic", {"-:k_proj": {}}), "`dynamic`"),
+    "dynamic": (
+        Scheme("gptq"),
+        put("dynamic", {"-:k_proj": {}, "+:.*up_proj": {"bits": 8}}),
+        r"`dynamic` .*\+:.*up_proj",
+    ),
+    "layers of other bits": (
+        Scheme("gptq"),
+        put("extra_config", {"lm_head": {"bits": 16}, "model.layers.0.mlp.up_proj": {"bits": 2}}),
+        "gptq weights with 2 bits in model.layers.0.mlp.up_proj",
+    ),
+    "floats": (Scheme("gptq"), put("data_type", "mx_fp"), "data_type 'mx_fp' and act_bits 16"),
+    "rounded inputs": (Scheme("gptq"), put("act_bits", 8), "data_type 'int' and act_bits 8"),
+    "an unknown field": (
+        Scheme("gptq"),
+        put("rotation", "hadamard"),
+        "gptq weights with rotation 'hadamard' .* not known",
+    ),
+    "mlx": (Scheme(), lambda config, _: (config.clear(), config.update(bits=4, group_size=64)), "method 'mlx'"),
+    "auto-round's own": (
+        Scheme("gptq"),
+        lambda config, _: config.update(quant_method="auto-round", packing_format="auto_round:llm_compressor"),
+        "method 'auto-round auto_round:llm_compressor'",
+    ),
     "awq 8 bits": (Scheme(), put("bits", 8), "awq weights of 8 bits"),
     "gptq 3 bits": (Scheme("gptq"), put("bits", 3), "gptq weights of 3 bits"),
     "group of 12": (Scheme(), put("group_size", 12), "group_size must be -1 or a positive multiple of 8, got 12"),
     "no group": (Scheme(), put("group_size", None), "group_size must be -1 or a positive multiple of 8, got None"),
 }
+GPTQ = {"bits": 4, "group_size": 32, "sym": True, "desc_act": False, "damp_percent": 0.01, "true_sequential": True}
+ROUNDED = {"bits": 4, "group_size": 32, "sym": True, "data_type": "int", "iters": 200, "autoround_version": "0.4.2"}
+# What config.json has for quantization_config (None: nothing), and other files.
+PLACES: dict[str, tuple[Scheme, dict[str, Any] | None, dict[str, Any]]] = {
+    "quantize_config.json": (
+        Scheme("gptq", sym=True),
+        None,
+        {"quantize_config.json": GPTQ | {"model_file_base_name": "model"}},
+    ),
+    "quant_config.json": (
+        Scheme(),
+        None,
+        {"quant_config.json": {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}},
+    ),
+    "gptq unsaid": (Scheme("gptq", sym=True), GPTQ, {}),
+    "awq unsaid": (Scheme(), {"bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, {}),
+    "exclusions": (
+        Scheme("gptq", sym=True, plain=("lm_head", "up_proj")),
+        GPTQ | {"quant_method": "gptq", "dynamic": {r"-:.*\.up_proj": {}}, "meta": {"quantizer": ["gptqmodel:2.2.0"]}},
+        {},
+    ),
+    "auto-round": (
+        Scheme("gptq", sym=True),
+        ROUNDED
+        | {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
+        | {"extra_config": {"lm_head": {"bits": 16}}},
+        {},
+    ),
+    "auto-round, older": (
+        Scheme("gptq", sym=True),
+        ROUNDED | {"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2", "act_bits": 32},
+        {},
+    ),
+    "auto-round, awq": (
+        Scheme(), ROUNDED | {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "sym": False}, {}
+    ),
+}  # fmt: skip
 BROKEN: dict[str, tuple[Scheme, Change, str]] = {
     "no scales": (Scheme(), drop(f"{Q}.scales"), f"tensor {Q}.scales is missing"),
     "no zeros": (Scheme("gptq"), drop(f"{Q}.qzeros"), f"tensor {Q}.qzeros is missing"),
@@ -246,6 +308,33 @@ def test_what_the_engine_cannot_read_is_refused_by_name(case: str, plain_model: 
     scheme, change, reason = UNSUPPORTED[case]
     with pytest.raises(UnsupportedModelError, match=reason):
         resolve(damaged(plain_model, tmp_path / "model", scheme, change), backend="turbomind")
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_settings_are_read_where_tools_write_them(case: str, plain_model: Path, tmp_path: Path) -> None:
+    def read(directory: Path) -> torch.Tensor:
+        return device.read_tensor(
+            resolve(directory, backend="turbomind").path, "layers.0.attention.qkv.weight", [64, 32]
+        )
+
+    scheme, declared, files = PLACES[case]
+    model = tmp_path / "model"
+    quantize_checkpoint(plain_model, model, scheme)
+    expected = read(model)
+    config = json.loads((model / "config.json").read_text()) | {"quantization_config": declared}
+    for name, content in {"config.json": config, **files}.items():
+        (model / name).write_text(json.dumps(content))
+    assert torch.equal(read(model), expected)
+
+
+def test_settings_of_other_files_of_a_checkpoint_are_not_the_weights(plain_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain_model, tmp_path / "model")
+    onnx = {"per_channel": True, "reduce_range": True, "per_model_config": {"model": {"weight_type": "QInt8"}}}
+    (tmp_path / "model" / "quantize_config.json").write_text(json.dumps(onnx))
+    cache = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "model" / "hf_quant_config.json").write_text(json.dumps(cache))
+    assert "quantization_config" not in read_config(tmp_path / "model")
+    resolve(tmp_path / "model", backend="turbomind")
 
 
 @pytest.mark.parametrize("case", BROKEN)

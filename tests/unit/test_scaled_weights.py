@@ -12,7 +12,7 @@ from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.manifest import Expression, concat, rows_of
 from lmdeploy.turbomind.scaled import ScaledWeights, with_scales
 from tests.kernels import device
-from tests.support.quantized_checkpoints import Change, damage
+from tests.support.quantized_checkpoints import Change, copy_files, damage, save_quantized
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize, quantize_checkpoint, stored_scales
 from tests.support.tiny_models import make_tiny_llama
 from tests.unit.test_quantized_weights import APART, SHAPES, A, B, read_tensor, values_of, write_manifest
@@ -21,6 +21,7 @@ FORMS = {
     "blocks": Form("fp8", FLOAT8, "block", "weight_scale_inv"),
     "small blocks": Form("fp8", FLOAT8, "block", "weight_scale_inv", block=(20, 40)),
     "one scale": Form("fp8", FLOAT8, "tensor", "weight_scale", scale_shape="scalar"),
+    "one scale inverse": Form("fp8", FLOAT8, "tensor", "weight_scale_inv", scale_shape="scalar"),
     "float8": Form("compressed-tensors", FLOAT8, "channel", scales=torch.bfloat16),
     "int8": Form("compressed-tensors", torch.int8, "channel", scales=torch.float16),
     "int8, one scale": Form("compressed-tensors", torch.int8, "tensor"),
@@ -139,6 +140,12 @@ UNSUPPORTED: dict[str, tuple[str, Change, str]] = {
         put("sparsity_config", value={"format": "sparse-24-bitmask"}),
         "format 'sparse-24",
     ),
+    "rotated": (
+        "int8",
+        put("transform_config", value={"config_groups": {"R1": {}}}),
+        "compressed-tensors weights with transform_config .* not known here",
+    ),
+    "several algorithms": ("blocks", put("moe_quant_algo", value="NVFP4"), "fp8 weights with moe_quant_algo 'NVFP4'"),
     "nothing said": ("int8", put("config_groups", value={}), "config_groups must describe the weights"),
 }
 BROKEN: dict[str, tuple[str, Change, str]] = {
@@ -182,6 +189,73 @@ def test_what_the_engine_cannot_read_is_refused_by_name(case: str, plain_model: 
     form, change, reason = UNSUPPORTED[case]
     with pytest.raises(UnsupportedModelError, match=reason):
         resolve(damaged(plain_model, tmp_path / "model", form, change), backend="turbomind")
+
+
+EIGHT = {"dynamic": False, "num_bits": 8, "type": "float"}
+# Settings as published, of checkpoints stored as one of FORMS; each with the tensors that such a layer has besides.
+PUBLISHED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "Qwen3-32B-FP8-Static-PerTensor": (
+        "one scale",
+        {
+            "config_groups": {"group_0": {"input_activations": EIGHT, "weights": EIGHT}},
+            "ignore": ["lm_head"],
+            "quant_algo": "FP8",
+            "kv_cache_scheme": "FP8",
+            "producer": {"name": "modelopt", "version": "0.31.0"},
+        },
+        ("input_scale", "k_scale"),
+    ),
+    "Devstral-Small-2": (
+        "one scale inverse",
+        {
+            "activation_scheme": "static",
+            "dequantize": False,
+            "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+            "quant_method": "fp8",
+            "weight_block_size": None,
+        },
+        ("activation_scale",),
+    ),
+    "Llama-3.1-405B-FP8": (
+        "float8",
+        {
+            "activation_scale_ub": 1200.0,
+            "modules_to_not_convert": ["model.layers.0.mlp.down_proj", "lm_head"],
+            "quant_method": "fbgemm_fp8",
+        },
+        ("input_scale_ub",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_published_settings_are_read(case: str, plain_model: Path, tmp_path: Path) -> None:
+    form, settings, besides = PUBLISHED[case]
+    values = quantize_checkpoint(plain_model, tmp_path / "model", FORMS[form])
+
+    def publish(config: dict[str, Any], tensors: dict[str, Any]) -> None:
+        config.clear()
+        config.update(settings)
+        tensors.update({f"{Q}.{name}": torch.tensor(0.5) for name in besides})
+
+    directory = resolve(damage(tmp_path / "model", publish), backend="turbomind").path
+    up = values["model.layers.0.mlp.down_proj.weight"]
+    assert torch.equal(device.read_tensor(directory, "layers.0.mlp.down.weight", list(up.shape)), up)
+
+
+def test_scales_of_the_cache_alone_leave_the_weights_as_they_are(plain_model: Path, tmp_path: Path) -> None:
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    cache = {
+        "quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "ignore": [],
+        "kv_cache_scheme": scheme, "quantization_status": "frozen",
+    }  # fmt: skip
+    tensors = copy_files(plain_model, tmp_path / "model")
+    attention = "model.layers.0.self_attn"
+    scales = {f"{attention}.{name}_scale": torch.tensor([0.5]) for name in "kv"}
+    save_quantized(plain_model, tmp_path / "model", tensors | scales, cache)
+    paths = [resolve(model, backend="turbomind").path for model in (tmp_path / "model", plain_model)]
+    read = [device.read_tensor(path, "layers.0.attention.qkv.weight", [64, 32]) for path in paths]
+    assert torch.equal(*read)
 
 
 @pytest.mark.parametrize("case", BROKEN)

@@ -86,10 +86,13 @@ def row_schemes(config: Mapping[str, Any]) -> tuple[RowScheme, ...]:
 
 def config_groups(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the groups of layers of a compressed-tensors checkpoint."""
-    groups = given.get("config_groups")
-    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()) or not groups:
+    groups = given.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise UnsupportedModelError(f"compressed-tensors: config_groups must describe the weights, got {groups!r}")
-    return list(groups.values())
+    found = [group for group in groups.values() if group.get("weights")]
+    if not found and not given.get("kv_cache_scheme"):  # else the cache alone has scales
+        raise UnsupportedModelError(f"compressed-tensors: config_groups must describe the weights, got {groups!r}")
+    return found
 
 
 def is_of_rows(group: Mapping[str, Any], whole_format: object) -> bool:
