@@ -23,7 +23,7 @@ from lmdeploy.turbomind.gguf.stored import (
     stored_tensors,
     widened,
 )
-from lmdeploy.turbomind.headless import HEAD_TENSORS, as_stored, is_headless, with_whole
+from lmdeploy.turbomind.headless import HEAD_TENSORS, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
 from lmdeploy.turbomind.quantized import (
@@ -39,7 +39,15 @@ from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec.fields import size_problems
 from lmdeploy.turbomind.stacked_experts import with_stacks
-from lmdeploy.turbomind.text_part import TextPart, is_of_text, spec_in, tensors_in, text_part_of
+from lmdeploy.turbomind.text_part import (
+    TextPart,
+    is_of_text,
+    spec_in,
+    tensors_in,
+    text_alone,
+    text_part_of,
+    with_stored_output,
+)
 from lmdeploy.turbomind.unsupported import refuse_unsupported
 
 logger = logging.getLogger(__name__)
@@ -94,7 +102,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
     checkpoint = Checkpoint(architecture, model_name, dtype, bos, eos)
     spec = _spec_of(model_dir, config, family, checkpoint, text)
     if text is not None:
-        spec = spec_in(spec, text, index)
+        spec = spec_in(spec, text)
     elif spec.encoder is not None:
         longest = min(spec.max_position_embeddings, longest_text(model_dir) or spec.max_position_embeddings)
         encoder = replace(spec.encoder, pooling=engine_pooling(model_dir, raw))
@@ -105,12 +113,13 @@ def describe(model_dir: Path, model_name: str) -> Description:
         spec = stored_spec(spec, gguf, raw)
         if sentence := widened(index):
             logger.warning("%s: %s", model_dir, sentence)
-    tensors = family.tensors(spec) if gguf is None else stored_tensors(spec, gguf, index)
+    whole = replace(spec, tied_embeddings=spec.encoder is not None)
+    tensors = family.tensors(whole) if gguf is None else stored_tensors(whole, gguf, index)
     if spec.encoder is not None:
         tensors = encoder_names(tensors, index)
     else:
-        is_alone = text is None or gguf is not None  # a GGUF file holds the text part, by its own names
-        tensors = as_stored(tensors, index) if is_alone else tensors_in(tensors, index)
+        tensors = tensors if gguf is not None else tensors_in(tensors, index)  # GGUF has names of its own
+        tensors, spec = with_stored_output(tensors, spec, index)
     tensors = with_mxfp4(with_stacks(tensors, index), index)
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
@@ -162,7 +171,7 @@ def _family_of(config: dict[str, Any]) -> tuple[str, Family]:
     if jina_v3.is_published(config):
         return family_of(["JinaEmbeddingsV3Model"])
     try:
-        return family_of(with_whole(config.get("architectures")))
+        return family_of([alone] if (alone := text_alone(config)) else with_whole(config.get("architectures")))
     except UnsupportedModelError as error:
         if not config.get("auto_map"):
             raise
@@ -171,6 +180,7 @@ def _family_of(config: dict[str, Any]) -> tuple[str, Family]:
 
 def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]:
     """Return what is wrong with the sizes, before ``transformers`` divides by them or fills in another model's."""
+    required = [next((name for name in names.split("|") if name in config), names) for names in required]
     names = dict.fromkeys((*required, *_OPTIONAL_SIZES))
     given = {f"config.json: {n}": config.get(n) for n in names if n in required or config.get(n) is not None}
     if isinstance(by_layer := config.get("intermediate_size"), list):

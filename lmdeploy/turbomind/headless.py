@@ -9,15 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmdeploy.turbomind.families import families
-from lmdeploy.turbomind.manifest import Expression, renamed
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
 _BODIES = ("Model", "ForSequenceClassification")
 _WHOLE = "ForCausalLM"
 HEAD_TENSORS = ("score.weight", "score.bias")
 """What a small head may have; the decoder itself does without."""
-
-_PREFIX = "model."
 
 
 def with_whole(architectures: object) -> object:
@@ -32,15 +29,6 @@ def is_headless(raw: Mapping[str, Any], index: SafetensorsIndex) -> bool:
     if any(name.endswith("lm_head.weight") for name in index.tensors):
         return False
     return "embed_tokens.weight" in index.tensors or any(map(_wholes, _names(raw.get("architectures"))))
-
-
-def as_stored(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> Mapping[str, Expression]:
-    """Return the expressions of a whole model with the names that a body's tensors have."""
-    if "embed_tokens.weight" not in index.tensors:
-        return tensors
-    return {
-        name: renamed(expression, lambda stored: stored.removeprefix(_PREFIX)) for name, expression in tensors.items()
-    }
 
 
 def _names(architectures: object) -> Sequence[object]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX_NAME = "pytorch_model.bin.index.json"
+_WHOLE = "pytorch_model.bin"
 _PATTERN = "pytorch_model*.bin"
 
 
@@ -37,7 +38,8 @@ def rewrite(model_dir: Path, target: Path) -> None:
         If files are missing, broken, or hold anything but tensors.
     """
     weight_map = _weight_map(model_dir)
-    names = sorted(set(weight_map.values()) or {file.name for file in model_dir.glob(_PATTERN)})
+    others = [_WHOLE] if (model_dir / _WHOLE).is_file() else (file.name for file in model_dir.glob(_PATTERN))
+    names = sorted(set(weight_map.values()) or set(others))
     missing = {*missing_shards(names), *(name for name in names if not (model_dir / name).is_file())}
     if missing:
         raise CheckpointError(model_dir, [f"{name} is missing" for name in sorted(missing)])
@@ -115,7 +117,7 @@ def write_index(weight_map: Mapping[str, str], target: Path) -> None:
 def _weight_map(model_dir: Path) -> dict[str, str]:
     """Return which file the index puts each tensor into; empty if there is no index."""
     index = model_dir / INDEX_NAME
-    if not index.is_file():
+    if (model_dir / _WHOLE).is_file() or not index.is_file():  # as in ``transformers``
         return {}
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

@@ -7,6 +7,7 @@ from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root, model_name_of
 from lmdeploy.turbomind import meta_llama, pickled_weights
 from lmdeploy.turbomind.checkpoint_files import state_of
+from lmdeploy.turbomind.safetensors_index import INDEX_NAME, weight_files
 
 _FORMAT = 3  # of what is written; a change writes it again
 
@@ -19,7 +20,7 @@ def readable_checkpoint(model_dir: Path) -> Path:
     CheckpointError
         If it has to be rewritten and cannot be: files are missing, broken, or hold anything but tensors.
     """
-    if any(model_dir.glob("*.safetensors*")):
+    if weight_files(model_dir) or (model_dir / INDEX_NAME).is_file():
         return model_dir
     if meta_llama.is_meta_llama(model_dir):
         rewrite = meta_llama.rewrite

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,18 @@ from lmdeploy.turbomind.gguf.parts import is_gguf_file
 from lmdeploy.turbomind.gguf.stacks import apart
 
 INDEX_NAME = "model.safetensors.index.json"
-_BYTES_PER_ELEMENT = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+WHOLE_NAME = "model.safetensors"
+_BITS_PER_ELEMENT = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16,
+    "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
+_PART = 1 << 24
 _LARGEST_HEADER = 100_000_000  # the format's own limit
+# What people save alongside a model, or of it a second time.
+_NO_MODEL = re.compile(
+    r"^(adapter|consolidated|ema|optimizer|random_states|scheduler|training)|[._-](ema|lora)(?![a-z])"
+)
 _SHARD_NAME = re.compile(r"-(\d+)-of-(\d+)\.(safetensors|bin)$")
 
 
@@ -59,27 +66,53 @@ class SafetensorsIndex:
     problems: list[str] = field(default_factory=list)
     has_unread_files: bool = False
 
+    def are_equal(self, first: str, second: str) -> bool:
+        """Return whether two tensors of safetensors files are there and hold the same bytes."""
+        infos = [self.tensors[name] for name in (first, second) if name in self.tensors]
+        if len({(info.dtype, info.shape) for info in infos}) != 1 or len(infos) < 2:
+            return False
+        parts = [_bytes_of(self.files[info.file], name) for info, name in zip(infos, (first, second), strict=True)]
+        return all(a == b for a, b in zip(*parts, strict=True))
+
+
+def weight_files(model_dir: Path, named: Collection[str] = ()) -> list[Path]:
+    """Return the safetensors files that are a directory's model, given those that its index names; none: it has none.
+
+    As in ``transformers`` they are model.safetensors, else what the index names. Without either they are the shards,
+    else all files but adapters, states of optimizers and second sets.
+    """
+    if (model_dir / WHOLE_NAME).is_file() and WHOLE_NAME not in named:
+        return [model_dir / WHOLE_NAME]
+    if named:
+        return [model_dir / name for name in sorted(named)]
+    files = [file for file in sorted(model_dir.glob("*.safetensors")) if not _NO_MODEL.search(file.name)]
+    return [file for file in files if file.name.startswith("model-") and _SHARD_NAME.search(file.name)] or files
+
 
 def read_checkpoint(model_dir: Path) -> SafetensorsIndex:
     """Return the index of a Hugging Face directory, sharded or not; problems are collected, not raised."""
-    index_file = model_dir / INDEX_NAME
-    if not index_file.is_file():
-        files = sorted(model_dir.glob("*.safetensors")) or linked_gguf_files(model_dir)
-        index = read_files(files)
+    weight_map: dict[str, str] = {}
+    if (model_dir / INDEX_NAME).is_file():
+        try:
+            weight_map = json.loads((model_dir / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"]
+            named = set(weight_map.values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return SafetensorsIndex([], problems=[f"{INDEX_NAME} is broken ({error!r})"], has_unread_files=True)
+        files = weight_files(model_dir, named)
+    else:
+        files = weight_files(model_dir) or linked_gguf_files(model_dir)
+    index = read_files(files)
+    if not files:
+        index.problems.append(_why_no_weights(model_dir))
+        index.has_unread_files = True
+    if not weight_map:
         index.problems += [f"{name} is missing" for name in missing_shards([file.name for file in files])]
-        if not files:
-            index.problems.append(_why_no_weights(model_dir))
-            index.has_unread_files = True
-        return index
-    try:
-        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return SafetensorsIndex([], problems=[f"{INDEX_NAME} is broken ({error!r})"], has_unread_files=True)
-    index = read_files(model_dir / name for name in names)
-    for tensor, name in sorted(weight_map.items()):
-        if tensor not in index.tensors and not index.has_unread_files:
-            index.problems.append(f"{name} lacks tensor {tensor}, which {INDEX_NAME} puts there")
+    elif not index.has_unread_files and {file.name for file in files} == named:  # else it is of other files
+        index.problems += [
+            f"{name} lacks tensor {tensor}, which {INDEX_NAME} puts there"
+            for tensor, name in sorted(weight_map.items())
+            if tensor not in index.tensors
+        ]
     return index
 
 
@@ -94,6 +127,12 @@ def read_files(files: Iterable[Path]) -> SafetensorsIndex:
             index.has_unread_files = True
             continue
         index.problems += [f"{path.name} {problem}" for problem in problems]
+        if twice := sorted(index.tensors.keys() & entries):
+            other = index.files[index.tensors[twice[0]].file].name
+            index.problems.append(
+                f"{path.name} and {other} both hold tensor {twice[0]}: call the model's file {WHOLE_NAME}, or move the "
+                "other one elsewhere"
+            )
         for name, (dtype, shape, offset) in entries.items():
             index.tensors[name] = TensorInfo(dtype, shape, number, offset)
     return index
@@ -120,6 +159,26 @@ def _read_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
     The third of a tensor's entries is its place, of GGUF files alone.
     """
     size = path.stat().st_size
+    header, begin_of_data = _header_of(path, size)
+    header.pop("__metadata__", None)
+    entries: dict[str, _Entry] = {}
+    problems, data_end = [], 0
+    for name, entry in header.items():
+        dtype, shape, begin, end = _read_entry(name, entry)
+        expected = math.prod(shape) * _BITS_PER_ELEMENT[dtype] // 8
+        if not 0 <= begin <= end or end - begin != expected:
+            problems.append(
+                f"has tensor {name} {dtype}{list(shape)} at bytes {begin}..{end}, expected {expected} bytes"
+            )
+        entries[name] = (dtype, shape, None)
+        data_end = max(data_end, end)
+    if begin_of_data + data_end > size:
+        problems.append(f"is truncated: expected {begin_of_data + data_end} bytes, got {size}; download it again")
+    return entries, problems
+
+
+def _header_of(path: Path, size: int) -> tuple[dict[str, Any], int]:
+    """Return the header of a file of this size, and where the tensors' bytes begin."""
     with path.open("rb") as file:
         prefix = file.read(8)
         if prefix == b"version ":
@@ -136,30 +195,28 @@ def _read_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
         header = json.loads(file.read(header_size))
     if not isinstance(header, dict):
         raise ValueError("is no safetensors file: its header is no JSON object")
-    header.pop("__metadata__", None)
-    entries: dict[str, _Entry] = {}
-    problems, data_end = [], 0
-    for name, entry in header.items():
-        dtype, shape, begin, end = _read_entry(name, entry)
-        expected = math.prod(shape) * _BYTES_PER_ELEMENT[dtype]
-        if not 0 <= begin <= end or end - begin != expected:
-            problems.append(
-                f"has tensor {name} {dtype}{list(shape)} at bytes {begin}..{end}, expected {expected} bytes"
-            )
-        entries[name] = (dtype, shape, None)
-        data_end = max(data_end, end)
-    if 8 + header_size + data_end > size:
-        problems.append(f"is truncated: expected {8 + header_size + data_end} bytes, got {size}; download it again")
-    return entries, problems
+    return header, 8 + header_size
+
+
+def _bytes_of(path: Path, name: str) -> Iterator[bytes]:
+    """Yield a tensor's bytes, part by part."""
+    header, begin_of_data = _header_of(path, path.stat().st_size)
+    begin, end = header[name]["data_offsets"]
+    with path.open("rb") as file:
+        file.seek(begin_of_data + begin)
+        for at in range(begin, end, _PART):
+            yield file.read(min(_PART, end - at))
 
 
 def _read_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        if dtype not in _BYTES_PER_ELEMENT or not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
             raise ValueError(entry)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"has a broken header entry for {name}: {entry}") from error
+    if dtype not in _BITS_PER_ELEMENT:
+        raise ValueError(f"has tensor {name} of unknown type {dtype}; known: {', '.join(_BITS_PER_ELEMENT)}")
     return dtype, shape, begin, end
 
 
@@ -185,8 +242,10 @@ def missing_shards(names: Sequence[str]) -> list[str]:
 
 
 def _why_no_weights(model_dir: Path) -> str:
-    others = sorted(path.name for path in model_dir.iterdir() if path.suffix in {".bin", ".pth", ".pt", ".gguf"})
-    if others:
+    names = sorted(path.name for path in model_dir.iterdir())
+    if second := [name for name in names if name.endswith(".safetensors")]:
+        return f"has no {WHOLE_NAME} and no shards, only {', '.join(second[:4])}, which is no model: download those too"
+    if others := [name for name in names if name.endswith((".bin", ".pth", ".pt", ".gguf"))]:
         advice = "name the GGUF file itself" if others[0].endswith(".gguf") else "save the model again as safetensors"
         return f"has no *.safetensors file, only {', '.join(others[:4])}: {advice}"
     return "has no *.safetensors file: download the weights too, or name the folder that holds them"

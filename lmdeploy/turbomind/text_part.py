@@ -119,22 +119,26 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
-_INTERLEAVED = ("qwen3_5_moe_text", "qwen3_5_text")  # whose positions always are
+# Pairs of frame, row and column where a config does not say, as in the modeling code of ``transformers``.
+_SECTIONS = {
+    "glm4v_moe_text": (8, 12, 12),
+    "glm4v_text": (8, 12, 12),
+    "qwen2_5_vl_text": (16, 24, 24),
+    "qwen2_vl_text": (16, 24, 24),
+    "qwen3_5_moe_text": (11, 11, 10),
+    "qwen3_5_text": (11, 11, 10),
+    "qwen3_vl_moe_text": (24, 20, 20),
+    "qwen3_vl_text": (24, 20, 20),
+}
 _BOUNDARY = ("bos_token_id", "eos_token_id")
-_OUTPUTS = (
-    "lm_head.weight",
-    "language_model.output.weight",
-    "transformer.output_layer.weight",
-    "model.transformer.ff_out.weight",
-)
-_GGUF_OUTPUT = "output.weight"
-# Where a decoder's ``model.*`` may be: as published, and as the model has it in memory.
+# Where a decoder's ``model.*`` may be: as published, as the model has it in memory, and as a body alone has it.
 _PLACES: tuple[Callable[[str], str], ...] = (
+    lambda name: name,
     lambda name: f"language_model.{name}",
     lambda name: "model.language_model." + name.removeprefix("model."),
     lambda name: f"llm.{name}",
     lambda name: "model.text_model." + name.removeprefix("model."),
-    lambda name: name,
+    lambda name: name.removeprefix("model."),
 )
 
 
@@ -166,9 +170,16 @@ class TextPart:
 def sees(raw: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of a vision-language model and is known."""
     named = raw.get("architectures")
-    if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
+    if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named) or text_alone(raw):
         return False
     return all(_OWN[name].sees(raw) for name in named if name in _OWN)
+
+
+def text_alone(raw: Mapping[str, Any]) -> str:
+    """Return the text part's architecture if a config.json is the text part's alone, saved under the whole's name."""
+    named = raw.get("architectures")
+    is_native = isinstance(named, list) and any(name in _NATIVE for name in named)
+    return _TEXT_ARCHITECTURES.get(str(raw.get("model_type")), "") if is_native else ""
 
 
 def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
@@ -200,6 +211,8 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
             f"{', '.join(named)} with a text part of type {config.model_type} is not supported; supported: "
             + ", ".join(_TEXT_ARCHITECTURES)
         )
+    # `transformers` ties by the whole's field, which older files have in the text part.
+    config.tie_word_embeddings = any(getattr(it, "tie_word_embeddings", False) for it in (whole, config))
     alone = config.to_dict() | _boundary(raw) | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]}
     deepstack = len(getattr(whole.vision_config, "deepstack_visual_indexes", None) or ())
     images = ImagesSpec(deepstack, _whole_rows(whole, config))
@@ -242,22 +255,23 @@ def _boundary(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: raw[key] for key in _BOUNDARY if raw.get(key) is not None}
 
 
-def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSpec:
-    """Return the spec of a text part that is in a checkpoint with these tensors."""
-    has_output = any(name.endswith(_OUTPUTS) or name == _GGUF_OUTPUT for name in index.tensors)
+def spec_in(spec: ModelSpec, text: TextPart) -> ModelSpec:
+    """Return the spec of a text part within the model that sees."""
     parameters = getattr(text.config, "rope_parameters", None) or {}
     model_type = getattr(text.config, "model_type", None)  # families with their own configuration have none
-    is_interleaved = bool(parameters.get("mrope_interleaved", model_type in _INTERLEAVED))
-    axes = _axes(parameters.get("mrope_section"), is_interleaved=is_interleaved)
-    # One number is enough for images at one position, but that of a token no longer says it.
-    ropes = tuple(
-        dataclasses.replace(rope, axes=(0,) * len(rope.inv_freq) if text.is_one_place else axes) for rope in spec.ropes
-    )
+    is_interleaved = bool(parameters.get("mrope_interleaved", str(model_type).startswith("qwen3_")))
+    sections = parameters.get("mrope_section") or _SECTIONS.get(str(model_type))
+
+    def axes_of(pairs: int) -> tuple[int, ...]:
+        # One number is enough for images at one position, but that of a token no longer says it.
+        return (0,) * pairs if text.is_one_place else _axes(sections, pairs, is_interleaved=is_interleaved)
+
+    ropes = tuple(dataclasses.replace(rope, axes=axes_of(len(rope.inv_freq))) for rope in spec.ropes)
     images = spec.images or text.images
-    return dataclasses.replace(spec, ropes=ropes, images=images, tied_embeddings=not has_output)
+    return dataclasses.replace(spec, ropes=ropes, images=images)
 
 
-def _axes(sections: Sequence[int] | None, *, is_interleaved: bool) -> tuple[int, ...]:
+def _axes(sections: Sequence[int] | None, pairs: int, *, is_interleaved: bool) -> tuple[int, ...]:
     """Return which number of a position turns each pair; nothing where positions have one.
 
     ``sections`` are the pairs of frame, row and column: one section after the other, or, interleaved, in turn for as
@@ -267,7 +281,7 @@ def _axes(sections: Sequence[int] | None, *, is_interleaved: bool) -> tuple[int,
         return ()
     if not is_interleaved:
         return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
-    return tuple(pair % 3 if pair // 3 < sections[pair % 3] else 0 for pair in range(sum(sections)))
+    return tuple(pair % 3 if pair // 3 < sections[pair % 3] else 0 for pair in range(pairs))
 
 
 def text_names(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> dict[str, str]:
@@ -277,8 +291,26 @@ def text_names(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> dict
     return {name: own for key in alone for name, own in zip(_loads(within[key]), _loads(alone[key]), strict=True)}
 
 
+def with_stored_output(
+    tensors: Mapping[str, Expression], spec: ModelSpec, index: SafetensorsIndex
+) -> tuple[Mapping[str, Expression], ModelSpec]:
+    """Return expressions and spec of a decoder whose output layer is the one that the files hold, if any.
+
+    ``tensors`` have an output layer. What config.json says counts where the files hold none, or the embedding twice, as
+    in ``transformers``.
+    """
+    head, embedding = (_loaded(tensors.get(name)) for name in ("lm_head.weight", "token_embedding"))
+    layer = head.removesuffix("weight")  # codes have other endings
+    is_stored = any(name.startswith(layer) and name != f"{layer}bias" for name in index.tensors)
+    if spec.tied_embeddings and is_stored and not index.are_equal(head, embedding):
+        return tensors, dataclasses.replace(spec, tied_embeddings=False)
+    if not spec.tied_embeddings:
+        return tensors, spec
+    return {name: value for name, value in tensors.items() if name != "lm_head.weight"}, spec
+
+
 def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
-    """Return the expressions of a text model with the names its tensors have in a whole checkpoint."""
+    """Return the expressions of a text model with the names its tensors have in a checkpoint, a whole's or a body's."""
     embedding, head = (_loaded(tensors.get(name)) for name in ("token_embedding", "lm_head.weight"))
     place = next((place for place in _PLACES if place(embedding) in index.tensors), _PLACES[0])
     output = next((name for name in (f"language_model.{head}", f"llm.{head}", head) if name in index.tensors), head)

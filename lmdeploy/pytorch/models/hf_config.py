@@ -8,6 +8,10 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.turbomind.checkpoint import read_config
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
+
+_OUTPUTS = ("lm_head.weight", "output.weight", "transformer.output_layer.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.weight")
 
 
 def read_hf_config(model_dir: Path) -> Any:
@@ -34,7 +38,7 @@ def read_hf_config(model_dir: Path) -> Any:
         raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
     if kind is PretrainedConfig:
         config.model_type = str(raw.get("model_type"))
-    return _with_older_names(config)
+    return _with_older_names(_with_stored_output(config, model_dir))
 
 
 def transformers_config(model_dir: Path) -> Any:
@@ -53,6 +57,16 @@ def with_longrope(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(scaling, Mapping) or scaling.get("type") != "su":
         return raw if isinstance(raw, dict) else dict(raw)
     return {**raw, "rope_scaling": {**scaling, "type": "longrope"}}
+
+
+def _with_stored_output(config: Any, model_dir: Path) -> Any:
+    """Let the embedding be no output layer where the files hold another one, as ``transformers`` does."""
+    config.tie_word_embeddings = is_tied = bool(getattr(config, "tie_word_embeddings", False))
+    index = read_checkpoint(model_dir) if is_tied else None
+    if index is not None and (output := next((name for name in _OUTPUTS if name in index.tensors), None)):
+        embedding = next((name for name in index.tensors if name.endswith(_EMBEDDINGS)), "")
+        config.tie_word_embeddings = index.are_equal(output, embedding)
+    return config
 
 
 def _with_older_names(config: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -15,8 +14,7 @@ from lmdeploy.errors import CheckpointError
 from lmdeploy.pytorch.adapted_layers import current_trace
 from lmdeploy.pytorch.coded_weights import coded_weights, require_numbers
 from lmdeploy.pytorch.text_part.tensors import text_tensors
-
-_INDEX = "model.safetensors.index.json"
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 
 def load_weight(param: nn.Parameter, loaded_weight: torch.Tensor, **shard: Any) -> None:
@@ -63,7 +61,10 @@ def tensors_of(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     text = text_tensors(checkpoint)
-    for file in _files_of(checkpoint if text is None else text.checkpoint):
+    index = read_checkpoint(checkpoint if text is None else text.checkpoint)
+    if index.problems:
+        raise CheckpointError(checkpoint, index.problems)
+    for file in index.files:
         try:
             with safe_open(file, "pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
@@ -131,19 +132,3 @@ def _tie(model: nn.Module) -> None:
         model.update_weights()
     elif getattr(model.config, "tie_word_embeddings", False) and hasattr(model, "get_input_embeddings"):
         model.lm_head.weight = model.get_input_embeddings().weight
-
-
-def _files_of(checkpoint: Path) -> list[Path]:
-    index = checkpoint / _INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(index, ["it holds no weight_map of tensors to files"]) from error
-        return [checkpoint / Path(name).name for name in names]
-    whole = checkpoint / "model.safetensors"
-    # Some publishers put the same weights alongside it, under other names.
-    files = [whole] if whole.is_file() else sorted(checkpoint.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(checkpoint, ["there are no safetensors files"])
-    return files
