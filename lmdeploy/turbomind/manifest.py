@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FORMAT = 1
+_FEW_MISSING = 8  # which a message names one by one
+_SHOWN_NAMES = 4
 WEIGHT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -341,12 +343,20 @@ def find_problems(tensors: Mapping[str, Expression], index: SafetensorsIndex) ->
     parts = [part for expression in tensors.values() for part in walk(expression)]
     problems += [problem for part in parts if isinstance(part, Quantized | RowCodes) for problem in part.problems]
     needed = {part.name: part for part in parts if isinstance(part, Load)}
+    missing = [] if index.has_unread_files else [name for name in needed if name not in index.tensors]
+    others = sorted(index.tensors.keys() - needed, key=lambda name: (name.count("."), name))
+    if others and len(missing) > max(_FEW_MISSING, len(needed) // 2):
+        problems.append(
+            f"{len(missing)} of the {len(needed)} tensors of this architecture are missing, such as {missing[0]}; the "
+            f"files hold others, such as {', '.join(others[:_SHOWN_NAMES])}: they or config.json are another model's"
+        )
+    else:
+        problems += [f"tensor {name} is missing" for name in missing]
     for name, load in needed.items():
         found = index.tensors.get(name)
         if found is None:
-            if not index.has_unread_files:
-                problems.append(f"tensor {name} is missing")
-        elif found.shape != load.shape:
+            continue
+        if found.shape != load.shape:
             problems.append(f"tensor {name} has shape {list(found.shape)}, expected {list(load.shape)}")
         elif found.dtype not in load.dtypes:
             problems.append(f"tensor {name} has type {found.dtype}, expected one of {', '.join(load.dtypes)}")

@@ -77,7 +77,29 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "header no object": (write(WEIGHTS, header(b"[1]")), "its header is no JSON object"),
     "unknown type": (
         write(WEIGHTS, header(b'{"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}')),
-        "broken header entry for a",
+        "has tensor a of unknown type X9; known: F64, ",
+    ),
+    "type of codes": (
+        lambda checkpoint: _write(
+            checkpoint / WEIGHTS,
+            (checkpoint / WEIGHTS).read_bytes().replace(b'"F32","shape":[32]', b'"F4","shape":[256]'),
+        ),
+        r"tensor model\.\S+norm\.weight has shape \[256\], expected \[32\]",
+    ),
+    "names of another model": (
+        retensor(lambda tensors: [tensors.update({f"gpt.{name}": tensors.pop(name)}) for name in list(tensors)]),
+        "of the 20 tensors of this architecture are missing, such as model.embed_tokens.weight; the files hold others",
+    ),
+    "an adapter alone": (
+        lambda checkpoint: (checkpoint / WEIGHTS).rename(checkpoint / "adapter_model.safetensors"),
+        "has no model.safetensors and no shards, only adapter_model.safetensors, which is no model",
+    ),
+    "two sets of unknown names": (
+        lambda checkpoint: (
+            [(checkpoint / f"{name}.safetensors").write_bytes((checkpoint / WEIGHTS).read_bytes()) for name in "ab"]
+            and (checkpoint / WEIGHTS).unlink()
+        ),
+        "b.safetensors and a.safetensors both hold tensor",
     ),
     "wrong offsets": (
         write(WEIGHTS, header(b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}') + bytes(8)),
