@@ -71,6 +71,19 @@ UNSUPPORTED = (
         "the encoders of docs/reference/supported-models.md, such as all-MiniLM and bge",
     ),
     UnsupportedModel(
+        ("ChatGLMForConditionalGeneration", "ChatGLMModel"),
+        "ChatGLM-6B",
+        "its attention, whose positions have two dimensions",
+        "ChatGLM2-6B, ChatGLM3-6B or GLM-4-9B",
+        when=lambda raw: "position_encoding_2d" in raw or "inner_hidden_size" in raw,
+    ),
+    UnsupportedModel(
+        ("LlamaForCausalLMEagle3", "DFlashDraftModel"),
+        "Drafts of another model",
+        "a model of its own: they draft tokens for the model that they were trained for",
+        "that model; an EAGLE-3 draft alongside it is named in --speculative-config",
+    ),
+    UnsupportedModel(
         ("LongcatFlashForCausalLM", "LongcatCausalLM"),
         "LongCat-Flash",
         "experts whose result is added half a layer later, and experts that compute nothing",

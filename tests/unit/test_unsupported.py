@@ -17,6 +17,7 @@ _INTERNVL = {"ps_version": "v2", "dynamic_image_size": True, "use_thumbnail": Tr
 _LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit-large-patch14-336"}
 # What config.json of such a model has besides, where others share the architecture.
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "ChatGLM-6B": {"position_encoding_2d": True, "inner_hidden_size": 16384},
     "InternVL with tiles alone": _INTERNVL | {"use_thumbnail": False},
     "MiniCPM-V before 2.5": {"version": 2.0},
     "Janus": {"gen_vision_config": {"cls": "VQ-16"}},
@@ -26,6 +27,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 # Served models of the same architectures.
 SERVED: dict[str, dict[str, Any]] = {
+    "ChatGLMForConditionalGeneration": {"padded_vocab_size": 65024, "rmsnorm": True},
+    "ChatGLMModel": {"padded_vocab_size": 65024, "rmsnorm": True},
     "InternVLChatModel": _INTERNVL | {"llm_config": {"architectures": ["Qwen2ForCausalLM"]}},
     "MiniCPMV": {"version": 4.5},
     "MultiModalityCausalLM": {"vision_config": {"cls": "CLIPVisionTower"}},
@@ -89,6 +92,7 @@ def test_every_model_that_sees_is_served_or_refused_by_name() -> None:
     assert served == set(SEEN)
     assert {name for row in UNSUPPORTED for name in row.architectures} - served == {
         *(*REFUSED, "LlavaQwenForCausalLM", "LongcatFlashForCausalLM", "LongcatCausalLM"),
+        *("LlamaForCausalLMEagle3", "DFlashDraftModel"),
         *ENCODERS,
     }
     for name in READ:

@@ -13,6 +13,8 @@ from types import MappingProxyType
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.common import Family
 
+_RENAMED = {"LLaMAForCausalLM": "LlamaForCausalLM"}  # the name of the first conversions
+
 
 @functools.cache
 def families() -> Mapping[str, Family]:
@@ -35,13 +37,14 @@ def family_of(architectures: object) -> tuple[str, Family]:
     """
     names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
     supported = families()
-    for name in names:
+    for name in (_RENAMED.get(name, name) for name in names):
         if name in supported:
             return name, supported[name]
     if not names:
         raise UnsupportedModelError("config.json names no architecture; expected one in 'architectures'")
-    (nearest,) = difflib.get_close_matches(names[0], supported, n=1, cutoff=0.0)
+    by_lower = {name.lower(): name for name in supported}
+    (nearest,) = difflib.get_close_matches(names[0].lower(), by_lower, n=1, cutoff=0.0)
     raise UnsupportedModelError(
         f"architecture {', '.join(names)} is not supported: no family describes it; the nearest supported one is "
-        f"{nearest} (docs/reference/supported-models.md lists all, docs/internals/new-model.md adds one)"
+        f"{by_lower[nearest]} (docs/reference/supported-models.md lists all, docs/internals/new-model.md adds one)"
     )

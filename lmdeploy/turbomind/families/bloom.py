@@ -31,4 +31,4 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 LAYOUT = dataclasses.replace(falcon.LAYOUT, embedding_norm="transformer.word_embeddings_layernorm")
-FAMILY = Family(("BloomForCausalLM",), spec, LAYOUT.tensors, sizes=("vocab_size", "hidden_size"))
+FAMILY = Family(("BloomForCausalLM",), spec, LAYOUT.tensors, sizes=("vocab_size", "hidden_size|n_embed"))

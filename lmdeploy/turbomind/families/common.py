@@ -50,7 +50,7 @@ class Family:
         From the content of config.json to the first argument of ``spec``, for architectures that are published with
         their own code, which is never run. None: ``transformers`` reads it.
     sizes
-        Whole numbers >= 1 that config.json must have.
+        Whole numbers >= 1 that config.json must have; ``|`` is between the names that one may have.
     """
 
     architectures: tuple[str, ...]

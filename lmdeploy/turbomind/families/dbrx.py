@@ -1,5 +1,6 @@
 """DBRX: LayerNorm without bias, clipped q, k and v, and experts stacked in three matrices."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, decoder_spec, refuse_unless
@@ -10,6 +11,16 @@ from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of, trans
 from lmdeploy.turbomind.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec
 
 _NORM_EPS = 1e-5  # torch.nn.LayerNorm's
+
+
+def config(raw: Mapping[str, Any]) -> Any:
+    """Return the ``DbrxConfig``; files before those of ``transformers`` have the activation's name alone."""
+    from transformers import DbrxConfig
+
+    ffn = raw.get("ffn_config")
+    if isinstance(ffn, Mapping) and isinstance(ffn.get("ffn_act_fn"), str):
+        raw = {**raw, "ffn_config": {**ffn, "ffn_act_fn": {"name": ffn["ffn_act_fn"]}}}
+    return DbrxConfig.from_dict(dict(raw))
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
@@ -56,4 +67,6 @@ LAYOUT = Layout(
     o="norm_attn_norm.attn.out_proj",
     experts=experts,
 )
-FAMILY = Family(("DbrxForCausalLM",), spec, LAYOUT.tensors, sizes=("vocab_size", "d_model", "n_layers", "n_heads"))
+FAMILY = Family(
+    ("DbrxForCausalLM",), spec, LAYOUT.tensors, config, sizes=("vocab_size", "d_model", "n_layers", "n_heads")
+)

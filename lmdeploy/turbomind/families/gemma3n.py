@@ -59,7 +59,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         layer_input=LayerInputSpec(
             config.hidden_size_per_layer_input,
             image_token=config.pad_token_id or 0,
-            vocab_size=min(config.vocab_size_per_layer_input, config.vocab_size),
+            vocab_size=config.vocab_size_per_layer_input,
         ),
         streams=StreamsSpec(config.altup_num_inputs, active=config.altup_active_idx, branch_rank=config.laurel_rank),
         embedding_scale=config.hidden_size**0.5,

@@ -95,7 +95,10 @@ def shared_keys(config: Any) -> list[int]:
 
 def _layer_input(config: Any) -> LayerInputSpec | None:
     size = config.hidden_size_per_layer_input
-    return LayerInputSpec(size, image_token=config.pad_token_id or 0) if size else None
+    if not size:
+        return None
+    rows = getattr(config, "vocab_size_per_layer_input", config.vocab_size)
+    return LayerInputSpec(size, image_token=config.pad_token_id or 0, vocab_size=rows)
 
 
 def _rope(config: Any, kind: str, head_dim: int) -> Any:

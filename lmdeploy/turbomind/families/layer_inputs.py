@@ -13,7 +13,9 @@ def layer_input_tensors(spec: ModelSpec, layout: Layout) -> dict[str, Expression
     width = spec.num_layers * size
     rows = spec.layer_input.vocab_size or spec.vocab_size
     table: Expression = Load("model.embed_tokens_per_layer.weight", (rows, width))
-    if rows < spec.vocab_size:
+    if rows > spec.vocab_size:
+        table = rows_of(table, 0, spec.vocab_size)
+    elif rows < spec.vocab_size:
         table = concat(table, *(rows_of(table, 0, 1),) * (spec.vocab_size - rows))
     engine: dict[str, Expression] = {
         "layer_inputs.table": table,
