@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.clients.installed import Package
-from tests.docs.blocks import commands
+from tests.docs.blocks import steps
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LM_EVAL = Package("lm-eval")
@@ -88,7 +88,7 @@ def test_a_server_chats_with_lm_eval_as_the_pipeline_does(
 
 def test_the_guide_s_commands_are_taken_by_lm_eval() -> None:
     guide = ROOT / "docs" / "guides" / "evaluation.md"
-    asked = [command.words for command in commands(guide, "bash") if "run" in command.words[:4]]
+    asked = [step.words for step in steps(guide) if step.language == "bash" and "run" in step.words[:4]]
     assert len(asked) == 3
     for words in asked:
         arguments = words[words.index("run") :]

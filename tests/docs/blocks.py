@@ -1,59 +1,110 @@
 """The fenced blocks of documents, and the commands in them."""
 
+import os
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-# Guides whose commands need more than the server of these tests: other models, adapters, a browser. Only parsed.
-_NEED_MORE = {
-    "batches",
-    "chat-page",
-    "chat-templates",
-    "gguf",
-    "lora",
-    "multi-model",
-    "own-models",
-    "speculative-decoding",
-}
-GUIDES = sorted(path for path in (ROOT / "docs" / "guides").glob("*.md") if path.stem not in _NEED_MORE)
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Pages that `make test` runs; `make test-all` runs all.
+SAMPLE = [
+    ROOT / "docs" / f"{name}.md"
+    for name in (
+        "get-started/quickstart",
+        *("guides/offline", "guides/serving"),
+    )
+]
+_BLOCK = re.compile(r"((?:^<!-- [^\n]*-->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Comments before a block, which readers do not see. A reason in `not run` is of the whole block, or of the commands
+# that begin with the text in parentheses; `run` is a command for what the page presumes; `file` is the block's name.
+_NOT_RUN = re.compile(r"<!-- not run(?: \((.+?)\))?: (.+?) -->")
+_RUN = re.compile(r"<!-- run: (.+?) -->")
+_FILE = re.compile(r"<!-- file: (.+?) -->")
 _INLINE = re.compile(r"(?<!`)`((?:\.venv/bin/)?(?:lmdeploy|python|make) [^`]+)`(?!`)")
 
 
 @dataclass(frozen=True)
-class Command:
-    """A line of a block, or of a text between backticks."""
+class Step:
+    """A command of a shell, a whole example in Python, or a file.
+
+    Attributes
+    ----------
+    document : str
+        The page, relative to the checkout.
+    language : str
+        Of its block; of a file: ``file NAME``.
+    block : int
+        The number of its block in the page.
+    text : str
+        As written.
+    not_run : str
+        Why it is not run; empty: it is.
+    """
 
     document: str
+    language: str
+    block: int
     text: str
+    not_run: str = ""
 
     @property
     def words(self) -> list[str]:
         """The words as a shell makes them, without what is said after ``#`` or sent elsewhere."""
-        return shlex.split(self.text, comments=True)
+        return shlex.split(self.text.replace("\\\n", " "), comments=True)
+
+
+def name_of(document: Path) -> str:
+    """Return the path of a page from the checkout."""
+    return os.path.relpath(document, ROOT)
 
 
 def blocks(document: Path, language: str) -> list[str]:
     """Return the blocks of a language; the empty one: those that name none."""
-    return [text for found, text in _BLOCK.findall(document.read_text(encoding="utf-8")) if found == language]
+    return [text for _, found, text in _BLOCK.findall(document.read_text(encoding="utf-8")) if found == language]
 
 
-def commands(document: Path, *languages: str) -> list[Command]:
-    """Return the lines of blocks; what ends in a backslash continues in the next line."""
-    name = document.relative_to(ROOT).as_posix()
-    lines = [
-        line.strip()
-        for language in languages
-        for block in blocks(document, language)
-        for line in block.replace("\\\n", " ").splitlines()
-    ]
-    return [Command(name, line) for line in lines if line and not line.startswith("#")]
+def steps(document: Path) -> list[Step]:
+    """Return the commands, the Python and the files of a page, in their order."""
+    found = []
+    for number, (marks, language, text) in enumerate(_BLOCK.findall(document.read_text(encoding="utf-8"))):
+        found += [Step(name_of(document), "bash", number, command) for command in _RUN.findall(marks)]
+        found += [Step(name_of(document), f"file {name}", number, text) for name in _FILE.findall(marks)]
+        if language not in ("bash", "python") or _FILE.search(marks):
+            continue
+        reasons = _NOT_RUN.findall(marks)
+        for part in _commands(text) if language == "bash" else [text]:
+            not_run = next((reason for beginning, reason in reasons if part.startswith(beginning)), "")
+            found.append(Step(name_of(document), language, number, part, not_run))
+    return found
 
 
-def inline_commands(document: Path) -> list[Command]:
+def inline_commands(document: Path) -> list[Step]:
     """Return what is between backticks and begins as a command of ours."""
-    name = document.relative_to(ROOT).as_posix()
-    return [Command(name, text) for text in _INLINE.findall(document.read_text(encoding="utf-8"))]
+    return [Step(name_of(document), "", 0, text) for text in _INLINE.findall(document.read_text(encoding="utf-8"))]
+
+
+def _commands(block: str) -> Iterator[str]:
+    """Yield the commands of a block, each with all of its lines; no comments that have lines of their own."""
+    command = ""
+    for line in block.splitlines(keepends=True):
+        command += line
+        if _is_whole(command):
+            if command.strip() and not command.startswith("#"):
+                yield command.strip()
+            command = ""
+    assert not command, f"the last command has no end: {command}"
+
+
+def _is_whole(command: str) -> bool:
+    if command.endswith("\\\n"):
+        return False
+    if (document := re.search(r"<<\s*'?(\w+)'?.*\n", command)) is not None:
+        return command.endswith(f"\n{document[1]}\n")
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:  # a quotation continues
+        return False
+    return True
