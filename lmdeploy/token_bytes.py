@@ -5,11 +5,10 @@ from the model's family: byte-level BPE writes bytes in GPT-2's alphabet, Senten
 and ``<0xNN>`` for a byte outside its vocabulary. The file format is in docs/internals/interfaces.md.
 """
 
-import functools
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import gt, sub
 from pathlib import Path
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 MAGIC = b"TMTOK001"
 SPECIAL = 1
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_DECODER_STEPS = ("BPEDecoder", "ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
+_MARK = "\U0010fffd"  # of the private use area: no decoder changes it
 
 
 @dataclass(frozen=True)
@@ -135,62 +136,89 @@ def token_bytes_of(tokenizer: Any, vocab_size: int) -> TokenBytes:
 def entries_of(description: str) -> list[tuple[int, bytes, bool]]:
     """Return id, bytes and whether special, for each token of a ``tokenizer.json``'s text; later entries win."""
     content = json.loads(description)
-    vocab = content["model"]["vocab"]
-    steps = _steps(content.get("decoder"), "decoders")
-    erased = [step["pattern"]["String"] for step in steps if _erases(step)]
-    decoded = _piece_decoder(content)
-
-    def kept(piece: str) -> str:
-        return functools.reduce(lambda text, each: text.replace(each, ""), erased, piece)
-
-    to_bytes = (lambda piece: decoded(kept(piece))) if erased else decoded
-    pieces = vocab.items() if isinstance(vocab, dict) else ((piece, i) for i, (piece, _) in enumerate(vocab))
-    entries = [(token, to_bytes(piece), False) for piece, token in pieces]
-    added = content.get("added_tokens", ())
-    return entries + [(token["id"], kept(token["content"]).encode(), token["special"]) for token in added]
+    vocab, added = content["model"]["vocab"], content.get("added_tokens", ())
+    pieces = [*vocab.items()] if isinstance(vocab, dict) else [(piece, i) for i, (piece, _) in enumerate(vocab)]
+    # Added tokens pass through the decoder too: Gemma's runs of spaces are such.
+    pieces += [(token["content"], token["id"]) for token in added]
+    special = [False] * (len(pieces) - len(added)) + [token["special"] for token in added]
+    texts = _decoded(content, [piece for piece, _ in pieces])
+    return [(token, text, is_special) for (_, token), text, is_special in zip(pieces, texts, special, strict=True)]
 
 
-def _erases(step: Mapping[str, Any]) -> bool:
-    """Return whether a step of a decoder leaves a text out."""
-    return step["type"] == "Replace" and step["content"] == "" and "String" in step["pattern"]
+def _decoded(content: Mapping[str, Any], pieces: Sequence[str]) -> list[bytes]:
+    """Return what each of a vocabulary's pieces is within a text, by the decoder of a ``tokenizer.json``.
+
+    What a decoder does at the ends of a text is no part of it: some drop or leave out a space there.
+
+    Raises
+    ------
+    ValueError
+        If what the decoder makes of a piece depends on other pieces.
+    """
+    from tokenizers import Tokenizer
+
+    decoder = content.get("decoder")
+    kinds = _decoder_kinds(content)
+    if kinds == ["ByteLevel"]:
+        return [_byte_level_bytes(piece) for piece in pieces]
+    if decoder is None:  # ``tokenizers`` then writes pieces with spaces between
+        return [f" {piece}".encode() for piece in pieces]
+    if content["model"].get("byte_fallback") and "ByteFallback" not in kinds:
+        kinds.insert(0, "ByteFallback")
+        decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, decoder]}
+    described = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, "decoder": decoder}
+    decode = Tokenizer.from_str(json.dumps(described)).decoder.decode
+    between = decode([_MARK, _MARK]).removeprefix(_MARK)
+    whole: str = decode([_MARK, *(part for piece in pieces for part in (piece, _MARK))])
+    *texts, _ = whole.removeprefix(_MARK).split(between)
+    # A piece that is no whole character by itself came out as U+FFFD.
+    return [
+        _bytes_alone(piece, kinds) if "\ufffd" in text and "\ufffd" not in piece else text.encode()
+        for piece, text in zip(pieces, texts, strict=True)
+    ]
 
 
-def _piece_decoder(content: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """Return the function from a vocabulary piece to bytes that the tokenizer's decoder describes."""
-    steps = [step for step in _steps(content.get("decoder"), "decoders") if not _erases(step)]
-    kinds = {step["type"] for step in steps}
-    if "ByteLevel" in kinds:
-        return _byte_level_bytes
-    if "WordPiece" in kinds:  # of encoders, which write nothing: a word's beginning, with the space before it
-        continuing = next(str(step["prefix"]) for step in steps if step["type"] == "WordPiece")
-        return lambda piece: _word_piece_bytes(piece, continuing)
-    if "Metaspace" in kinds:
-        marker = next(step["replacement"] for step in steps if step["type"] == "Metaspace")
-    elif "Replace" in kinds:
-        marker = next(step["pattern"]["String"] for step in steps if step["type"] == "Replace")
-    else:
+def _decoder_kinds(content: Mapping[str, Any]) -> list[str]:
+    """Return the types of the steps of a decoder, refusing those that cannot be done piece by piece."""
+    steps = list(_steps(content.get("decoder"), "decoders"))
+    kinds = [step["type"] for step in steps]
+    if unknown := next((kind for kind in kinds if kind not in _DECODER_STEPS), None):
         raise ValueError(
-            f"tokenizer decoder {sorted(kinds)} is not supported; supported: ByteLevel, Metaspace, Replace, WordPiece"
+            f"tokenizer.json: decoder step {unknown} is not supported; supported: {', '.join(_DECODER_STEPS)}"
         )
-    has_bytes = "ByteFallback" in kinds or bool(content["model"].get("byte_fallback"))
-    return lambda piece: _sentencepiece_bytes(piece, marker, has_bytes)
+    fused = next((i for i, kind in enumerate(kinds) if kind in ("Fuse", "ByteLevel")), len(kinds))
+    for step in steps[fused:]:  # here the decoder has the whole text
+        if step["type"] == "Replace" and len(step["pattern"].get("String", "").encode()) != 1:
+            raise ValueError(
+                f"tokenizer.json: decoder step {json.dumps(step, ensure_ascii=False)} replaces text across pieces, "
+                f"after {kinds[fused]}; it must come before, or replace one ASCII character"
+            )
+    source = [*_steps(content.get("pre_tokenizer"), "pretokenizers"), *_steps(content.get("normalizer"), "normalizers")]
+    if kinds and "ByteLevel" not in kinds and any(step["type"] == "ByteLevel" for step in source):
+        raise ValueError(
+            f"tokenizer.json: decoder {', '.join(kinds)} leaves byte-level pieces as they are, \u0120 for a space; "
+            "it must have a step ByteLevel"
+        )
+    return kinds
 
 
-def _steps(component: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
-    if component is None:
-        return []
-    if component["type"] != "Sequence":
-        return [component]
-    return [step for part in component[inner] for step in _steps(part, inner)]
+def _steps(component: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a component of ``tokenizer.json``, of sequences those in them."""
+    if component is not None and component["type"] == "Sequence":
+        for step in component[inner]:
+            yield from _steps(step, inner)
+    elif component is not None:
+        yield component
 
 
-def _sentencepiece_bytes(piece: str, marker: str, has_bytes: bool) -> bytes:
+def _bytes_alone(piece: str, kinds: Sequence[str]) -> bytes:
+    match = _BYTE_PIECE.fullmatch(piece) if "ByteFallback" in kinds else None
+    return bytes([int(match[1], 16)]) if match else _byte_level_bytes(piece)
+
+
+def _sentencepiece_bytes(piece: str, has_bytes: bool) -> bytes:
     match = _BYTE_PIECE.fullmatch(piece) if has_bytes else None
-    return bytes([int(match[1], 16)]) if match else piece.replace(marker, " ").encode()
-
-
-def _word_piece_bytes(piece: str, continuing: str) -> bytes:
-    return piece.removeprefix(continuing).encode() if piece.startswith(continuing) else f" {piece}".encode()
+    return bytes([int(match[1], 16)]) if match else piece.replace("\u2581", " ").encode()
 
 
 def byte_level_alphabet() -> dict[str, int]:
@@ -218,6 +246,6 @@ def _from_sentencepiece(model: Any, added: Mapping[int, Any]) -> Iterator[tuple[
     for token in range(model.get_piece_size()):
         piece = model.id_to_piece(token)
         is_special = model.is_control(token) or model.is_unknown(token)
-        yield token, _sentencepiece_bytes(piece, "▁", model.is_byte(token)), is_special
+        yield token, _sentencepiece_bytes(piece, model.is_byte(token)), is_special
     for token, content in added.items():
         yield token, str(content).encode(), bool(content.special)

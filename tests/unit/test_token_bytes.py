@@ -2,16 +2,18 @@
 
 import functools
 import json
+import re
 from pathlib import Path
+from random import Random
 
 import pytest
 import sentencepiece
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from lmdeploy.token_bytes import TokenBytes, longest_token
+from lmdeploy.token_bytes import TokenBytes, entries_of, longest_token
 from lmdeploy.tokenizer import Tokenizer
 
 SAMPLES = [
@@ -117,6 +119,86 @@ def test_sentencepiece_model_tokens_concatenate_to_the_text(sentencepiece_tokeni
     joined = table.join(sentencepiece_tokenizer.encode(text, add_bos=False))
     # The dummy prefix: one space before the text, unless it begins with one.
     assert joined.removeprefix(b" ") == text.encode().removeprefix(b" ")
+
+
+# Decoders by name, and pieces that they change: whole characters, bytes of one, spaces, added tokens.
+SENTENCEPIECE = [
+    "a",
+    "\u2581b",
+    "\u2581\u2581",
+    "ü",
+    "<n>",
+    "<0x0A>",
+    "<0xE4>",
+    "<0xBD>",
+    "<0xA0>",
+    "##c",
+    "d</w>",
+    ".",
+]
+BYTE_LEVEL = ["a", "\u0120b", "\u010a", "ä", "½", "\u0142", "~"]
+STRIPPED = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+DECODERS = {
+    "llama": (decoders.Sequence(STRIPPED), SENTENCEPIECE),
+    "several replacements": (decoders.Sequence([decoders.Replace("<n>", "\n"), *STRIPPED]), SENTENCEPIECE),
+    "regular expression": (decoders.Replace(Regex("\u2581+|<0x..>"), " "), SENTENCEPIECE),
+    "pieces stripped": (decoders.Sequence([decoders.Metaspace(), decoders.Strip(" ", 1, 1)]), SENTENCEPIECE),
+    "erased": (decoders.Sequence([decoders.Replace("<tool>", ""), *STRIPPED]), SENTENCEPIECE),
+    "metaspace": (decoders.Metaspace(), SENTENCEPIECE),
+    "one character of the whole text": (decoders.Sequence([*STRIPPED, decoders.Replace("a", "b")]), SENTENCEPIECE),
+    "word pieces": (decoders.WordPiece(), SENTENCEPIECE),
+    "ends of words": (decoders.BPEDecoder(), SENTENCEPIECE),
+    "none": (None, SENTENCEPIECE),
+    "bytes": (decoders.ByteLevel(), BYTE_LEVEL),
+    "bytes, then a replacement": (decoders.Sequence([decoders.ByteLevel(), decoders.Replace("~", " ")]), BYTE_LEVEL),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_random_tokens_concatenate_to_what_tokenizers_decodes(name: str) -> None:
+    decoder, pieces = DECODERS[name]
+    tokenizer = described(decoder, pieces)
+    table = {token: text for token, text, _ in entries_of(tokenizer.to_str())}
+    anchor, random = tokenizer.token_to_id("@"), Random(1)
+    for _ in range(300):
+        ids = [anchor, *random.choices(sorted(table), k=random.randrange(1, 9)), anchor]
+        # Within a text: at its ends, decoders drop spaces or write none.
+        text = b"".join(table[token] for token in ids).decode(errors="replace")
+        if "\ufffd" not in text:  # of bytes that are no character, `tokenizers` drops those alongside too
+            assert text.strip() == tokenizer.decode(ids, skip_special_tokens=False).strip()
+
+
+def described(decoder: object, pieces: list[str]) -> RustTokenizer:
+    """Return a tokenizer of the pieces and two added tokens, one of which its decoder changes."""
+    tokenizer = RustTokenizer(models.WordLevel({piece: i for i, piece in enumerate(["@", *pieces])}, "@"))
+    tokenizer.decoder = decoder
+    tokenizer.add_tokens(["\u2581\u2581\u2581", "<tool>"])
+    return tokenizer
+
+
+REFUSED = {
+    "CTC": (decoders.CTC(), None, "decoder step CTC is not supported; supported: BPEDecoder, "),
+    "replaced across pieces": (
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "c")]),
+        None,
+        'decoder step {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"} replaces text across pieces, ',
+    ),
+    "byte-level pieces": (
+        decoders.Sequence(STRIPPED),
+        pre_tokenizers.ByteLevel(),
+        "decoder Replace, ByteFallback, Fuse, Strip leaves byte-level pieces as they are, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_decoder_that_works_on_more_than_a_piece_is_refused_by_name(name: str) -> None:
+    decoder, words, reason = REFUSED[name]
+    tokenizer = described(decoder, BYTE_LEVEL)
+    if words is not None:
+        tokenizer.pre_tokenizer = words
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        entries_of(tokenizer.to_str())
 
 
 def test_specials_are_literal_and_marked(default_tokenizer: Tokenizer) -> None:
