@@ -164,10 +164,10 @@ def error_line(name: str, request: BatchRequest | InvalidRequest, code: str, mes
     )
 
 
-def line_of(result: bytes) -> int | None:
-    """Return the line whose result this is; None where it is no whole result."""
+def line_of(result: bytes) -> tuple[str, int] | None:
+    """Return how the id of a result begins, and the line whose result it is; None where it is no whole result."""
     found = _ID.match(result)
-    return int(found[2]) if found and result.endswith(b"}\n") else None
+    return (found[1].decode(), int(found[2])) if found and result.endswith(b"}\n") else None
 
 
 def _result(name: str, line: int, custom_id: str | None, response: Any, error: Any) -> bytes:

@@ -117,17 +117,20 @@ class Results:
             os.fsync(file.descriptor)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; one that holds nothing is removed."""
         while self._files:
-            os.close(self._files.pop().descriptor)
+            file = self._files.pop()
+            if not file.size:
+                file.path.unlink(missing_ok=True)
+            os.close(file.descriptor)
 
 
-def custom_ids(path: Path) -> Iterator[tuple[int, str | None]]:
-    """Yield line and ``custom_id`` of each whole result in a file."""
+def ids_in(path: Path) -> Iterator[tuple[str, int, str | None]]:
+    """Yield of each whole result in a file how its id begins, its line and its ``custom_id``."""
     with path.open("rb") as file:
         for text in file:
-            if (line := line_of(text)) is not None:
-                yield line, orjson.loads(text)["custom_id"]
+            if (found := line_of(text)) is not None:
+                yield *found, orjson.loads(text)["custom_id"]
 
 
 def _opened(path: Path, done: set[int]) -> _File:
@@ -138,10 +141,11 @@ def _opened(path: Path, done: set[int]) -> _File:
         opened = _File(path, descriptor)
         with path.open("rb") as file:
             for text in file:
-                line = line_of(text)
-                if line is None:
+                found = line_of(text)
+                if found is None:
                     _require_torn(path, text, opened.size)
                     break
+                _, line = found
                 if line in done:
                     raise ResultsError(f"{path} has a second result of line {line}")
                 opened.size += len(text)

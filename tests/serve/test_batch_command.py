@@ -74,7 +74,7 @@ def test_a_killed_command_goes_on_where_it_was_and_answers_as_the_pipeline_does(
     output.write_bytes(whole + b"\n" + before[0][:40])  # as if it had been killed while it wrote
 
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert f"{REQUESTS - 2} of {REQUESTS} requests were answered, in {output}; 2 failed, see " in done.stderr
     assert output.read_bytes().splitlines()[: len(before)] == before
     answered, failed = read(output), read(tmp_path / "out.errors.jsonl")
@@ -94,7 +94,7 @@ def test_a_killed_command_goes_on_where_it_was_and_answers_as_the_pipeline_does(
         assert plain == pipe("Once", greedy, do_preprocess=False).text
 
     again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    assert again.returncode == 0
+    assert again.returncode == 1
     assert "loading" not in again.stderr  # there is nothing to do
     assert read(output) == answered
 
@@ -110,7 +110,7 @@ def test_rows_have_choices_log_probabilities_and_formats(model: Path, tmp_path: 
         request("range", "a", temperature=7),
     ]
     given, output = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
-    assert main(["batch", str(given), str(model), "-o", str(output)]) == 0
+    assert main(["batch", str(given), str(model), "-o", str(output)]) == 1
     answered, failed = read(output), read(tmp_path / "out.errors.jsonl")
     choices = {name: line["response"]["body"]["choices"] for name, line in answered.items()}
     assert [choice["index"] for choice in choices["choices"]] == [0, 1, 2]
@@ -140,7 +140,7 @@ def test_rows_have_vectors_and_scores(tmp_path: Path) -> None:
         request("classes", "") | {"url": "/v1/classify", "body": {"model": "embedder", "input": texts}},
     ]
     given, output = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
-    assert main(["batch", str(given), str(embedder), "-o", str(output)]) == 0
+    assert main(["batch", str(given), str(embedder), "-o", str(output)]) == 1  # the classes
     bodies = {name: line["response"]["body"] for name, line in read(output).items()}
     assert bodies.keys() == {"vectors", "ranks", "scores"}
     with pipeline(str(embedder)) as pipe:
@@ -149,6 +149,33 @@ def test_rows_have_vectors_and_scores(tmp_path: Path) -> None:
     found = {each["index"]: each["relevance_score"] for each in bodies["ranks"]["results"]}
     assert [found[place] for place in range(len(texts))] == pytest.approx(scores, rel=1e-6)
     assert [each["score"] for each in bodies["scores"]["data"]] == pytest.approx(scores, rel=1e-6)
+
+
+def test_results_are_of_one_model_with_one_set_of_settings(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, output = write(tmp_path / "in.jsonl", [request("a", "x")]), tmp_path / "out.jsonl"
+    words = ["batch", str(given), str(model), "-o", str(output)]
+    assert main(words) == 0
+    assert [path.name for path in tmp_path.glob("out*")] == ["out.jsonl"]  # no file of errors
+    whole = output.read_bytes()
+    other = make_tiny_llama(tmp_path / "other" / NAME)
+    for changed in (
+        ["batch", str(given), str(other), "-o", str(output)],
+        [*words, "--model-name", "b"],
+        [*words, "--quant-policy", "8"],
+        [*words, "--chat-template", "vicuna"],
+    ):
+        capsys.readouterr()
+        assert main(changed) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"lmdeploy batch: {output} has results of another model or with other settings than ")
+        assert "; name another file, or remove it to compute all again" in said
+    assert "chat_template vicuna" in said
+    monkeypatch.chdir(model.parent)
+    for same in (["batch", str(given), NAME, "-o", str(output)], [*words, "--max-batch-size", "1", "--threads", "1"]):
+        assert main(same) == 0
+    assert output.read_bytes() == whole
 
 
 @pytest.mark.parametrize(

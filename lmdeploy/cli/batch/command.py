@@ -62,19 +62,16 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer the requests that have no response yet; return the exit status."""
     require("serve", "`lmdeploy batch`")
-    from lmdeploy.cli.batch.running import BatchError, run_file
+    from lmdeploy.cli.batch.running import run_file
     from lmdeploy.logs import configure
 
     configure(args.log_level)
     errors = args.errors or args.output.with_name(f"{args.output.stem}.errors.jsonl")
     try:
         completed, failed = run_file(args, args.output, errors)
-    except (BatchError, ValueError, OSError) as error:
-        print(f"lmdeploy batch: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("\nlmdeploy batch: stopped; the same command continues from here", file=sys.stderr)
         return 130
     reported = f"; {failed} failed, see {errors}" if failed else ""
     print(f"{completed} of {completed + failed} requests were answered, in {args.output}{reported}", file=sys.stderr)
-    return 0
+    return 1 if failed else 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -14,17 +16,24 @@ from tqdm import tqdm
 from lmdeploy.cli.options import engine_config
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.offline.served_requests import LocalClient
+from lmdeploy.paths import locate_model
 from lmdeploy.serve.client import TritonClient
+from lmdeploy.turbomind.checkpoint_files import state_of
 from openai_gateway.app import create_app
 from openai_gateway.batches.asking import BatchResponse
 from openai_gateway.batches.requests import BatchRequest, BatchRequests, count_requests
-from openai_gateway.batches.results import Results, custom_ids
+from openai_gateway.batches.results import Results, ids_in
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.work import Ask, asking, work_through
 from openai_gateway.middleware.own_requests import OpenRequests
 from openai_gateway.settings import Settings
 
-_NAME = "batch_req"
+# Settings of the engine that decide what is answered; others say how fast, and in which memory.
+_DECISIVE = (
+    *("dtype", "model_format", "weight_bits", "quant_policy", "session_len", "adapters"),
+    *("rope_scaling_factor", "use_logn_attn", "custom_module_map"),
+)
+_OF_REQUESTS = ("model_name", "backend", "chat_template", "generation_config", "reasoning_parser", "tool_call_parser")
 _LOOK = 0.5  # seconds between two looks at the progress
 _QUIET = 10.0  # seconds between two lines where there is no terminal
 _ANY_NUMBER = sys.maxsize
@@ -61,15 +70,40 @@ def run_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[int,
     with contextlib.closing(Results(output, errors)) as results:
         requests = BatchRequests(args.input, None, _REQUEST_BYTES)
         if results.done:
-            _require_same(args.input, requests, (output, errors))
+            _require_same_input(args.input, requests, (output, errors))
+        settings = _decisive_settings(args)
+        digest = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()
+        name = f"batch_req_{digest[:12]}"  # the ids of results begin with it
+        if results.done:
+            _require_same_settings(name, settings, (output, errors))
         if len(results.done) < total:
-            _run_requests(args, requests, total, results)
+            _run_requests(args, requests, total, results, name)
         return results.completed, results.failed
 
 
-def _require_same(path: Path, requests: BatchRequests, files: tuple[Path, ...]) -> None:
+def _decisive_settings(args: argparse.Namespace) -> dict[str, str]:
+    """Return the model and the settings that decide its responses."""
+    engine = engine_config(args)
+    directory = locate_model(args.model_path, engine.get("revision"), engine.get("download_dir"))
+    given = {name: getattr(args, name) for name in _OF_REQUESTS} | {name: engine.get(name) for name in _DECISIVE}
+    files = hashlib.sha256(repr(state_of(directory)).encode()).hexdigest()[:12]
+    return {"model": f"{directory} (files {files})", **{name: str(value) for name, value in given.items() if value}}
+
+
+def _require_same_settings(name: str, settings: Mapping[str, str], files: tuple[Path, ...]) -> None:
+    """Check that results are of this model with these settings."""
+    file = next((file for file in files if any(begin != name for begin, _, _ in ids_in(file))), None)
+    if file is not None:
+        shown = ", ".join(f"{setting} {value}" for setting, value in settings.items())
+        raise BatchError(
+            f"{file} has results of another model or with other settings than these: {shown}; name another file, or "
+            "remove it to compute all again"
+        )
+
+
+def _require_same_input(path: Path, requests: BatchRequests, files: tuple[Path, ...]) -> None:
     """Check that results are those of this input, not of another."""
-    answered = {line: (custom_id, file) for file in files for line, custom_id in custom_ids(file)}
+    answered = {line: (custom_id, file) for file in files for _, line, custom_id in ids_in(file)}
     for request in requests:
         custom_id, file = answered.pop(request.line, (request.custom_id, path))
         if custom_id != request.custom_id:
@@ -81,7 +115,7 @@ def _require_same(path: Path, requests: BatchRequests, files: tuple[Path, ...]) 
         raise BatchError(f"{file} has results of another input: {path} has no line {line}")
 
 
-def _run_requests(args: argparse.Namespace, requests: BatchRequests, total: int, results: Results) -> None:
+def _run_requests(args: argparse.Namespace, requests: BatchRequests, total: int, results: Results, name: str) -> None:
     config = engine_config(args)
     backend = "pytorch" if args.backend == "pytorch" else None
     print("loading the model ...", file=sys.stderr)
@@ -99,16 +133,22 @@ def _run_requests(args: argparse.Namespace, requests: BatchRequests, total: int,
             allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
             allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
         )
-        asyncio.run(_work(pipe, settings, requests, results, total, args.concurrency))
+        asyncio.run(_work(pipe, settings, requests, results, total, args.concurrency, name))
 
 
 async def _work(
-    pipe: AsyncEngine, settings: Settings, requests: BatchRequests, results: Results, total: int, concurrency: int
+    pipe: AsyncEngine,
+    settings: Settings,
+    requests: BatchRequests,
+    results: Results,
+    total: int,
+    concurrency: int,
+    name: str,
 ) -> None:
     client = cast(TritonClient, LocalClient(pipe))  # all that requests ask of one
     app = create_app(settings, client)
     slots = Slots(concurrency, OpenRequests())
-    work = asyncio.create_task(work_through(requests, results, slots, _while_it_lives(asking(app)), _NAME))
+    work = asyncio.create_task(work_through(requests, results, slots, _while_it_lives(asking(app)), name))
     interval = 0.1 if sys.stderr.isatty() else _QUIET
     try:
         with tqdm(total=total, initial=len(results.done), unit="request", mininterval=interval) as bar:
