@@ -129,11 +129,11 @@ def _local(directory: Path) -> Path:
 
 def _gguf_file(path: Path) -> Path | None:
     """Return the GGUF file that a path names, or the one in the folder it names; None where there is none."""
-    from lmdeploy.turbomind.gguf.parts import SUFFIX, file_in
+    from lmdeploy.turbomind.gguf.parts import file_in, is_gguf_file
 
     if path.is_dir():
         return file_in(path)
-    return path if path.suffix == SUFFIX and path.is_file() else None
+    return path if is_gguf_file(path) else None
 
 
 def model_name_of(directory: Path) -> str:
