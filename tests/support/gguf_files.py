@@ -42,6 +42,7 @@ def write_gguf(
     *,
     tokenizer: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
+    listed: Mapping[str, Any] | None = None,
     parts: int = 0,
 ) -> Tensors:
     """Write a checkpoint as a GGUF file.
@@ -60,6 +61,8 @@ def write_gguf(
         Metadata of the tokenizer; None: the checkpoint's, which is byte-level.
     extra
         More metadata, keys without the architecture's name.
+    listed
+        Metadata of a published file, in the same form: these keys alone are written, with the checkpoint's sizes.
     parts
         Number of files; 0: one.
 
@@ -74,7 +77,9 @@ def write_gguf(
     tensors = _divided(tensors, config)
     if parts:
         writer = gguf.GGUFWriter(path, architecture, split_max_tensors=-(-len(tensors) // parts))
-    _add_sizes(writer, config, extra or {})
+    sizes = _sizes(config) | dict(extra or {})
+    keys = sizes if listed is None else _as_listed(listed, sizes)
+    _add(writer, {f"{writer.arch}.{key}": value for key, value in keys.items()})
     _add(writer, tokenizer if tokenizer is not None else byte_level_metadata(directory))
     stored = {}
     for name, tensor in tensors.items():
@@ -140,38 +145,48 @@ def _add(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
             writer.add_array(key, value)
 
 
-def _add_sizes(writer: gguf.GGUFWriter, config: Any, extra: Mapping[str, Any]) -> None:
+def _sizes(config: Any) -> dict[str, Any]:
+    """Return the metadata of a checkpoint, keys without the architecture's name."""
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(_kv_heads(config))
-    if head_dim != config.hidden_size // heads:
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    writer.add_rope_freq_base(rope["rope_theta"])
+    found = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": getattr(config, "ffn_hidden_size", None) or config.intermediate_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": _kv_heads(config),
+        "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
+        "rope.freq_base": float(rope["rope_theta"]),
+    }
+    if head_dim != config.hidden_size // heads:
+        found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if rope["rope_type"] in {"linear", "yarn"}:
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
     if "original_max_position_embeddings" in rope:
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if hasattr(config, "rms_norm_eps"):
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        found["attention.layer_norm_rms_epsilon"] = float(config.rms_norm_eps)
     else:
         names = ("norm_epsilon", "layer_norm_epsilon", "layer_norm_eps")
-        writer.add_layer_norm_eps(next(getattr(config, name) for name in names if hasattr(config, name)))
+        eps = next(getattr(config, name) for name in names if hasattr(config, name))
+        found["attention.layer_norm_epsilon"] = float(eps)
     if getattr(config, "sliding_window", None):
-        writer.add_sliding_window(config.sliding_window)
+        found["attention.sliding_window"] = config.sliding_window
     if getattr(config, "attn_logit_softcapping", None):
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    _add(writer, {f"{writer.arch}.{key}": value for key, value in extra.items()})
+        caps = ("attn_logit_softcapping", "final_logit_softcapping")
+        found |= {name: float(getattr(config, name)) for name in caps}
+    return found
+
+
+def _as_listed(listed: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return listed metadata with a checkpoint's sizes: numbers of other kinds, texts and switches are as listed."""
+    return {
+        key: sizes.get(key, value) if type(value) is int or isinstance(value, list) else value
+        for key, value in listed.items()
+    }
 
 
 def _kv_heads(config: Any) -> int:
@@ -201,6 +216,7 @@ def _as_converted(
     if "linear_attn." in name:
         return _gated_delta(name, tensor, architecture, config, names)
     renamed = re.sub(r"^model\.(layers\.\d+)\.block_sparse_moe\.experts\.", r"\1.feed_forward.experts.", name)
+    renamed = renamed.replace("e_score_correction_bias", "e_score_correction.bias")
     gguf_name = names.get_name(renamed, try_suffixes=(".weight", ".bias"))
     assert gguf_name is not None, name
     if architecture in TURNED and (".q_proj." in name or ".k_proj." in name):

@@ -98,6 +98,8 @@ class Architecture:
             return dataclasses.replace(self.layout, attention_norm="attn_norm_2", mlp_norm="attn_norm")
         if self.layout.gate_up and "blk.0.ffn_gate.weight" in tensors:  # JinaBERT as it was converted at first
             return dataclasses.replace(self.layout, gate_up="")
+        if self.layout.latent is latent.latent_tensors and "blk.0.attn_kv_b.weight" in tensors:
+            return dataclasses.replace(self.layout, latent=latent.joined_tensors)
         return self.layout
 
 

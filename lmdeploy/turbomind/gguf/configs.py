@@ -42,18 +42,21 @@ def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> di
             "as safetensors"
         )
     stored_eps = "layer_norm_rms_epsilon" if eps == "rms_norm_eps" else "layer_norm_epsilon"
+    rope, heads = _rope(metadata), metadata.of_all_layers("attention.head_count")
+    trained = "original_max_position_embeddings"  # Phi-3's config has it outside, too
     return {
         "model_type": model_type,
         "vocab_size": metadata.vocab_size,
         "hidden_size": metadata.get("embedding_length"),
-        "intermediate_size": metadata.get("feed_forward_length"),
+        "intermediate_size": metadata.of_all_layers("feed_forward_length"),
         "num_hidden_layers": metadata.layer_count,
-        "num_attention_heads": metadata.get("attention.head_count"),
-        "num_key_value_heads": metadata.get("attention.head_count_kv", metadata.get("attention.head_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.of_all_layers("attention.head_count_kv", heads),
         "head_dim": metadata.head_dim,
         "max_position_embeddings": metadata.need("context_length"),
         "tie_word_embeddings": not metadata.has("output.weight"),
-        "rope_parameters": _rope(metadata),
+        "rope_parameters": rope,
+        **({trained: rope[trained]} if rope["rope_type"] == "longrope" else {}),
         eps: metadata.need(f"attention.{stored_eps}"),
     }
 
@@ -61,24 +64,58 @@ def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> di
 def _rope(metadata: Metadata) -> dict[str, Any]:
     kind = metadata.get("rope.scaling.type", "none")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 10000.0)}
-    factor = metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear", 1.0))
-    if kind in {"none", "longrope"} and (kind == "longrope" or factor == 1.0):  # longrope: Phi-3 has tensors of factors
-        return rope
-    if kind not in {"none", "linear", "yarn"}:
-        raise UnsupportedModelError(f"rotary embeddings of GGUF's scaling type {kind!r} are not supported")
-    rope |= {"rope_type": "yarn" if kind == "yarn" else "linear", "factor": factor}
-    if kind == "yarn":
-        rope["original_max_position_embeddings"] = metadata.get(
-            "rope.scaling.original_context_length", metadata.get("context_length")
+    rope |= partial_rotation(metadata)
+    factor = metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear")) or 1.0
+    if factors := _long_factors(metadata):
+        return rope | factors
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return rope | ({} if factor == 1.0 else {"rope_type": "linear", "factor": factor})
+    if kind not in {"linear", "yarn"}:
+        raise UnsupportedModelError(
+            f"rotary embeddings of GGUF's scaling type {kind!r} without tensors of factors are not supported"
         )
-    return rope
+    return rope | {"rope_type": kind, "factor": factor} | (_yarn(metadata) if kind == "yarn" else {})
+
+
+def _yarn(metadata: Metadata) -> dict[str, Any]:
+    """Return YaRN's numbers as published configs name them."""
+    names = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attn_factor"}
+    given = {name: metadata.get(f"rope.scaling.yarn_{key}") for name, key in names.items()}
+    if factor := metadata.get("rope.scaling.yarn_log_multiplier"):
+        given |= {"mscale": 1.0, "mscale_all_dim": factor}
+    trained = metadata.get("rope.scaling.original_context_length", metadata.get("context_length"))
+    return {name: value for name, value in given.items() if value} | {"original_max_position_embeddings": trained}
+
+
+def _long_factors(metadata: Metadata) -> dict[str, Any]:
+    """Return longrope's factors, which are tensors; empty where a file has none."""
+    longer, shorter = (metadata.numbers.get(f"rope_factors_{length}.weight") for length in ("long", "short"))
+    if not longer or not shorter:
+        return {}
+    trained = metadata.get("rope.scaling.original_context_length", metadata.get("context_length"))
+    rope = {"rope_type": "longrope", "long_factor": longer, "short_factor": shorter}
+    scaling = metadata.get("rope.scaling.attn_factor")  # of cos and sin
+    rope |= {"original_max_position_embeddings": trained}
+    return rope if scaling is None else rope | {"attention_factor": scaling}
 
 
 def partial_rotation(metadata: Metadata) -> dict[str, float]:
-    """Return the part of a head that turns, where it is not all of it."""
+    """Return the part of a head that turns, where it is not all of it.
+
+    Raises
+    ------
+    ValueError
+        If more than a head shall turn.
+    """
     head_dim, turning = metadata.head_dim, metadata.get("rope.dimension_count")
-    is_part = head_dim and type(turning) is int and turning < head_dim
-    return {"partial_rotary_factor": turning / head_dim} if is_part else {}
+    if not head_dim or type(turning) is not int or turning == head_dim:
+        return {}
+    if turning > head_dim or turning % 2:
+        raise ValueError(
+            f"{metadata.architecture}.rope.dimension_count must be an even number <= {head_dim}, the size of a head, "
+            f"got {turning}"
+        )
+    return {"partial_rotary_factor": turning / head_dim}
 
 
 def llama(metadata: Metadata) -> dict[str, Any]:
@@ -93,12 +130,8 @@ def llama(metadata: Metadata) -> dict[str, Any]:
 def mistral3(metadata: Metadata) -> dict[str, Any]:
     """Ministral 3 and Devstral Small 2: queries grow with their position."""
     fields = llama(metadata) | {"model_type": "ministral3"}
-    rope = fields["rope_parameters"]
-    keys = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
-    keys |= {"llama_4_scaling_beta": "attention.temperature_scale"}
-    rope |= {name: metadata.get(key) for name, key in keys.items() if metadata.get(key)}
-    if factor := metadata.get("rope.scaling.yarn_log_multiplier"):
-        rope |= {"mscale": 1.0, "mscale_all_dim": factor}
+    if beta := metadata.get("attention.temperature_scale"):
+        fields["rope_parameters"] |= {"llama_4_scaling_beta": beta}
     return fields
 
 
@@ -187,7 +220,6 @@ def _gemma_scale(metadata: Metadata, layers_of_27b: int) -> Any:
 
 def gemma2(metadata: Metadata) -> dict[str, Any]:
     """Gemma 2: every other layer has a window, the first one among them."""
-    layers = metadata.get("block_count", 0)
     return common(metadata, "gemma2") | {
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,
@@ -195,14 +227,12 @@ def gemma2(metadata: Metadata) -> dict[str, Any]:
         "attn_logit_softcapping": metadata.get("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": metadata.get("final_logit_softcapping", 30.0),
         "sliding_window": metadata.get("attention.sliding_window", 4096),
-        "layer_types": [FULL if layer % 2 else SLIDING for layer in range(layers)],
+        "layer_types": windows(metadata, 2),
     }
 
 
 def gemma3(metadata: Metadata) -> dict[str, Any]:
     """Gemma 3 (text): every sixth layer sees everything, the others turn with a base of 10,000 and have a window."""
-    layers = metadata.get("block_count", 0)
-    period = metadata.get("attention.sliding_window_pattern", 6)
     fields = common(metadata, "gemma3_text")
     whole = fields["rope_parameters"]
     if metadata.get("rope.freq_base") is None:
@@ -215,27 +245,14 @@ def gemma3(metadata: Metadata) -> dict[str, Any]:
         "attn_logit_softcapping": None,
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
         "sliding_window": metadata.get("attention.sliding_window", 1024),
-        "layer_types": [SLIDING if (layer + 1) % period else FULL for layer in range(layers)],
+        "layer_types": windows(metadata, 6),
         "rope_parameters": {FULL: whole, SLIDING: local},
     }
 
 
-def with_long_rope(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the factors of longrope, which are tensors, where a file has some."""
-    longer, shorter = (metadata.numbers.get(f"rope_factors_{length}.weight") for length in ("long", "short"))
-    if not longer or not shorter:
-        return fields
-    trained = metadata.get("rope.scaling.original_context_length", metadata.get("context_length"))
-    original = {"original_max_position_embeddings": trained}
-    factors = {"rope_type": "longrope", "long_factor": longer, "short_factor": shorter}
-    return fields | original | {"rope_parameters": fields["rope_parameters"] | factors | original}
-
-
 def phi3(metadata: Metadata) -> dict[str, Any]:
     """Phi-3, 3.5 and 4: a part of a head turns in some."""
-    fields = common(metadata, "phi3")
-    fields["rope_parameters"] |= partial_rotation(metadata)
-    return with_long_rope(metadata, fields) | {
+    return common(metadata, "phi3") | {
         "hidden_act": "silu",
         "sliding_window": metadata.get("attention.sliding_window") or None,
         "pad_token_id": metadata.values.get("tokenizer.ggml.padding_token_id"),
@@ -340,14 +357,12 @@ def command_r(metadata: Metadata) -> dict[str, Any]:
 def phi2(metadata: Metadata) -> dict[str, Any]:
     """Phi-1, 1.5 and 2."""
     fields = common(metadata, "phi", "layer_norm_eps")
-    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {"hidden_act": "gelu_new", "qk_layernorm": False}
 
 
 def stablelm(metadata: Metadata) -> dict[str, Any]:
     """StableLM."""
     fields = common(metadata, "stablelm", "layer_norm_eps")
-    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {
         "hidden_act": "silu",
         "use_qkv_bias": metadata.has("blk.0.attn_q.bias"),
@@ -389,14 +404,12 @@ def smollm3(metadata: Metadata) -> dict[str, Any]:
 def glm4(metadata: Metadata) -> dict[str, Any]:
     """GLM-4-0414."""
     fields = common(metadata, "glm4")
-    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
 
 
 def chatglm(metadata: Metadata) -> dict[str, Any]:
     """ChatGLM3, GLM-4-9B and CodeGeeX4, in the names that `transformers` has for them."""
     fields = common(metadata, "glm")
-    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_qkv.bias")}
 
 
@@ -411,7 +424,6 @@ def hunyuan_dense(metadata: Metadata) -> dict[str, Any]:
 def nemotron(metadata: Metadata) -> dict[str, Any]:
     """Nemotron-4 and Minitron."""
     fields = common(metadata, "nemotron", "norm_eps")
-    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {
         "hidden_act": "relu2",
         "attention_bias": metadata.has("blk.0.attn_q.bias"),
@@ -422,7 +434,6 @@ def nemotron(metadata: Metadata) -> dict[str, Any]:
 def gptneox(metadata: Metadata) -> dict[str, Any]:
     """GPT-NeoX, Pythia, Dolly."""
     fields = common(metadata, "gpt_neox", "layer_norm_eps")
-    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {
         "hidden_act": "gelu",
         "attention_bias": metadata.has("blk.0.attn_qkv.bias"),

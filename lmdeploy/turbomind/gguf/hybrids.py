@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lmdeploy.turbomind.gguf.configs import FULL, common, multipliers, partial_rotation, qwen_experts
+from lmdeploy.turbomind.gguf.configs import FULL, common, multipliers, qwen_experts
 from lmdeploy.turbomind.gguf.metadata import Metadata
 
 _LINEAR = "linear_attention"
@@ -11,7 +11,6 @@ _LINEAR = "linear_attention"
 def _gated_delta(metadata: Metadata, model_type: str) -> dict[str, Any]:
     """Return what Qwen3-Next and Qwen3.5 have; every fourth layer has attention unless the file says which do."""
     fields = common(metadata, model_type)
-    fields["rope_parameters"] |= partial_rotation(metadata)
     layers, heads = metadata.layer_count or 0, metadata.need("ssm.time_step_rank")
     period = metadata.get("full_attention_interval", 4)
     recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % period) for layer in range(layers)])
@@ -172,7 +171,6 @@ def minimax_01(metadata: Metadata) -> dict[str, Any]:
     layers, period = metadata.layer_count or 0, metadata.get("full_attention_interval", 8)
     recurrent = metadata.get("attention.recurrent_layers", [bool((layer + 1) % period) for layer in range(layers)])
     fields = common(metadata, "minimax")
-    fields["rope_parameters"] |= partial_rotation(metadata)
     halves = ("full_attn", "linear_attn", "mlp")
     return (
         fields

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmdeploy.turbomind.families import latent
 from lmdeploy.turbomind.families.deepseek_v32 import indexer_tensors
-from lmdeploy.turbomind.gguf.configs import common, with_long_rope
+from lmdeploy.turbomind.gguf.configs import common
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import deepseek_experts
 from lmdeploy.turbomind.manifest import Expression, Load, concat, permute, renamed, reshape
@@ -21,6 +21,7 @@ _JOINED = {
     "q_a_proj": "attn_q_a",
     "q_a_layernorm": "attn_q_a_norm",
     "q_b_proj": "attn_q_b",
+    "q_proj": "attn_q",
     "o_proj": "attn_output",
 }
 _INDEXER = {"wq_b": "attn_q_b", "wk": "attn_k", "k_norm": "k_norm", "weights_proj": "proj"}
@@ -56,7 +57,10 @@ def latent_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
 
 
 def joined_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return the engine tensors of a layer whose projection out of the latent is one matrix (MiniCPM3)."""
+    """Return the engine tensors of a layer whose projection out of the latent is one matrix.
+
+    That is so in MiniCPM3's files, and in DeepSeek's of before April 2025.
+    """
 
     def stored(name: str) -> str:
         published, suffix = name.removeprefix(f"{prefix}self_attn.").rsplit(".", 1)
@@ -77,9 +81,14 @@ def indexed_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
 
 
 def _latent(metadata: Metadata, model_type: str) -> dict[str, Any]:
-    """Return the config of a model with latent attention, in which GGUF counts one key/value head."""
-    fields = common(metadata, model_type) | deepseek_experts(metadata)
+    """Return the config of a model with latent attention.
+
+    GGUF counts one key/value head, of the latent's size, with the sizes of heads apart (``_mla``); older files have as
+    many as there are queries' heads, of their sizes.
+    """
+    fields = _whole_rotation(common(metadata, model_type)) | deepseek_experts(metadata)
     rope = metadata.need("rope.dimension_count")
+    suffix = "_mla" if metadata.get("attention.key_length_mla") else ""
     if factor := metadata.get("rope.scaling.yarn_log_multiplier"):
         fields["rope_parameters"] |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * factor)
     return fields | {
@@ -90,9 +99,15 @@ def _latent(metadata: Metadata, model_type: str) -> dict[str, Any]:
         "q_lora_rank": metadata.get("attention.q_lora_rank"),
         "kv_lora_rank": metadata.need("attention.kv_lora_rank"),
         "qk_rope_head_dim": rope,
-        "qk_nope_head_dim": metadata.need("attention.key_length_mla") - rope,
-        "v_head_dim": metadata.need("attention.value_length_mla"),
+        "qk_nope_head_dim": metadata.need(f"attention.key_length{suffix}") - rope,
+        "v_head_dim": metadata.need(f"attention.value_length{suffix}"),
     }
+
+
+def _whole_rotation(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without the part of a head that turns, which is a head of its own."""
+    fields["rope_parameters"].pop("partial_rotary_factor", None)
+    return fields
 
 
 def deepseek_v2(metadata: Metadata) -> dict[str, Any]:
@@ -122,7 +137,7 @@ def mistral4(metadata: Metadata) -> dict[str, Any]:
 
 def minicpm3(metadata: Metadata) -> dict[str, Any]:
     """MiniCPM3, whose factors are not in the file: those of the 4B, the only model."""
-    fields = with_long_rope(metadata, common(metadata, "minicpm3"))
+    fields = _whole_rotation(common(metadata, "minicpm3"))
     heads, rope = metadata.need("attention.head_count"), metadata.need("rope.dimension_count")
     joined = metadata.tensors.get("blk.0.attn_kv_b.weight")
     nope = metadata.need("attention.key_length") - rope

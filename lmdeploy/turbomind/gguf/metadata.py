@@ -1,10 +1,30 @@
 """What a GGUF file says of its model alongside the weights, with the names of its architecture filled in."""
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.gguf.header import GgufTensor
+
+logger = logging.getLogger(__name__)
+
+# Keys that no computation depends on: other keys, shapes of tensors or the architecture say the same, or they tell how
+# the model was trained.
+_REDUNDANT = {
+    "attention.causal", "attention.value_length", "attention.value_length_swa", "classifier.output_labels",
+    "expert_feed_forward_length", "expert_shared_count", "expert_shared_feed_forward_length", "pooling_type",
+    "rope.dimension_sections", "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout",
+    "use_parallel_residual", "vocab_size",
+}  # fmt: skip
+# Of other keys, those that begin so change what a model computes.
+_COMPUTED = ("attention.", "expert", "rope.", "ssm.")
+_SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
+_WITH_SIGMOID = {
+    "bailingmoe2", "deepseek32", "dots1", "glm4moe", "kimi-linear", "lfm2moe", "llama4", "mimo2", "minimax-m2",
+    "nemotron_h_moe",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -19,11 +39,14 @@ class Metadata:
         By GGUF's names.
     numbers
         Values of small tensors that belong to the configuration, by name: factors of rotary frequencies.
+    used
+        Keys that were read so far, without the name of the architecture.
     """
 
     values: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
     numbers: Mapping[str, list[float]]
+    used: set[str] = field(default_factory=set, compare=False)
 
     @property
     def architecture(self) -> str:
@@ -32,6 +55,7 @@ class Metadata:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key of the architecture, given without its name."""
+        self.used.add(key)
         return self.values.get(f"{self.architecture}.{key}", default)
 
     def need(self, key: str) -> Any:
@@ -40,6 +64,11 @@ class Metadata:
         if value is None:
             raise ValueError(f"its metadata lack {self.architecture}.{key}")
         return value
+
+    def of_all_layers(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key that may be a list of one for each layer: a number if all are the same."""
+        value = self.get(key, default)
+        return value[0] if isinstance(value, list) and len(set(value[: self.layer_count])) == 1 else value
 
     def has(self, tensor: str) -> bool:
         """Return whether there is a tensor."""
@@ -60,8 +89,41 @@ class Metadata:
     @property
     def head_dim(self) -> int | None:
         """Size of a head where it is given; otherwise it follows from the hidden size."""
-        hidden, heads = self.get("embedding_length"), self.get("attention.head_count")
+        hidden, heads = self.get("embedding_length"), self.of_all_layers("attention.head_count")
         given = self.get("attention.key_length")
         if given is None and type(hidden) is int and type(heads) is int and heads > 0:
             return hidden // heads
         return given if type(given) is int else None
+
+    def refuse_unused(self) -> None:
+        """Refuse a key of the architecture that changes the computation and was not used; log other unused ones.
+
+        Raises
+        ------
+        UnsupportedModelError
+            Names the key.
+        """
+        prefix = f"{self.architecture}."
+        for name, value in self.values.items():
+            key = name.removeprefix(prefix)
+            if key == name or key in self.used or key in _REDUNDANT or self._is_neutral(key, value):
+                continue
+            if key.startswith(_COMPUTED) or "scale" in key or "softcapping" in key:
+                raise UnsupportedModelError(
+                    f"the GGUF key {name} = {str(value)[:60]} changes what the model computes and is not supported for "
+                    f"{self.architecture}: take the model as safetensors"
+                )
+            logger.warning("the GGUF key %s = %.60s is not used", name, value)
+
+    def _is_neutral(self, key: str, value: Any) -> bool:
+        """Return whether a value changes nothing: an option that is off, a factor of 1, or what is computed anyway."""
+        if key == "rope.dimension_count":
+            return bool(value == self.head_dim)
+        if key == "rope.dimension_count_swa":
+            return bool(value == self.get("attention.key_length_swa", self.get("rope.dimension_count", self.head_dim)))
+        if key.startswith("rope.scaling.yarn_"):
+            negative = key.endswith("ext_factor") and value < 0  # not set
+            return bool(self.get("rope.scaling.type") != "yarn" or negative or (key.endswith("factor") and value == 1))
+        if key == "expert_gating_func":
+            return bool(value == (_SIGMOID if self.architecture in _WITH_SIGMOID else _SOFTMAX))
+        return not value or (value == 1 and key.endswith(("scale", "factor")))

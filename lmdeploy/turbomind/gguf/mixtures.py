@@ -7,9 +7,7 @@ from lmdeploy.turbomind.gguf.configs import (
     SLIDING,
     common,
     multipliers,
-    partial_rotation,
     windows,
-    with_long_rope,
 )
 from lmdeploy.turbomind.gguf.metadata import Metadata
 
@@ -110,7 +108,6 @@ def deepseek(metadata: Metadata) -> dict[str, Any]:
 def bailingmoe(metadata: Metadata) -> dict[str, Any]:
     """Ling and Ring with experts, version 1 and 2."""
     fields = common(metadata, metadata.architecture) | deepseek_experts(metadata)
-    fields["rope_parameters"] |= partial_rotation(metadata)
     own = {"hidden_act": "silu", "norm_head": False, "use_bias": False, "use_qkv_bias": False}
     return fields | own | {"num_experts": fields["n_routed_experts"]}
 
@@ -118,7 +115,6 @@ def bailingmoe(metadata: Metadata) -> dict[str, Any]:
 def glm4moe(metadata: Metadata) -> dict[str, Any]:
     """GLM-4.5, 4.6 and 4.7."""
     fields = common(metadata, "glm4_moe") | deepseek_experts(metadata)
-    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {
         "hidden_act": "silu",
         "attention_bias": metadata.has("blk.0.attn_q.bias"),
@@ -129,7 +125,6 @@ def glm4moe(metadata: Metadata) -> dict[str, Any]:
 def minimax_m2(metadata: Metadata) -> dict[str, Any]:
     """MiniMax-M2."""
     fields = common(metadata, "minimax_m2") | _counts(metadata)
-    fields["rope_parameters"] |= partial_rotation(metadata)
     return fields | {"hidden_act": "silu", "intermediate_size": _expert_size(metadata)}
 
 
@@ -161,7 +156,7 @@ def gpt_oss(metadata: Metadata) -> dict[str, Any]:
 
 def phimoe(metadata: Metadata) -> dict[str, Any]:
     """Phi-3.5-MoE; what it adds to router scores in training has no name in GGUF, and the published value here."""
-    fields = with_long_rope(metadata, common(metadata, "phimoe")) | _counts(metadata)
+    fields = common(metadata, "phimoe") | _counts(metadata)
     if fields["rope_parameters"]["rope_type"] == "longrope":
         scaling = metadata.get("rope.scaling.attn_factor", 1.0)
         fields["rope_parameters"] |= dict.fromkeys(("short_mscale", "long_mscale"), scaling)
@@ -202,7 +197,7 @@ def mimo2(metadata: Metadata) -> dict[str, Any]:
     """MiMo-V2-Flash: layers with a window have more key/value heads, and rotate by a base of their own."""
     fields = common(metadata, "mimo_v2_flash") | deepseek_experts(metadata)
     layers, kinds = range(metadata.layer_count or 0), windows(metadata, 1)
-    rope = fields["rope_parameters"] | partial_rotation(metadata)
+    rope = fields["rope_parameters"]
     heads = metadata.need("attention.head_count_kv")
     return fields | {
         "hidden_act": "silu",

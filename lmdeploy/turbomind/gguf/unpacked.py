@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,17 @@ from lmdeploy.turbomind.gguf.parts import model_name, parts_of, towers_beside
 from lmdeploy.turbomind.gguf.stored import FORMAT
 from lmdeploy.turbomind.gguf.towers import LINK, tower_for
 
-_WRITTEN = 6  # of what is written; a change writes it again
+logger = logging.getLogger(__name__)
+
+_WRITTEN = 7  # of what is written; a change writes it again
+# Sampling parameters by GGUF's names.
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 # Small tensors that belong to the configuration: what rotary frequencies are divided by.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -113,9 +125,24 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
             raise
         raise CheckpointError(path, [str(error)]) from error
     (target / "config.json").write_text(json.dumps(config | generation, indent=1), encoding="utf-8")
+    generation |= recommended_sampling(metadata.values)
     (target / "generation_config.json").write_text(json.dumps(generation, indent=1), encoding="utf-8")
     for number, part in enumerate(parts):
         (target / f"weights-{number + 1:05}.gguf").symlink_to(part)
+
+
+def recommended_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what generation_config.json says of sampling: the numbers of ``general.sampling.*``.
+
+    Those that it has no name for are logged.
+    """
+    prefix = "general.sampling."
+    given = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    for key, value in given.items():
+        if key not in _SAMPLING and value:
+            logger.warning("the GGUF key %s%s = %s is not used", prefix, key, value)
+    found = {_SAMPLING[key]: value for key, value in given.items() if key in _SAMPLING}
+    return {"do_sample": True, **found} if found else {}
 
 
 def config_of(metadata: Metadata) -> dict[str, Any]:
@@ -135,4 +162,5 @@ def config_of(metadata: Metadata) -> dict[str, Any]:
     }
     if "rope_freqs.weight" in metadata.numbers and "rope_type" in config.get("rope_parameters", {}):
         config["gguf_rope_factors"] = metadata.numbers["rope_freqs.weight"]
+    metadata.refuse_unused()
     return config
