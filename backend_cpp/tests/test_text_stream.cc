@@ -99,6 +99,12 @@ TEST(ill_formed_bytes_become_replacement_characters_and_an_unfinished_end_is_dro
   CHECK_EQUAL(stream({"ok\xF0\x9F\x99"}, {}).text, "ok");
 }
 
+TEST(any_bytes_become_valid_text) {
+  CHECK_EQUAL(valid_utf8("root ::= \u4e2d"), "root ::= \u4e2d");
+  CHECK_EQUAL(valid_utf8(std::string_view("a\xE4\xB8\xAD\xE4\xB8")), "a\u4e2d\uFFFD");
+  CHECK_EQUAL(valid_utf8(std::string_view("\xFF\xC3(\x80")), "\uFFFD\uFFFD(\uFFFD");
+}
+
 TEST(stop_strings_wait_until_stopping_is_allowed) {
   const std::vector<StringPattern> patterns = string_patterns({"no"});
   TextStream text(patterns);

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "engine/generation/text_stream.h"
+
 namespace turbomind {
 
 namespace {
@@ -220,11 +222,11 @@ void ResponseStream::send_error(ErrorCode code, const std::string& message) noex
     ignore(failure);
     return;
   }
-  std::string text = message;
+  std::string text = valid_utf8(message);
   if (is_legacy_) {
-    text = "TurboMind execute failure: " + std::to_string(legacy_code(code)) + " (" + message + ")";
+    text = "TurboMind execute failure: " + std::to_string(legacy_code(code)) + " (" + text + ")";
   } else if (names_codes_) {
-    text = std::string(code_name(code)) + ": " + message;
+    text = std::string(code_name(code)) + ": " + text;
   }
   TRITONSERVER_Error* error =
       TRITONSERVER_ErrorNew(is_legacy_ ? TRITONSERVER_ERROR_INTERNAL : triton_code(code), text.c_str());

@@ -459,6 +459,8 @@ class TritonClient:
         response = await stream.read()
         if response is grpc.aio.EOF:
             return None
+        if response is None:  # gRPC could not read it
+            raise TritonRequestError("INTERNAL", "Triton sent a response that is not valid protobuf")
         if not response.error_message:
             return response.infer_response
         while await stream.read() is not grpc.aio.EOF:

@@ -141,6 +141,7 @@ def test_leaving_at_any_moment_leaks_nothing(gateway: str, triton_server: Triton
         ({"messages": [{"role": "user", "content": "word " * 20_000}]}, 400, "maximum context length"),
         ({"top_p": 1.5}, 400, "top_p"),
         ({"stop": [""]}, 400, "stop"),
+        ({"guided_grammar": "root ::= 中"}, 400, "line 1, column 10"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -41,6 +41,16 @@ Decoded decode_one(std::string_view text) {
 
 }  // namespace
 
+std::string valid_utf8(std::string_view text) {
+  std::string valid;
+  while (!text.empty()) {
+    const Decoded decoded = decode_one(text);
+    valid += decoded.is_valid ? text.substr(0, static_cast<size_t>(decoded.bytes)) : kReplacement;
+    text.remove_prefix(static_cast<size_t>(decoded.bytes));
+  }
+  return valid;
+}
+
 TextStream::TextStream(const std::vector<StringPattern>& stop_strings)
     : stop_strings_(stop_strings), states_(stop_strings.size(), 0) {}
 

@@ -13,6 +13,9 @@
 
 namespace turbomind {
 
+// Text with U+FFFD for each maximal ill-formed run: what quotes a caller's bytes, or was cut, can be sent.
+std::string valid_utf8(std::string_view text);
+
 class TextStream {
  public:
   // `stop_strings` must outlive the stream.
