@@ -5,6 +5,7 @@ publishes as Python code is read here: a file for each kind, chosen by the name 
 """
 
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,9 +55,18 @@ def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
 
 
 def _auto(directory: Path) -> Any:
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
-    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    given: Any = {"local_files_only": True, "trust_remote_code": False}
+    config: Any = None
+    try:
+        config = AutoConfig.from_pretrained(str(directory), **given)
+    except (OSError, ValueError):
+        pass  # `AutoTokenizer` does without
+    except Exception:  # a config.json that is invalid for `transformers` is no fault of the tokenizer
+        config = PretrainedConfig()
+        config.model_type = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+    return AutoTokenizer.from_pretrained(str(directory), config=config, **given)
 
 
 def _make_sentencepiece_readable() -> None:
