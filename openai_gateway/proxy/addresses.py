@@ -14,25 +14,25 @@ from openai_gateway.errors import ApiError
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 THIS_MACHINE = "localhost"
+_SAME = ("127.0.0.1", "::1", THIS_MACHINE)  # a server that listens on one of them is the same as on another
+_PORTS = {"http": 80, "https": 443}
 _EXPECTED = "url must be http(s)://HOST:PORT, without a user, a path or a query"
 
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def checked_url(url: str, *, allow_private: bool, from_this_machine: bool) -> str:
-    """Return a node's base URL, without a slash at the end.
+def base_url(url: str, peer: str = THIS_MACHINE) -> str:
+    """Return a node's base URL in one form, without a slash at the end.
 
     Parameters
     ----------
-    allow_private : bool
-        Whether it may have a private address.
-    from_this_machine : bool
-        Whether it is named by somebody on this machine, who may name this machine.
+    peer : str
+        Who names it: the host of a server that says that it listens on all addresses (0.0.0.0, [::]).
 
     Raises
     ------
     ApiError
-        It is no base URL, or nodes may not have this address.
+        It is no base URL.
     """
     try:
         parts = urlsplit(url)
@@ -43,16 +43,51 @@ def checked_url(url: str, *, allow_private: bool, from_this_machine: bool) -> st
     if parts.scheme not in ("http", "https") or not host or not is_bare or port == 0 or not url.isprintable():
         raise _refusal(_EXPECTED)
     address = address_of(host)
+    if address is None and not _NAME.fullmatch(host):
+        raise _refusal("url must name a host")
+    if address is not None and address.is_unspecified:
+        host = peer
+    elif address is not None and "%" not in host:
+        host = str(address)
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}" + (f":{port}" if port else "")
+
+
+def identity_of(url: str) -> tuple[str, int]:
+    """Return host and port of a base URL, the same for all names of this machine's loopback: one node has them."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return THIS_MACHINE if host in _SAME else host, parts.port or _PORTS[parts.scheme]
+
+
+def checked_url(url: str, *, allow_private: bool, from_this_machine: bool, peer: str = THIS_MACHINE) -> str:
+    """Return a node's base URL, as `base_url`.
+
+    Parameters
+    ----------
+    allow_private : bool
+        Whether it may have a private address.
+    from_this_machine : bool
+        Whether it is named by somebody on this machine, who may name this machine.
+    peer : str
+        Who names it.
+
+    Raises
+    ------
+    ApiError
+        It is no base URL, or nodes may not have this address.
+    """
+    url = base_url(url, peer)
+    host = urlsplit(url).hostname or ""
+    address = address_of(host)
     if address is None:
-        if not _NAME.fullmatch(host):
-            raise _refusal("url must name a host")
         is_allowed = from_this_machine or allow_private or host.lower() != THIS_MACHINE
     else:
-        is_here = address.is_loopback or address.is_unspecified
-        is_allowed = (is_here and from_this_machine) or is_allowed_address(address, allow_private=allow_private)
+        is_here = address.is_loopback and from_this_machine
+        is_allowed = is_here or is_allowed_address(address, allow_private=allow_private)
     if not is_allowed:
         raise _refusal("url must not have a private address; a proxy started with --allow-private-nodes takes them")
-    return f"{parts.scheme}://{parts.netloc}"
+    return url
 
 
 def address_of(host: str) -> IP | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from openai_gateway.middleware.access import Access
 from openai_gateway.middleware.api_keys import ApiKeys
 from openai_gateway.middleware.body_limit import BodyLimit
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.proxy.addresses import CheckedResolver, checked_url
+from openai_gateway.proxy.addresses import THIS_MACHINE, CheckedResolver, base_url, checked_url
 from openai_gateway.proxy.administration import NODE_PATHS, NodeAdministrators, is_here
 from openai_gateway.proxy.forward import TIMEOUT, Forwarder, node_headers
 from openai_gateway.proxy.health import check, look_after
@@ -37,6 +36,7 @@ from openai_gateway.registry import PROXIED
 
 _OF_SERVERS = {"max_model_len", "sampling_defaults"}  # of a model's card, which the proxy does not ask for
 _LONGEST_LIST = 2**20  # bytes
+_SHOWN_URL = 200  # characters
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
 
 
@@ -96,23 +96,27 @@ def _add_node_routes(app: FastAPI, settings: ProxySettings) -> None:
     async def add_node(node: NewNode, request: Request) -> str:
         """Take a node into service; one that does not report its models is asked for them."""
         table: NodeTable = request.app.state.table
-        here = is_here(request.scope)
-        url = checked_url(node.url, allow_private=settings.allow_private_nodes, from_this_machine=here)
+        here, peer = is_here(request.scope), _peer(request)
+        url = checked_url(node.url, allow_private=settings.allow_private_nodes, from_this_machine=here, peer=peer)
         status = node.status or NodeStatus(unfinished=0, speed=None)
         models = status.models
         if not models:
             try:
                 models = await _ask_models(request.app.state.http, url, node_headers(settings))
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
-                return json.dumps({"error_code": TIMEOUT, "text": f"{url} does not report its models: {error!r}"})
+                reason = " ".join(str(error).split()) or type(error).__name__
+                message = f"{url}/v1/models does not report the models of a server ({TIMEOUT}): {reason}"
+                raise ApiError(502, message, param="url", code="node_unreachable") from None
         table.add(url, models, status.speed)
         return "Added successfully"
 
     @app.post(remove)
     async def remove_node(node_url: str, request: Request) -> str:
-        """Forget a node; an unknown one is ignored."""
+        """Forget a node."""
         table: NodeTable = request.app.state.table
-        table.remove(node_url.rstrip("/"))
+        if not table.remove(base_url(node_url, _peer(request))):
+            message = f"There is no node {node_url[:_SHOWN_URL]}; GET /nodes/status lists those in service."
+            raise ApiError(404, message, param="node_url", code="node_not_found")
         return "Deleted successfully"
 
 
@@ -132,6 +136,11 @@ def _add_model_routes(app: FastAPI) -> None:
 
     for path in PROXIED:
         app.post(path, response_class=Response)(_forward)
+
+
+def _peer(request: Request) -> str:
+    """Return the host that asks, as others reach it."""
+    return THIS_MACHINE if is_here(request.scope) or request.client is None else request.client.host
 
 
 async def _forward(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:

@@ -16,12 +16,15 @@ _TICK = 0.2  # seconds
 
 
 async def look_after(table: NodeTable, http: aiohttp.ClientSession, settings: ProxySettings) -> None:
-    """Check every node again and again, until cancelled."""
+    """Check every node again and again, until cancelled; forget those that have been out of service for long."""
     last: dict[str, float] = {}
     while True:
         now = time.monotonic()
         due = []
         for node in table:
+            if not node.is_up and now - node.down_since > settings.forget_seconds:
+                table.remove(node.url)
+                continue
             pause = settings.check_seconds if node.is_up else settings.return_seconds
             if now - last.setdefault(node.url, now if node.is_up else 0.0) >= pause:
                 last[node.url] = now

@@ -38,6 +38,8 @@ class Node:
         Seconds its last requests took.
     is_up : bool
         Whether it is in service.
+    down_since : float
+        When it was taken out of service (``time.monotonic``).
     """
 
     url: str
@@ -46,6 +48,7 @@ class Node:
     unfinished: int = 0
     latency: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
     is_up: bool = True
+    down_since: float = field(default_factory=time.monotonic)
 
     def status(self) -> NodeStatus:
         """Return its public state."""

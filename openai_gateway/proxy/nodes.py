@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from lmdeploy.serve.events import is_set_within
+from openai_gateway.errors import ApiError
+from openai_gateway.proxy.addresses import base_url, identity_of
 from openai_gateway.proxy.node import Node, NodeStatus
 from openai_gateway.proxy.strategies import Strategy
 
@@ -18,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class NodeTable:
-    """All nodes. It is written to a file whenever a node comes or is removed.
+    """All nodes, each once, however its host is written. It is written to a file whenever a node comes or is removed.
 
     Parameters
     ----------
@@ -31,7 +34,7 @@ class NodeTable:
     def __init__(self, strategy: Strategy, state_file: Path | None) -> None:
         self._strategy = strategy
         self._file = state_file
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[tuple[str, int], Node] = {}
         self._changed = asyncio.Event()
         if state_file is not None and state_file.exists():
             self._load(state_file)
@@ -50,22 +53,24 @@ class NodeTable:
         return list(dict.fromkeys(model for node in self.in_service for model in node.models))
 
     def add(self, url: str, models: list[str], speed: float | None) -> None:
-        """Take a node into service; one that is known is brought up to date."""
-        node = self._nodes.get(url)
-        is_new = node is None or (node.models, node.speed) != (models, speed)
+        """Take a node into service; one that is known, also by another URL, is brought up to date."""
+        node = self._nodes.get(identity_of(url))
+        is_new = node is None or (node.url, node.models, node.speed) != (url, models, speed)
         if node is None:
-            node = self._nodes[url] = Node(url, models)
+            node = self._nodes[identity_of(url)] = Node(url, models)
             logger.warning("node %s is new", url)
-        node.models, node.speed = models, speed
+        node.url, node.models, node.speed = url, models, speed
         self.mark_up(node)
         if is_new:
             self._save()
 
-    def remove(self, url: str) -> None:
-        """Forget a node."""
-        if self._nodes.pop(url, None) is not None:
-            logger.warning("node %s is removed", url)
+    def remove(self, url: str) -> bool:
+        """Forget a node; return whether there was one."""
+        node = self._nodes.pop(identity_of(url), None)
+        if node is not None:
+            logger.warning("node %s is removed", node.url)
             self._save()
+        return node is not None
 
     def mark_up(self, node: Node) -> None:
         """Take a node into service."""
@@ -79,6 +84,7 @@ class NodeTable:
         """Take a node out of service until it is healthy."""
         if node.is_up:
             logger.warning("node %s is out of service: %r", node.url, reason)
+            node.down_since = time.monotonic()
         node.is_up = False
 
     def is_served(self, model: str) -> bool:
@@ -99,8 +105,9 @@ class NodeTable:
             known = json.loads(path.read_text(encoding="utf-8"))["nodes"]
             for url, reported in known.items():
                 status = NodeStatus.model_validate(reported)
-                self._nodes[url] = Node(url, status.models or [], status.speed, is_up=False)
-        except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
+                url = base_url(url)
+                self._nodes[identity_of(url)] = Node(url, status.models or [], status.speed, is_up=False)
+        except (OSError, ValueError, KeyError, AttributeError, ValidationError, ApiError) as error:
             logger.error("the nodes in %s are lost: %s", path, error)
 
     def _save(self) -> None:

@@ -59,9 +59,12 @@ def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitSt
     assert set(status) == set(nodes.urls)
     assert status[nodes.urls[0]] == {"models": ["m1"], "unfinished": 0, "latency": [], "speed": None}
     assert [card["id"] for card in proxy.get("/v1/models").json()["data"]] == ["m1", "m2"]
-    for _ in range(2):
-        removed = proxy.post("/nodes/remove", params={"node_url": nodes.urls[0]})
-        assert removed.json() == "Deleted successfully"
+    removed = proxy.post("/nodes/remove", params={"node_url": nodes.urls[0]})
+    assert (removed.status_code, removed.json()) == (200, "Deleted successfully")
+    for unknown in (nodes.urls[0], "http://never.example:1"):
+        refused = proxy.post("/nodes/remove", params={"node_url": unknown})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (404, "node_url")
+        assert f"There is no node {unknown}" in refused.json()["error"]["message"]
     assert set(proxy.get("/nodes/status").json()) == {nodes.urls[1]}
 
 
@@ -98,9 +101,38 @@ def test_a_node_that_cannot_be_asked_is_not_added(stack: ExitStack, url: str) ->
     proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
     url = stack.enter_context(garbage_server()) if url == "GARBAGE" else url
     response = proxy.post("/nodes/add", json={"url": url})
-    assert response.status_code == 200
-    assert json.loads(response.json())["error_code"] == 10402
+    assert (response.status_code, response.json()["error"]["param"]) == (502, "url")
+    assert f"{url}/v1/models does not report" in response.json()["error"]["message"]
     assert proxy.get("/nodes/status").json() == {}
+
+
+def test_a_node_is_one_however_its_host_is_written(stack: ExitStack, tmp_path: Path) -> None:
+    state = tmp_path / "nodes.json"
+    state.write_text('{"nodes": {"http://0.0.0.0:9": {"models": ["m"]}, "http://localhost:9": {"models": ["m"]}}}')
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(state_file=state)))))
+    for host in ("0.0.0.0", "[::]", "127.0.0.1", "[::1]", "LOCALHOST", "localhost"):
+        node = {"url": f"http://{host}:9", "status": {"models": ["m"]}}
+        assert proxy.post("/nodes/add", json=node).status_code == 200
+        assert len(proxy.get("/nodes/status").json()) == 1
+    assert (
+        set(proxy.get("/nodes/status").json()) == set(json.loads(state.read_text())["nodes"]) == {"http://localhost:9"}
+    )
+    assert proxy.post("/nodes/remove", params={"node_url": "http://0.0.0.0:9/"}).status_code == 200
+    assert proxy.get("/nodes/status").json() == json.loads(state.read_text())["nodes"] == {}
+
+
+def test_a_node_that_stays_away_is_forgotten(stack: ExitStack, tmp_path: Path) -> None:
+    settings = ProxySettings(state_file=tmp_path / "nodes.json", forget_seconds=0.5, **QUICK)
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(settings))))
+    with ExitStack() as short:
+        nodes = Nodes(short, "m")
+        proxy.post("/nodes/add", json={"url": nodes.urls[0]})
+        nodes.fakes[0].ready = False
+        eventually_sync(lambda: proxy.get("/nodes/status").json() == {})
+        nodes.fakes[0].ready = True
+        eventually_sync(lambda: set(proxy.get("/nodes/status").json()) == set(nodes.urls))
+    eventually_sync(lambda: json.loads((tmp_path / "nodes.json").read_text()) == {"nodes": {}})
+    assert proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}).status_code == 404
 
 
 @pytest.mark.parametrize(

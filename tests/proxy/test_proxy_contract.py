@@ -1,4 +1,7 @@
-"""What LMDeploy 0.6.5's servers and users rely on of a proxy: section B8 of the REST contract, a line each."""
+"""What LMDeploy 0.6.5's servers and users rely on of a proxy: section B8 of the REST contract, a line each.
+
+Failures are not: there, a node that cannot be asked and one that never was are answered with 200.
+"""
 
 import json
 import threading
@@ -50,16 +53,6 @@ def test_nodes_are_added_with_what_is_known_of_them(
     assert reported | status | expected == reported
     removed = proxy.post("/nodes/remove", params={"node_url": NOWHERE})
     assert (removed.status_code, removed.json()) == (200, "Deleted successfully")
-
-
-def test_b8_a_node_without_models_that_cannot_be_asked_is_reported_with_200(proxy: httpx.Client) -> None:
-    response = proxy.post("/nodes/add", json={"url": NOWHERE})
-    assert response.status_code == 200
-    assert json.loads(response.json())["error_code"] == 10402
-
-
-def test_b8_an_unknown_node_can_be_removed(proxy: httpx.Client) -> None:
-    assert proxy.post("/nodes/remove", params={"node_url": NOWHERE}).json() == "Deleted successfully"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -97,9 +97,7 @@ PRIVATE = [
     "http://192.168.1.1",
     "http://100.64.0.1",
     "http://[fd00::1]",
-    "http://[::ffff:10.0.0.1]",
     "http://127.0.0.1",
-    "http://0.0.0.0",
     "http://[::1]",
     "http://localhost",
 ]
@@ -126,7 +124,14 @@ def test_private_addresses_have_to_be_allowed(url: str) -> None:
     assert checked_url(url, allow_private=True, from_this_machine=False) == url
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://0.0.0.0:8000", "http://localhost:8000"])
+@pytest.mark.parametrize("url", ["http://0.0.0.0:80", "http://[::]:80", "http://[::ffff:10.0.0.1]:80"])
+def test_private_addresses_are_known_in_every_form(url: str) -> None:
+    with pytest.raises(ApiError, match="--allow-private-nodes"):
+        checked_url(url, allow_private=False, from_this_machine=False, peer="10.0.0.1")
+    assert checked_url(url, allow_private=True, from_this_machine=False, peer="10.0.0.1") == "http://10.0.0.1:80"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://localhost:8000"])
 def test_this_machine_may_name_itself(url: str) -> None:
     assert checked_url(url + "/", allow_private=False, from_this_machine=True) == url
 

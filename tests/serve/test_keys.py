@@ -97,7 +97,7 @@ def test_a_proxy_takes_keys_from_a_file_and_the_environment_and_shows_none(tmp_p
 
             assert [status(key) for key in ("none", "wrong", "sk-file", "sk-user")] == [401, 401, 200, 200]
             remove = "POST", "/nodes/remove?node_url=http://a"
-            assert [status(key, *remove) for key in ("sk-file", "sk-boss")] == [401, 200]
+            assert [status(key, *remove) for key in ("sk-file", "sk-boss")] == [401, 404]
 
 
 def test_the_chat_page_and_replicas_get_keys_by_the_environment(
