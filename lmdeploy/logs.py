@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from contextvars import ContextVar
 from datetime import datetime, timezone
@@ -28,6 +29,24 @@ def configure(level: str, log_format: str = "text") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+class Stopping:
+    """What a server's user reads once on stderr when it is asked to stop, where its command has begun it."""
+
+    _is_due = False
+
+    @classmethod
+    def begin(cls) -> None:
+        """Let the next request to stop be announced."""
+        cls._is_due = True
+
+    @classmethod
+    def announce(cls) -> None:
+        """Announce it; from a signal's handler too, which may not use Python's buffers."""
+        if cls._is_due:
+            cls._is_due = False
+            os.write(2, b"\nstopping ...\n" if os.isatty(2) else b"stopping ...\n")  # behind the terminal's ^C
 
 
 class JsonFormatter(logging.Formatter):

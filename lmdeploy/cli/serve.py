@@ -76,7 +76,9 @@ def _add_gateway(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "gateway",
         help="Serve the OpenAI-compatible API for a running tritonserver.",
-        description=("Serve the OpenAI-compatible API for a tritonserver, which may also start later."),
+        description=(
+            "Serve the OpenAI-compatible API for a tritonserver, which may also start later. Ctrl-C stops it."
+        ),
     )
     parser.add_argument(
         "--triton-address",
@@ -104,7 +106,8 @@ def _add_proxy(subparsers: Subparsers) -> None:
         "proxy",
         help="Load-balance requests over several API servers.",
         description=(
-            "Load-balance requests over several API servers, which register with --proxy-url or at /nodes/add."
+            "Load-balance requests over several API servers, which register with --proxy-url or at /nodes/add. "
+            "Ctrl-C stops it."
         ),
     )
     options.add_server_options(parser, DEFAULT_PROXY_PORT)
@@ -196,7 +199,7 @@ def _add_gradio(subparsers: Subparsers) -> None:
         help="Serve the chat page.",
         description=(
             "Serve the chat page for a running tritonserver, a server with OpenAI's API, or a model "
-            "with its own tritonserver."
+            "with its own tritonserver. Ctrl-C stops it."
         ),
     )
     parser.add_argument(

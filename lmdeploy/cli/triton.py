@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from lmdeploy.cli.options import engine_config
 from lmdeploy.cli.pull.command import pulled_or_refused
+from lmdeploy.logs import Stopping
 from lmdeploy.model import name_for_older_clients
 from lmdeploy.paths import cache_root
 from lmdeploy.scratch import Scratch
@@ -81,12 +82,18 @@ class ServedModel:
 
 
 def stop_on_sigterm() -> None:
-    """Make SIGTERM end this process the way Ctrl-C does, so that what was started is stopped."""
+    """Make SIGTERM end this process the way Ctrl-C does, so that what was started is stopped; both are announced."""
 
     def stop(signum: int, frame: object) -> NoReturn:
+        Stopping.announce()
+        if signum == signal.SIGINT:
+            raise KeyboardInterrupt
         sys.exit(128 + signum)
 
-    signal.signal(signal.SIGTERM, stop)
+    Stopping.begin()
+    for wanted in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(wanted) != signal.SIG_IGN:
+            signal.signal(wanted, stop)
 
 
 @contextmanager

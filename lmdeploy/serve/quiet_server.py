@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from types import FrameType
 
 import uvicorn
 
+from lmdeploy.logs import Stopping
 from lmdeploy.serve.events import is_set_within
 
 _TICK = 1.0  # seconds: the date in responses' headers is as old
@@ -33,6 +35,11 @@ class QuietServer(uvicorn.Server):
             loop, event = self._woken
             with suppress(RuntimeError):  # it has ended by now
                 loop.call_soon_threadsafe(event.set)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Announce that the server ends, and end it."""
+        Stopping.announce()
+        super().handle_exit(sig, frame)
 
     async def main_loop(self) -> None:
         """Serve until asked to end."""

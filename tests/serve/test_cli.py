@@ -1,3 +1,4 @@
+import contextlib
 import json
 import pickle
 import signal
@@ -15,6 +16,7 @@ from lmdeploy.cli import check_env
 from lmdeploy.cli.main import main, make_parser
 from lmdeploy.cli.parser import exit_status
 from lmdeploy.serve.ports import free_ports
+from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton
 from tests.support.waiting import eventually_sync
 
@@ -153,6 +155,30 @@ def test_the_gateway_command_serves_a_running_triton_until_interrupted(triton: F
     finally:
         gateway.kill()
         gateway.wait()
+
+
+@pytest.mark.parametrize("command", ["gateway", "gateway --workers 2", "proxy", "gradio TRITON"])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_says_once_that_it_stops(triton: FakeTriton, command: str, signum: int, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    given = command.replace("TRITON", triton.address).split()
+    if given[0] != "gradio":
+        given += (
+            ["--triton-address", triton.address] if given[0] == "gateway" else ["--state-file", str(tmp_path / "s")]
+        )
+    with Command(*given, "--server-port", str(port)) as server:
+        path = "" if given[0] == "gradio" else "health"
+
+        def answers() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"http://127.0.0.1:{port}/{path}", trust_env=False).status_code == 200
+            return False
+
+        eventually_sync(answers, timeout=60)
+        assert "stopping" not in server.output
+        server.end(signum)
+    assert server.output.count("stopping ...\n") == 1, server.output
+    assert "Traceback" not in server.output
 
 
 def test_servers_that_torchrun_starts_want_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
