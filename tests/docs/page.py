@@ -29,9 +29,12 @@ _TYPED = "Hello\n\nexit\n\n"  # a message, and that it is over
 _INTERRUPTED = (0, 2, 130)  # 2: make
 
 
-def in_own_network() -> list[str]:
-    """Return the words before a command that give it a network of its own; none where the kernel does not."""
-    words = ["unshare", "--map-root-user", "--net"]
+def apart() -> list[str]:
+    """Return the words before a command that give it a network and processes of its own, where the kernel does.
+
+    All of its processes end with it.
+    """
+    words = ["unshare", "--map-root-user", "--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
     try:
         allowed = subprocess.run([*words, "ip", "link", "set", "lo", "up"], capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -93,7 +96,9 @@ class Shell:
         """Press Ctrl-C where something serves, the last one first."""
         while self._served:
             group, step = self._served.popitem()
+            began = time.monotonic()
             status = self._ask(f'kill -INT -- -{group}; wait {group}; echo "$?"')
+            print(f"\n=== {time.monotonic() - began:.1f} s to stop: {step.text}", flush=True)
             assert status in _INTERRUPTED, f"interrupted, this ended with {status}: {step.text}"
 
     def close(self) -> None:
@@ -150,7 +155,7 @@ def run(document: Path, folder: Path) -> int:
 def run_apart(document: Path, output: IO[str] | None = None, timeout: float | None = None) -> int:
     """Run a page in a process, a network and a folder of its own; return its status, 0 where all steps succeeded."""
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
-        words = [*in_own_network(), sys.executable, "-u", "-m", "tests.docs.page", str(document), folder]
+        words = [*apart(), sys.executable, "-u", "-m", "tests.docs.page", str(document), folder]
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
