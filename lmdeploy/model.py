@@ -170,6 +170,7 @@ def chat_template_for(
         return name_or_file_or_config.chat_template
     if name_or_file_or_config:
         return _named(name_or_file_or_config)
+    from lmdeploy.model_metadata.end_tokens import end_texts
     from lmdeploy.templates.jinja import JinjaChatTemplate
     from lmdeploy.tokenizer import Tokenizer
 
@@ -177,7 +178,7 @@ def chat_template_for(
     tokenizer = tokenizer or Tokenizer(str(directory))
     if tokenizer.chat_template:
         logger.info("chat template of %s: its own, from %s", model_path, tokenizer_dir(directory))
-        return JinjaChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, tokenizer.end_tokens())
+        return JinjaChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, end_texts(tokenizer))
     chosen = ChosenTemplates.read(tokenizer_dir(directory))
     name = MODELS.match(str(directory)) or (chosen.builtin if chosen else builtin_for(model_name_of(directory)))
     logger.info("chat template of %s: built-in %s, chosen by the model's name", model_path, name)

@@ -1,7 +1,6 @@
 """The tokenizer of a checkpoint: text to token ids and back."""
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,11 @@ class DetokenizeState:
 class Tokenizer:
     """A Hugging Face tokenizer, read from a local directory.
 
+    Attributes
+    ----------
+    directory
+        The folder of its files.
+
     Parameters
     ----------
     path
@@ -45,8 +49,7 @@ class Tokenizer:
     """
 
     def __init__(self, path: str) -> None:
-        directory = tokenizer_dir(locate_model(path))
-        self._directory = directory
+        self.directory = directory = tokenizer_dir(locate_model(path))
         try:
             self._tokenizer: Any = read_resolved(directory) if is_resolved(directory) else self.hf_tokenizer
             bos = self.bos_token_id
@@ -58,7 +61,7 @@ class Tokenizer:
     @functools.cached_property
     def hf_tokenizer(self) -> Any:
         """The same tokenizer as ``transformers`` has it, read when it is first asked for."""
-        return read_tokenizer(self._directory)
+        return read_tokenizer(self.directory)
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
@@ -103,15 +106,17 @@ class Tokenizer:
             return list(self._tokenizer.get_added_vocab())
         return [token.content for token in backend.get_added_tokens_decoder().values()]
 
-    def end_tokens(self) -> list[str]:
-        """Return the texts of the tokens that end a response, as tokenizer and generation_config.json name them."""
-        ids = {self.eos_token_id}
-        file = self._directory / "generation_config.json"
-        if file.is_file():
-            eos = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-            ids.update(eos if isinstance(eos, list) else [eos])
-        texts: list[str] = self._tokenizer.convert_ids_to_tokens([token for token in ids if token is not None])
-        return texts
+    @functools.cached_property
+    def special_ids(self) -> dict[str, int]:
+        """The tokens that are left out of texts, by their texts."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        added = self._tokenizer.added_tokens_decoder if backend is None else backend.get_added_tokens_decoder()
+        roles = {self.text_of(token): token for token in self._tokenizer.all_special_ids}
+        return roles | {token.content: number for number, token in added.items() if token.special}
+
+    def text_of(self, token: int) -> str:
+        """Return the text of a token by itself; empty where there is no such token."""
+        return self._tokenizer.convert_ids_to_tokens([token])[0] or "" if token >= 0 else ""
 
     def __call__(self, text: str) -> list[int]:
         """Return the token ids of ``text``."""
@@ -183,8 +188,8 @@ class Tokenizer:
 
     def store(self, directory: Path) -> None:
         """Write into a directory what a later ``Tokenizer`` of it needs to do without ``transformers``, if it can."""
-        if is_resolved(self._directory):
-            copy_resolved(self._directory, directory)
+        if is_resolved(self.directory):
+            copy_resolved(self.directory, directory)
         else:
             write_resolved(self.hf_tokenizer, directory)
 

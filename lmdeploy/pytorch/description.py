@@ -10,7 +10,7 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.pytorch.served_by_transformers import model_class_of, refuse_unsupported
-from lmdeploy.turbomind.checkpoint import boundary_tokens, read_config
+from lmdeploy.turbomind.checkpoint import bos_token_of, read_config
 from lmdeploy.turbomind.quantized import weight_format
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec
 
@@ -52,7 +52,6 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{model_dir}: {error}") from error
     text = _own_config_of(model_dir, custom_module_map) or _config_of(model_dir, raw)
-    bos, eos = boundary_tokens(model_dir, raw)
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     hidden = text.hidden_size
     try:
@@ -71,8 +70,8 @@ def describe_for_worker(model_dir: Path, model_name: str, custom_module_map: str
             attention=AttentionSpec(scale=1.0, windows=(0,) * text.num_hidden_layers),
             max_position_embeddings=_length_of(text),
             tied_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
-            bos_token_id=bos,
-            eos_token_ids=eos,
+            bos_token_id=bos_token_of(model_dir, raw),
+            eos_token_ids=(),
             layer_ropes=(-1,) * text.num_hidden_layers,
         )
     except (AttributeError, TypeError, ValueError) as error:

@@ -72,8 +72,20 @@ class JinjaChatTemplate(ChatTemplate):
 
     @property
     def end_of_turn(self) -> Sequence[str]:
-        """The model's tokens that end a response."""
-        return self._end_of_sequence
+        """The model's tokens that end a response, and what else stops it."""
+        return (*self._end_of_sequence, *self.stop_words)
+
+    def closings(self) -> list[str]:
+        """Return what the template writes after the assistant's last message, and after one that another follows.
+
+        Nothing where it refuses one. What is in one alone opens a turn.
+        """
+        turns = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _PROBE}]
+        try:
+            written = [self.render(said, add_generation_prompt=False) for said in (turns, [*turns, turns[0]])]
+        except ValueError:
+            return []
+        return [text.partition(_PROBE)[2] for text in written]
 
     def with_options(self, options: Mapping[str, Any]) -> "Self":
         """Return the template with variables of the caller's."""

@@ -33,6 +33,7 @@ class AdapterTemplates:
         CheckpointError
             If there is one that is invalid.
         """
+        from lmdeploy.model_metadata.end_tokens import closing_token, end_texts
         from lmdeploy.templates.jinja import JinjaChatTemplate
 
         try:
@@ -40,8 +41,11 @@ class AdapterTemplates:
             if not source:
                 self._templates.pop(name, None)
                 return
-            template = JinjaChatTemplate(source, self._tokenizer.special_tokens, self._tokenizer.end_tokens())
+            ends = end_texts(self._tokenizer)
+            template = JinjaChatTemplate(source, self._tokenizer.special_tokens, ends)
             template.require_valid()
+            closing = closing_token(template, self._tokenizer)
+            template.stop_words = [closing] if closing and closing not in ends else []
         except (OSError, ValueError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(

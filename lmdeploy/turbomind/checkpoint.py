@@ -96,10 +96,9 @@ def describe(model_dir: Path, model_name: str) -> Description:
     size_problems = _size_problems(config, family.sizes)
     if size_problems:
         raise CheckpointError(model_dir, size_problems + index.problems)
-    bos, eos = boundary_tokens(model_dir, config)
     gguf = stored_architecture(raw)  # None: the weights are no GGUF file's
     dtype = _dtype_of(index, scaled) if gguf is None else stored_dtype(index)
-    checkpoint = Checkpoint(architecture, model_name, dtype, bos, eos)
+    checkpoint = Checkpoint(architecture, model_name, dtype, bos_token_of(model_dir, config))
     spec = _spec_of(model_dir, config, family, checkpoint, text)
     if text is not None:
         spec = spec_in(spec, text)
@@ -261,16 +260,11 @@ def _dtype_of(index: SafetensorsIndex, scaled: ScaledWeights | None) -> str:
     return max(sorted(set(types)), key=types.count) if types else "float32"
 
 
-def boundary_tokens(model_dir: Path, config: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    """Return the bos token and the tokens that end a response; generation_config.json goes before config.json."""
+def bos_token_of(model_dir: Path, config: dict[str, Any]) -> int | None:
+    """Return the token that begins a text; generation_config.json goes before config.json."""
     generation = {}
     if (model_dir / "generation_config.json").is_file():
         generation = read_config(model_dir, "generation_config.json")
-    bos, eos = (
-        generation.get(key) if generation.get(key) is not None else config.get(key)
-        for key in ("bos_token_id", "eos_token_id")
-    )
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(type(token) is int for token in ids):
-        raise CheckpointError(model_dir, [f"eos_token_id must be a token id or a list of them, got {eos!r}"])
-    return (bos if type(bos) is int else None), tuple(ids)
+    named = (content.get("bos_token_id") for content in (generation, config))
+    bos = next((token for token in named if token is not None), None)
+    return bos if type(bos) is int else None

@@ -12,11 +12,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.made_once import made_once
+from lmdeploy.model_metadata.end_tokens import end_tokens
 from lmdeploy.model_metadata.pooling import write_pooling
 from lmdeploy.model_metadata.score_head import write_score_head
 from lmdeploy.model_metadata.task_adapters import write_task_adapters
@@ -41,7 +42,7 @@ _WRITERS = (
     "turbomind/**/*.py", "pytorch/description.py", "pytorch/text_part/*.py", "pytorch/served_by_transformers.py",
     "pytorch/configurations/*.py",
     "pytorch/models/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
-    "templates/chosen.py", "templates/older_clients.py", "model_metadata/*.py",
+    "templates/jinja.py", "templates/chosen.py", "templates/older_clients.py", "model_metadata/*.py",
     "stored_rows.py",
 )  # fmt: skip
 
@@ -137,6 +138,11 @@ def write_engine_dir(
         description = describe(model_dir, model_name)
         spec, manifest, image_tokens = description.spec, description.manifest, description.image_tokens
     tokenizer = Tokenizer(str(model_dir))
+    ends = end_tokens(tokenizer, spec.vocab_size)
+    for end in ends:
+        if end.ignored:
+            logger.warning("%s: %s: token %d ends no response: %s", model_dir, end.sources[0], end.id, end.ignored)
+    spec = replace(spec, eos_token_ids=tuple(end.id for end in ends if not end.ignored))
     rows = spec.vocab_size + image_tokens
     if tokenizer.vocab_size > rows:
         raise CheckpointError(

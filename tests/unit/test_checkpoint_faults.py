@@ -155,8 +155,10 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "eps zero": (configure(rms_norm_eps=0.0), "norm.eps must be a finite number > 0"),
     "model_type unknown": (configure(model_type="absent"), "config.json is invalid"),
-    "eos outside": (write("generation_config.json", b'{"eos_token_id": 999999}'), "eos_token_ids must be in"),
-    "eos no id": (write("generation_config.json", b'{"eos_token_id": "</s>"}'), "eos_token_id must be a token id"),
+    "eos no id": (
+        write("generation_config.json", b'{"eos_token_id": "</s>"}'),
+        "generation_config.json: eos_token_id must be a token id or a list of them, got '</s>'",
+    ),
 }
 
 

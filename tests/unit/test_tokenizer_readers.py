@@ -16,6 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lmdeploy.errors import CheckpointError
+from lmdeploy.model_metadata.end_tokens import end_texts
 from lmdeploy.tokenizer import Tokenizer
 from tests.support.published_tokenizers import (
     CHATGLM2_SPECIAL,
@@ -118,7 +119,7 @@ def tight_internlm(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def pieces_of(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_file=f"{tokenizer._directory}/tokenizer.model")
+    return sentencepiece.SentencePieceProcessor(model_file=f"{tokenizer.directory}/tokenizer.model")
 
 
 def test_qwen_encodes_as_tiktoken_does(qwen: Tokenizer, ranks: dict[bytes, int]) -> None:
@@ -230,7 +231,7 @@ def test_internlm_encodes_as_sentencepiece_does_after_bos(request: pytest.Fixtur
     expected = [1, start, *reference.encode("user\nHi"), end, *reference.encode("\n"), 2]
     assert internlm.encode("<s><|im_start|>user\nHi<|im_end|>\n</s>") == expected
     assert internlm.vocab_size == reference.get_piece_size()
-    assert internlm.end_tokens() == ["</s>"]
+    assert end_texts(internlm) == ["</s>"]
     assert internlm.hf_tokenizer.chat_template == "{{ messages }}"
 
 
@@ -320,7 +321,7 @@ def test_marks_of_chat_templates_are_single_special_tokens(
 )
 def test_tokens_that_end_a_response_are_found(request: pytest.FixtureRequest, kind: str, ends: set[str]) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
-    assert set(tokenizer.end_tokens()) == ends
+    assert set(end_texts(tokenizer)) == ends
     assert tokenizer.token_bytes().special[tokenizer.eos_token_id or 0]
     assert tokenizer.bos_token_id is None
 

@@ -76,7 +76,6 @@ def describe_text_part(
         images=whole.images,
         ropes=whole.ropes,
         bos_token_id=whole.bos_token_id,
-        eos_token_ids=whole.eos_token_ids,
         tied_embeddings=whole.tied_embeddings,
     )
     return spec, text.image_tokens

@@ -30,7 +30,6 @@ class Checkpoint:
     model_name: str
     dtype: str
     bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def decoder_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpe
         "max_position_embeddings": config.max_position_embeddings,
         "tied_embeddings": bool(config.tie_word_embeddings),
         "bos_token_id": checkpoint.bos_token_id,
-        "eos_token_ids": checkpoint.eos_token_ids,
+        "eos_token_ids": (),  # the tokenizer knows some of them (model_metadata/end_tokens.py)
     }
     if "head_dim" not in fields:
         common["head_dim"] = head_dim_of(config)

@@ -171,9 +171,8 @@ def _llama_spec(
     from transformers import LlamaConfig
 
     types = [WEIGHT_DTYPES[info.dtype] for info in index.tensors.values() if info.dtype in WEIGHT_DTYPES]
-    checkpoint = Checkpoint(
-        "LlamaForCausalLM", directory.name, max(sorted(set(types)), key=types.count, default=target.dtype), None, ()
-    )
+    dtype = max(sorted(set(types)), key=types.count, default=target.dtype)
+    checkpoint = Checkpoint("LlamaForCausalLM", directory.name, dtype, None)
     try:
         config = LlamaConfig.from_dict({**raw, "model_type": "llama", "vocab_size": target.vocab_size})
         spec = family_of(["LlamaForCausalLM"])[1].spec(config, checkpoint)
