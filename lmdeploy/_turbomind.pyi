@@ -60,6 +60,7 @@ class Order:
     slot: int
     directory: str
 
+def inner_layer(name: str) -> str: ...
 def read_adapter(
     directory: str,
 ) -> dict[str, tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float32]], float]]: ...

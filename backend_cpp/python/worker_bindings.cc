@@ -96,7 +96,7 @@ py::array matrix(const CheckpointTensor& tensor) {
   return values;
 }
 
-// {layer: (lora_A, lora_B, scale)}, the matrices as float32.
+// {layer: (lora_A, lora_B, scale)}, the matrices as float32, by `inner_layer`.
 py::dict read_adapter(const std::string& directory) {
   const AdapterCheckpoint checkpoint = AdapterCheckpoint::open(directory);
   py::dict layers;
@@ -147,6 +147,7 @@ void bind_worker(py::module_& m) {
         return std::string(order.directory, static_cast<size_t>(order.directory_bytes));
       });
   m.def("read_adapter", &read_adapter, py::arg("directory"));
+  m.def("inner_layer", &inner_layer, py::arg("name"));
   py::class_<WorkerChannel>(m, "WorkerChannel", py::module_local())
       .def(py::init<int, int>(), py::arg("fd"), py::arg("rank"))
       .def("wait", &WorkerChannel::wait, py::arg("seconds"))

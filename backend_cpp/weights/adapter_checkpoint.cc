@@ -23,6 +23,10 @@ constexpr std::string_view kPrefix = "base_model.model.";
 // Ends of the names of tensors, of linear layers and of tables of embeddings.
 constexpr std::string_view kDowns[] = {".lora_A.weight", ".lora_embedding_A"};
 constexpr std::string_view kUps[] = {".lora_B.weight", ".lora_embedding_B"};
+// The base's own weight, which PEFT saves alongside when it adapts embeddings or the output layer.
+constexpr std::string_view kCopies[] = {".base_layer.weight"};
+constexpr std::string_view kOuter[] = {"model.", "language_model.", "text_model.", "llm.",
+                                       "bert.",  "distilbert.",     "mpnet.",      "roberta."};
 constexpr int64_t kMaxRanks = 4096;
 constexpr size_t kLongestName = 512;  // of a layer; each of its ends is looked up
 
@@ -163,6 +167,10 @@ class LayerNumbers {
   std::unordered_map<std::string, Entry> ends_;
 };
 
+std::string shape_text(int64_t rows, int64_t columns) {
+  return "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
+}
+
 SafetensorsFile tensors_in(const std::string& directory) {
   const std::string path = directory + "/adapter_model.safetensors";
   if (!std::filesystem::exists(path) && std::filesystem::exists(directory + "/adapter_model.bin")) {
@@ -172,6 +180,18 @@ SafetensorsFile tensors_in(const std::string& directory) {
 }
 
 }  // namespace
+
+std::string_view inner_layer(std::string_view name) {
+  for (bool is_outer = true; is_outer;) {
+    is_outer = false;
+    for (const std::string_view outer : kOuter) {
+      if (!name.starts_with(outer)) continue;
+      name.remove_prefix(outer.size());
+      is_outer = true;
+    }
+  }
+  return name;
+}
 
 AdapterCheckpoint AdapterCheckpoint::open(const std::string& directory) {
   return {tensors_in(directory), Json::parse_file(directory + "/adapter_config.json")};
@@ -199,25 +219,39 @@ std::string AdapterCheckpoint::content() const {
 }
 
 void AdapterCheckpoint::read_tensors() {
+  std::map<std::string, const CheckpointTensor*> copies;
   for (const auto& [name, tensor] : file_.tensors()) {
     std::string_view text = before_end(name, kDowns);
     const bool is_down = !text.empty();
     if (!is_down) text = before_end(name, kUps);
+    const bool is_copy = text.empty();
+    if (is_copy) text = before_end(name, kCopies);
     if (text.size() <= kPrefix.size() || !text.starts_with(kPrefix)) {
+      const bool is_whole = name.ends_with(".weight");
       throw invalid_argument(file_.path() + ": tensor " + name +
-                             " is no lora_A or lora_B of a linear layer or of embeddings; nothing else can be served "
-                             "alongside the base");
+                             (is_whole ? " is a whole layer, as PEFT saves embeddings whose vocabulary was resized, "
+                                       : " is no lora_A or lora_B of a linear layer or of embeddings, ") +
+                             "and cannot be served alongside the base's; merge the adapter into the model");
     }
     const std::string layer(text.substr(kPrefix.size()));
     if (layer.size() > kLongestName) throw invalid_argument(file_.path() + " has a tensor with too long a name");
     if (tensor.shape.size() != 2 || type_bytes(tensor.dtype) == 0) {
       throw invalid_argument(file_.path() + ": tensor " + name + " is no matrix of F32, BF16 or F16");
     }
-    AdapterModule& module = modules_[layer];
+    if (is_copy) {
+      copies[layer] = &tensor;
+      continue;
+    }
+    AdapterModule& module = modules_[std::string(inner_layer(layer))];
+    if (module.name.empty()) module.name = layer;
+    if (module.name != layer) {
+      throw invalid_argument(file_.path() + " adapts both " + module.name + " and " + layer + ", which is one layer");
+    }
     (is_down ? module.down : module.up) = &tensor;
   }
   if (modules_.empty()) throw invalid_argument(file_.path() + " holds no tensor");
-  for (auto& [layer, module] : modules_) {
+  for (auto& [key, module] : modules_) {
+    const std::string& layer = module.name;
     if (module.down == nullptr || module.up == nullptr) {
       throw invalid_argument(file_.path() + ": " + layer + " has no " + (module.down == nullptr ? "lora_A" : "lora_B"));
     }
@@ -229,6 +263,25 @@ void AdapterCheckpoint::read_tensors() {
     }
     module.rank = static_cast<int>(rank);
   }
+  check_copies(copies);
+}
+
+// A copy is not read: it is the base's, if it has the shape of the layer that is adapted.
+void AdapterCheckpoint::check_copies(const std::map<std::string, const CheckpointTensor*>& copies) const {
+  for (const auto& [layer, copy] : copies) {
+    const auto found = modules_.find(std::string(inner_layer(layer)));
+    if (found == modules_.end()) {
+      throw invalid_argument(file_.path() + " holds the base's " + layer + ", but no lora_A or lora_B of it");
+    }
+    const int64_t inputs = found->second.down->shape[1];
+    const int64_t outputs = found->second.up->shape[0];
+    const int64_t rows = copy->shape[0];
+    const int64_t columns = copy->shape[1];
+    // Of a table of embeddings, the inputs are its rows.
+    if ((rows == outputs && columns == inputs) || (rows == inputs && columns == outputs)) continue;
+    throw invalid_argument(file_.path() + ": " + layer + ".base_layer.weight has the shape " +
+                           shape_text(rows, columns) + ", but what is added to it " + shape_text(outputs, inputs));
+  }
 }
 
 void AdapterCheckpoint::set_scales(const Json& config) {
@@ -236,7 +289,8 @@ void AdapterCheckpoint::set_scales(const Json& config) {
   const bool divides_by_root = root != nullptr && root->as_bool();
   const LayerNumbers ranks(config, "rank_pattern", "r");
   const LayerNumbers alphas(config, "alpha_pattern", "lora_alpha");
-  for (auto& [layer, module] : modules_) {
+  for (auto& [key, module] : modules_) {
+    const std::string& layer = module.name;
     const double rank = ranks.of(layer);
     if (rank != module.rank) {
       throw invalid_argument("adapter_config.json gives " + layer + " a rank of " + std::to_string(rank) +

@@ -70,10 +70,11 @@ class AdapterTable:
     def place(self, slot: int, directory: str) -> None:
         """Read an adapter; steps name it by a number from 1 on."""
         placed = {}
+        parts = {_turbomind.inner_layer(layer): found for layer, found in self._parts.items()}
         for name, (down, up, scale) in _turbomind.read_adapter(directory).items():
-            if name not in self._parts:
+            if name not in parts:
                 raise ValueError(f"{directory}: this model takes no adapter in its layer {name}")
-            for part in self._parts[name]:
+            for part in parts[name]:
                 placed[part.name] = LowRank(
                     torch.from_numpy(down)[:, part.inputs].contiguous().to(self._device),
                     (torch.from_numpy(up)[part.outputs].contiguous() * scale).to(self._device),

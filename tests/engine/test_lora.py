@@ -330,7 +330,16 @@ def test_tensors_that_are_no_pair_of_matrices_are_refused_by_name(
     directory: Path, engine: Engine, tmp_path: Path
 ) -> None:
     tensors = {
-        "base_model__model__lm_head__weight": (torch.ones(2, 2), "lm_head.weight is no lora_A or lora_B"),
+        "base_model__model__lm_head__weight": (
+            torch.ones(2, 2),
+            "lm_head.weight is a whole layer, .*merge the adapter",
+        ),
+        "base_model__model__lm_head__base_layer__weight": (torch.ones(2, 2), "holds the base's lm_head, but no lora_A"),
+        "base_model__model__model__layers__0__mlp__up_proj__base_layer__weight": (
+            torch.ones(3, 48),
+            r"up_proj.base_layer.weight has the shape \[3, 48\], but what is added to it \[\d+, 48\]",
+        ),
+        "base_model__model__layers__0__mlp__up_proj__lora_A__weight": (torch.ones(4, 48), "which is one layer"),
         "base_model__model__x__lora_A__weight": (torch.ones(2, 2), "x has no lora_B"),
         "base_model__model__model__layers__0__mlp__up_proj__lora_A__weight": (
             torch.ones(3, 48),

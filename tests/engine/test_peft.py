@@ -6,11 +6,13 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from lmdeploy import PytorchEngineConfig
 from tests.engine.test_model_families import PROMPT
 from tests.support.tiny_models import make_tiny_llama
+from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
 from tests.support.token_engine import TokenEngine, relative_error
 
 TOLERANCE = 1e-4
@@ -39,7 +41,7 @@ def train_nothing(directory: Path, adapter: Path, name: str) -> torch.nn.Module:
     for parameter_name, parameter in model.named_parameters():
         if "lora_B" in parameter_name or "lora_embedding_A" in parameter_name:  # zeros before training
             torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(adapter, save_embedding_layers=False)
+    model.save_pretrained(adapter)
     return model.eval()
 
 
@@ -49,13 +51,15 @@ def logits_of(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def check(config: Any, directory: Path, models: dict[str, torch.nn.Module], **settings: Any) -> None:
+def check(
+    config: Any, directory: Path, models: dict[str, torch.nn.Module], prompt: list[int] = PROMPT, **settings: Any
+) -> None:
     with TokenEngine(directory, config=config, **settings) as engine:
-        plain = engine.generate(PROMPT, 1)[1]
+        plain = engine.generate(prompt, 1)[1]
         for name, model in models.items():
-            response, logits = engine.generate(PROMPT, 8, adapter=name)
-            assert relative_error(logits, logits_of(model, PROMPT + response[:-1])) < TOLERANCE
-            assert relative_error(logits[: len(PROMPT)], plain) > 0.01
+            response, logits = engine.generate(prompt, 8, adapter=name)
+            assert relative_error(logits, logits_of(model, prompt + response[:-1])) < TOLERANCE
+            assert relative_error(logits[: len(prompt)], plain) > 0.01
 
 
 def test_logits_are_those_of_pefts_model(tmp_path: Path) -> None:
@@ -68,11 +72,58 @@ def test_logits_are_those_of_pefts_model(tmp_path: Path) -> None:
     check(pytorch, directory, models)
 
 
-@pytest.mark.parametrize("changes", [{"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"bias": "lora_only"}])
+SEEING = {"Qwen2-VL": make_tiny_qwen_vl, "LLaVA": make_tiny_llava, "Gemma 3": make_tiny_gemma3}
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_an_adapter_of_a_model_that_sees_has_the_names_of_the_model_in_memory(name: str, tmp_path: Path) -> None:
+    directory = SEEING[name](tmp_path / "model")
+    base = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=r".*language_model.*\.(q_proj|down_proj)")
+    model = peft.get_peft_model(base, config)
+    for parameter_name, parameter in model.named_parameters():
+        if "lora_B" in parameter_name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(tmp_path / "own")
+    stored = load_file(tmp_path / "own" / "adapter_model.safetensors")
+    assert all("model.language_model." in tensor for tensor in stored)
+    prompt = [(37 * i * i + 11 * i) % 200 + 20 for i in range(12)]
+    check(None, directory, {"own": model.eval()}, prompt, adapters={"own": str(tmp_path / "own")})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"modules_to_save": ["lm_head"]},
+        {"use_dora": True},
+        {"bias": "lora_only"},
+        {"trainable_token_indices": {"embed_tokens": [1, 2]}},
+    ],
+)
 def test_what_an_adapter_of_pefts_may_hold_besides_is_refused_by_name(changes: dict[str, Any], tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model")
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], **changes)
     peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
     with pytest.raises(ValueError, match=next(iter(changes))):
+        TokenEngine(directory, adapters={"own": str(tmp_path / "adapter")})
+
+
+@pytest.mark.parametrize(
+    ("targets", "added", "reason"),
+    [
+        (["q_proj"], 4, r"lm_head.weight is a whole layer, as PEFT saves embeddings whose vocabulary was resized"),
+        (["embed_tokens"], 4, r"of another base: model.embed_tokens has lora_A"),
+        (["lm_head"], 0, "adds to lm_head, .* output layer are not"),
+    ],
+)
+def test_layers_that_pefts_default_saves_whole_are_refused_by_name(
+    targets: list[str], added: int, reason: str, tmp_path: Path
+) -> None:
+    directory = make_tiny_llama(tmp_path / "model")
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    base.resize_token_embeddings(base.config.vocab_size + added, mean_resizing=False)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=reason):
         TokenEngine(directory, adapters={"own": str(tmp_path / "adapter")})

@@ -67,12 +67,12 @@ void AdapterPlan::add_parts(const AdaptedLayer& shape, std::vector<std::string>&
   std::vector<int> first_ranks(shape.rows.modules.size(), -1);
   std::vector<const AdapterModule*> modules;
   for (const RowSources::Module& found : shape.rows.modules) {
-    const auto given = checkpoint_.modules().find(found.name);
+    const auto given = checkpoint_.modules().find(std::string(inner_layer(found.name)));
     const bool is_given = given != checkpoint_.modules().end();
     modules.push_back(is_given ? &given->second : nullptr);
     if (!is_given) continue;
     check_shapes(found, given->second, shape.inputs.whole());
-    used.push_back(found.name);
+    used.push_back(given->first);
   }
   int output = 0;
   int last_module = -1;
@@ -110,9 +110,9 @@ void AdapterPlan::check_shapes(const RowSources::Module& found, const AdapterMod
 }
 
 void AdapterPlan::refuse_unused(const std::vector<std::string>& used) const {
-  for (const auto& [name, module] : checkpoint_.modules()) {
-    if (std::find(used.begin(), used.end(), name) != used.end()) continue;
-    throw invalid_argument("the adapter adds to " + name +
+  for (const auto& [layer, module] : checkpoint_.modules()) {
+    if (std::find(used.begin(), used.end(), layer) != used.end()) continue;
+    throw invalid_argument("the adapter adds to " + module.name +
                            ", which is no linear layer of this model that adapters can add to: those of attention, "
                            "recurrences and dense MLPs are, and on CPUs embeddings of tokens; experts, latent "
                            "attention and the output layer "

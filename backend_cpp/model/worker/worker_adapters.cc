@@ -46,7 +46,7 @@ std::string shape_text(int64_t outputs, int64_t inputs) {
 
 AdaptableLayers::AdaptableLayers(const Json& said) {
   for (const auto& [name, shape] : said.as_object()) {
-    shapes_[name] = {shape.at(size_t{0}).as_int(), shape.at(size_t{1}).as_int()};
+    shapes_[std::string(inner_layer(name))] = {shape.at(size_t{0}).as_int(), shape.at(size_t{1}).as_int()};
   }
 }
 
@@ -58,8 +58,9 @@ std::unique_ptr<AdapterFile> AdaptableLayers::open(const std::string& directory)
   }
   const AdapterCheckpoint checkpoint = AdapterCheckpoint::open(directory);
   size_t bytes = 0;
-  for (const auto& [name, module] : checkpoint.modules()) {
-    const auto known = shapes_.find(pattern_of(name));
+  for (const auto& [layer, module] : checkpoint.modules()) {
+    const std::string& name = module.name;
+    const auto known = shapes_.find(pattern_of(layer));
     if (known == shapes_.end()) throw invalid_argument("the model has no linear layer " + name);
     const auto [outputs, inputs] = known->second;
     if (module.up->shape[0] != outputs || module.down->shape[1] != inputs) {
