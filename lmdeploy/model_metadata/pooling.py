@@ -52,13 +52,16 @@ _TRANSFORMER = [
 _LONGEST = 1 << 30  # a longer model_max_length stands for "not known"
 # Fields that are read, or say what is the case anyway, and those with the values for which that holds.
 _Fields = dict[str, tuple[object, ...] | None]
-_OF_VECTORS: _Fields = dict.fromkeys(("module_input_name", "module_output_name"), ("sentence_embedding",))
+_OF_VECTORS: _Fields = dict.fromkeys(
+    ("module_input_name", "module_output_name"), ("sentence_embedding", "token_embeddings")
+)
 _FIELDS: dict[str, _Fields] = {
     "Transformer": {"transformer_task": ("feature-extraction",), "module_output_name": ("token_embeddings",)}
     | dict.fromkeys("max_seq_length do_lower_case model_args config_args modality_config".split()),
     "Pooling": dict.fromkeys("word_embedding_dimension embedding_dimension include_prompt".split()),
     "Dense": dict.fromkeys("in_features out_features bias activation_function".split()) | _OF_VECTORS,
     "Normalize": _OF_VECTORS,
+    "SpladePooling": dict.fromkeys("pooling_strategy activation_function word_embedding_dimension chunk_size".split()),
     _PROMPTS: dict.fromkeys(
         "__version__ model_type prompts default_prompt_name similarity_fn_name truncate_dim query_prefix "
         "document_prefix".split()
@@ -290,7 +293,7 @@ def pooling_of(model_dir: Path, is_encoder: bool = False) -> Pooling | None:
             prompts=prompts,
             default_prompt=default,
             dimensions=tuple(sorted(map(int, _read(model_dir / "config.json").get("matryoshka_dimensions") or []))),
-            truncates_to=int(_read_if_there(model_dir / _PROMPTS).get("truncate_dim") or 0),
+            truncates_to=int(read_if_there(model_dir / _PROMPTS).get("truncate_dim") or 0),
             lowers=bool(_transformer_config(model_dir).get("do_lower_case")),
             without_prompt=mode if leaves_prompt and mode not in ("first", "last") else "",
             dense=dense,
@@ -313,6 +316,8 @@ def module_steps(model_dir: Path) -> list[tuple[str, str]]:
 def dense_layer(folder: Path) -> DenseLayer:
     """Return the linear layer that a folder of a step ``Dense`` holds, in safetensors or PyTorch's own file."""
     config = _read(folder / "config.json")
+    if unused := unused_in("Dense", f"{folder.name}/config.json", config):
+        raise ValueError(unused)
     activation = str(config.get("activation_function") or "Identity").rpartition(".")[2]
     activated(activation, np.zeros(1))
     file, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
@@ -358,7 +363,7 @@ def longest_text(model_dir: Path) -> int | None:
     """Return how many tokens of a text sentence-transformers would read of an encoder's; None: as many as it has."""
     said = (
         _transformer_config(model_dir).get("max_seq_length"),
-        _read_if_there(model_dir / "tokenizer_config.json").get("model_max_length"),
+        read_if_there(model_dir / "tokenizer_config.json").get("model_max_length"),
     )
     return next((length for length in said if type(length) is int and 0 < length < _LONGEST), None)
 
@@ -367,7 +372,8 @@ def _read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _read_if_there(file: Path) -> Any:
+def read_if_there(file: Path) -> Any:
+    """Return what a JSON file says; nothing where there is none."""
     return _read(file) if file.is_file() else {}
 
 
@@ -394,16 +400,21 @@ def _refusal(model_dir: Path, steps: list[tuple[str, str]], is_encoder: bool) ->
 
 
 def _unused_field(model_dir: Path, steps: list[tuple[str, str]]) -> str:
-    """Return a sentence for a field that is set and that nothing here uses; empty: there is none."""
+    """Return a sentence for a field that is set and not used, in any of a checkpoint's files; empty: there is none."""
     files = [(kind, f"{path}/config.json") for kind, path in steps if kind != "Transformer"]
     files += [(_PROMPTS, _PROMPTS), *(("Transformer", name) for name in _TRANSFORMER)]
-    for kind, file in files:
-        used = _FIELDS[kind]
-        for name, value in _read_if_there(model_dir / file).items():
-            allowed = used.get(name)
-            is_used = (name in used and allowed is None) or (kind == "Pooling" and name.startswith("pooling_mode"))
-            if not is_used and value not in (None, False, "", [], {}, *(allowed or ())):
-                return f"{file}: {name} is {json.dumps(value)}, which is not supported"
+    found = (unused_in(kind, file, read_if_there(model_dir / file)) for kind, file in files)
+    return next(filter(None, found), "")
+
+
+def unused_in(kind: str, file: str, config: Mapping[str, Any]) -> str:
+    """Return a sentence for a field of a step's file that is set and not used; empty: there is none."""
+    used = _FIELDS[kind]
+    for name, value in config.items():
+        allowed = used.get(name)
+        is_used = (name in used and allowed is None) or (kind == "Pooling" and name.startswith("pooling_mode"))
+        if not is_used and value not in (None, False, "", [], {}, *(allowed or ())):
+            return f"{file}: {name} is {json.dumps(value)}, which is not supported"
     return ""
 
 
@@ -423,7 +434,7 @@ def _modes(model_dir: Path, steps: list[tuple[str, str]]) -> list[str]:
 
 
 def _prompts(model_dir: Path) -> tuple[dict[str, str], str]:
-    config = _read_if_there(model_dir / _PROMPTS)
+    config = read_if_there(model_dir / _PROMPTS)
     tasks = _read(model_dir / "config.json").get("task_instructions") or {}  # Jina's
     given = {**tasks, **(config.get("prompts") or {})}
     prompts = {str(name): text for name, text in given.items() if isinstance(text, str)}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lmdeploy.model_metadata.pooling import DenseLayer, layers_of, linear
+from lmdeploy.model_metadata.pooling import DenseLayer, layers_of, linear, read_if_there
 from lmdeploy.model_metadata.stored_layers import linear_of, tensor_of
 from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
 from lmdeploy.turbomind.families.encoder_names import prefix_in
@@ -160,7 +160,7 @@ def read_score_head(engine_dir: Path) -> ScoreHead | None:
 def _classifier(model_dir: Path, raw: Mapping[str, Any], judges: bool) -> ScoreHead:
     weight, bias = linear_of(model_dir, "score")
     labels = _labels(raw, len(weight))
-    return ScoreHead(labels, judges, _activation(raw, len(labels)), _refusal(raw), weight, bias)
+    return ScoreHead(labels, judges, _activation(model_dir, raw, len(labels)), _refusal(raw), weight, bias)
 
 
 def _labels(raw: Mapping[str, Any], count: int) -> tuple[str, ...]:
@@ -168,14 +168,16 @@ def _labels(raw: Mapping[str, Any], count: int) -> tuple[str, ...]:
     return tuple(str(names.get(str(number), f"LABEL_{number}")) for number in range(count))
 
 
-def _activation(raw: Mapping[str, Any], labels: int) -> str:
+def _activation(model_dir: Path, raw: Mapping[str, Any], labels: int) -> str:
     """Return what follows the head: what sentence-transformers names, else what the kind of problem says."""
-    named = (raw.get("sentence_transformers") or {}).get("activation_fn") or raw.get(
-        "sbert_ce_default_activation_function"
-    )
+    said = (raw.get("sentence_transformers") or {}, read_if_there(model_dir / "config_sentence_transformers.json"))
+    named = next((each["activation_fn"] for each in said if each.get("activation_fn")), None)
+    named = named or raw.get("sbert_ce_default_activation_function")
     name = str(named or "").rpartition(".")[2].lower()
     if name in ("sigmoid", "identity", "softmax"):
         return name
+    if name:
+        raise ValueError(f"its activation {named} is not supported; supported: Sigmoid, Identity, Softmax")
     if raw.get("problem_type") == "regression":
         return "identity"
     return "softmax" if labels > 1 and raw.get("problem_type") != "multi_label_classification" else "sigmoid"
@@ -210,7 +212,7 @@ def _encoder_head(model_dir: Path, raw: Mapping[str, Any]) -> ScoreHead:
         layers.append(DenseLayer(activation, weight, bias, norm, eps))
     weight, bias = linear_of(model_dir, last)
     labels = _labels(raw, len(weight))
-    return ScoreHead(labels, False, _activation(raw, len(labels)), "", weight, bias, tuple(layers))
+    return ScoreHead(labels, False, _activation(model_dir, raw, len(labels)), "", weight, bias, tuple(layers))
 
 
 _TORCH = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lmdeploy.model_metadata.pooling import DenseLayer, module_steps
+from lmdeploy.model_metadata.pooling import DenseLayer, module_steps, unused_in
 from lmdeploy.model_metadata.stored_layers import linear_of, tensor_of, vector_of
 from lmdeploy.turbomind.families.encoder_names import prefix_in
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
@@ -95,6 +95,8 @@ def vocabulary_head_of(model_dir: Path) -> VocabularyHead | None:
     if layers is None or not steps:
         return layers and VocabularyHead(layers)
     said = json.loads((model_dir / steps[_STEP] / "config.json").read_text(encoding="utf-8"))
+    if unused := unused_in(_STEP, f"{steps[_STEP]}/config.json", said):
+        raise ValueError(unused)
     pools, activation = said.get("pooling_strategy", "max"), said.get("activation_function", "relu")
     if pools not in ("max", "sum") or activation not in _ACTIVATIONS:
         raise ValueError(f"{_STEP} with pooling_strategy {pools} and activation_function {activation} is not known")

@@ -1,5 +1,6 @@
 """What heads say of hidden states of the running engine, against `transformers`."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import transformers
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head
+from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head, score_head_of
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from tests.support.tiny_models import make_tiny
@@ -58,3 +59,25 @@ def test_qwen3_reranker_says_yes_as_often_as_transformers(tmp_path: Path) -> Non
         logits = [reference(torch.tensor([tokenizer.encode(prompt)])).logits[0, -1, [yes, no]] for prompt in prompts]
     expected = [float(torch.softmax(each, dim=0)[0]) for each in logits]
     np.testing.assert_allclose(head.reported(numbers)[:, 0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "activation"),
+    [
+        ("config.json", {}, "sigmoid"),
+        ("config.json", {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+        ("config.json", {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "identity"),
+        # As sentence-transformers 5 writes it.
+        ("config_sentence_transformers.json", {"activation_fn": "torch.nn.modules.linear.Identity"}, "identity"),
+        ("config_sentence_transformers.json", {"activation_fn": "torch.nn.modules.activation.Tanh"}, "Tanh is not"),
+    ],
+)
+def test_the_activation_is_read_where_sentence_transformers_writes_it(
+    file: str, said: dict[str, Any], activation: str, tmp_path: Path
+) -> None:
+    make_tiny(tmp_path, "Qwen3ForSequenceClassification", pad_token_id=0, num_labels=1, head_dim=8)
+    before = json.loads((tmp_path / file).read_text()) if (tmp_path / file).is_file() else {}
+    (tmp_path / file).write_text(json.dumps(before | said))
+    head = score_head_of(tmp_path, "model", Tokenizer(str(tmp_path)))
+    assert head is not None
+    assert activation in (head.refusal or head.activation)

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear, normalize
 
 import lmdeploy
+from lmdeploy.model_metadata.token_heads import token_heads_of
 from lmdeploy.offline.texts import rows_of
+from lmdeploy.tokenizer import Tokenizer
 from tests.support.tiny_encoders import hidden_states, make_encoder, texts_of, write_modules
 from tests.support.tiny_models import make_tiny
 
@@ -164,6 +166,17 @@ def test_splade_pools_as_its_step_says(pools: str, activation: str, tmp_path: Pa
             if activation == "log1p_relu":
                 weights = torch.log1p(weights)
             assert_weights(pipe.embed_sparse(text), weights.sum(dim=0) if pools == "sum" else weights.amax(dim=0))
+
+
+@pytest.mark.parametrize(("kind", "field"), [("Dense", "use_residual"), ("SpladePooling", "scale")])
+def test_a_field_of_a_step_that_is_set_and_not_used_is_refused_by_name(kind: str, field: str, tmp_path: Path) -> None:
+    make_encoder(tmp_path, "Bert", "ForMaskedLM")
+    listed = [{"path": "", "type": "s.Transformer"}, {"path": "1", "type": f"s.{kind}"}]
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "config.json").write_text(json.dumps({"activation_function": "relu", field: True}))
+    found = token_heads_of(tmp_path, Tokenizer(str(tmp_path)), 48)
+    assert f"1/config.json: {field} is true, which is not supported" in found.refusal
 
 
 def assert_weights(found: dict[int, float], expected: torch.Tensor) -> None:
