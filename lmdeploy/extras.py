@@ -9,6 +9,7 @@ MODULES = {
     "serve": (
         "aiohttp",
         "fastapi",
+        "fastapi_offline",
         "grpc",
         "httptools",
         "orjson",

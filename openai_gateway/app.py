@@ -16,6 +16,7 @@ from lmdeploy.version import __version__
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.work import asking
+from openai_gateway.docs_page import DESCRIPTION, add_docs_page
 from openai_gateway.endpoints import adapters, cache, loading, metrics, models, render, tokens
 from openai_gateway.endpoints.batches import route as batches
 from openai_gateway.endpoints.chat import route as chat
@@ -105,12 +106,14 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
     app = FastAPI(
         title="LMDeploy",
         version=__version__,
-        docs_url=None if settings.disable_docs else "/",
+        docs_url=None,
         redoc_url=None,
-        openapi_url=None if settings.disable_docs else "/openapi.json",
+        openapi_url=None if settings.disable_docs else DESCRIPTION,
         lifespan=lifespan,
         responses=failures,
     )
+    if not settings.disable_docs:
+        add_docs_page(app)
     app.state.gateway, app.state.registration = gateway, registration
     for router in ROUTERS:
         app.include_router(router)

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from openai_gateway import docs_page
 from openai_gateway.errors import ApiError
 from openai_gateway.middleware.own_requests import is_own
 from openai_gateway.registry import ADMINISTERED, MONITORING
 
-_DOCUMENTATION = ("/", "/openapi.json", "/docs/oauth2-redirect")
 # Administered paths need an administrator's key instead (`AdminKeys`).
-_OPEN_PATHS = frozenset({*_DOCUMENTATION, *MONITORING, *ADMINISTERED})
+_OPEN_PATHS = frozenset({*docs_page.PATHS, *MONITORING, *ADMINISTERED})
 
 
 class ApiKeys:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field
 
 from lmdeploy.version import __version__
+from openai_gateway.docs_page import add_docs_page
 from openai_gateway.endpoints.models import ModelCard, ModelList, ModelPermission
 from openai_gateway.error_handling import install_error_handlers
 from openai_gateway.errors import ApiError, ErrorResponse
@@ -69,8 +70,14 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
 
     failures: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}}
     app = FastAPI(
-        title="LMDeploy proxy", version=__version__, docs_url="/", redoc_url=None, lifespan=lifespan, responses=failures
+        title="LMDeploy proxy",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        responses=failures,
     )
+    add_docs_page(app)
     app.router.route_class = BoundedRoute
     _add_node_routes(app, settings)
     _add_model_routes(app)

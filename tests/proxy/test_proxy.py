@@ -3,6 +3,7 @@
 import asyncio
 import http.server
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -310,7 +311,29 @@ def test_a_proxy_with_keys_asks_for_one(stack: ExitStack) -> None:
     assert proxy.get("/nodes/status").status_code == 401
     assert proxy.post("/nodes/add", json={"url": "http://a"}).status_code == 401
     assert proxy.get("/nodes/status", headers={"authorization": "Bearer k"}).status_code == 200
-    assert "swagger" in proxy.get("/").text.lower()
+
+
+@pytest.mark.parametrize("is_proxy", [False, True])
+def test_the_documentation_asks_no_other_host(stack: ExitStack, is_proxy: bool) -> None:
+    """Neither for the page's own files, nor for a key."""
+    fake = FakeTriton("m")
+    stack.callback(fake.stop)
+    running = (
+        running_proxy(ProxySettings(api_keys=("k",)))
+        if is_proxy
+        else running_gateway(Settings(triton_address=fake.address, api_keys=("k",)))
+    )
+    http = stack.enter_context(connect(stack.enter_context(running)))
+    page = http.get("/").text
+    assert "//" not in page.replace("<!--", "")
+    named = [*re.findall(r'(?:src|href)="([^"]+)"', page), *re.findall(r"url: '([^']+)'", page)]
+    kinds = [http.get(f"/{path}").raise_for_status().headers["content-type"] for path in named]
+    assert sorted(kind.partition(";")[0] for kind in kinds) == [
+        "application/json",
+        "image/png",
+        "text/css",
+        "text/javascript",
+    ]
 
 
 @contextmanager
