@@ -131,6 +131,29 @@ class Gateway:
         for each in with_images:
             each.messages = await media.brought_along(each.messages or ())
 
+    async def bound_logprobs(self, model: ServedModel, *asked: GenerateRequest) -> None:
+        """Hold the log probabilities of a body's requests, which are collected, to ``max_logprobs``.
+
+        Raises
+        ------
+        ApiError
+            The token limit allows more. Where there is none, and the context allows more, one is set.
+        """
+        if (top := asked[0].fields.get("logprobs")) is None:
+            return
+        choices = len(asked) * asked[0].fields.get("n", 1)
+        most = max(1, self.settings.max_logprobs // (choices * (top + 1)))
+        limit = asked[0].fields.get("max_new_tokens", -1)  # -1: what fits
+        if limit > most:
+            message = (
+                f"n * max_tokens * (top_logprobs + 1) must be at most {self.settings.max_logprobs}, "
+                f"got {choices} * {limit} * {top + 1}; ask for fewer, or stream."
+            )
+            raise ApiError(400, message, param="logprobs", code="invalid_value")
+        if limit < 0 and most < (await model.context_len() or 0):
+            for each in asked:
+                each.fields["max_new_tokens"] = most
+
     async def choose(self, requested: str | None, request: Request) -> Chosen:
         """Return the model, or the adapter that the caller may use, of a name; an error 404 where there is none.
 

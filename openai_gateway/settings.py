@@ -8,6 +8,7 @@ from pathlib import Path
 DEFAULT_PORT = 23333
 DEFAULT_TRITON_ADDRESS = "localhost:8001"
 DEFAULT_MAX_REQUESTS = 1024
+DEFAULT_MAX_LOGPROBS = 131_072
 DEFAULT_DRAIN_SECONDS = 30.0
 DEFAULT_HEARTBEAT_SECONDS = 30.0
 DEFAULT_HEAD_SECONDS = 30.0
@@ -46,6 +47,8 @@ class Settings:
         A longer request body is refused with 413.
     max_requests : int
         Requests beyond this many at a time are refused with 429.
+    max_logprobs : int
+        Log probabilities of a response that is collected: ``n * max_tokens * (top_logprobs + 1)``.
     api_keys : tuple of str
         One of them is needed to use ``/v1``; empty: none is.
     admin_keys : tuple of str
@@ -109,6 +112,7 @@ class Settings:
     repository_key: str = ""
     max_body_bytes: int = 8 * 1024 * 1024
     max_requests: int = DEFAULT_MAX_REQUESTS
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     control_key: str = ""

@@ -25,6 +25,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         admin_keys=tuple(args.admin_keys),
         salts_by_key=args.cache_salt_by_key,
         max_requests=args.max_requests,
+        max_logprobs=args.max_logprobs,
         max_body_bytes=args.max_body_bytes or base.max_body_bytes,
         max_log_len=max(0, args.max_log_len),
         qos_config_path=Path(args.qos_config_path) if args.qos_config_path else None,

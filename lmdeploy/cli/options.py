@@ -33,6 +33,7 @@ from openai_gateway.settings import (
     DEFAULT_IDLE_SECONDS,
     DEFAULT_KEY_BYTES,
     DEFAULT_KEY_FILES,
+    DEFAULT_MAX_LOGPROBS,
     DEFAULT_MAX_REQUESTS,
     DEFAULT_PULL_BYTES,
     DEFAULT_WRITE_SECONDS,
@@ -296,6 +297,14 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_MAX_REQUESTS,
         metavar="INT",
         help="Maximum number of concurrent requests per process; further ones get status 429 (default: %(default)s).",
+    )
+    group.add_argument(
+        "--max-logprobs",
+        type=positive,
+        default=DEFAULT_MAX_LOGPROBS,
+        metavar="INT",
+        help="Maximum number of log probabilities of a response that is not streamed, n * max_tokens * "
+        "(top_logprobs + 1); without max_tokens, the response ends there (default: %(default)s).",
     )
     group.add_argument(
         "--max-body-bytes", type=positive, metavar="INT", help="Maximum size of a request body (default: 8 MiB)."

@@ -1,16 +1,23 @@
 """Several choices, log probabilities, and the options of the full specification."""
 
+import asyncio
 import json
 from collections import defaultdict
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
+import orjson
 import pytest
 
 from lmdeploy.json_schema import enforceable
+from lmdeploy.serve.client import GenerateChunk
+from openai_gateway.generation.logprobs import encoded_chat_logprobs
+from openai_gateway.generation.token_texts import TokenTexts
+from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FIRST_BYTE, FakeTriton, Script, prompt_logprob
+from tests.support.gateways import running_gateway
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 TWO = Script(choices=[["a", "b"], ["1", "2", "3"]])
@@ -324,3 +331,50 @@ def test_what_a_tool_returns_may_be_an_object(http: httpx.Client, triton: FakeTr
         {"role": "tool", "content": '{"celsius": 26.1}', "name": "f", "tool_call_id": "c1"},
         {"role": "tool", "content": "26"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "most"),
+    [
+        ("chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 3, "n": 2}, 1000 // 8),
+        ("completions", {"prompt": ["a", "b"], "logprobs": 4}, 1000 // 10),
+        ("responses", {"input": "a", "top_logprobs": 1, "include": ["message.output_text.logprobs"]}, 1000 // 2),
+    ],
+)
+def test_log_probabilities_of_a_collected_response_are_bounded(
+    triton: FakeTriton, path: str, body: dict[str, Any], most: int
+) -> None:
+    limit = "max_output_tokens" if path == "responses" else "max_tokens"
+    settings = Settings(triton_address=triton.address, max_logprobs=1000)
+    with running_gateway(settings) as url, httpx.Client(base_url=f"{url}/v1/", trust_env=False) as http:
+        assert http.post(path, json={"model": MODEL, **body, limit: most}).status_code == 200
+        refused = http.post(path, json={"model": MODEL, **body, limit: most + 1})
+        assert refused.status_code == 400
+        assert "must be at most 1000" in refused.json()["error"]["message"]
+        assert http.post(path, json={"model": MODEL, **body}).status_code == 200
+        own_default = 16 if path == "completions" else most
+        assert triton.requests[-1].inputs["max_new_tokens"] == own_default
+        if path != "responses":  # whose last event has all of them
+            assert http.post(path, json={"model": MODEL, **body, limit: most + 1, "stream": True}).status_code == 200
+
+
+async def test_others_have_a_turn_while_log_probabilities_are_written() -> None:
+    tokens, turns = 10_000, 0
+    chunk = GenerateChunk(token_ids=(97,) * tokens, token_logprobs=(-1.0,) * tokens)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    class Texts:
+        async def lookup(self, ids: set[int]) -> dict[int, bytes]:
+            return {each: bytes([each]) for each in ids}
+
+    running = asyncio.create_task(other())
+    written = await encoded_chat_logprobs([chunk], cast(TokenTexts, Texts()))
+    running.cancel()
+    content = json.loads(orjson.dumps(written))["content"]
+    assert content == [{"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}] * tokens
+    assert turns > 50

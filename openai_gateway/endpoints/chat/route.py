@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
@@ -16,7 +17,7 @@ from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import CollectedChoice, collect
 from openai_gateway.generation.counting import CountingWriter
-from openai_gateway.generation.logprobs import chat_logprobs, prompt_logprobs, scored_prompt
+from openai_gateway.generation.logprobs import encoded_chat_logprobs, prompt_logprobs, scored_prompt
 from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.generation.watching import with_stop_strings
 from openai_gateway.models import ServedModel
@@ -41,6 +42,8 @@ async def create_chat_completion(
     thinking = None if body.continues else chosen.model.thinking
     generate = generate_request(body, chosen.model)
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
+    if not body.stream:
+        await gateway.bound_logprobs(chosen.model, generate)
     await gateway.bring_images(request, chosen.model, generate)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate), body.choices)
     if body.shown_stops:
@@ -64,7 +67,7 @@ async def create_chat_completion(
     choices = []
     for index, response in enumerate(responses.choices):
         reasoning = reasoning_of(body, thinking)
-        choice = await _choice(body, chosen.model, index, response, reasoning)
+        choice = _choice(body, chosen.model, index, response, reasoning)
         if body.return_token_ids:
             choice.token_ids = response.token_ids
         choices.append(choice)
@@ -74,7 +77,7 @@ async def create_chat_completion(
     if body.prompt_logprobs is not None:
         scored = scored_prompt(responses.choices[0].chunks[0])
         scores = await prompt_logprobs(scored, chosen.model.token_texts, body.prompt_logprobs)
-    return ChatCompletion(
+    completion = ChatCompletion(
         id=response_id,
         created=created,
         model=chosen.name,
@@ -82,6 +85,12 @@ async def create_chat_completion(
         usage=responses.usage,
         prompt_logprobs=scores,
     )
+    if not body.logprobs:
+        return completion
+    content = completion.model_dump(mode="json")
+    for choice_content, response in zip(content["choices"], responses.choices, strict=True):
+        choice_content["logprobs"] = await encoded_chat_logprobs(response.chunks, chosen.model.token_texts)
+    return Response(orjson.dumps(content), media_type="application/json")
 
 
 def generate_request(body: ChatCompletionRequest, model: ServedModel) -> GenerateRequest:
@@ -144,7 +153,7 @@ def _writer(
     )
 
 
-async def _choice(
+def _choice(
     body: ChatCompletionRequest,
     model: ServedModel,
     index: int,
@@ -154,7 +163,6 @@ async def _choice(
     delta = ReasoningDelta(content=response.text) if reasoning is None else reasoning.whole_of(response.chunks)
     text = delta.reasoning if delta.reasoning and body.include_reasoning is not False else None
     message, reason = ChatMessage(content=delta.content, reasoning_content=text), response.finish_reason
-    logprobs = await chat_logprobs(response.chunks, model.token_texts) if body.logprobs else None
     parser = _call_parser(body, model)
     if parser is not None and (found := parse_with(parser, delta.content)).calls:
         calls = [tool_call(call) for call in found.calls[: _max_calls(body)]]
@@ -164,5 +172,5 @@ async def _choice(
         else:
             message.tool_calls = calls
         if reason == "stop":
-            return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=body.reason_of_calls)
-    return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=reason)
+            return ChatChoice(index=index, message=message, finish_reason=body.reason_of_calls)
+    return ChatChoice(index=index, message=message, finish_reason=reason)

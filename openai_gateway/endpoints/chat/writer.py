@@ -98,7 +98,7 @@ class ChatWriter:
     async def _with_logprobs(self, text: str, chunks: Sequence[GenerateChunk], texts: TokenTexts) -> bytes:
         if not text and not any(chunk.token_ids for chunk in chunks):
             return b"" if self._reasoning_parser is None else self._with_text(text, chunks)
-        logprobs = (await chat_logprobs(chunks, texts)).model_dump()
+        logprobs = {"content": await chat_logprobs(chunks, texts), "refusal": None}
         if self._parser is None and self._reasoning_parser is None:
             return self._event({"content": SLOT}, logprobs=logprobs).fill(text)
         return self._event({"content": SLOT}, logprobs=logprobs).fill("") + self._with_text(text, chunks)

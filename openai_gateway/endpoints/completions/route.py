@@ -39,6 +39,8 @@ async def create_completion(
     if len(prompts) * choices > _MAX_CHOICES:
         raise ApiError(400, f"n times the prompts must be at most {_MAX_CHOICES}", param="n", code="invalid_value")
     generates = [_generate_request(body, model, prompt) for prompt in prompts]
+    if not body.stream:
+        await gateway.bound_logprobs(model, *generates)
     for generate in generates:
         gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     echoes = [echo for prompt in prompts for echo in [await _echo(body, model, prompt)] * choices]

@@ -146,6 +146,7 @@ async def _respond(
     asked = generate_request(body, chosen.model)
     asked.stream, asked.want_engine_seconds = streams, True
     asked.fields["stop_words"] = [*asked.fields.get("stop_words", ()), *stops]
+    await gateway.bound_logprobs(chosen.model, asked)
     gateway.admit(request, asked, chosen=chosen)
     await gateway.bring_images(request, chosen.model, asked)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(asked))

@@ -67,7 +67,7 @@ class LineWriter:
         """Return the lines for the next chunks."""
         self._first = self._first or time.perf_counter()
         if self._texts is not None:
-            self._logprobs += (await chat_logprobs(chunks, self._texts)).model_dump()["content"]
+            self._logprobs += await chat_logprobs(chunks, self._texts)
         lines = self._with_delta(self._split("".join(chunk.text for chunk in chunks)))
         if chunks[-1].finish_reason is not None:
             self._reason, self._engine_seconds = finish_reason(chunks[-1]), chunks[-1].engine_seconds

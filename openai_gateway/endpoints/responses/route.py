@@ -44,6 +44,7 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     given, body = body, await with_stored_items(body, request, gateway)
     thinking = chosen.model.thinking
     generate = _generate_request(body, chosen.model)
+    await gateway.bound_logprobs(chosen.model, generate)
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_images(request, chosen.model, generate)
     reasoning = reasoning_parser(thinking, body.template_options, body.messages)

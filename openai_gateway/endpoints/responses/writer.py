@@ -81,7 +81,7 @@ class ResponseWriter:
             events += self._event("response.in_progress", response=self.response)
         text = "".join(chunk.text for chunk in chunks)
         if self._texts is not None:
-            self._logprobs += (await chat_logprobs(chunks, self._texts)).model_dump()["content"]
+            self._logprobs += await chat_logprobs(chunks, self._texts)
         events += self._with_delta(
             self._reasoning_parser.feed_chunks(chunks) if self._reasoning_parser else ReasoningDelta(content=text)
         )
