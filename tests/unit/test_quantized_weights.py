@@ -27,7 +27,7 @@ from lmdeploy.turbomind.manifest import (
     rows_of,
     transpose,
 )
-from lmdeploy.turbomind.quantized import Quantization, with_codes
+from lmdeploy.turbomind.quantized import Quantization, weight_format, with_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from tests.kernels import device
 from tests.kernels.reference import round_activations
@@ -325,6 +325,35 @@ def test_settings_are_read_where_tools_write_them(case: str, plain_model: Path, 
     for name, content in {"config.json": config, **files}.items():
         (model / name).write_text(json.dumps(content))
     assert torch.equal(read(model), expected)
+
+
+_GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
+AS_PUBLISHED: dict[str, dict[str, Any]] = {
+    "DeepSeek-V4-Flash-FP8": {
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "lm_head"],
+    },
+    "Kimi-K2.5": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": _GROUP},
+        "ignore": ["lm_head", "re:.*self_attn.*"], "kv_cache_scheme": None, "quantization_status": "compressed",
+        "global_compression_ratio": None, "sparsity_config": {}, "transform_config": {}, "version": "0.12.3",
+    },
+    "MiniMax-M2.5-NVFP4": {
+        "quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": {}}, "ignore": ["lm_head"],
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}, "producer": {"name": "modelopt"},
+    },
+    "Qwen-VL-Chat-Int4": {
+        "quant_method": "gptq", "bits": 4, "group_size": 128, "damp_percent": 0.01, "desc_act": False, "sym": True,
+        "static_groups": False, "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model",
+    },
+    "gpt-oss-20b": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_PUBLISHED)
+def test_no_field_of_published_settings_is_unknown(name: str) -> None:
+    method = AS_PUBLISHED[name]["quant_method"]
+    assert weight_format({"quantization_config": AS_PUBLISHED[name]}) == ("hf" if method == "mxfp4" else method)
 
 
 def test_settings_of_other_files_of_a_checkpoint_are_not_the_weights(plain_model: Path, tmp_path: Path) -> None:
