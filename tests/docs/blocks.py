@@ -14,7 +14,7 @@ SAMPLE = [
     ROOT / "docs" / f"{name}.md"
     for name in (
         "get-started/quickstart",
-        *("guides/offline", "guides/serving"),
+        *("guides/batches", "guides/offline", "guides/proxy", "guides/serving"),
     )
 ]
 _BLOCK = re.compile(r"((?:^<!-- [^\n]*-->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,6 +1,7 @@
-"""Every subcommand of ``lmdeploy``, and ``make serve``, is started as a user starts it, and serves or finishes.
+"""Every subcommand of ``lmdeploy`` is started as a user starts it, and serves or finishes.
 
-The commands are those of the parser: one that is new fails here until its smallest line is written below.
+The commands are those of the parser: one that is new fails here until a page whose commands are run has it
+(`tests/docs/test_pages.py`), or its smallest line is written below.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +23,7 @@ import pytest
 from lmdeploy.cli.main import make_parser
 from lmdeploy.serve.ports import free_ports
 from lmdeploy.turbomind.engine_dir import resolve
+from tests.docs.blocks import SAMPLE, steps
 from tests.support.api_server import ApiServer, api_server
 from tests.support.fake_hub import running_hub
 from tests.support.servers import START
@@ -33,7 +34,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = "Hello\nexit\n"  # what a user types: a message, and that it is over
-ROW = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,10 @@ LITE = "{model} --work-dir {folder}/made --calib-samples 2 --calib-seqlen 64"
 LINES = {
     "": Line(says="usage: lmdeploy"),
     "serve": Line(says="usage: lmdeploy serve"),
-    "serve api_server": Line(says="OpenAI API"),  # the server of the others
     "serve gateway": Line("--triton-address {triton} --server-port {port}", serves="/health"),
     "serve gradio": Line("{triton} --server-port {port}", serves="/"),
-    "serve proxy": Line("--server-port {port} --state-file {folder}/nodes", serves="/health"),
     "serve ray": Line("{model} --server-port {port} --threads 1 --cache-max-entry-count 64", serves="/health"),
-    "serve api_client": Line("{url}", typed=CHAT),
     "serve triton_client": Line("{triton}", typed=CHAT),
-    "chat": Line("{model}", typed=CHAT),
-    "batch": Line("{folder}/in.jsonl {model} -o {folder}/out.jsonl"),
     "convert": Line("{model} --dst-path {folder}/workspace", says="tritonserver"),
     "lite": Line(says="usage: lmdeploy lite"),
     "lite auto_awq": Line(f"{LITE} --w-group-size 32"),
@@ -82,11 +77,9 @@ LINES = {
     "lite calibrate": Line(LITE),
     "lite kv_qparams": Line("{folder} {folder}"),
     "lite get_small_sharded_hf": Line("a b", status=2, says="is not supported"),
-    "plan": Line("{model} --gpu L4", says="KV cache"),
     "list": Line(says="LlamaForCausalLM"),
     "pull": Line("owner/tiny", says="success"),  # of a hub of the test's
     "rm": Line("owner/tiny", status=1, says="was not pulled"),
-    "check_env": Line(says="tritonserver: "),
     "warm": Line("{folder}/prompts.jsonl {model} --cache-dir {folder}/kept", says="/kept: 1"),
 }
 
@@ -101,6 +94,8 @@ def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:
 
 
 COMMANDS = list(commands(make_parser()))
+WRITTEN = [step.text for page in SAMPLE for step in steps(page) if step.language == "bash" and not step.not_run]
+ON_PAGES = {name for name in COMMANDS if name and any(f"{text} ".startswith(f"lmdeploy {name} ") for text in WRITTEN)}
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +142,8 @@ def started(words: list[str], typed: str, output: Path) -> Iterator[subprocess.P
             process.wait()
 
 
-def expect_answered(url: str, process: subprocess.Popen[str], output: Path) -> None:
-    """Wait until a path is answered with 200."""
+def expect_served(url: str, process: subprocess.Popen[str], output: Path) -> None:
+    """Wait until a path is answered with 200, then end the process as Ctrl-C does."""
 
     def is_answered() -> bool:
         assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]
@@ -158,36 +153,25 @@ def expect_answered(url: str, process: subprocess.Popen[str], output: Path) -> N
             return False
 
     eventually_sync(is_answered, timeout=START)
-
-
-def expect_served(url: str, process: subprocess.Popen[str], output: Path) -> None:
-    """Wait until a path is answered with 200, then end the process as Ctrl-C does."""
-    expect_answered(url, process, output)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) in (0, 130), output.read_text(encoding="utf-8")[-3000:]
 
 
-def test_every_command_has_its_smallest_line_here() -> None:
-    assert LINES.keys() == set(COMMANDS)
+def test_every_command_is_run_by_a_page_or_has_its_smallest_line_here() -> None:
+    assert LINES.keys() == set(COMMANDS) - ON_PAGES | {"serve", "lite"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", LINES)
 def test_a_command_serves_or_finishes(
     command: str, model: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     line, output = LINES[command], tmp_path / "printed"
-    (tmp_path / "in.jsonl").write_text(json.dumps(ROW) + "\n", encoding="utf-8")
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n", encoding="utf-8")
     (port,) = free_ports(1)
     places: dict[str, object] = {"model": model, "folder": tmp_path, "port": port}
-    if command == "serve api_server" or "{triton}" in line.words or "{url}" in line.words:
+    if "{triton}" in line.words:
         server: ApiServer = request.getfixturevalue("server")
-        places |= {"url": server.url, "triton": server.triton_address}
-    if command == "serve api_server":
-        asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        response = httpx.post(f"{server.url}/v1/chat/completions", json=asked, trust_env=False, timeout=60)
-        assert (response.status_code, line.says in server.output) == (200, True)
-        return
+        places["triton"] = server.triton_address
     if command in ("pull", "rm"):
         request.getfixturevalue("hub")
     if command == "serve ray":
@@ -201,19 +185,3 @@ def test_a_command_serves_or_finishes(
     printed = output.read_text(encoding="utf-8")
     assert "Traceback" not in printed
     assert line.says in printed
-
-
-def test_make_serve_serves(model: Path, tmp_path: Path) -> None:
-    assert shutil.which("make")
-    planned = subprocess.run(["make", "-n", "serve"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "installing" not in planned, "the environment is not up to date: run `make dev`"
-    names = ("PORT", "WEBUI_PORT", "HTTP_PORT", "GRPC_PORT", "METRICS_PORT")
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
-    words = ["make", "serve", f"MODEL={model}", *(f"{name}={port}" for name, port in ports.items())]
-    output = tmp_path / "printed"
-    with started(words, "", output) as process:
-        for name in ("PORT", "WEBUI_PORT"):
-            expect_answered(f"http://127.0.0.1:{ports[name]}/", process, output)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        ends = (2, -signal.SIGINT)  # make reports the command's status, or ends of the signal itself
-        assert process.wait(60) in ends, output.read_text(encoding="utf-8")[-3000:]
