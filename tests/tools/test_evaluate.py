@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tools.default_model import find_gguf
 from tools.evaluation import command
 from tools.evaluation.agreement import compare, log_probabilities
 from tools.evaluation.formats import BUILT_IN, MADE, REFERENCE, Bound, Format, built_in
-from tools.evaluation.measuring import Evaluation
+from tools.evaluation.measuring import Evaluation, Measured
 from tools.evaluation.tasks import questions, share_right
 from tools.evaluation.texts import read_pieces
 
@@ -137,11 +138,22 @@ def test_the_command_writes_a_table_and_fails_where_more_is_lost(
     strict = Format("strict", {"dtype": "float32", "weight_bits": 4}, Bound(divergence=0.0, perplexity=9.0))
     monkeypatch.setattr(command, "built_in", lambda backend: [strict])
     flags = ["--text", str(text), "--questions", "1", "--checkpoint", f"again={tiny_model}", "--json", str(report)]
+    shown = []
+    measure = Evaluation.measure
+
+    def watched(*arguments: Any) -> Measured:
+        shown.append(capsys.readouterr())
+        return measure(*arguments)
+
+    monkeypatch.setattr(Evaluation, "measure", watched)
     with pytest.raises(SystemExit) as stopped:
         command.main([str(tiny_model), *flags])
+    shown.append(capsys.readouterr())
     assert re.search(r"strict: KL divergence \S+ > 0", str(stopped.value))
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    rows = [line for each in shown for line in each.out.splitlines() if line.startswith("|")]
     assert [row.split(" | ")[0] for row in rows] == ["| format", "| ---", "| float32", "| strict", "| again"]
+    assert ["| float32 |" in shown[1].out, "| strict |" in shown[2].out] == [True, True]  # before the next one
+    assert "strict:   0%" in "".join(each.err for each in shown[1:])
     assert all(name in rows[0] for name in SOLVED)
     found = json.loads(report.read_text())
     assert found["strict"]["agreement"]["divergence"] > 0
@@ -156,5 +168,5 @@ def test_a_checkpoint_has_a_name_and_a_path(given: str, capsys: pytest.CaptureFi
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_measured() -> None:
-    with pytest.raises(ValueError, match="there is no checkpoint nowhere"):
+    with pytest.raises(ValueError, match=r"^nowhere: no such directory"):
         command.main(["--checkpoint", "name=nowhere"])

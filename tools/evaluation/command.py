@@ -4,11 +4,12 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lmdeploy.paths import default_model_dir
+from lmdeploy.paths import default_model_dir, locate_model
+from tools.bench.progress import progress_bar
 from tools.bench.report import machine
 from tools.evaluation.formats import MADE, REFERENCE, Format, built_in
 from tools.evaluation.measuring import Evaluation, Measured
@@ -54,39 +55,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises
     ------
     ValueError
-        A checkpoint or text is not there.
+        A model, checkpoint or text is not there.
     """
     args = make_parser().parse_args(arguments)
-    if missing := [one.checkpoint for one in args.checkpoint if not Path(one.checkpoint).exists()]:
-        raise ValueError(f"there is no checkpoint {', '.join(missing)}")
+    for path in (args.model_path, *(one.checkpoint for one in args.checkpoint)):
+        locate_model(path)  # before anything takes minutes
     evaluation = Evaluation(read_pieces(args.text), args.questions, args.backend)
     measured: dict[str, Measured] = {}
     failures = []
     with tempfile.TemporaryDirectory() as scratch:
         for chosen in (REFERENCE, *built_in(args.backend), *(MADE if args.lite else ()), *args.checkpoint):
-            print(f"-- {chosen.name}", file=sys.stderr, flush=True)
-            path = chosen.model(args.model_path, args.work_dir or Path(scratch))
-            one = measured[chosen.name] = evaluation.measure(path, chosen)
+            with progress_bar(evaluation.steps, "step", title=chosen.name) as advance:
+                path = chosen.model(args.model_path, args.work_dir or Path(scratch))
+                one = measured[chosen.name] = evaluation.measure(path, chosen, advance)
+            if len(measured) == 1:
+                print(f"{Path(args.model_path).name}, {one.agreement.places} tokens scored; {machine()}\n")
+                print(heading(one))
+            print(row(chosen.name, one, measured[REFERENCE.name]), flush=True)
             if chosen.bound is not None:
                 passed = chosen.bound.exceeded(one.agreement, evaluation.reference)
                 failures += [f"{chosen.name}: {text}" for text in passed]
-    print(f"{Path(args.model_path).name}, {measured[REFERENCE.name].agreement.places} tokens scored; {machine()}\n")
-    print(markdown(measured, REFERENCE.name))
     if args.json is not None:
         args.json.write_text(json.dumps({name: asdict(one) for name, one in measured.items()}, indent=1))
     if failures:
         sys.exit("\n".join(["", "More is lost than may be:", *failures]))
 
 
-def markdown(measured: Mapping[str, Measured], reference: str) -> str:
-    """Return a table with a row a format, the reference's among them."""
-    first = measured[reference]
-    header = ["format", "perplexity", "KL, nats", "same top token", *first.right]
-    rows = [header, ["---"] + ["---:"] * (len(header) - 1)]
-    for name, one in measured.items():
-        growth = one.agreement.perplexity / first.agreement.perplexity - 1
-        alongside = "" if one is first else f" ({growth:+.2%})"
-        cells = [f"{one.agreement.perplexity:.2f}{alongside}", f"{one.agreement.divergence:.5f}"]
-        shares = (one.agreement.same_top, *one.right.values())
-        rows.append([name, *cells, *(f"{share:.0%}" for share in shares)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def heading(first: Measured) -> str:
+    """Return the first two lines of the table."""
+    names = ["format", "perplexity", "KL, nats", "same top token", *first.right]
+    return f"{_line(names)}\n{_line(['---'] + ['---:'] * (len(names) - 1))}"
+
+
+def row(name: str, one: Measured, first: Measured) -> str:
+    """Return the line of a format; ``first`` is the reference."""
+    growth = one.agreement.perplexity / first.agreement.perplexity - 1
+    alongside = "" if one is first else f" ({growth:+.2%})"
+    cells = [f"{one.agreement.perplexity:.2f}{alongside}", f"{one.agreement.divergence:.5f}"]
+    shares = (one.agreement.same_top, *one.right.values())
+    return _line([name, *cells, *(f"{share:.0%}" for share in shares)])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

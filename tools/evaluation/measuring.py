@@ -1,6 +1,6 @@
 """One format, measured: the model is loaded once, scored on the texts, and asked the tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +8,7 @@ import torch
 
 from lmdeploy import GenerationConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
+from tools.bench.progress import ignore
 from tools.evaluation.agreement import Agreement, compare, log_probabilities
 from tools.evaluation.formats import Format
 from tools.evaluation.tasks import MOST_ANSWER_TOKENS, TASKS, questions, share_right
@@ -51,14 +52,25 @@ class Evaluation:
         """What the reference says of the texts."""
         return compare(self._texts, self._reference, self._reference)
 
-    def measure(self, model_path: str, chosen: Format) -> Measured:
-        """Load a model in a format and return what it says."""
+    @property
+    def steps(self) -> int:
+        """How often `measure` reports: for the model, each text and each task."""
+        return 1 + len(self._pieces) + (len(TASKS) if self._questions else 0)
+
+    def measure(self, model_path: str, chosen: Format, advance: Callable[[], None] = ignore) -> Measured:
+        """Load a model in a format and return what it says; ``advance`` is called after each step."""
         settings = {"cache_max_entry_count": 0.2, "session_len": 1024, **chosen.settings}
         with pipeline(model_path, backend=self._backend, **settings) as pipe:
             self._texts = self._texts or encoded(pipe.tokenizer, self._pieces, _MOST_TOKENS)
-            scored = [log_probabilities(pipe.get_logits(ids)[0], len(ids)) for ids in self._texts]
+            advance()
+            scored, right = [], {}
+            for ids in self._texts:
+                scored.append(log_probabilities(pipe.get_logits(ids)[0], len(ids)))
+                advance()
             self._reference = self._reference or scored
-            right = {task: self._ask(pipe, task) for task in TASKS} if self._questions else {}
+            for task in TASKS if self._questions else ():
+                right[task] = self._ask(pipe, task)
+                advance()
         return Measured(compare(self._texts, self._reference, scored), right)
 
     def _ask(self, pipe: AsyncEngine, task: str) -> float:
