@@ -80,16 +80,19 @@ def test_states_and_keys_are_counted_for_the_layers_that_have_them(
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
 def test_a_file_says_of_each_model_what_the_command_line_says_of_all(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "alongside").mkdir()
+    (tmp_path / "file.gguf").touch()
     content = {
         "models": [
             {"path": "alongside", "engine": {"session_len": 64}},
+            {"path": "file.gguf", "name": "file"},
             {"name": "chat@3", "path": "owner/name", "chat_template": "vicuna", "backend": "pytorch"},
         ]
     }
     file = tmp_path / f"models.{suffix}"
     file.write_text(json.dumps(content))  # JSON is YAML
     common = {"engine": {"session_len": 8, "max_batch_size": 2}, "chat_template": "llama2"}
-    first, second = read_models_file(file, common)
+    first, gguf, second = read_models_file(file, common)
+    assert gguf == WantedModel("file", str(tmp_path / "file.gguf"), "llama2", engine=common["engine"])  # type: ignore[arg-type]
     assert first == WantedModel(
         "alongside", str(tmp_path / "alongside"), "llama2", engine={"session_len": 64, "max_batch_size": 2}
     )

@@ -199,7 +199,7 @@ def _model_of(number: int, entry: Mapping[str, Any], folder: Path, common: Mappi
     if not texts.get("path"):
         raise ValueError(f"model {number} has no path")
     alongside = folder / texts["path"]
-    path = str(alongside) if alongside.is_dir() else texts["path"]
+    path = str(alongside) if alongside.exists() else texts["path"]
     name = texts.get("name") or model_name_of(Path(path).expanduser().absolute())
     model = WantedModel(**{**common, **texts, "path": path, "name": name})
     return replace(model, engine={**common.get("engine", {}), **engine})
