@@ -1,8 +1,9 @@
 """Download a model of a hub: in pieces that can be continued, checked before any of it can be used.
 
-``huggingface_hub`` speaks to the hub and keeps the files. What it does not do is done here: the bytes of an interrupted
-download are kept for the next attempt (``blobs/<digest>.part``), and a file that has not the digest which the hub names
-never gets its place.
+``huggingface_hub`` speaks to the hub, and its cache has the files. Where they go depends on the hub's description of
+the repository alone, never on the headers of a response: the bytes of an interrupted download are kept for the next
+attempt (``blobs/<digest>.part``), and a file that has not the digest which the hub names never gets its place.
+Redirects to private addresses, and files that are larger than described, end the download.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import hashlib
 import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
+from lmdeploy.addresses import ip_address, is_public
 from lmdeploy.hub.choice import HubFile, chosen_files
 from lmdeploy.hub.errors import HubError, HubUnreachableError
 from lmdeploy.hub.names import HubName
@@ -83,6 +87,7 @@ def pull(
     """
     place = (hub_cache or default_hub_cache()).expanduser().absolute()
     report(Progress("pulling manifest"))
+    _refuse_private_redirects()
     commit, files = _files(name, revision)
     main, chosen = chosen_files(files, name.which)
     sizes = {file.name: file.size for file in chosen}
@@ -118,12 +123,14 @@ def _files(name: HubName, revision: str | None) -> tuple[str, list[HubFile]]:
         raise HubError("the hub has no such model, or it is private and HF_TOKEN is not set") from None
     except errors.OfflineModeIsEnabled:
         raise HubUnreachableError("HF_HUB_OFFLINE is set, so the hub is not asked") from None
+    except HubError:
+        raise
     except Exception as error:  # of the HTTP library, which differs between versions
         raise HubUnreachableError(f"the hub cannot be reached ({_first_line(error)})") from error
     found = []
     for file in info.siblings or ():
         digest = (file.lfs.sha256 if file.lfs else file.blob_id) or ""
-        if file.size is None or not _DIGEST.fullmatch(digest) or _is_outside(file.rfilename):
+        if file.size is None or file.size < 0 or not _DIGEST.fullmatch(digest) or _is_outside(file.rfilename):
             raise HubError(f"the hub describes the file {file.rfilename!r} without size, checksum or a path of its own")
         found.append(HubFile(file.rfilename, file.size, digest))
     commit = info.sha or ""
@@ -170,32 +177,26 @@ def _blob(model: PulledModel, file: HubFile) -> Path:
 
 def _fetch(model: PulledModel, file: HubFile, report: Report) -> None:
     """Bring a file's bytes into the hub's cache."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     blob = _blob(model, file)
     steps = _Steps(Progress(f"pulling {file.digest[:12]}", file.name, _named(file.digest), file.size), report)
     with _interruptions_of(file):
         if not blob.exists():
             url = hf_hub_url(model.repository, file.name, revision=model.commit)
-            if _is_in_chunks(get_hf_file_metadata(url)):  # of a store with its own protocol and cache
-                hf_hub_download(
-                    model.repository,
-                    file.name,
-                    revision=model.commit,
-                    cache_dir=model.hub_cache,
-                    tqdm_class=steps.bar(),
-                )
-            else:
-                _fetch_bytes(url, blob, file, steps)
+            _fetch_bytes(url, blob, file, steps, _chunks_of(get_hf_file_metadata(url)))
     steps.end()
 
 
 def _link(model: PulledModel, file: HubFile) -> None:
     """Give a file whose bytes are there its name in the snapshot."""
-    from huggingface_hub import hf_hub_download
-
-    with _interruptions_of(file):
-        hf_hub_download(model.repository, file.name, revision=model.commit, cache_dir=model.hub_cache)
+    link = model.snapshot / file.name
+    target = os.path.relpath(_blob(model, file), link.parent)
+    if link.is_symlink() and str(link.readlink()) == target:
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
 
 
 @contextlib.contextmanager
@@ -213,15 +214,38 @@ def _interruptions_of(file: HubFile) -> Iterator[None]:
         ) from error
 
 
-def _is_in_chunks(metadata: Any) -> bool:
+def _refuse_private_redirects() -> None:
+    """Have ``huggingface_hub`` ask its hub, wherever that is, and public hosts only."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils._http import default_client_factory, set_client_factory
+
+    def check(request: Any) -> None:
+        host = request.url.host
+        if request.url.netloc.decode() == urlsplit(constants.ENDPOINT).netloc:
+            return
+        for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            address = ip_address(str(found[4][0]))
+            if address is None or not is_public(address):
+                raise HubError(f"the hub redirects to {host}, which is in a private network")
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.event_hooks["request"].append(check)
+        return made
+
+    set_client_factory(client)
+
+
+def _chunks_of(metadata: Any) -> Any:
+    """Return where a store with its own protocol has a file; None where it does not, or cannot be asked."""
     from importlib.util import find_spec
 
-    return getattr(metadata, "xet_file_data", None) is not None and find_spec("hf_xet") is not None
+    return getattr(metadata, "xet_file_data", None) if find_spec("hf_xet") else None
 
 
-def _fetch_bytes(url: str, blob: Path, file: HubFile, steps: _Steps) -> None:
+def _fetch_bytes(url: str, blob: Path, file: HubFile, steps: _Steps, chunks: Any) -> None:
     """Download a file to its place among the blobs, going on where an earlier attempt ended."""
-    from huggingface_hub.file_download import http_get
+    from huggingface_hub.file_download import http_get, xet_get
     from huggingface_hub.utils._headers import build_hf_headers
 
     part = blob.with_name(blob.name + _PART)
@@ -232,12 +256,16 @@ def _fetch_bytes(url: str, blob: Path, file: HubFile, steps: _Steps) -> None:
                 target.truncate(0)
             begun = target.tell()
             steps.add(begun)
-            http_get(url, target, resume_size=begun, headers=build_hf_headers(), expected_size=file.size,
-                     tqdm_class=steps.bar())  # fmt: skip
+            options = {"headers": build_hf_headers(), "expected_size": file.size, "tqdm_class": steps.bar()}
+            if chunks is not None:
+                steps.add(-begun)  # it begins again
+                xet_get(incomplete_path=part, xet_file_data=chunks, **options)
+            else:
+                http_get(url, target, resume_size=begun, **options)
             target.flush()
             os.fsync(target.fileno())
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        except (HubError, OSError) as error:
+            if isinstance(error, HubError) or error.errno in (errno.ENOSPC, errno.EDQUOT):
                 part.unlink(missing_ok=True)  # gives the space back
             raise
         if _digest(part, file.digest) != file.digest:
@@ -312,6 +340,8 @@ class _Steps:
     def add(self, count: int) -> None:
         """Count bytes that came; fewer than none are taken back."""
         self._completed = max(0, self._completed + count)
+        if self._completed > self._at.total:
+            raise HubError(f"{self._at.file} is larger than the {self._at.total} bytes that the hub names")
         if self._reported < 0 or abs(self._completed - self._reported) * 100 >= self._at.total:
             self._send(self._completed)
 

@@ -5,7 +5,6 @@ The address that was checked is the one connected to, so that a name cannot mean
 
 import contextlib
 import http.client
-import ipaddress
 import os
 import socket
 import ssl
@@ -13,6 +12,8 @@ import threading
 import time
 from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
+
+from lmdeploy.addresses import ip_address, is_public
 
 _CHUNK = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -115,21 +116,11 @@ def _addresses(host: str, port: int, rules: FetchRules) -> list[str]:
     except (OSError, UnicodeError) as error:
         raise ValueError(f"the image cannot be fetched from {host}: no such host") from error
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    for address in addresses:
-        if not rules.allows_private and not _is_public(address):
+    for text in addresses:
+        address = ip_address(text)
+        if not rules.allows_private and (address is None or not is_public(address)):
             raise ValueError(f"images are not fetched from {host}: it is in a private network; send it as a data URL")
     return addresses
-
-
-def _is_public(text: str) -> bool:
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if inner is not None:
-            address = inner
-        elif address in ipaddress.ip_network("64:ff9b::/96"):
-            address = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.is_global and not address.is_multicast
 
 
 class _Connection(http.client.HTTPConnection):

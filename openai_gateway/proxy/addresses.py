@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 from urllib.parse import urlsplit
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
+from lmdeploy.addresses import IP, ip_address, is_public
 from openai_gateway.errors import ApiError
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
@@ -17,8 +17,6 @@ THIS_MACHINE = "localhost"
 _SAME = ("127.0.0.1", "::1", THIS_MACHINE)  # a server that listens on one of them is the same as on another
 _PORTS = {"http": 80, "https": 443}
 _EXPECTED = "url must be http(s)://HOST:PORT, without a user, a path or a query"
-
-IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def base_url(url: str, peer: str = THIS_MACHINE) -> str:
@@ -42,7 +40,7 @@ def base_url(url: str, peer: str = THIS_MACHINE) -> str:
     is_bare = parts.path in ("", "/") and not any(mark in url for mark in "?#@\\")
     if parts.scheme not in ("http", "https") or not host or not is_bare or port == 0 or not url.isprintable():
         raise _refusal(_EXPECTED)
-    address = address_of(host)
+    address = ip_address(host)
     if address is None and not _NAME.fullmatch(host):
         raise _refusal("url must name a host")
     if address is not None and address.is_unspecified:
@@ -79,7 +77,7 @@ def checked_url(url: str, *, allow_private: bool, from_this_machine: bool, peer:
     """
     url = base_url(url, peer)
     host = urlsplit(url).hostname or ""
-    address = address_of(host)
+    address = ip_address(host)
     if address is None:
         is_allowed = from_this_machine or allow_private or host.lower() != THIS_MACHINE
     else:
@@ -90,21 +88,11 @@ def checked_url(url: str, *, allow_private: bool, from_this_machine: bool, peer:
     return url
 
 
-def address_of(host: str) -> IP | None:
-    """Return the address that a host is written as; None when it is a name."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
-
-
 def is_allowed_address(address: IP, *, allow_private: bool) -> bool:
     """Return whether nodes may have an address; those of a link or a group, where clouds keep secrets, never."""
     if address.is_link_local or address.is_multicast:
         return False
-    return allow_private or address.is_global
+    return allow_private or is_public(address)
 
 
 class CheckedResolver(AbstractResolver):
@@ -143,7 +131,7 @@ class CheckedResolver(AbstractResolver):
         await self._resolver.close()
 
     def _allows(self, host: str, found: str) -> bool:
-        address = address_of(found)
+        address = ip_address(found)
         if address is None:
             return False
         is_here = host.lower() == THIS_MACHINE and address.is_loopback

@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lmdeploy.addresses import ip_address
 from openai_gateway.errors import ApiError
 from openai_gateway.middleware.api_keys import matching_key
-from openai_gateway.proxy.addresses import THIS_MACHINE, address_of
+from openai_gateway.proxy.addresses import THIS_MACHINE
 from openai_gateway.proxy.settings import ProxySettings
 
 NODE_PATHS = ("/nodes/add", "/nodes/remove")
@@ -57,7 +58,7 @@ class NodeAdministrators:
 def is_here(scope: Scope) -> bool:
     """Return whether a program on this machine asks itself, not one that passes on what others ask."""
     headers = Headers(scope=scope)
-    address = address_of(scope["client"][0]) if scope["client"] else None
+    address = ip_address(scope["client"][0]) if scope["client"] else None
     return address is not None and address.is_loopback and not any(name in headers for name in _OF_ANOTHER_PROXY)
 
 
@@ -76,4 +77,4 @@ def _is_numeric_or_local(host: str) -> bool:
         name, _ = parts.hostname, parts.port
     except ValueError:
         return False
-    return parts.netloc == host and name is not None and (name == THIS_MACHINE or address_of(name) is not None)
+    return parts.netloc == host and name is not None and (name == THIS_MACHINE or ip_address(name) is not None)

@@ -242,7 +242,7 @@ def test_images_come_from_allowed_places(
         named = _post(gateway, content("what?", f"file://{tmp_path}/two.png"))
         assert named.json()["choices"][0]["message"]["content"] == offline["two"]
         with monkeypatch.context() as patch:
-            patch.setattr(fetching, "_is_public", lambda address: True)  # as if this machine were elsewhere
+            patch.setattr(fetching, "is_public", lambda address: True)  # as if this machine were elsewhere
             fetched = _post(gateway, content("what?", f"{host}/one.png"))
             assert fetched.json()["choices"][0]["message"]["content"] == offline["one"]
             missing = _post(gateway, content("what?", f"{host}/none.png"))

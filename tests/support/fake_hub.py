@@ -30,6 +30,10 @@ class FakeHub:
         Bytes of a body after which the connection is closed, by path: of the next request, the one after it, ...
     wrong
         What is sent in a file's place, by path: of its length.
+    headers
+        Sent with a file, by path; a ``Location`` redirects.
+    sizes
+        What the hub says a file has, by path; others have their own.
     asked
         Paths of files whose bytes were asked for, with the first byte asked for.
     """
@@ -38,6 +42,8 @@ class FakeHub:
     commit: str = "a" * 40
     cut_after: dict[str, list[int]] = field(default_factory=dict)
     wrong: dict[str, bytes] = field(default_factory=dict)
+    headers: dict[str, dict[str, str]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
     url: str = ""
 
@@ -45,9 +51,10 @@ class FakeHub:
         """Return what the hub says about a repository."""
         siblings = []
         for name, content in self.files[repository].items():
-            entry: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": git_digest(content)}
+            size = self.sizes.get(name, len(content))
+            entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": git_digest(content)}
             if name.endswith(LARGE):
-                entry["lfs"] = {"sha256": digest_of(name, content), "size": len(content), "pointerSize": 134}
+                entry["lfs"] = {"sha256": digest_of(name, content), "size": size, "pointerSize": 134}
             siblings.append(entry)
         return {"id": repository, "modelId": repository, "sha": self.commit, "private": False, "siblings": siblings}
 
@@ -115,6 +122,10 @@ def running_hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
             own = {"ETag": f'"{digest}"', "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
             if name.endswith(LARGE):
                 own |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
+            own |= hub.headers.get(name, {})
+            if "Location" in own and with_body:
+                self.respond(b"", own, 302)
+                return
             asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
             begin = int(asked[1]) if asked else 0
             if asked:

@@ -19,7 +19,7 @@ from lmdeploy.hub.names import HubName, hub_name
 from lmdeploy.hub.pull import Progress, pull
 from lmdeploy.hub.pulled import find, pulled_models, remove, snapshot_of_others
 from lmdeploy.paths import locate_model, pulled_records
-from tests.support.fake_hub import FakeHub, ask, running_hub
+from tests.support.fake_hub import FakeHub, ask, digest_of, running_hub
 
 SMALL = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "README.md": b"# hello", "model.py": b"import os"}
 WEIGHTS = bytes(range(256)) * 1000
@@ -101,6 +101,47 @@ def test_a_file_with_another_checksum_is_never_used(hub: FakeHub, tmp_path: Path
     assert not [path for path in (tmp_path / "hub").rglob("*") if path.is_file() and b"???" in path.read_bytes()]
     hub.wrong.clear()
     assert (pulled() / "model.safetensors").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("etag", ["../../outside", "{digest of another}", "/etc/passwd", "../../../../../etc/passwd"])
+def test_headers_of_a_hub_decide_nothing_about_where_a_file_goes(hub: FakeHub, tmp_path: Path, etag: str) -> None:
+    if etag.startswith("{"):
+        etag = digest_of("model.safetensors", WEIGHTS)
+    named = {"ETag": f'"{etag}"', "X-Linked-Etag": f'"{etag}"', "X-Linked-Size": "5", "X-Repo-Commit": "b" * 40}
+    hub.headers = dict.fromkeys(("config.json", "model.safetensors"), named)
+    path = pulled()
+    blobs = path.parent.parent / "blobs"
+    for file in path.iterdir():
+        content = REPOSITORIES["owner/plain"][file.name]
+        assert file.read_bytes() == content
+        assert file.resolve() == blobs / digest_of(file.name, content)
+    files = {
+        file for file in tmp_path.rglob("*") if file.is_file() and "cache" not in file.relative_to(tmp_path).parts[0]
+    }
+    assert {file.parent for file in files} <= {blobs, path}
+
+
+def test_a_file_larger_than_the_hub_says_ends_at_once(hub: FakeHub, tmp_path: Path) -> None:
+    hub.sizes["model.safetensors"] = 1000
+    with pytest.raises(HubError, match=r"model\.safetensors is larger than the 1000 bytes that the hub names"):
+        pulled()
+    assert not [file for file in (tmp_path / "hub").rglob("*") if file.is_file() and file.stat().st_size > 1000]
+
+
+def test_a_negative_size_is_refused(hub: FakeHub) -> None:
+    hub.sizes["model.safetensors"] = -1
+    with pytest.raises(HubError, match="without size"):
+        pulled()
+
+
+def test_a_redirect_into_a_private_network_is_refused(hub: FakeHub) -> None:
+    with running_hub(REPOSITORIES) as other:
+        hub.headers["model.safetensors"] = {
+            "Location": f"{other.url}/owner/plain/resolve/{hub.commit}/model.safetensors"
+        }
+        with pytest.raises(HubError, match=r"redirects to 127\.0\.0\.1, which is in a private network"):
+            pulled()
+        assert other.asked == []
 
 
 def test_a_file_that_was_damaged_in_the_cache_is_found(hub: FakeHub) -> None:
