@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.paths import locate_model
 from tools.bench.stats import Record, Summary, summarize
 from tools.bench.workload import Request
 
@@ -15,7 +16,7 @@ class Transformers:
     Parameters
     ----------
     model_path
-        A Hugging Face directory.
+        A Hugging Face directory, or a model's name.
     dtype
         Type of weights and activations.
     """
@@ -25,9 +26,10 @@ class Transformers:
         from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
         logging.disable_progress_bar()
+        directory = locate_model(str(model_path))
         self._torch = torch
-        self._tokenizer = AutoTokenizer.from_pretrained(str(model_path), padding_side="left")
-        self._model = AutoModelForCausalLM.from_pretrained(str(model_path), dtype=getattr(torch, dtype)).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
 
