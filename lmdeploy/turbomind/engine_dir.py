@@ -22,6 +22,7 @@ from lmdeploy.model_metadata.pooling import write_pooling
 from lmdeploy.model_metadata.score_head import write_score_head
 from lmdeploy.model_metadata.task_adapters import write_task_adapters
 from lmdeploy.model_metadata.token_heads import write_token_heads
+from lmdeploy.own_files import require_own_files
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
 from lmdeploy.pytorch.text_part.described import TEXT_PART, describe_text_part
@@ -96,6 +97,7 @@ def resolve(
         If there is no such model, or it is missing files, truncated, half-written or contradicts itself.
     """
     directory = locate_model(str(model_path), revision, download_dir)
+    require_own_files(directory)
     for candidate in (directory, workspace_engine_dir(directory)):
         if (candidate / "spec.json").is_file():
             return _require_backend(_open_checked(candidate), backend)

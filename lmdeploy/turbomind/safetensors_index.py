@@ -96,6 +96,8 @@ def read_checkpoint(model_dir: Path) -> SafetensorsIndex:
         try:
             weight_map = json.loads((model_dir / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"]
             named = set(weight_map.values())
+            if any(Path(name).name != name for name in named):
+                raise ValueError("it names files elsewhere")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return SafetensorsIndex([], problems=[f"{INDEX_NAME} is broken ({error!r})"], has_unread_files=True)
         files = weight_files(model_dir, named)
