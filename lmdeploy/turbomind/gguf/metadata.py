@@ -13,10 +13,11 @@ logger = logging.getLogger(__name__)
 # Keys that no computation depends on: other keys, shapes of tensors or the architecture say the same, or they tell how
 # the model was trained.
 _REDUNDANT = {
-    "attention.causal", "attention.value_length", "attention.value_length_swa", "classifier.output_labels",
-    "expert_feed_forward_length", "expert_shared_count", "expert_shared_feed_forward_length", "pooling_type",
-    "rope.dimension_sections", "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout",
-    "use_parallel_residual", "vocab_size",
+    "attention.causal", "attention.key_length", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
+    "attention.value_length", "attention.value_length_swa", "classifier.output_labels", "expert_feed_forward_length",
+    "expert_shared_count", "expert_shared_feed_forward_length", "pooling_type", "rope.dimension_sections",
+    "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout", "use_parallel_residual",
+    "vocab_size",
 }  # fmt: skip
 # Of other keys, those that begin so change what a model computes.
 _COMPUTED = ("attention.", "expert", "rope.", "ssm.")
@@ -126,4 +127,6 @@ class Metadata:
             return bool(self.get("rope.scaling.type") != "yarn" or negative or (key.endswith("factor") and value == 1))
         if key == "expert_gating_func":
             return bool(value == (_SIGMOID if self.architecture in _WITH_SIGMOID else _SOFTMAX))
-        return not value or (value == 1 and key.endswith(("scale", "factor")))
+        if key == "attention.temperature_length":
+            return bool(value == self.get("rope.scaling.original_context_length"))
+        return not value or (value == 1 and key.endswith(("scale", "factor", "group_count", "group_used_count")))

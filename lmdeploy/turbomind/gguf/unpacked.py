@@ -113,7 +113,6 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
         generation = write_tokenizer(values, target)
         if tower is not None:
             config = tower.config_with(config | generation, values["tokenizer.ggml.tokens"])
-            config["image_tokens"] = max(0, len(values["tokenizer.ggml.tokens"]) - (metadata.vocab_size or 0))
             (target / "preprocessor_config.json").write_text(json.dumps(tower.processor()), encoding="utf-8")
             (target / LINK).symlink_to(tower.path)
     except (TypeError, AttributeError, ArithmeticError) as error:
