@@ -53,7 +53,10 @@ def with_stacks(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> d
 
 
 def _part(matrix: Load, index: SafetensorsIndex) -> Expression:
-    """Return a matrix out of a stack, or itself."""
+    """Return a matrix out of a stack, or itself; stacks that lie the other way are turned, as in ``transformers``."""
+    stored = index.tensors[matrix.name].shape if matrix.name in index.tensors else ()
+    if len(stored) == 3 and stored != matrix.shape == (stored[0], stored[2], stored[1]):
+        return permute(dataclasses.replace(matrix, shape=stored), 0, 2, 1)
     found = _MATRIX.fullmatch(matrix.name)
     stack = f"{found[1]}.{'down' if found[3] == 'down' else 'gate_up'}_proj" if found else ""
     if found is None or stack not in index.tensors:

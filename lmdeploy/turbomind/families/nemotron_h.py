@@ -45,6 +45,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         conv_kernel=config.conv_kernel,
         conv_bias=config.use_conv_bias,
         bias=config.use_bias,
+        min_step=float(getattr(config, "time_step_min", 0.0)),  # its modeling code takes this, not time_step_limit's
     )
     return decoder_spec(
         config,
