@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModel
 
 import lmdeploy
 from lmdeploy.model_metadata.pooling import unit
 from lmdeploy.offline.texts import states_of
 from tests.engine.test_gguf_architectures import ENCODERS, converted, run
+from tests.support.gguf_files import write_gguf
 from tests.support.pieces_tokenizer import make_pieces
 from tests.support.tiny_encoders import make_encoder, texts_of, write_modules
+from tests.support.tiny_models import make_small
 from tools.bench.peers.install import llama_sources
 from tools.bench.peers.places import llama_tool
 
@@ -110,3 +114,17 @@ def test_rerankers_score_as_llama_cpp_does(outtype: str, tmp_path: Path) -> None
     if outtype == "f32":
         with lmdeploy.pipeline(str(source)) as published:
             assert np.abs(published.score(pairs) - ours).max() <= 1e-4
+
+
+def test_a_decoder_makes_vectors_as_its_file_says(tmp_path: Path) -> None:
+    """As Qwen3-Embedding is published: the last token's hidden state, of length 1."""
+    source, file = make_small(tmp_path / "source", "Qwen3ForCausalLM", head_dim=16), tmp_path / "model.gguf"
+    write_gguf(source, file, "qwen3", extra={"pooling_type": 3})
+    model = AutoModel.from_pretrained(source, dtype=torch.float32).eval()
+    config = lmdeploy.TurbomindEngineConfig(dtype="float32", session_len=128, cache_max_entry_count=8)
+    with lmdeploy.pipeline(str(file), backend_config=config) as pipe:
+        (vector,) = pipe.embed(["how do you do"])
+        ids = pipe.tokenizer.encode("how do you do")
+    with torch.no_grad():
+        last = model(torch.tensor([ids])).last_hidden_state[0, -1]
+    assert np.allclose(vector, last / last.norm(), atol=1e-5)

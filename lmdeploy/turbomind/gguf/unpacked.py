@@ -106,7 +106,7 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
         config = config_of(metadata)
         if numbers := architecture_of(config["gguf_architecture"]).numbers(metadata):
             write_numbers(target / f"weights-{len(parts) + 1:05}.gguf", numbers)
-        if is_encoder(metadata):
+        if is_encoder(metadata) or metadata.get("pooling_type"):  # decoders make vectors, too
             write_modules(metadata, target)
         tower = tower_for(parts[0], config, metadata.values.get("tokenizer.ggml.tokens"))
         values = metadata.values if tower is None else with_token(metadata.values, tower.tower.token)
