@@ -177,7 +177,8 @@ def test_replaced_modules_keep_what_modelling_code_knows_of_them(
     tmp_path: Path, name: str, more: dict[str, Any]
 ) -> None:
     theirs = make(tmp_path, name, **more)
-    ours = StepDriver(tmp_path, VOCAB, HIDDEN, by_transformers=True).runner._model._model
+    runner: Any = StepDriver(tmp_path, VOCAB, HIDDEN, by_transformers=True).runner
+    ours = runner._model._model
     replaced = 0
     for path, module in theirs.named_modules():
         own = ours.get_submodule(path)
