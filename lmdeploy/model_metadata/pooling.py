@@ -127,7 +127,7 @@ def layers_of(kept: Sequence[Mapping[str, Any]], weights: Any) -> tuple[DenseLay
     """Return layers of what `DenseLayer.kept` says, and of the arrays of all of them, ``arr_0``, ``arr_1``, ..."""
     each = [[weights[f"arr_{4 * i + part}"] for part in range(4)] for i in range(len(kept))]
     return tuple(
-        DenseLayer(one["activation"], weight, bias, norm, one["norm_eps"], norm_bias, one["takes_units"])
+        DenseLayer(one["activation"], weight, bias, norm, one["norm_eps"], norm_bias, one.get("takes_units", False))
         for one, (weight, bias, norm, norm_bias) in zip(kept, each, strict=True)
     )
 
