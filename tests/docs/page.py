@@ -60,6 +60,7 @@ class Shell:
             ["bash", "--noprofile", "--norc"], cwd=folder, stdin=subprocess.PIPE, pass_fds=[its_end], text=True
         )
         self._say("set -m")  # background commands take Ctrl-C
+        self._say(f'make() {{ command make -C {ROOT} "$@"; }}')  # whose build names its own folder
         self._served: dict[int, Step] = {}  # by process group
         self._space: dict[str, object] = {"__name__": "__main__"}
         self._number = 0
