@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.tokenizer_readers.settings import TokenizerSettings
+from lmdeploy.tokenizer_readers.settings import TokenizerSettings, read_object
 
 
 def read_tokenizer(directory: Path) -> Any:
@@ -24,9 +24,35 @@ def read_tokenizer(directory: Path) -> Any:
     OSError
         If files are missing. Broken ones raise what the library that reads them does.
     """
-    if (directory / "tokenizer.json").is_file():
-        return _auto(directory)
     settings = TokenizerSettings.read(directory)
+    tokenizer = _described(settings) if (directory / "tokenizer.json").is_file() else _built(settings)
+    tokenizer.chat_template = settings.chat_template
+    return tokenizer
+
+
+def _described(settings: TokenizerSettings) -> Any:
+    """Return the tokenizer of ``tokenizer.json``, which needs no code of the checkpoint."""
+    from transformers import PreTrainedTokenizerFast
+
+    directory = settings.directory
+    decoder = read_object(directory / "tokenizer.json").get("decoder")
+    try:
+        tokenizer = _auto(settings)
+        # The class that a model's name leads to may be SentencePiece's, which makes no bytes of byte-level pieces.
+        if not (_has_bytes(decoder) and not _has_bytes(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])):
+            return tokenizer
+    except ValueError:
+        if not settings.own_class:
+            raise
+    return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+
+
+def _has_bytes(decoder: object) -> bool:
+    return '"ByteLevel"' in json.dumps(decoder)
+
+
+def _built(settings: TokenizerSettings) -> Any:
+    """Return the tokenizer that a class builds of other files."""
     reader = _readers().get(settings.own_class or settings.class_name)
     if reader is not None:
         return reader(settings)
@@ -36,7 +62,7 @@ def read_tokenizer(directory: Path) -> Any:
             "save the tokenizer as tokenizer.json (PreTrainedTokenizerFast)"
         )
     _make_sentencepiece_readable()
-    return _auto(directory)
+    return _auto(settings)
 
 
 def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
@@ -54,9 +80,10 @@ def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
     }
 
 
-def _auto(directory: Path) -> Any:
+def _auto(settings: TokenizerSettings) -> Any:
     from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
+    directory = settings.directory
     given: Any = {"local_files_only": True, "trust_remote_code": False}
     config: Any = None
     try:
@@ -64,10 +91,10 @@ def _auto(directory: Path) -> Any:
     except OSError:
         pass  # there is none, and `AutoTokenizer` does without
     except Exception:  # a config.json that is invalid for `transformers` is no fault of the tokenizer
-        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        raw = read_object(directory / "config.json")
         config = PretrainedConfig(tokenizer_class=raw.get("tokenizer_class"))
         config.model_type = raw.get("model_type", "")
-    return AutoTokenizer.from_pretrained(str(directory), config=config, **given)
+    return AutoTokenizer.from_pretrained(str(directory), config=config, **given, **settings.without_empty)
 
 
 def _make_sentencepiece_readable() -> None:

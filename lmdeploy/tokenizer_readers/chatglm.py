@@ -31,5 +31,4 @@ def read(settings: TokenizerSettings) -> Any:
         {text: [number] for text, number in special.items() if not text.isalpha()} | {"".join(_PREFIX): prefix},
         prefix,
         eos_token=model.id_to_piece(model.eos_id()),
-        chat_template=settings.chat_template,
     )

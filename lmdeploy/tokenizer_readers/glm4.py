@@ -27,4 +27,4 @@ def read(settings: TokenizerSettings) -> Any:
         raise ValueError(f"added_tokens_decoder of tokenizer_config.json must list {', '.join(sorted(missing))}")
     tokenizer = byte_pair_encoding(read_ranks(settings.file("tokenizer.model")), _WORDS, added)
     prefixed(tokenizer, _PREFIX)
-    return as_transformers(tokenizer, settings, _END)
+    return as_transformers(tokenizer, _END)

@@ -28,7 +28,6 @@ def read(settings: TokenizerSettings) -> Any:
         [ids[bos]] if bos is not None and settings.content.get("add_bos_token", True) else [],
         bos_token=bos,
         eos_token=eos,
-        chat_template=settings.chat_template,
     )
 
 

@@ -32,4 +32,4 @@ def read(settings: TokenizerSettings) -> Any:
         number: named.get(number) or AddedToken(f"<|reserved_token_{number}|>", special=True, normalized=False)
         for number in range(len(ranks), len(ranks) + _SPECIAL_COUNT)
     }
-    return as_transformers(byte_pair_encoding(ranks, WORDS, added), settings, settings.token("eos_token") or "[EOS]")
+    return as_transformers(byte_pair_encoding(ranks, WORDS, added), settings.token("eos_token") or "[EOS]")

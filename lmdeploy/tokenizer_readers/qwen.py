@@ -28,7 +28,7 @@ def read(settings: TokenizerSettings) -> Any:
     }
     tokenizer = byte_pair_encoding(read_ranks(settings.file("qwen.tiktoken")), _WORDS, added)
     tokenizer.normalizer = normalizers.NFC()
-    return as_transformers(tokenizer, settings, _END)
+    return as_transformers(tokenizer, _END)
 
 
 def _sees(settings: TokenizerSettings) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lmdeploy.token_bytes import byte_level_alphabet
-from lmdeploy.tokenizer_readers.settings import TokenizerSettings
 
 Ranks = dict[bytes, int]
 
@@ -73,11 +72,11 @@ def prefixed(tokenizer: Tokenizer, prefix: Sequence[str]) -> None:
     )
 
 
-def as_transformers(tokenizer: Tokenizer, settings: TokenizerSettings, end: str) -> Any:
+def as_transformers(tokenizer: Tokenizer, end: str) -> Any:
     """Return the ``transformers`` tokenizer of one; ``end`` is the token that ends a text."""
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, chat_template=settings.chat_template)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end)
 
 
 def _merges(ranks: Ranks) -> list[tuple[bytes, bytes]]:

@@ -28,8 +28,7 @@ class TokenizerSettings:
     @classmethod
     def read(cls, directory: Path) -> "Self":
         """Return the settings of the tokenizer in ``directory``."""
-        file = directory / "tokenizer_config.json"
-        return cls(directory, json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})
+        return cls(directory, read_object(directory / "tokenizer_config.json"))
 
     @property
     def class_name(self) -> str:
@@ -45,10 +44,38 @@ class TokenizerSettings:
         return str(name).rpartition(".")[2]
 
     @property
-    def chat_template(self) -> Any:
-        """The chat template as ``transformers`` takes it: of the file alongside, else of the settings; None if none."""
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The chat template, or several by name; None if there is none."""
+        return self.template_and_file[0]
+
+    @property
+    def template_and_file(self) -> tuple[str | dict[str, str] | None, str]:
+        """The chat template or templates, and the file it is from; None and an empty name if there is none.
+
+        Of several files the one that ``transformers`` takes: for models with a processor, its own files come first, and
+        for the others, to which it means nothing, last.
+        """
+        processor = [("processor_config.json", None), ("chat_template.json", None)]
+        tokenizer = [("chat_template.jinja", self._template_files()), ("tokenizer_config.json", self.content)]
+        has_processor = any(
+            (self.directory / f"{name}_config.json").is_file() for name in ("processor", "preprocessor")
+        )
+        for name, content in processor + tokenizer if has_processor else tokenizer + processor:
+            found = (read_object(self.directory / name) if content is None else content).get("chat_template")
+            if isinstance(found, list):
+                found = {each["name"]: each["template"] for each in found}
+            if found:
+                return found, name
+        return None, ""
+
+    def _template_files(self) -> dict[str, Any]:
+        """Return the template files as ``tokenizer_config.json`` would have them."""
         file = self.directory / "chat_template.jinja"
-        return file.read_text(encoding="utf-8") if file.is_file() else self.content.get("chat_template")
+        others = sorted((self.directory / "additional_chat_templates").glob("*.jinja"))
+        found = {path.stem: path.read_text(encoding="utf-8") for path in others}
+        if file.is_file():
+            found["default"] = file.read_text(encoding="utf-8")
+        return {"chat_template": found["default"] if list(found) == ["default"] else found}
 
     @property
     def added_tokens(self) -> "dict[int, AddedToken]":
@@ -60,6 +87,11 @@ class TokenizerSettings:
             int(number): AddedToken(**{name: value for name, value in token.items() if name != "__type"})
             for number, token in listed.items()
         }
+
+    @property
+    def without_empty(self) -> dict[str, None]:
+        """Return None for each role that the settings give an empty text, which is that of no token."""
+        return {role: None for role, text in self.content.items() if role.endswith("_token") and text == ""}
 
     def token(self, role: str) -> str:
         """Return the text of the token that has a role, such as ``bos_token``; empty if none is named."""
@@ -78,3 +110,9 @@ class TokenizerSettings:
         if not path.is_file():
             raise FileNotFoundError(f"{name} is missing: {self.own_class or self.class_name} is read from it")
         return path
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return the object in a file; empty if there is none."""
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return content

@@ -326,16 +326,11 @@ def test_tokens_that_end_a_response_are_found(request: pytest.FixtureRequest, ki
     assert tokenizer.bos_token_id is None
 
 
-def test_the_chat_template_of_the_settings_or_of_the_file_is_found(
-    glm4: Tokenizer, qwen: Tokenizer, ranks: dict[bytes, int], tmp_path: Path
-) -> None:
+def test_a_tokenizer_that_is_read_here_has_its_chat_template(glm4: Tokenizer, qwen: Tokenizer) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     rendered = glm4.hf_tokenizer.apply_chat_template(messages, tokenize=False)
     assert rendered == "[gMASK]<sop><|user|>\nHi<|assistant|>"
     assert qwen.hf_tokenizer.chat_template is None
-    write_qwen(tmp_path, ranks, chat_template="of the settings")
-    (tmp_path / "chat_template.jinja").write_text("of the file")
-    assert Tokenizer(str(tmp_path)).hf_tokenizer.chat_template == "of the file"
 
 
 def broken_line(directory: Path) -> None:
