@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmdeploy.cli.checkpoint_report import checkpoint_report
 from lmdeploy.distribution import PACKAGE, upstream_elsewhere
 from lmdeploy.version import __version__
 
@@ -56,7 +57,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help=f"Also write the output to this file: {', '.join(FORMATS)}.",
     )
-    parser.add_argument("--model", metavar="MODEL", help="Model directory: also show the cache groups of its layers.")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="Also show what is read of a model and from which of its files: end tokens, chat template, vocabulary, "
+        "rope, quantization, ignored files, memory of its layers.",
+    )
     parser.set_defaults(run=run)
 
 
@@ -64,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the report, a ``key: value`` line each; return the exit status."""
     report = collect()
     if args.model is not None:
-        report |= _memory_of(args.model)
+        report |= checkpoint_report(args.model)
     for name, value in report.items():
         print(f"{name}: {value}")
     if args.dump_file is not None:
@@ -99,16 +105,6 @@ def collect() -> dict[str, str]:
         **_our_parts(),
         "NVIDIA Topology": _says("nvidia-smi", "topo", "-m") or _MISSING,
     }
-
-
-def _memory_of(model: str) -> dict[str, str]:
-    """Return what the layers of a model keep of a sequence, a line a group of the cache."""
-    from lmdeploy.capacity.groups import memory_groups
-    from lmdeploy.turbomind.engine_dir import resolve
-
-    spec = resolve(model).spec
-    groups = {f"cache group {index}": str(group) for index, group in enumerate(memory_groups(spec))}
-    return {"model": f"{spec.architecture}, {spec.num_layers} layers", **groups}
 
 
 def dump(report: dict[str, str], path: Path) -> None:
