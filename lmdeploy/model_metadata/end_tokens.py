@@ -81,9 +81,16 @@ def end_texts(tokenizer: Tokenizer) -> list[str]:
 
 
 def closing_token(template: JinjaChatTemplate, tokenizer: Tokenizer) -> str:
-    """Return the special token that a template writes right after the assistant's messages; empty: none."""
-    closings = [text.lstrip() for text in template.closings()]
-    closing = [text for text in tokenizer.special_ids if text and all(each.startswith(text) for each in closings)]
+    """Return the special token that a template writes right after the assistant's messages; empty: none.
+
+    One that stands between its reasoning and its content as well, as ``<|end|>`` of gpt-oss does, closes no turn.
+    """
+    closings, within = template.closings()
+    closing = [
+        text
+        for text in tokenizer.special_ids
+        if text and text not in within and all(each.lstrip().startswith(text) for each in closings)
+    ]
     return max(closing, key=len, default="") if closings else ""
 
 

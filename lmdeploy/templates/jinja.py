@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PROBE = "a text that no template writes by itself"
+_REASONING_PROBE = "another one"
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 # What a message's reasoning may be called; templates read the first name, gpt-oss's the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -75,17 +76,20 @@ class JinjaChatTemplate(ChatTemplate):
         """The model's tokens that end a response, and what else stops it."""
         return (*self._end_of_sequence, *self.stop_words)
 
-    def closings(self) -> list[str]:
-        """Return what the template writes after the assistant's last message, and after one that another follows.
+    def closings(self) -> tuple[list[str], str]:
+        """Return what the template writes after a message of the assistant, and between its reasoning and content.
 
-        Nothing where it refuses one. What is in one alone opens a turn.
+        The first are after the last message, and after one that another follows: what is in one alone opens a turn.
+        Nothing where it refuses such messages.
         """
-        turns = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _PROBE}]
+        said = {"role": "assistant", "content": _PROBE, "reasoning_content": _REASONING_PROBE}
+        turns = [{"role": "user", "content": "-"}, said]
         try:
-            written = [self.render(said, add_generation_prompt=False) for said in (turns, [*turns, turns[0]])]
+            written = [self.render(turns, add_generation_prompt=False) for turns in (turns, [*turns, turns[0]])]
         except ValueError:
-            return []
-        return [text.partition(_PROBE)[2] for text in written]
+            return [], ""
+        before = written[0].partition(_PROBE)[0]
+        return [text.partition(_PROBE)[2] for text in written], before.partition(_REASONING_PROBE)[2]
 
     def with_options(self, options: Mapping[str, Any]) -> "Self":
         """Return the template with variables of the caller's."""

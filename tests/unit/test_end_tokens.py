@@ -101,6 +101,14 @@ def test_every_place_that_names_an_end_is_read(name: str, tmp_path: Path) -> Non
     assert end_texts(tokenizer) == list(expected)
 
 
+def test_what_closes_a_part_of_a_turn_ends_no_response(tmp_path: Path) -> None:
+    """Some publish gpt-oss with a template that closes every message alike."""
+    source = (DATA / "gpt-oss.jinja").read_text(encoding="utf-8").replace("<|return|>", "<|end|>")
+    (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
+    tokenizer = write(tmp_path, ["<|return|>", "<|end|>"], None, {}, "<|return|>", "")
+    assert end_texts(tokenizer) == ["<|return|>"]
+
+
 def test_an_end_that_cannot_be_is_left_out_and_reported(tmp_path: Path) -> None:
     """Of a vocabulary's rows, and an ordinary piece that the configuration of another model ends with."""
     tokenizer = write(tmp_path, ["</s>"], [0, 9], {"eos_token_id": 1}, "</s>", "")
