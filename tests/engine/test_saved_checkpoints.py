@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from lmdeploy.turbomind.checkpoint import describe
+from tests.support.layered_models import MODELS
 from tests.support.tiny_models import make_small
 from tests.support.token_engine import TokenEngine, relative_error
 
-PROMPT = [(37 * i * i + 11 * i) % 1000 for i in range(24)]
+PROMPT = [(37 * i * i + 11 * i) % 900 + 50 for i in range(24)]  # none is padding, whose row is 0
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 Tensors = dict[str, Tensor]
@@ -96,4 +97,15 @@ def test_a_decoder_is_found_below_the_prefixes_of_models_that_see(prefix: str, t
     with torch.no_grad(), TokenEngine(folder) as engine:
         response, logits = engine.generate(PROMPT, 4, "all")
         expected = model(torch.tensor([PROMPT + response[:-1]])).logits[0]
+    assert relative_error(logits, expected) < 1e-4
+
+
+@pytest.mark.parametrize("rows", [1000, 1100])
+def test_inputs_of_layers_have_the_rows_that_the_config_says(rows: int, tmp_path: Path) -> None:
+    architecture, fields = MODELS["Gemma 4 E2B"]
+    folder = make_small(tmp_path / "model", architecture, **fields | {"vocab_size_per_layer_input": rows})
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad(), TokenEngine(folder) as engine:
+        _, logits = engine.generate(PROMPT, 1, "all")
+        expected = model(torch.tensor([PROMPT])).logits[0]
     assert relative_error(logits, expected) < 1e-4
