@@ -263,10 +263,13 @@ def test_keys_without_effect_change_nothing() -> None:
 
 
 def test_the_size_of_what_rotates_is_checked() -> None:
-    config = config_of(with_keys({"rope.dimension_count": 32}))
-    assert config["rope_parameters"]["partial_rotary_factor"] == 0.25
+    with pytest.raises(ValueError, match=r"llama\.rope\.dimension_count must be 128, the size of a head, got 32"):
+        config_of(with_keys({"rope.dimension_count": 32}))
     with pytest.raises(ValueError, match=r"llama\.rope\.dimension_count must be an even number <= 128, .* got 256"):
         config_of(with_keys({"rope.dimension_count": 256}))
+    qwen = metadata_of("Qwen3-32B-UD-Q5_K_XL")
+    config = config_of(Metadata({**qwen.values, "qwen3.rope.dimension_count": 32}, qwen.tensors, {}))
+    assert config["rope_parameters"]["partial_rotary_factor"] == 0.25
 
 
 def test_recommended_sampling_is_that_of_the_file(tmp_path: Path) -> None:

@@ -159,7 +159,13 @@ def config_of(metadata: Metadata) -> dict[str, Any]:
         "model_format": FORMAT,
         "gguf_architecture": name,
     }
-    if "rope_freqs.weight" in metadata.numbers and "rope_type" in config.get("rope_parameters", {}):
+    rope = config.get("rope_parameters", {})
+    if architecture.is_turned and "partial_rotary_factor" in rope:  # the converter reorders whole heads
+        raise ValueError(
+            f"{metadata.architecture}.rope.dimension_count must be {metadata.head_dim}, the size of a head, got "
+            f"{metadata.get('rope.dimension_count')}"
+        )
+    if "rope_freqs.weight" in metadata.numbers and "rope_type" in rope:
         config["gguf_rope_factors"] = metadata.numbers["rope_freqs.weight"]
     metadata.refuse_unused()
     return config
