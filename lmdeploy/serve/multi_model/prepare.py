@@ -20,6 +20,7 @@ from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.serve.multi_model.wanted import WantedModel
 from lmdeploy.serve.resolved_model import resolved_model
 from lmdeploy.turbomind.engine_dir import EngineDir
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.turbomind.spec import ModelSpec
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -73,7 +74,7 @@ def _weight_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
         is_quantized_already = content["weight_format"] != "hf"
     else:
         checkpoint = Path(json.loads((made.path / "worker.json").read_text(encoding="utf-8"))["checkpoint"])
-        files, is_quantized_already = list(checkpoint.glob("*.safetensors")), False
+        files, is_quantized_already = read_checkpoint(checkpoint).files, False
     stored: int = sum(file.stat().st_size for file in files)
     if is_quantized_already:
         return stored
