@@ -9,12 +9,12 @@ namespace turbomind {
 
 namespace {
 
-void check_prompt(const Request& request, const RequestLimits& limits) {
+void check_prompt(const Request& request, const RequestLimits& limits, const TokenTable& tokens) {
   if (request.input_ids.empty() && !request.session) throw invalid_argument("input_ids must hold at least one token");
   for (const int32_t token : request.input_ids) {
     if (token < 0 || token >= limits.vocab_size) {
       throw invalid_argument("input_ids must be tokens of the vocabulary (0 to " +
-                             std::to_string(limits.vocab_size - 1) + "), got " + std::to_string(token));
+                             std::to_string(limits.vocab_size - 1) + "), got " + tokens.refused(token));
     }
   }
 }
@@ -142,9 +142,9 @@ void complete_stops(GenerationParams& params, const RequestLimits& limits, const
 
 void check_request(Request& request, const RequestLimits& limits, const TokenTable& tokens) {
   GenerationParams& params = request.params;
-  params.validate(limits.vocab_size);
+  params.validate(limits.vocab_size, tokens);
   if (!request.session && !params.runs_model()) throw invalid_argument("max_new_tokens must be >= 1, got 0");
-  check_prompt(request, limits);
+  check_prompt(request, limits, tokens);
   check_embeddings(request, limits);
   check_text(request, limits);
   check_lengths(request, limits.session_len);

@@ -321,7 +321,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
 
   std::unique_ptr<EventPublisher> events = start_event_publisher(settings, python);
-  TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");
+  TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin", spec.vocab_size);
   const StepLimits limits{config.max_batch_size, config.session_len, config.block_len};
   std::unique_ptr<ModelRunner> runner =
       has_worker(directory) ? make_worker_runner(directory, spec, settings, config.max_step_tokens, limits)

@@ -16,6 +16,8 @@
 
 namespace turbomind {
 
+class TokenTable;
+
 using RequestId = uint64_t;
 using Clock = std::chrono::steady_clock;
 
@@ -49,7 +51,7 @@ struct GenerationParams : GenerationFields {
   bool is_greedy() const { return !do_sample || temperature == 0 || top_k == 1; }
 
   // Throws Error(kInvalidArgument) naming the field, what was expected and what was given.
-  void validate(int vocab_size) const;
+  void validate(int vocab_size, const TokenTable& tokens) const;
 };
 
 // A conversation whose tokens the engine keeps between requests (engine/schedule/session_table.h).

@@ -66,14 +66,10 @@ _SHOWN_EXTRA = 8
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint in the engine's terms.
-
-    ``image_tokens`` of its tokenizer are after the vocabulary: only images are written with them.
-    """
+    """A checkpoint in the engine's terms."""
 
     spec: ModelSpec
     manifest: Manifest
-    image_tokens: int = 0
 
 
 def describe(model_dir: Path, model_name: str) -> Description:
@@ -132,7 +128,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
     is_known = _is_apart if spec.encoder is not None else lambda name: text is not None and not is_of_text(name)
     _warn_of([name for name in unread if not is_known(name)], model_dir)
     manifest = Manifest.build(tensors, index, weight_format(raw))
-    return Description(spec, manifest, 0 if text is None else text.image_tokens)
+    return Description(spec, manifest)
 
 
 def _is_apart(name: str) -> bool:

@@ -130,32 +130,28 @@ def write_engine_dir(
     from lmdeploy.turbomind.checkpoint import describe, read_config
 
     model_dir = readable_checkpoint(model_dir)
-    manifest, image_tokens = None, 0
+    manifest = None
     if backend == "pytorch":
         if linked_gguf_files(model_dir):
             raise UnsupportedModelError("GGUF files run on the engine turbomind alone")
         seeing = describe_text_part(model_dir, model_name, target / TEXT_PART, custom_module_map)
-        spec, image_tokens = seeing or (describe_for_worker(model_dir, model_name, custom_module_map), 0)
+        spec = seeing or describe_for_worker(model_dir, model_name, custom_module_map)
     else:
         description = describe(model_dir, model_name)
-        spec, manifest, image_tokens = description.spec, description.manifest, description.image_tokens
+        spec, manifest = description.spec, description.manifest
     tokenizer = Tokenizer(str(model_dir))
     ends = end_tokens(tokenizer, spec.vocab_size)
     for end in ends:
         if end.ignored:
             logger.warning("%s: %s: token %d ends no response: %s", model_dir, end.sources[0], end.id, end.ignored)
     spec = replace(spec, eos_token_ids=tuple(end.id for end in ends if not end.ignored))
-    rows = spec.vocab_size + image_tokens
-    if tokenizer.vocab_size > rows:
-        raise CheckpointError(
-            model_dir,
-            [f"the tokenizer must have at most {rows} tokens, the rows of the embedding, got {tokenizer.vocab_size}"],
-        )
     copies = target / "tokenizer"
     copy_texts(model_dir, copies)
     tokenizer.store(copies)
     choose_templates(model_dir, tokenizer).write(copies)
-    tokenizer.token_bytes(spec.vocab_size).write(target / "token_bytes.bin")
+    # Tokens beyond the embedding, as some are published with for images or padding, are for messages alone.
+    known = max(spec.vocab_size, min(tokenizer.vocab_size, 2 * spec.vocab_size))
+    tokenizer.token_bytes(known).write(target / "token_bytes.bin")
     if manifest is None:
         write_worker_file(Path(TEXT_PART) if spec.images else model_dir, read_config(model_dir), target)
     else:

@@ -40,15 +40,12 @@ class _OwnForm:
         From config.json whether the model sees, for architectures that others have too.
     is_one_place
         An image's tokens, but the first and the last, are at one position.
-    image_tokens
-        Tokens after the decoder's vocabulary, for images alone.
     """
 
     architecture: Callable[[Mapping[str, Any]], str]
     key: str = ""
     sees: Callable[[Mapping[str, Any]], bool] = lambda raw: True
     is_one_place: bool = False
-    image_tokens: int = 0
 
 
 def _always(architecture: str) -> Callable[[Mapping[str, Any]], str]:
@@ -80,14 +77,12 @@ _OWN = {
     "CogVLMForCausalLM": _OwnForm(_always("CogVLMForCausalLM"), is_one_place=True),
     "InternLMXComposer2ForCausalLM": _OwnForm(_always("InternLMXComposer2ForCausalLM")),
     "InternVLChatModel": _OwnForm(_always(""), "llm_config"),
-    "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration"), image_tokens=8),
+    "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration")),
     "LlavaLlamaForCausalLM": _OwnForm(_always("LlamaForCausalLM")),
     "LlavaMistralForCausalLM": _OwnForm(_always("MistralForCausalLM")),
     "MiniCPMV": _OwnForm(lambda raw: MINICPM_TEXTS[minicpm_version(raw)]),
-    "MolmoForCausalLM": _OwnForm(_always("MolmoForCausalLM"), image_tokens=128),
-    "OLMoForCausalLM": _OwnForm(
-        _always("OLMoForCausalLM"), sees=lambda raw: raw.get("model_type") == "molmo", image_tokens=128
-    ),
+    "MolmoForCausalLM": _OwnForm(_always("MolmoForCausalLM")),
+    "OLMoForCausalLM": _OwnForm(_always("OLMoForCausalLM"), sees=lambda raw: raw.get("model_type") == "molmo"),
     "MultiModalityCausalLM": _OwnForm(_always("LlamaForCausalLM"), "language_config"),
     "Phi3VForCausalLM": _OwnForm(_always("Phi3ForCausalLM")),
     "QWenLMHeadModel": _OwnForm(_always("QWenLMHeadModel"), sees=lambda raw: bool(raw.get("visual"))),
@@ -156,15 +151,12 @@ class TextPart:
         How the model sees.
     is_one_place
         An image's tokens, but the first and the last, are at one position.
-    image_tokens
-        Tokens after the vocabulary, for images alone.
     """
 
     config: Any
     raw: dict[str, Any]
     images: ImagesSpec
     is_one_place: bool = False
-    image_tokens: int = 0
 
 
 def sees(raw: Mapping[str, Any]) -> bool:
@@ -216,7 +208,7 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     alone = config.to_dict() | _boundary(raw) | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]}
     deepstack = len(getattr(whole.vision_config, "deepstack_visual_indexes", None) or ())
     images = ImagesSpec(deepstack, _whole_rows(whole, config))
-    return TextPart(config, alone, images, image_tokens=raw.get("image_tokens", 0))
+    return TextPart(config, alone, images)
 
 
 def _whole_rows(whole: Any, text: Any) -> int:
@@ -241,12 +233,12 @@ def _own_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> Te
     alone = dict(alone) | _boundary(raw) | {"architectures": [name]}
     try:
         if family.config is not None:
-            return TextPart(family.config(alone), alone, ImagesSpec(), own.is_one_place, own.image_tokens)
+            return TextPart(family.config(alone), alone, ImagesSpec(), own.is_one_place)
         kinds = (kind for kind, text in _TEXT_ARCHITECTURES.items() if text == name)
         kind = next(kinds, alone.get("model_type"))
         config = type(AutoConfig.for_model(kind)).from_dict(alone | {"model_type": kind})
         defaults = {key: value for key, value in config.to_dict().items() if key not in _BOUNDARY}
-        return TextPart(config, defaults | alone, ImagesSpec(), own.is_one_place, own.image_tokens)
+        return TextPart(config, defaults | alone, ImagesSpec(), own.is_one_place)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         raise CheckpointError(model_dir, [f"config.json is invalid: {' '.join(str(error).split())}"]) from error
 

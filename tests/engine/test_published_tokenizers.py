@@ -1,5 +1,8 @@
 """Models whose tokenizers are published as code are served like others: prompts, texts, ends of responses."""
 
+import dataclasses
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import pytest
 
 from lmdeploy import ChatTemplateConfig, GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.tokenizer import Tokenizer
+from tests.support.both_engines import BACKENDS, config_for
 from tests.support.published_tokenizers import byte_ranks, write_chatglm, write_glm4, write_qwen
 from tests.support.tiny_models import TOKENIZER_FILES, make_tiny_llama
 
@@ -61,3 +65,26 @@ def test_a_model_with_such_a_tokenizer_is_served(kind: str, tmp_path: Path) -> N
         (end,) = tokenizer.encode(mark, add_bos=False)
         ended = pipe(QUESTION, gen_config=GenerationConfig(max_new_tokens=5, logit_bias={end: 100.0}))
         assert (ended.text, ended.finish_reason) == ("", "stop")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_token_that_the_model_has_no_embedding_of_is_refused_by_its_text(backend: str, tmp_path: Path) -> None:
+    """Gemma 3 1B, CodeLlama 34B and others are published with tokens for images or padding after the vocabulary."""
+    rows = 49152
+    model = make_tiny_llama(tmp_path / "model", vocab_size=rows)
+    content = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    soft = {**content["added_tokens"][0], "id": rows, "content": "<image_soft_token>"}
+    content["added_tokens"].append(soft)
+    (model / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    config = config_for(backend, dtype="float32", session_len=256, cache_max_entry_count=64)
+    named = re.escape(f"got {rows} (<image_soft_token>, a token that this model has no embedding of)")
+    with pipeline(str(model), backend_config=config) as pipe:
+        sampled = GenerationConfig(max_new_tokens=8, do_sample=True, ignore_eos=True, random_seed=1)
+        # A text that is never generated is no mistake.
+        possible = dataclasses.replace(sampled, bad_words=["Hello"], stop_words=["<image_soft_token>"])
+        assert max(pipe(QUESTION, gen_config=possible).token_ids) < rows
+        for request in ({"stop_token_ids": [rows]}, {"bad_token_ids": [rows]}, {"logit_bias": {rows: 1.0}}):
+            with pytest.raises(ValueError, match=named):
+                pipe(QUESTION, gen_config=dataclasses.replace(sampled, **request))
+        with pytest.raises(ValueError, match=named):
+            pipe([{"role": "user", "content": "<image_soft_token>"}], gen_config=sampled)

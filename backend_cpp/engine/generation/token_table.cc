@@ -8,13 +8,15 @@
 
 namespace turbomind {
 
-TokenTable::TokenTable(std::vector<Token> tokens) : tokens_(std::move(tokens)) {
-  for (size_t id = 0; id < tokens_.size(); ++id) {
-    if (tokens_[id].is_special) specials_.emplace(tokens_[id].bytes, static_cast<int32_t>(id));
+TokenTable::TokenTable(std::vector<Token> tokens, int rows)
+    : tokens_(std::move(tokens)), size_(std::min(static_cast<int>(tokens_.size()), rows)) {
+  for (int32_t id = 0; id < size_; ++id) {
+    const Token& token = tokens_[static_cast<size_t>(id)];
+    if (token.is_special) specials_.emplace(token.bytes, id);
   }
 }
 
-TokenTable TokenTable::from_file(const std::string& path) {
+TokenTable TokenTable::from_file(const std::string& path, int rows) {
   constexpr char kMagic[] = "TMTOK001";
   constexpr size_t kHeaderBytes = 16;
   const MappedFile file(path);
@@ -35,12 +37,18 @@ TokenTable TokenTable::from_file(const std::string& path) {
     tokens[id].bytes.assign(blob + offsets[id], offsets[id + 1] - offsets[id]);
     tokens[id].is_special = (flags[id] & std::byte{1}) != std::byte{0};
   }
-  return TokenTable(std::move(tokens));
+  return TokenTable(std::move(tokens), rows);
 }
 
 std::string_view TokenTable::bytes(int32_t token) const {
-  return token >= 0 && token < size() ? std::string_view(tokens_[static_cast<size_t>(token)].bytes)
-                                      : std::string_view();
+  return token >= 0 && static_cast<size_t>(token) < tokens_.size()
+             ? std::string_view(tokens_[static_cast<size_t>(token)].bytes)
+             : std::string_view();
+}
+
+std::string TokenTable::refused(int32_t token) const {
+  const std::string text(token >= size_ ? bytes(token) : std::string_view());
+  return std::to_string(token) + (text.empty() ? "" : " (" + text + ", a token that this model has no embedding of)");
 }
 
 bool TokenTable::is_special(int32_t token) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,12 +17,17 @@ class TokenTable {
     bool is_special = false;
   };
 
-  explicit TokenTable(std::vector<Token> tokens);
-  static TokenTable from_file(const std::string& path);  // throws Error for a missing or malformed file
+  // Tokens from `rows` on are those of a tokenizer that is larger than its model's embedding: never generated, found by
+  // no search, and here for messages alone.
+  explicit TokenTable(std::vector<Token> tokens, int rows = std::numeric_limits<int>::max());
+  // Throws Error for a missing or malformed file.
+  static TokenTable from_file(const std::string& path, int rows = std::numeric_limits<int>::max());
 
-  int size() const { return static_cast<int>(tokens_.size()); }
+  int size() const { return size_; }
   // Empty for ids beyond the table, which models with padded vocabularies can produce.
   std::string_view bytes(int32_t token) const;
+  // An id that is refused, with the text of a token that the model has no embedding of.
+  std::string refused(int32_t token) const;
   bool is_special(int32_t token) const;
   // Whether the tokens that both have are the same; a model may have some that its tokenizer does not name.
   bool begins_like(const TokenTable& other) const;
@@ -30,6 +36,7 @@ class TokenTable {
 
  private:
   std::vector<Token> tokens_;
+  int size_;
   std::unordered_map<std::string, int32_t> specials_;
 };
 

@@ -29,15 +29,13 @@ TEXT_PART = "text_part"
 _OF_THE_WHOLE = ("auto_map", "quantization_config", "vision_config", "visual")
 
 
-def describe_text_part(
-    model_dir: Path, model_name: str, target: Path, custom_module_map: str = ""
-) -> tuple[ModelSpec, int] | None:
+def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_module_map: str = "") -> ModelSpec | None:
     """Write the folder of a vision-language model into ``target``.
 
     Returns
     -------
-    tuple[ModelSpec, int] | None
-        Its spec, and how many tokens of images are after the vocabulary; None if workers run it as it is.
+    ModelSpec | None
+        Its spec; None if workers run it as it is.
 
     Raises
     ------
@@ -71,14 +69,13 @@ def describe_text_part(
     except UnsupportedModelError as error:
         said = str(error).removeprefix(f"{target}: ")
         raise UnsupportedModelError(f"{model_dir}: its text part has no class in the PyTorch engine: {said}") from error
-    spec = dataclasses.replace(
+    return dataclasses.replace(
         spec,
         images=whole.images,
         ropes=whole.ropes,
         bos_token_id=whole.bos_token_id,
         tied_embeddings=whole.tied_embeddings,
     )
-    return spec, text.image_tokens
 
 
 def _config_of_text(text: TextPart, whole: ModelSpec) -> dict[str, Any]:
