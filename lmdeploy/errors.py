@@ -33,6 +33,11 @@ class CheckpointError(ValueError):
         return CheckpointError, (self.where, self.problems)
 
 
+def is_panic(error: BaseException) -> bool:
+    """Return whether a library's Rust code broke off, by an error that derives from ``BaseException``."""
+    return type(error).__name__ == "PanicException"
+
+
 def nearest_of(name: str, known: Collection[str]) -> str:
     """Return the end of a sentence that refuses a name: the nearest of those there are, or all of them."""
     near = get_close_matches(name, known, n=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.errors import CheckpointError
+from lmdeploy.errors import CheckpointError, is_panic
 from lmdeploy.paths import locate_model, tokenizer_dir
 from lmdeploy.token_bytes import TokenBytes, token_bytes_of
 from lmdeploy.tokenizer_readers import read_tokenizer
@@ -54,7 +54,9 @@ class Tokenizer:
             self._tokenizer: Any = read_resolved(directory) if is_resolved(directory) else self.hf_tokenizer
             bos = self.bos_token_id
             self._beginnings: list[list[int]] = [self._tokenizer.encode(""), [] if bos is None else [bos]]
-        except Exception as error:  # a broken tokenizer.json surfaces as a bare Exception of the Rust library
+        except BaseException as error:  # a broken tokenizer.json is a bare Exception, or a panic, of the Rust library
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(directory, [f"its tokenizer cannot be loaded ({reason})"]) from error
 

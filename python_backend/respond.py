@@ -7,6 +7,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from lmdeploy.errors import is_panic
+
 logger = logging.getLogger(__name__)
 
 
@@ -24,7 +26,9 @@ def respond(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
         arrays = outputs(request)
     except ValueError as error:
         return _refusal(request, "INVALID_ARGUMENT", str(error))
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         logger.exception("request %s failed", request.request_id())
         return _refusal(request, "INTERNAL", f"internal error: {error!r}")
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, values) for name, values in arrays.items()])

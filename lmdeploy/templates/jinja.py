@@ -34,6 +34,11 @@ _REASONING_PROBE = "another one"
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 # What a message's reasoning may be called; templates read the first name, gpt-oss's the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+# What a template can raise while it renders.
+_REFUSALS = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
 
 
 class JinjaChatTemplate(ChatTemplate):
@@ -70,6 +75,8 @@ class JinjaChatTemplate(ChatTemplate):
                 _compiled(template)
             except jinja2.TemplateSyntaxError as error:
                 raise ValueError(f"line {error.lineno}: {error.message}") from error
+            except RecursionError:
+                raise ValueError("it is nested too deeply") from None
 
     @property
     def end_of_turn(self) -> Sequence[str]:
@@ -138,7 +145,7 @@ class JinjaChatTemplate(ChatTemplate):
         for given in self._forms(messages):
             try:
                 return self._written(template, given, tools, add_generation_prompt)
-            except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            except _REFUSALS as error:
                 refusal = refusal or error
         raise ValueError(f"messages are refused by the model's chat template: {refusal}") from refusal
 

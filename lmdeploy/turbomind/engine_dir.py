@@ -98,6 +98,13 @@ def resolve(
     """
     directory = locate_model(str(model_path), revision, download_dir)
     require_own_files(directory)
+    try:
+        return _resolved(directory, backend, custom_module_map)
+    except RecursionError as error:
+        raise CheckpointError(directory, ["one of its JSON files or its template is nested too deeply"]) from error
+
+
+def _resolved(directory: Path, backend: str | None, custom_module_map: str) -> EngineDir:
     for candidate in (directory, workspace_engine_dir(directory)):
         if (candidate / "spec.json").is_file():
             return _require_backend(_open_checked(candidate), backend)
