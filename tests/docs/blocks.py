@@ -14,7 +14,8 @@ SAMPLE = [
     ROOT / "docs" / f"{name}.md"
     for name in (
         "get-started/quickstart",
-        *("guides/batches", "guides/multi-model", "guides/offline", "guides/proxy", "guides/serving"),
+        *("guides/batches", "guides/lora", "guides/multi-model", "guides/offline", "guides/proxy", "guides/serving"),
+        *("guides/structured-output", "guides/tools"),
     )
 ]
 _BLOCK = re.compile(r"((?:^<!-- [^\n]*-->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
