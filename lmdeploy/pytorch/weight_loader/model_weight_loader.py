@@ -90,6 +90,8 @@ def load_model_weights(model: nn.Module, checkpoint: Path) -> None:
     except KeyError as error:
         problem = f"tensor {tracked.name} would go to parameter {error}, which the model does not have"
         raise CheckpointError(checkpoint, [problem]) from error
+    except CheckpointError:
+        raise
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(checkpoint, [f"{tracked.name}: {' '.join(str(error).split())}"]) from error
     coded = coded_weights(checkpoint)

@@ -282,16 +282,16 @@ def test_weights_are_read_from_the_files_that_are_the_models(llama: Path, tmp_pa
     (tmp_path / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
     assert torch.equal(PatchedModel(tmp_path).forward(whole_step(PROMPTS[1]))[0], expected)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="it holds no weight_map"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json is broken"):
         PatchedModel(tmp_path)
 
 
 def test_a_checkpoint_that_is_no_safetensors_is_refused(copied: Path) -> None:
     (copied / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(CheckpointError, match="it cannot be read"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no safetensors file"):
         PatchedModel(copied)
     (copied / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="there are no safetensors files"):
+    with pytest.raises(CheckpointError, match=r"has no \*\.safetensors file"):
         PatchedModel(copied)
 
 
