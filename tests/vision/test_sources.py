@@ -159,7 +159,8 @@ def test_a_host_that_drips_is_left_in_time() -> None:
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "100.64.1.1", "0.0.0.0", "224.0.0.1", "::1", "fe80::1",
-     "fc00::1", "::ffff:127.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1", "::7f00:1", "::ffff:0:7f00:1", "fec0::1", "64:ff9b:1::7f00:1"],
+     "fc00::1", "::ffff:127.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1",
+     "::7f00:1", "::ffff:0:7f00:1", "fec0::1", "64:ff9b:1::7f00:1"],
 )  # fmt: skip
 def test_names_of_this_network_are_not_fetched_from(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
