@@ -146,6 +146,9 @@ def write_engine_dir(
     else:
         description = describe(model_dir, model_name)
         spec, manifest = description.spec, description.manifest
+    config = read_config(model_dir)
+    if spec.encoder is None and config.get("is_causal") is False:
+        logger.warning("%s: config.json: is_causal false is for embeddings; text is generated causally", model_dir)
     tokenizer = Tokenizer(str(model_dir))
     ends = end_tokens(tokenizer, spec.vocab_size)
     for end in ends:
@@ -160,13 +163,13 @@ def write_engine_dir(
     known = max(spec.vocab_size, min(tokenizer.vocab_size, 2 * spec.vocab_size))
     tokenizer.token_bytes(known).write(target / "token_bytes.bin")
     if manifest is None:
-        write_worker_file(Path(TEXT_PART) if spec.images else model_dir, read_config(model_dir), target)
+        write_worker_file(Path(TEXT_PART) if spec.images else model_dir, config, target)
     else:
         (target / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     write_pooling(model_dir, target, tokenizer, spec.encoder is not None)
     if spec.encoder is not None:
         write_token_heads(model_dir, target, tokenizer, spec.hidden_size)
-    write_task_adapters(model_dir, read_config(model_dir), target)
+    write_task_adapters(model_dir, config, target)
     write_score_head(model_dir, model_name, tokenizer, target, spec.encoder is not None)
     if spec.images is not None:
         (target / VISION_FILE).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")

@@ -53,3 +53,14 @@ def test_a_template_that_never_ends_in_itself_is_refused() -> None:
         template.render([{"role": "user", "content": "-"}])
     with pytest.raises(ValueError, match="nested too deeply"):
         JinjaChatTemplate("{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}").require_valid()
+
+
+def test_a_decoder_that_is_published_for_embeddings_says_so(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    resolve(folder)
+    assert "is_causal false is for embeddings" in caplog.text
