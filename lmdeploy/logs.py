@@ -26,14 +26,22 @@ def configure(level: str, log_format: str = "text") -> None:
     log_format
         One of `FORMATS`.
     """
+    Stopping.is_json = log_format == "json"
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 class Stopping:
-    """What a server's user reads once on stderr when it is asked to stop, where its command has begun it."""
+    """What a server's user reads once on stderr when it is asked to stop, where its command has begun it.
 
+    Attributes
+    ----------
+    is_json
+        It is a line of a JSON log.
+    """
+
+    is_json = False
     _is_due = False
 
     @classmethod
@@ -46,7 +54,12 @@ class Stopping:
         """Announce it; from a signal's handler too, which may not use Python's buffers."""
         if cls._is_due:
             cls._is_due = False
-            os.write(2, b"\nstopping ...\n" if os.isatty(2) else b"stopping ...\n")  # behind the terminal's ^C
+            text = "stopping ..."
+            if cls.is_json:
+                record = logging.makeLogRecord({"name": __name__, "levelname": "INFO", "msg": text})
+                text = JsonFormatter().format(record)
+            behind = "\n" if os.isatty(2) else ""  # the terminal's ^C
+            os.write(2, f"{behind}{text}\n".encode())
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,6 +13,7 @@ from starlette.responses import FileResponse, HTMLResponse
 PAGE, DESCRIPTION = "/", "/openapi.json"
 _SCRIPT, _STYLE, _ICON = "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"
 PATHS = (PAGE, DESCRIPTION, _SCRIPT, _STYLE, _ICON)
+_KINDS = {".js": "text/javascript", ".css": "text/css", ".png": "image/png"}  # machines guess differently
 _FOLDER = Path(str(files(fastapi_offline))) / "static"
 
 
@@ -31,7 +32,8 @@ def add_docs_page(app: FastAPI) -> None:
         )
 
     async def file(request: Request) -> FileResponse:
-        return FileResponse(_FOLDER / request.scope["route"].path.rpartition("/")[2])
+        name = request.scope["route"].path.rpartition("/")[2]
+        return FileResponse(_FOLDER / name, media_type=_KINDS[Path(name).suffix])
 
     for path in (_SCRIPT, _STYLE, _ICON):
         app.add_api_route(path, file, include_in_schema=False)

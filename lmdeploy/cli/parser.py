@@ -61,7 +61,8 @@ def exit_status(prog: str, run: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # behind the terminal's ^C
         return 130  # as shells report SIGINT
     except Exception as error:
         if sys.flags.dev_mode or not _can_be_mended(error):
