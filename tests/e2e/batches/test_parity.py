@@ -50,6 +50,7 @@ def reported(results: str) -> dict[str, Any]:
         for choice in body.get("choices", ()):
             for call in choice["message"]["tool_calls"] or ():
                 del call["id"]
+        body.get("usage", {}).pop("prompt_tokens_details", None)  # requests that run at once find each other's prompts
         kept = {name: body.get(name) for name in ("choices", "usage", "model")}
         if (error := body.get("error")) is not None:
             kept["error"] = error["message"].partition(" However, ")[0]  # a server counts only until it is too much
