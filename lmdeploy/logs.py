@@ -33,7 +33,7 @@ def configure(level: str, log_format: str = "text") -> None:
 
 
 class Stopping:
-    """What a server's user reads once on stderr when it is asked to stop, where its command has begun it.
+    """Shutdown message of a server: printed once on stderr, where its command has begun it.
 
     Attributes
     ----------

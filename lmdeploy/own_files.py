@@ -5,7 +5,6 @@ A checkpoint or an adapter of a stranger could otherwise name any file as its ch
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,14 +34,13 @@ def require_own_files(folder: Path) -> None:
 
 def _problems(root: Path) -> Iterator[str]:
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else None
-    for parent, folders, files in os.walk(root):
-        for path in (Path(parent, name) for name in sorted((*folders, *files))):
-            target = path.resolve()
-            if path.is_symlink() and not (
-                target.is_relative_to(root)
-                or target.parent == blobs
-                or (path.suffix in _WEIGHTS and target.suffix == path.suffix)
-            ):
-                yield f"{path.relative_to(root)} is a link to a file outside of the folder; copy the file into it"
-            elif target.exists() and not (target.is_file() or target.is_dir()):
-                yield f"{path.relative_to(root)} is no regular file"
+    for path in (*sorted(root.glob("[!.]*")), *sorted(root.glob("[!.]*/*"))):  # no reader looks deeper
+        target = path.resolve()
+        if path.is_symlink() and not (
+            target.is_relative_to(root)
+            or target.parent == blobs
+            or (path.suffix in _WEIGHTS and target.suffix == path.suffix)
+        ):
+            yield f"{path.relative_to(root)} is a link to a file outside of the folder; copy the file into it"
+        elif target.exists() and not (target.is_file() or target.is_dir()):
+            yield f"{path.relative_to(root)} is no regular file"

@@ -60,7 +60,7 @@ def locate_model(
 
 
 def named_model(name: str, revision: str | None = None, download_dir: str | None = None) -> Path | None:
-    """Return what a name stands for on this machine: a cached or pulled model, or one in the hub's cache; else None.
+    """Return the model of a name on this machine, cached, pulled or in the hub's cache; None if there is none.
 
     Raises
     ------

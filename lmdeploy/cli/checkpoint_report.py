@@ -1,4 +1,4 @@
-"""What a checkpoint is read as, and from which of its files: ``lmdeploy check_env --model``."""
+"""Checkpoint report of ``lmdeploy check_env --model``: each fact that was read, and the file it is from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 
 
 def checkpoint_report(model: str) -> dict[str, str]:
-    """Return what was read of a model, name to text, in the order to show it.
+    """Return the facts that were read of a model, name to text, in the order to show them.
 
     Raises
     ------
@@ -60,8 +60,6 @@ def _template(tokenizer: Any, engine: Path) -> str:
     template, file = TokenizerSettings.read(tokenizer.directory).template_and_file
     if template:
         return file + (f" ({', '.join(template)})" if isinstance(template, dict) else "")
-    if tokenizer.chat_template:
-        return "of the GGUF file"
     chosen = ChosenTemplates.read(engine / "tokenizer")
     return f"built in: {chosen.builtin}, chosen by the model's name" if chosen else "none"
 
@@ -73,7 +71,9 @@ def _vocabulary(tokenizer: Any, rows: int) -> str:
 
 
 def _rope(directory: Path) -> str:
-    config = _json(directory / "config.json")
+    from lmdeploy.model_metadata.pooling import read_if_there
+
+    config = read_if_there(directory / "config.json")
     for name, content in (("", config), *((f"{key}.", config.get(key)) for key in ("text_config", "llm_config"))):
         if isinstance(content, dict) and (found := {key: content[key] for key in _ROPE if content.get(key)}):
             return "config.json: " + ", ".join(f"{name}{key} {json.dumps(value)}" for key, value in found.items())
@@ -81,15 +81,15 @@ def _rope(directory: Path) -> str:
 
 
 def _quantization(directory: Path) -> str:
-    from lmdeploy.turbomind.quantized import quantization_settings
+    from lmdeploy.model_metadata.pooling import read_if_there
+    from lmdeploy.turbomind.quantized import settings_and_file
 
-    config = _json(directory / "config.json")
-    given = quantization_settings(directory, config, lambda folder, name: _json(folder / name))
+    config = read_if_there(directory / "config.json")
+    given, file = settings_and_file(directory, config, lambda folder, name: read_if_there(folder / name))
     if not given:
         return "none" if not list(directory.glob("weights-*.gguf")) else "as the GGUF file has each tensor"
     bits = f", {given['bits']} bits" if given.get("bits") else ""
-    inside = quantization_settings(directory / "none", config, lambda folder, name: {}) is not None
-    return f"{given['quant_method']}{bits}, from {'config.json' if inside else 'a file of its own'}"
+    return f"{given['quant_method']}{bits}, from {file}"
 
 
 def _ignored(directory: Path) -> Iterator[str]:
@@ -101,8 +101,3 @@ def _ignored(directory: Path) -> Iterator[str]:
         yield from sorted(
             f.name for f in directory.glob(pattern) if f.name not in used and not f.name.startswith("weights-")
         )
-
-
-def _json(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return content

@@ -373,7 +373,7 @@ def _read(file: Path) -> Any:
 
 
 def read_if_there(file: Path) -> Any:
-    """Return what a JSON file says; nothing where there is none."""
+    """Return the content of a JSON file; an empty object if there is none."""
     return _read(file) if file.is_file() else {}
 
 

@@ -34,7 +34,7 @@ _REASONING_PROBE = "another one"
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 # What a message's reasoning may be called; templates read the first name, gpt-oss's the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-# What a template can raise while it renders.
+# Errors of rendering.
 _REFUSALS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
     ValueError,

@@ -131,7 +131,14 @@ class Quantization:
 def quantization_settings(
     model_dir: Path, config: Mapping[str, Any], read: Callable[[Path, str], Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """Return how a checkpoint is quantized, in the names of ``quantization_config``; None: nothing says that it is.
+    """Return the quantization settings of a checkpoint, named as in ``quantization_config``; None: it has none."""
+    return settings_and_file(model_dir, config, read)[0]
+
+
+def settings_and_file(
+    model_dir: Path, config: Mapping[str, Any], read: Callable[[Path, str], Mapping[str, Any]]
+) -> tuple[dict[str, Any] | None, str]:
+    """Return the quantization settings of a checkpoint, see `quantization_settings`, and the file that has them.
 
     Parameters
     ----------
@@ -142,17 +149,17 @@ def quantization_settings(
     """
     texts = [config, *(config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict))]
     keys = ("quantization_config", "compression_config", "quantization")
-    given = next((text[key] for key in keys for text in texts if text.get(key)), None)
+    given, file = next((text[key] for key in keys for text in texts if text.get(key)), None), "config.json"
     if given is None:
         for name, key, method, field in _FILES:
             if (model_dir / name).is_file():
                 whole = read(model_dir, name)
                 content = whole.get(key) if key else whole
                 if isinstance(content, dict) and content.get(field) is not None:
-                    given = {"quant_method": method, **content}
+                    given, file = {"quant_method": method, **content}, name
                     break
     if not isinstance(given, dict):
-        return given
+        return given, file
     named = {_NAMES.get(name, name): value for name, value in given.items()}
     if not named.get("quant_method"):
         named["quant_method"] = next((method for field, method in _METHODS.items() if field in given), None)
@@ -161,7 +168,7 @@ def quantization_settings(
         named["quant_method"] = next(
             (method for method in ("awq", "gptq") if method in packing), f"auto-round {packing}"
         )
-    return named
+    return named, file
 
 
 def _refuse_unused(given: Mapping[str, Any]) -> None:

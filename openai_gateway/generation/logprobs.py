@@ -47,7 +47,7 @@ def scored_prompt(chunk: GenerateChunk) -> list[Scored]:
 
 
 async def chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTexts) -> list[dict[str, Any]]:
-    """Return what a chat response says about the tokens of `chunks`: `TokenLogprob` as JSON values."""
+    """Return the log probabilities of the tokens of `chunks`, each a `TokenLogprob` as JSON values."""
     scored = scored_tokens(chunks)
     known = await texts.lookup(_all_ids(scored))
     content: list[dict[str, Any]] = []

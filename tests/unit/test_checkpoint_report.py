@@ -39,7 +39,7 @@ def test_each_fact_names_its_file(tiny_llama: Path, tmp_path: Path) -> None:
     ("file", "content", "expected"),
     [
         ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq, 4 bits, from config.json"),
-        ("quantize_config.json", {"bits": 8, "group_size": 128}, "gptq, 8 bits, from a file of its own"),
+        ("quantize_config.json", {"bits": 8, "group_size": 128}, "gptq, 8 bits, from quantize_config.json"),
     ],
 )
 def test_quantization_names_where_it_is_said(

@@ -67,6 +67,8 @@ def test_links_of_the_hubs_cache_within_the_folder_and_of_weights_are_its_own(ti
             shutil.copy(file, blobs / f"digest-{file.name}")
             (snapshot / file.name).symlink_to(f"../../blobs/digest-{file.name}")
     (snapshot / "README.md").symlink_to("config.json")
+    (snapshot / "venv/bin").mkdir(parents=True)
+    (snapshot / "venv/bin/python").symlink_to("/bin/sh")  # which no reader looks at
     assert resolve(snapshot).spec.hidden_size == resolve(tiny_llama).spec.hidden_size
     (tmp_path / "by-another-name").symlink_to(snapshot)
     require_own_files(tmp_path / "by-another-name")
