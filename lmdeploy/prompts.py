@@ -206,6 +206,7 @@ class PromptPreparer:
         template_options: Mapping[str, Any] | None = None,
         adapter_name: str | None = None,
         template: ChatTemplate | None = None,
+        add_special_tokens: bool | None = None,
     ) -> PreparedPrompt:
         """Return what the engine gets for a prompt.
 
@@ -228,6 +229,9 @@ class PromptPreparer:
             The LoRA adapter that answers, whose own chat template is applied if it has one.
         template
             The chat template of this prompt, before any other; None: that of the adapter or the model.
+        add_special_tokens
+            As `Tokenizer.encode`, for callers that only count or look at tokens, of which there may be none; None: as a
+            response needs them.
 
         Raises
         ------
@@ -236,6 +240,8 @@ class PromptPreparer:
         """
         if isinstance(prompt, str) and not do_preprocess:
             text = prompt if self._plain is None else self._plain.cut(prompt)
+            if add_special_tokens is not None:
+                return PreparedPrompt(self.encode(text, add_bos=add_special_tokens), [])
             return PreparedPrompt(_not_empty(self.encode(text, add_bos=held is None)), [])
         messages, tokens_reported = take_tokens(as_messages(prompt))
         if self._plain is not None:
@@ -270,7 +276,8 @@ class PromptPreparer:
                     self.tokenizer,
                     lambda marked: template.render(marked, tools, speaks, continues),
                 )
-        ids = self.encode(rendered, add_bos=template.add_bos and held is None, known=known)
+        add_bos = template.add_bos and held is None if add_special_tokens is None else add_special_tokens
+        ids = self.encode(rendered, add_bos=add_bos, known=known)
         images: tuple[PlacedImage, ...] = ()
         if shown is not None:
             ids, images = shown.placed(ids)

@@ -61,9 +61,12 @@ class MultimodalPreparer(PromptPreparer):
         template_options: Mapping[str, Any] | None = None,
         adapter_name: str | None = None,
         template: ChatTemplate | None = None,
+        add_special_tokens: bool | None = None,
     ) -> PreparedPrompt:
         """Return what the engine gets for a prompt; as :meth:`PromptPreparer.prepare`."""
-        prepared = super().prepare(prompt, do_preprocess, tools, held, template_options, adapter_name, template)
+        prepared = super().prepare(
+            prompt, do_preprocess, tools, held, template_options, adapter_name, template, add_special_tokens
+        )
         if not prepared.images or len(prepared.ids) >= self._session_len:
             return prepared
         return prepared._replace(rows=tuple(self.encoder.placed(prepared.images)))

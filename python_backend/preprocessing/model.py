@@ -87,6 +87,7 @@ class TritonPythonModel:
             texts(request, "stop_words"),
             None if session is None else SessionTurn(session, is_first=flag(request, "sequence_start")),
             None if self._adapters.is_empty else adapter_of(request),
+            flag(request, "add_special_tokens") if has(request, "add_special_tokens") else None,
         )
         return [prompt.ids], prompt.stop_words, prompt.images
 

@@ -39,6 +39,7 @@ class RequestEncoder:
         stop_words: list[str],
         turn: SessionTurn | None = None,
         adapter: str | None = None,
+        add_special_tokens: bool | None = None,
     ) -> PreparedPrompt:
         """Return the prompt of a request.
 
@@ -56,6 +57,8 @@ class RequestEncoder:
             the prompt gets no beginning of its own.
         adapter
             The LoRA adapter that a conversation is for.
+        add_special_tokens
+            As `PromptPreparer.prepare`.
 
         Raises
         ------
@@ -75,13 +78,14 @@ class RequestEncoder:
                 held=held,
                 template_options=options,
                 adapter_name=adapter,
+                add_special_tokens=add_special_tokens,
             )
         elif text is None:
             raise ValueError("one of text_input and messages must be given, got neither")
         elif tools:
             raise ValueError("tools must come with messages, got text_input")
         else:
-            prompt = self._preparer.prepare(text, do_preprocess=False, held=held)
+            prompt = self._preparer.prepare(text, do_preprocess=False, held=held, add_special_tokens=add_special_tokens)
         if turn is not None:
             self._sessions.add(turn.session_id, prompt.rounds, is_first=turn.is_first)
         return prompt._replace(stop_words=list(dict.fromkeys([*stop_words, *prompt.stop_words])))

@@ -48,6 +48,17 @@ def test_text_is_used_as_it_is(model: Any, default_model_dir: Path) -> None:
     assert response.array("INPUT_ID").tolist() == [AutoTokenizer.from_pretrained(default_model_dir).encode("Once upon")]
 
 
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("text", ["<|im_start|>user", "plain", ""])
+def test_texts_that_get_no_response_are_tokenized_as_transformers_does(
+    model: Any, default_model_dir: Path, text: str, adds: bool
+) -> None:
+    reference = AutoTokenizer.from_pretrained(default_model_dir).encode(text, add_special_tokens=adds)
+    [response] = model.execute([Request(text_input=text, add_special_tokens=array(adds, np.bool_))])
+    assert response.error is None
+    assert response.array("INPUT_ID").tolist() == [reference]
+
+
 def test_without_stop_words_the_tensor_is_empty_but_there(model: Any) -> None:
     [response] = model.execute([Request(text_input="x")])
     assert response.array("STOP_WORDS").shape == (1, 0)
