@@ -30,7 +30,6 @@ from openai_gateway.settings import Settings
 if TYPE_CHECKING:
     from openai_gateway.tracing.spans import Tracing
 
-_UNKNOWN = -1  # no token
 _CONTEXT_KNOWN = 10.0  # seconds after which an engine may have been restarted with another length of context
 
 
@@ -94,7 +93,6 @@ class ServedModel:
         self.client, self.engine_dir = client, engine_dir
         self.adapters = Adapters(client)
         self.token_texts = TokenTexts(client, engine_dir)
-        self._bos: int | None = _UNKNOWN
         self._context_len: int | None = None
         self._context_known_until = -math.inf
 
@@ -108,12 +106,6 @@ class ServedModel:
             except (TritonRequestError, TritonUnavailable):  # an older one, or one that is being started
                 self._context_len = None
         return self._context_len
-
-    async def bos_token_id(self) -> int | None:
-        """Return the token that begins a sequence, asked for once; None when the model has none."""
-        if self._bos == _UNKNOWN:
-            self._bos = await self.client.bos_token_id()
-        return self._bos
 
 
 @dataclass(frozen=True)

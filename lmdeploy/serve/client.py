@@ -331,11 +331,13 @@ class TritonClient:
         tools: Sequence[dict[str, Any]] = (),
         template_options: dict[str, Any] | None = None,
         adapter: str | None = None,
+        add_special_tokens: bool | None = None,
     ) -> list[int]:
-        """Return the token ids of a text, or of a conversation with the chat template applied; bos as the model has it.
+        """Return the token ids of a text, or of a conversation with the chat template applied.
 
         ``tools`` are those of the conversation, in OpenAI's format; ``template_options`` are further variables for its
-        template; ``adapter`` is the LoRA adapter it is for.
+        template; ``adapter`` is the LoRA adapter it is for; ``add_special_tokens`` is for the tokenizer, None: as
+        prompts of responses have them.
 
         Raises
         ------
@@ -347,22 +349,11 @@ class TritonClient:
         if messages is not None:
             reported = json.dumps(list(tools), ensure_ascii=False) if tools else ""
             message = encode_tokenize(
-                "messages", conversation_json(messages, template_options), reported, adapter or ""
+                "messages", conversation_json(messages, template_options), reported, adapter or "", add_special_tokens
             )
         else:
-            message = encode_tokenize("text_input", text or "")
+            message = encode_tokenize("text_input", text or "", add_special_tokens=add_special_tokens)
         return decode_token_ids(await self._infer(message))
-
-    async def bos_token_id(self) -> int | None:
-        """Return the token that begins a sequence; None when the tokenizer has none.
-
-        Raises
-        ------
-        TritonUnavailable
-            The server cannot be reached.
-        """
-        ids = decode_token_ids(await self._infer(encode_tokenize("QUERY", "<BOS>")))
-        return ids[0] if ids and ids[0] < 2**31 else None  # older servers: -1 as an unsigned number
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; incomplete characters are U+FFFD.

@@ -12,7 +12,6 @@ from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.completions.infilling import whole_prompt
 from openai_gateway.endpoints.completions.protocol import CompletionRequest
 from openai_gateway.gateway import GatewayDependency
-from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 
 router = APIRouter(route_class=BoundedRoute)
@@ -31,7 +30,7 @@ async def render_chat(body: ChatCompletionRequest, request: Request, gateway: Ga
     """Return the tokens of a conversation, with the chat template and the tools applied. Nothing is generated."""
     chosen = await gateway.choose(body.model, request)
     if isinstance(body.messages, str):
-        ids = await _of_text(chosen.model, body.messages)
+        ids = await chosen.model.client.tokenize(text=body.messages)
     else:
         messages = [message.for_template() for message in body.messages]
         ids = await chosen.prompt_ids(messages, body.usable_tools, body.template_options)
@@ -49,14 +48,7 @@ async def render_completion(
         RenderedPrompt(
             request_id=request.scope["lmdeploy.request_id"],
             model=chosen.name,
-            token_ids=await _of_text(chosen.model, prompt) if isinstance(prompt, str) else prompt,
+            token_ids=await chosen.model.client.tokenize(text=prompt) if isinstance(prompt, str) else prompt,
         )
         for prompt in prompts
     ]
-
-
-async def _of_text(model: ServedModel, text: str) -> list[int]:
-    if text:
-        return await model.client.tokenize(text=text)
-    bos = await model.bos_token_id()
-    return [] if bos is None else [bos]

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
+from openai_gateway.endpoints.chat.protocol import RenderingFields
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
@@ -34,8 +35,8 @@ class EncodeResponse(BaseModel):
     length: int | list[int]
 
 
-class TokenizeRequest(Strict):
-    """Body of ``POST /tokenize``: a prompt, or messages."""
+class TokenizeRequest(RenderingFields):
+    """Body of ``POST /tokenize``: a prompt, or what a chat completion is rendered from."""
 
     model: Text | None = None
     prompt: AnyText | None = None
@@ -73,16 +74,15 @@ class DetokenizeResponse(BaseModel):
 @router.post("/v1/encode")
 async def encode(body: EncodeRequest, gateway: GatewayDependency) -> EncodeResponse:
     """Return the token ids of one or several texts."""
-    add_bos = body.add_bos is not False
     model = await gateway.default_model()
     if isinstance(body.input, str):
-        ids = await _encode(model, body.input, bool(body.do_preprocess), add_bos)
+        ids = await _encode(model, body.input, body)
         return EncodeResponse(input_ids=ids, length=len(ids))
     some = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(text: str) -> list[int]:
         async with some:
-            return await _encode(model, text, bool(body.do_preprocess), add_bos)
+            return await _encode(model, text, body)
 
     many = await asyncio.gather(*(one(text) for text in body.input))
     return EncodeResponse(input_ids=list(many), length=[len(ids) for ids in many])
@@ -92,12 +92,18 @@ async def encode(body: EncodeRequest, gateway: GatewayDependency) -> EncodeRespo
 async def tokenize(body: TokenizeRequest, request: Request, gateway: GatewayDependency) -> TokenizeResponse:
     """Return the tokens of a prompt, or of a conversation with the chat template applied."""
     chosen = await gateway.choose(body.model, request)
-    model = chosen.model
-    if body.messages is not None:
-        messages = [message.for_template() for message in body.messages]
-        ids = await model.client.tokenize(messages=messages, adapter=chosen.adapter)
+    if body.messages is None:
+        ids = await chosen.model.client.tokenize(
+            text=body.prompt, add_special_tokens=body.add_special_tokens is not False
+        )
     else:
-        ids = await _encode(model, body.prompt or "", False, body.add_special_tokens is not False)
+        ids = await chosen.model.client.tokenize(
+            messages=[message.for_template() for message in body.messages],
+            tools=[tool.for_template() for tool in body.usable_tools],
+            template_options=body.template_options,
+            adapter=chosen.adapter,
+            add_special_tokens=body.add_special_tokens,
+        )
     return TokenizeResponse(tokens=ids, count=len(ids))
 
 
@@ -109,10 +115,8 @@ async def detokenize(body: DetokenizeRequest, request: Request, gateway: Gateway
     return DetokenizeResponse(prompt=text)
 
 
-async def _encode(model: ServedModel, text: str, do_preprocess: bool, add_bos: bool) -> list[int]:
-    if do_preprocess:
-        return await model.client.tokenize(messages=[{"role": "user", "content": text}])
-    if not text:
-        return [bos] if add_bos and (bos := await model.bos_token_id()) is not None else []
-    ids = await model.client.tokenize(text=text)
-    return ids[1:] if not add_bos and ids[:1] == [await model.bos_token_id()] else ids
+async def _encode(model: ServedModel, text: str, body: EncodeRequest) -> list[int]:
+    if body.do_preprocess:
+        messages = [{"role": "user", "content": text}]
+        return await model.client.tokenize(messages=messages, add_special_tokens=body.add_bos)
+    return await model.client.tokenize(text=text, add_special_tokens=body.add_bos is not False)

@@ -123,6 +123,7 @@ def test_encode_counts_tokens(http: httpx.Client) -> None:
     assert encode(input=["a", "bc"])["length"] == [2, 3]
     assert encode(input="a", do_preprocess=True)["input_ids"] == token_ids("<user>a")
     assert encode(input="") == {"input_ids": [1], "length": 1}
+    assert encode(input=["", "a"], add_bos=False)["input_ids"] == [[], token_ids("a")[1:]]
     assert http.post("/v1/encode", json={"input": "bad"}).status_code == 400
 
 

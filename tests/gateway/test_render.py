@@ -50,6 +50,31 @@ def test_tools_are_applied(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL]},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True},
+        {"chat_template_kwargs": {"date": "today"}},
+        {"enable_thinking": False, "reasoning_effort": "low"},
+    ],
+)
+def test_tokenize_renders_as_chat_completions_do(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("tests.support.fake_triton._prompt", lambda inputs: seen.append(inputs) or [1])
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]} | fields
+    assert http.post("/v1/chat/completions/render", json=body).status_code == 200
+    assert http.post("/tokenize", json=body).json() == {"tokens": [1], "count": 1}
+    rendered, tokenized = seen
+    assert tokenized == rendered
+    http.post("/tokenize", json=body | {"add_special_tokens": True})
+    assert seen[-1] == rendered | {"add_special_tokens": True}
+
+
+@pytest.mark.parametrize(
     ("body", "status", "param"),
     [
         ({"model": "another", "messages": [{"role": "user", "content": "hi"}]}, 404, "model"),

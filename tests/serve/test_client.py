@@ -152,8 +152,8 @@ async def test_a_prompt_of_tokens_goes_to_the_engine_itself(client: TritonClient
 
 async def test_text_becomes_tokens_and_tokens_text(client: TritonClient) -> None:
     assert await client.tokenize(text="hé") == token_ids("hé")
+    assert await client.tokenize(text="hé", add_special_tokens=False) == token_ids("hé")[1:]
     assert await client.tokenize(messages=HELLO) == token_ids("<user>" + HELLO[0]["content"])
-    assert await client.bos_token_id() == 1
     assert await client.detokenize(token_ids("hé")[1:]) == "hé"
 
 

@@ -322,7 +322,7 @@ def _prompt(inputs: dict[str, Any]) -> list[int]:
         return token_ids(f"[{inputs['lora_name']}]{written}" if "lora_name" in inputs else written)
     if "bad" in inputs["text_input"]:
         raise ValueError("text_input must not be bad")
-    return token_ids(inputs["text_input"])
+    return token_ids(inputs["text_input"])[0 if inputs.get("add_special_tokens", True) else 1 :]
 
 
 def token_ids(text: str) -> list[int]:

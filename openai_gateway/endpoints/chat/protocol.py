@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -15,6 +15,7 @@ from openai_gateway.protocol.fields import (
     JsonObject,
     NotImplementedFields,
     ReasoningEffort,
+    Strict,
     Text,
     Tokens,
     thinking_options,
@@ -36,24 +37,16 @@ from openai_gateway.protocol.tools import (
     Tools,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 # A template may do anything with them, in a sandbox: they are few.
 TemplateOptions = Annotated[JsonObject, Field(max_length=32)]
 
 
-class ChatCompletionRequest(GenerationFields, StructuredFields):
-    """Body of ``POST /v1/chat/completions``."""
+class RenderingFields(Strict):
+    """What a conversation is rendered with by the chat template, and which calls may follow it."""
 
-    not_implemented: ClassVar[NotImplementedFields] = {
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "web_search_options": (),
-    }
-
-    messages: Messages | Text
-    max_completion_tokens: Tokens | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -63,20 +56,12 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
     function_call: Literal["none", "auto"] | NamedFunction | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
-    thinking_budget: int | None = Field(None, ge=0, le=MAX_INT32)
     chat_template_kwargs: TemplateOptions | None = None
     add_generation_prompt: bool | None = Field(None, description="False: the prompt opens no turn of the assistant.")
     continue_final_message: bool | None = Field(None, description="The last message is the beginning of the response.")
-    include_reasoning: bool | None = None
-    return_token_ids: bool | None = None
 
     @model_validator(mode="after")
-    def _fields_fit_together(self) -> ChatCompletionRequest:
-        given = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None}
-        if len(given) > 1:
-            raise FieldError("max_tokens", "max_tokens and max_completion_tokens must be equal when both are given")
-        if self.top_logprobs and not self.logprobs:
-            raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
+    def _tools_and_turns_fit_together(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
             raise FieldError("add_generation_prompt", "add_generation_prompt must be false with continue_final_message")
         if self.functions and (self.tools or self.tool_choice):
@@ -88,8 +73,6 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
             return self
         if not self.offered:
             raise FieldError("tool_choice", "tool_choice needs tools")
-        if isinstance(self.messages, str):
-            raise FieldError("tools", "tools need messages as a list, got a string")
         known = {tool.function.name for tool in self.offered}
         if isinstance(self.chosen, NamedToolChoice):
             name = self.chosen.function.name
@@ -144,20 +127,10 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
         return bool(self.parallel_tool_calls) if self.forced_tools else self.parallel_tool_calls is not False
 
     @property
-    def limit_field(self) -> str:
-        """What the limit of the response's tokens is called here."""
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def token_limit(self) -> int:
-        """Most tokens to generate, or ``ALL_THAT_IS_LEFT``."""
-        return self.max_completion_tokens or self.max_tokens or ALL_THAT_IS_LEFT
-
-    @property
     def usable_tools(self) -> list[Tool]:
         """The tools the model may call."""
         choice = self.chosen
-        if choice == "none" or isinstance(self.messages, str):
+        if choice == "none":
             return []
         if isinstance(choice, AllowedToolsChoice):
             return [tool for tool in self.offered if tool.function.name in choice.names]
@@ -173,6 +146,51 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
                 return self.usable_tools if allowed.mode == "required" else []
             case choice:
                 return self.usable_tools if choice == "required" else []
+
+
+class ChatCompletionRequest(RenderingFields, GenerationFields, StructuredFields):
+    """Body of ``POST /v1/chat/completions``."""
+
+    not_implemented: ClassVar[NotImplementedFields] = {
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+    }
+
+    messages: Messages | Text
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    thinking_budget: int | None = Field(None, ge=0, le=MAX_INT32)
+    include_reasoning: bool | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> ChatCompletionRequest:
+        given = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None}
+        if len(given) > 1:
+            raise FieldError("max_tokens", "max_tokens and max_completion_tokens must be equal when both are given")
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
+        if isinstance(self.messages, str) and self.chosen not in (None, "none", "auto"):
+            raise FieldError("tools", "tools need messages as a list, got a string")
+        return self
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """The tools the model may call."""
+        return [] if isinstance(self.messages, str) else super().usable_tools
+
+    @property
+    def limit_field(self) -> str:
+        """What the limit of the response's tokens is called here."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens to generate, or ``ALL_THAT_IS_LEFT``."""
+        return self.max_completion_tokens or self.max_tokens or ALL_THAT_IS_LEFT
 
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
