@@ -20,7 +20,7 @@ import httpx
 
 from lmdeploy.cli.parser import Parser
 from tools.bench import arguments as flags
-from tools.bench.open_loop import Load, Target, run_open_loop
+from tools.bench.over_http import Load, Target, run_open_loop
 from tools.bench.plot import save, subplots
 from tools.bench.progress import progress_bar
 from tools.bench.report import machine, print_summaries
@@ -88,14 +88,9 @@ def target_of(arguments: argparse.Namespace) -> Target:
         listed = httpx.get(f"{url}/v1/models", headers=headers, timeout=10, trust_env=False)
         listed.raise_for_status()
         model = listed.json()["data"][0]["id"]
-    return Target(
-        url=f"{url}/v1/completions",
-        model=model,
-        stream=not arguments.disable_stream,
-        ignore_eos=not arguments.disable_ignore_eos,
-        extra=arguments.extra_request_body,
-        headers=headers,
-    )
+    fields = {"temperature": 0.0, "best_of": 1, "ignore_eos": not arguments.disable_ignore_eos}
+    fields |= arguments.extra_request_body
+    return Target(url=url, model=model, stream=not arguments.disable_stream, fields=fields, headers=headers)
 
 
 def result_of(rate: float, load: Load) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The load tools, against a real gateway over a scripted Triton."""
+"""The load tools and their HTTP client, against a real gateway over a scripted Triton."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
-from tools.bench.open_loop import Target, run_open_loop
-from tools.bench.workload import Request
+from tools.bench.over_http import Target, run_open_loop, run_over_http
+from tools.bench.workload import GREEDY, Request
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -34,6 +34,31 @@ def fake() -> Iterator[FakeTriton]:
 def url(fake: FakeTriton) -> Iterator[str]:
     with running_gateway(Settings(triton_address=fake.address)) as address:
         yield address
+
+
+def test_tokens_without_text_of_their_own_are_counted(url: str) -> None:
+    # The scripted engine reports two tokens for each of three pieces of text.
+    summary = run_over_http(url, [Request("a b c", 6)] * 5, 2, GREEDY)
+    assert (summary.requests, summary.output_tokens, summary.input_tokens) == (5, 30, 35)
+
+
+def test_requests_say_greedy_fixed_length_streaming(fake: FakeTriton, url: str) -> None:
+    run_over_http(url, [Request("a b c", 6)], 1, GREEDY)
+    inputs = fake.requests[0].inputs
+    assert inputs["text_input"] == "a b c"
+    assert (inputs["max_new_tokens"], inputs["ignore_eos"], inputs["stream"]) == (6, True, True)
+    assert inputs["temperature"] == 0
+
+
+def test_response_of_another_length_is_an_error(url: str) -> None:
+    with pytest.raises(RuntimeError, match="6 tokens, expected 7"):
+        run_over_http(url, [Request("a b c", 7)], 1, GREEDY)
+
+
+def test_failed_request_is_an_error(fake: FakeTriton, url: str) -> None:
+    fake.script = Script(fail_after=1)
+    with pytest.raises(RuntimeError, match="scripted failure"):
+        run_over_http(url, [Request("a b c", 6)], 1, GREEDY)
 
 
 def profile(url: str, *flags: str) -> str:
@@ -89,7 +114,7 @@ def test_a_progress_bar_counts_requests_unless_it_is_disabled(url: str, flags: t
 
 async def test_failures_are_counted_not_hidden(url: str, fake: FakeTriton) -> None:
     fake.script = lambda received: Script(fail_after=1) if "bad" in received.inputs["text_input"] else Script()
-    target = Target(url=f"{url}/v1/completions", model="m")
+    target = Target(url=url, model="m", fields={"ignore_eos": True})
     load = await run_open_loop(target, [Request("good", 4), Request("bad", 4)], math.inf, 8, 0)
     assert load.summary.requests == 1
     assert len(load.failures) == 1
@@ -97,7 +122,7 @@ async def test_failures_are_counted_not_hidden(url: str, fake: FakeTriton) -> No
 
 
 async def test_requests_arrive_at_the_rate_asked_for(url: str) -> None:
-    target = Target(url=f"{url}/v1/completions", model="m")
+    target = Target(url=url, model="m", fields={"ignore_eos": True})
     begin = time.perf_counter()
     load = await run_open_loop(target, [Request("x", 4)] * 60, 100.0, 64, 3)
     assert load.summary.requests == 60

@@ -1,8 +1,15 @@
-"""The gateway over HTTP, streaming: what a user of the OpenAI API sees."""
+"""Completions over HTTP: this many at a time, or as they arrive, whether or not the server keeps up."""
+
+from __future__ import annotations
 
 import asyncio
+import math
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import orjson
@@ -12,111 +19,71 @@ from tools.bench.progress import ignore
 from tools.bench.stats import Record, Summary, summarize
 from tools.bench.workload import Request
 
-DATA = b"data: "
-DONE = b"data: [DONE]"
+_DATA, _DONE = b"data: ", b"data: [DONE]"
 
 
-async def _answer(
-    session: aiohttp.ClientSession,
-    url: str,
-    model: str,
-    request: Request,
-    sampling: GenerationConfig,
-    counts_always: bool,
-) -> Record:
-    body = {
-        "model": model,
-        "prompt": request.prompt,
-        "max_tokens": request.output_len,
-        "ignore_eos": True,
-        "temperature": sampling.temperature if sampling.do_sample else 0.0,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "seed": sampling.random_seed,
-        "stream": True,
-        "stream_options": {"include_usage": True} | ({"continuous_usage_stats": True} if counts_always else {}),
-    }
-    record = Record(started=time.perf_counter())
-    async with session.post(f"{url}/v1/completions", data=orjson.dumps(body)) as response:
-        if response.status != 200:
-            raise RuntimeError(f"{url} answered {response.status}: {await response.text()}")
-        async for line in response.content:
-            if line.startswith(DATA) and not line.startswith(DONE):
-                _note(record, orjson.loads(line[len(DATA) :]), time.perf_counter())
-    if record.output_len != request.output_len:
-        raise RuntimeError(f"a response has {record.output_len} tokens, expected {request.output_len}")
-    return record
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A server and the fields of each request to it.
+
+    Attributes
+    ----------
+    url : str
+        Of the server, without ``/v1``.
+    """
+
+    url: str
+    model: str
+    stream: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    async def ask(self, session: aiohttp.ClientSession, request: Request) -> Record:
+        """Return when the tokens of a response came.
+
+        Raises
+        ------
+        RuntimeError
+            The server refused the request, or its response failed or has no text.
+        """
+        body = {"model": self.model, "prompt": request.prompt, "max_tokens": request.output_len, "stream": self.stream}
+        if self.stream:
+            body["stream_options"] = {"include_usage": True}
+        record = Record(started=time.perf_counter())
+        async with session.post(f"{self.url}/v1/completions", data=orjson.dumps(body | dict(self.fields))) as response:
+            if response.status != 200:
+                raise RuntimeError(f"{self.url} answered {response.status}: {(await response.text())[:300]}")
+            if not self.stream:
+                _count(record, orjson.loads(await response.read()), time.perf_counter())
+            else:
+                async for line in response.content:
+                    if line.startswith(_DATA) and not line.startswith(_DONE):
+                        _count(record, orjson.loads(line[len(_DATA) :]), time.perf_counter())
+        if not record.arrivals:
+            raise RuntimeError("a response has no text")
+        return record
 
 
-def _note(record: Record, event: dict[str, object], now: float) -> None:
+def _count(record: Record, event: Mapping[str, Any], now: float) -> None:
     """Count an event's token; tokens whose text came with a later one are counted by the usage at the end."""
     if error := event.get("error"):
         raise RuntimeError(f"a response failed: {error}")
-    choices = event.get("choices")
-    if isinstance(choices, list) and choices and choices[0].get("text"):
+    if any(choice.get("text") for choice in event.get("choices") or ()):
         record.arrivals.append((now, 1))
-    usage = event.get("usage")
-    if isinstance(usage, dict):
+    if usage := event.get("usage"):
         record.input_len = usage["prompt_tokens"]
         uncounted = usage["completion_tokens"] - record.output_len
-        if uncounted:
-            last, count = record.arrivals[-1] if record.arrivals else (now, 0)
-            record.arrivals[-1:] = [(last, count + uncounted)]
+        last, count = record.arrivals.pop() if record.arrivals else (now, 0)
+        record.arrivals.append((last, max(1, count + uncounted)))
 
 
-async def _run(
-    url: str,
-    requests: Sequence[Request],
-    concurrency: int,
-    sampling: GenerationConfig,
-    advance: Callable[[], None],
-    counts_always: bool,
-) -> tuple[list[Record], float]:
-    waiting = list(reversed(requests))
-    records: list[Record] = []
-    headers = {"content-type": "application/json"}
+def _session(most_open: int, headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientSession]:
     # Some servers close a connection after a response without saying so; a new one costs nothing alongside a request.
-    connector = aiohttp.TCPConnector(limit=concurrency, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
-        async with session.get(f"{url}/v1/models") as response:
-            model = orjson.loads(await response.read())["data"][0]["id"]
-
-        async def stream() -> None:
-            while waiting:
-                records.append(await _answer(session, url, model, waiting.pop(), sampling, counts_always))
-                advance()
-
-        started = time.perf_counter()
-        try:
-            async with asyncio.TaskGroup() as streams:
-                for _ in range(concurrency):
-                    streams.create_task(stream())
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
-        return records, time.perf_counter() - started
-
-
-def over_http(
-    url: str,
-    requests: Sequence[Request],
-    concurrency: int,
-    sampling: GenerationConfig,
-    advance: Callable[[], None] = ignore,
-    *,
-    counts_always: bool = False,
-) -> list[Record]:
-    """As :func:`run_over_http`, with the record of each response.
-
-    Parameters
-    ----------
-    counts_always
-        Ask for the tokens of each event (vLLM's ``continuous_usage_stats``): else one is counted for each, and what
-        they do not account for at the end.
-    """
-    return asyncio.run(_run(url.rstrip("/"), requests, concurrency, sampling, advance, counts_always))[0]
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=most_open, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=600),
+        headers={"content-type": "application/json", **headers},
+    )
 
 
 def run_over_http(
@@ -126,12 +93,12 @@ def run_over_http(
     sampling: GenerationConfig,
     advance: Callable[[], None] = ignore,
 ) -> Summary:
-    """Answer all requests through a gateway, this many at a time.
+    """Answer all requests by a server's first model, this many at a time.
 
     Parameters
     ----------
     url
-        Of the gateway, without ``/v1``.
+        Of the server, without ``/v1``.
     requests
         Started in this order; a new one as soon as one ends.
     concurrency
@@ -146,4 +113,100 @@ def run_over_http(
     RuntimeError
         A request was refused or failed, or its response has not the length asked for.
     """
-    return summarize(*asyncio.run(_run(url.rstrip("/"), requests, concurrency, sampling, advance, False)))
+    return asyncio.run(_in_turn(url.rstrip("/"), requests, concurrency, sampling, advance))
+
+
+async def _in_turn(
+    url: str, requests: Sequence[Request], concurrency: int, sampling: GenerationConfig, advance: Callable[[], None]
+) -> Summary:
+    fields = {
+        "ignore_eos": True,
+        "temperature": sampling.temperature if sampling.do_sample else 0.0,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.random_seed,
+    }
+    waiting = list(reversed(requests))
+    records: list[Record] = []
+    async with _session(concurrency, {}) as session:
+        async with session.get(f"{url}/v1/models") as response:
+            target = Target(url=url, model=orjson.loads(await response.read())["data"][0]["id"], fields=fields)
+
+        async def stream() -> None:
+            while waiting:
+                request = waiting.pop()
+                record = await target.ask(session, request)
+                if record.output_len != request.output_len:
+                    raise RuntimeError(f"a response has {record.output_len} tokens, expected {request.output_len}")
+                records.append(record)
+                advance()
+
+        started = time.perf_counter()
+        try:
+            async with asyncio.TaskGroup() as streams:
+                for _ in range(concurrency):
+                    streams.create_task(stream())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return summarize(records, time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Responses to requests that arrived by themselves."""
+
+    summary: Summary
+    failures: list[str]
+    records: list[Record]
+
+
+async def run_open_loop(
+    target: Target,
+    requests: Sequence[Request],
+    rate: float,
+    most_open: int,
+    seed: int,
+    advance: Callable[[], None] = ignore,
+) -> Load:
+    """Send all requests and return when all are answered.
+
+    Parameters
+    ----------
+    target
+        The server.
+    requests
+        In this order.
+    rate
+        Mean requests a second of a Poisson process; infinity: all at once.
+    most_open
+        Connections at a time; further requests wait, and their waiting counts.
+    seed
+        Of the arrival times.
+    advance
+        Called after each request.
+    """
+    generator = random.Random(seed)
+    records: list[Record] = []
+    failures: list[str] = []
+    async with _session(most_open, target.headers) as session:
+
+        async def ask(request: Request) -> None:
+            try:
+                records.append(await target.ask(session, request))
+            except (aiohttp.ClientError, TimeoutError, RuntimeError, ValueError) as error:
+                failures.append(repr(error))
+            advance()
+
+        begin = time.perf_counter()
+        asking = []
+        for request in requests:
+            asking.append(asyncio.create_task(ask(request)))
+            if not math.isinf(rate):
+                await asyncio.sleep(generator.expovariate(rate))
+        await asyncio.gather(*asking)
+        seconds = time.perf_counter() - begin
+    if not records:
+        raise RuntimeError(f"no request was answered: {failures[0]}")
+    return Load(summarize(records, seconds), failures, records)
