@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,32 +74,61 @@ async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, wanted: i
     return reported
 
 
+class TextPlace:
+    """Where in a text its next token begins.
+
+    Parameters
+    ----------
+    offset : int
+        In characters; negative: this many characters are not shown.
+    shown : float
+        How many of the next tokens are in the text also where they are special.
+    """
+
+    def __init__(self, offset: int = 0, shown: float = 0) -> None:
+        self._offset, self._shown = offset, shown
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def move(self, token: bytes, is_special: bool) -> int:
+        """Return where this token begins; one in the middle of a character, where that does."""
+        begin = max(self._offset, 0)
+        self._shown -= 1
+        if not is_special or self._shown >= 0:
+            self._offset += len(self._decoder.decode(token))
+        return begin
+
+
 async def completion_logprobs(
-    scored: Sequence[Scored], texts: TokenTexts, wanted: int, offset: int = 0
-) -> tuple[CompletionLogprobs, int]:
-    """Return what a completion says about tokens, and where the text after them begins.
+    scored: Sequence[Scored], texts: TokenTexts, wanted: int, place: TextPlace
+) -> CompletionLogprobs:
+    """Return what a completion says about tokens, of which the first begins at `place`; it is moved behind them.
 
     Parameters
     ----------
     wanted : int
         How many most likely tokens were asked for; the chosen one is always among them.
-    offset : int
-        Where in the text the first token begins, in characters; negative: this many characters are not shown.
     """
     known = await texts.lookup(_all_ids(scored))
     said = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     async for some in _in_pieces(scored):
         for token, logprob, most_likely in some:
-            text = _text(known[token])
-            top: dict[str, float] = {}
-            for other, value in most_likely[:wanted]:  # most likely first, so of the same text it stays
-                top.setdefault(_text(known[other]), value)
-            said.tokens.append(text)
+            said.tokens.append(_completion_text(known[token]))
             said.token_logprobs.append(logprob)
-            said.top_logprobs.append({text: logprob} | top if wanted and logprob is not None else None)
-            said.text_offset.append(max(offset, 0))
-            offset += len(text)
-    return said, offset
+            said.top_logprobs.append(None if logprob is None else _named(token, logprob, most_likely[:wanted], known))
+            said.text_offset.append(place.move(known[token], texts.is_special(token)))
+    return said
+
+
+def _named(
+    token: int, logprob: float, most_likely: Iterable[tuple[int, float]], known: Mapping[int, bytes]
+) -> dict[str, float]:
+    """Return the log probability of a token and the most likely ones; of several with one text, the first has it."""
+    named = {_completion_text(known[token]): logprob}
+    for other, value in most_likely:
+        if other != token:
+            text = _completion_text(known[other])
+            named[f"token_id:{other}" if text in named else text] = value
+    return named
 
 
 async def _in_pieces(scored: Sequence[Scored]) -> AsyncIterator[Sequence[Scored]]:
@@ -154,4 +184,9 @@ def _entry(token: int, logprob: float | None, known: Mapping[int, bytes]) -> dic
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode(errors="replace")
+    return raw.decode(errors="backslashreplace")  # as OpenAI writes what is no whole character
+
+
+def _completion_text(raw: bytes) -> str:
+    text = _text(raw)
+    return text if text.encode() == raw else f"bytes:{text}"  # likewise, where there is no member `bytes`

@@ -40,6 +40,10 @@ class TokenTexts:
                     self._table = await asyncio.to_thread(TokenBytes.read, self._path)
         return self._table
 
+    def is_special(self, token: int) -> bool:
+        """Return whether a token that was looked up is left out of texts; without a table it is not known."""
+        return self._table is not None and token < len(self._table.special) and self._table.special[token]
+
     async def lookup(self, token_ids: Iterable[int]) -> dict[int, bytes]:
         """Return the bytes of each token; of one that is asked for, half a character is lost."""
         table = await self.table()

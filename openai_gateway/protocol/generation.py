@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         temperature: float | None
         top_p: float | None
         top_k: int | None
+        skip_special_tokens: bool | None
 
 else:
     _Sampling = body_of("_Sampling", Strict, OF_EVERY_BODY)

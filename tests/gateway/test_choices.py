@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import defaultdict
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -12,7 +13,8 @@ import pytest
 
 from lmdeploy.json_schema import enforceable
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.generation.logprobs import encoded_chat_logprobs
+from lmdeploy.token_bytes import TokenBytes
+from openai_gateway.generation.logprobs import Scored, TextPlace, completion_logprobs, encoded_chat_logprobs
 from openai_gateway.generation.token_texts import TokenTexts
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
@@ -86,7 +88,7 @@ def test_completion_logprobs_have_offsets_and_the_most_likely_tokens(client: ope
     logprobs = response.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens == ["<pad>", "a"]
-    assert logprobs.text_offset == [0, 5]
+    assert logprobs.text_offset == [0, 0]  # <pad> is left out of the text
     assert logprobs.token_logprobs == [-0.5, -0.25]
     assert logprobs.top_logprobs is not None
     assert logprobs.top_logprobs[1] == {"a": -0.25, "\x07": -1.5}
@@ -272,7 +274,7 @@ def test_prompt_logprobs_are_reported_as_vllm_reports_them(
             }
         assert choice.logprobs is not None
         assert (choice.logprobs.token_logprobs or [])[:2] == ([None, prompt_logprob(1)] if echo else [-0.5, -0.25])
-        assert not any(choice.logprobs.top_logprobs or [])
+        assert [*map(len, filter(None, choice.logprobs.top_logprobs or []))] == [1] * (2 + (len(prompt) if echo else 0))
 
 
 def test_prompt_logprobs_of_a_chat_stand_alongside_its_choices(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -378,3 +380,29 @@ async def test_others_have_a_turn_while_log_probabilities_are_written() -> None:
     content = json.loads(orjson.dumps(written))["content"]
     assert content == [{"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}] * tokens
     assert turns > 50
+
+
+SPLIT_PARROT = [*"🦜".encode()]  # in the fake tokenizer a token a byte
+
+
+@pytest.mark.parametrize("wanted", [0, 3])
+async def test_completion_logprobs_have_an_entry_for_each_token(tmp_path: Path, wanted: int) -> None:
+    """In the table, two more tokens have the text `a`; one of them is special."""
+    TokenBytes((*(bytes([byte]) for byte in range(256)), b"a", b"a"), (False,) * 257 + (True,)).write(
+        tmp_path / "token_bytes.bin"
+    )
+    texts, place = TokenTexts(cast(Any, None), tmp_path), TextPlace()
+    most_likely = [(97, -0.5), (0xF0, -1.0), (256, -2.0)]
+    scored = [Scored(token, -3.0, most_likely) for token in (97, 257, 256, *SPLIT_PARROT, 98)]
+    pieces = [await completion_logprobs([one], texts, wanted, place) for one in scored]
+    said = await completion_logprobs(scored, texts, wanted, TextPlace())
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert getattr(said, field) == [value for piece in pieces for value in getattr(piece, field)]
+    assert said.tokens == ["a", "a", "a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x9c", "b"]
+    assert said.text_offset == [0, 1, 1, 2, 2, 2, 2, 3]  # in aa🦜b
+    for token, text, top in zip(scored, said.tokens, said.top_logprobs, strict=True):
+        assert top is not None
+        assert top[text] == -3.0
+        assert len(top) == len({token.token, *(other for other, _ in most_likely[:wanted])})
+    if wanted:
+        assert said.top_logprobs[0] == {"a": -3.0, "bytes:\\xf0": -1.0, "token_id:256": -2.0}

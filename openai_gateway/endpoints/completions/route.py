@@ -80,8 +80,9 @@ def _generate_request(body: CompletionRequest, model: ServedModel, prompt: str |
 
 async def _echo(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> Echo:
     if not body.echo:
-        return Echo("", [])
-    return Echo(prompt if isinstance(prompt, str) else await model.token_texts.join(prompt, False), [])
+        return Echo("", [], body.skip_special_tokens is False)
+    text = prompt if isinstance(prompt, str) else await model.token_texts.join(prompt, False)
+    return Echo(text, [], body.skip_special_tokens is False)
 
 
 def _writer(
@@ -101,7 +102,7 @@ async def _choice(
         scores = await prompt_logprobs(echo.scored, texts, body.prompt_logprobs)
     if body.logprobs is not None:
         scored = [*(echo.scored if body.echo else ()), *scored_tokens(response.chunks)]
-        logprobs, _ = await completion_logprobs(scored, texts, body.logprobs, await echo.offset(texts))
+        logprobs = await completion_logprobs(scored, texts, body.logprobs, await echo.place(texts))
     return CompletionChoice(
         index=index,
         text=echo.text + response.text,

@@ -8,7 +8,7 @@ from typing import Any
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.endpoints.completions.echo import Echo
 from openai_gateway.generation.collecting import finish_reason
-from openai_gateway.generation.logprobs import Scored, completion_logprobs, scored_tokens
+from openai_gateway.generation.logprobs import Scored, TextPlace, completion_logprobs, scored_tokens
 from openai_gateway.generation.streaming import SLOT, EventTemplate
 from openai_gateway.generation.token_texts import TokenTexts
 
@@ -39,7 +39,7 @@ class CompletionWriter:
         self._wanted = wanted
         self._echo = echo
         self._has_begun = not echo.text
-        self._offset = 0
+        self._place: TextPlace | None = None
         self._text = self._event(SLOT)
         self._finish = self._event("", finish_reason=SLOT)
 
@@ -61,11 +61,12 @@ class CompletionWriter:
         self._echo.look_at(chunks)
         if self._texts is None:
             return self._text.fill(self._echo.text)
-        self._offset = await self._echo.offset(self._texts)
         return await self._with_logprobs(self._echo.text, self._echo.scored, self._texts)
 
     async def _with_logprobs(self, text: str, scored: Sequence[Scored], texts: TokenTexts) -> bytes:
-        said, self._offset = await completion_logprobs(scored, texts, self._wanted, self._offset)
+        if self._place is None:
+            self._place = await self._echo.place(texts)
+        said = await completion_logprobs(scored, texts, self._wanted, self._place)
         return self._event(SLOT, logprobs=said.model_dump()).fill(text)
 
     def _event(self, text: str, *, finish_reason: str | None = None, logprobs: Any = None) -> EventTemplate:
