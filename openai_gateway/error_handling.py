@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
@@ -13,6 +14,7 @@ from starlette.routing import Match
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from lmdeploy.serve.errors import ContextExceeded
+from lmdeploy.serve.request import FIELDS
 from openai_gateway.context_errors import context_error
 from openai_gateway.errors import BODY, ApiError
 from openai_gateway.escaping import one_line
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 _STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "ABORTED": 409, "UNAVAILABLE": 503}
 # LMDeploy's clients distinguish wrong types (422) from wrong values (400) here; on all other paths both are 400.
 _OF_NODES = "/nodes/"  # of the proxy
+_FIELD = re.compile(r"[a-z]+(_[a-z]+)+")
 _LOGGED = 1000  # characters of what the engine says
 # What OpenAI has and models that write text cannot do: the beginning of its path, and what to say.
 _NOT_HERE = {
@@ -58,7 +61,7 @@ def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiEr
             status = _STATUS_OF_GRPC.get(code, 500)
             if status == 500:
                 logger.error("the engine failed a request: %s", one_line(str(error), _LOGGED))
-            return ApiError(status, message.partition("\n")[0])
+            return _in_words_of(message.partition("\n")[0], status, path, body)
         case RequestValidationError():
             return validation_error(error.errors())
         case HTTPException():
@@ -66,6 +69,17 @@ def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiEr
         case _:
             logger.error("unexpected error", exc_info=error)
             return ApiError(500, "The server had an error while processing your request.", code="internal_error")
+
+
+def _in_words_of(message: str, status: int, path: str, body: object) -> ApiError:
+    """Return an error of the engine with its fields under the names that a request has them by."""
+    endpoint, given = OF_PATH.get(path), getattr(body, "model_fields_set", ())
+    names = {name: next((other for other in info.also if other in given), name) for name, info in FIELDS.items()}
+    names["max_new_tokens"] = getattr(body, "limit_field", "max_tokens")
+    names |= dict.fromkeys(("input_ids", "text_input"), "input" if endpoint is None else endpoint.prompt)
+    begin = message.partition(" ")[0]
+    message = _FIELD.sub(lambda found: names.get(found[0], found[0]), message)
+    return ApiError(status, message, param=names.get(begin))
 
 
 def install_error_handlers(

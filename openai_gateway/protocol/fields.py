@@ -117,6 +117,11 @@ class Strict(BaseModel):
     # Any other value is refused: a client must not believe it was honoured.
     not_implemented: ClassVar[NotImplementedFields] = {}
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherited = [vars(base).get("not_implemented", {}) for base in reversed(cls.__mro__)]
+        cls.not_implemented = {name: neutral for fields in inherited for name, neutral in fields.items()}
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_not_implemented(cls, fields: object) -> object:

@@ -14,12 +14,13 @@ from openai_gateway.protocol.fields import (
     MAX_SESSION,
     AnyText,
     FieldError,
+    NotImplementedFields,
     Strict,
     Text,
     Tokens,
     at_most,
 )
-from openai_gateway.protocol.table import OF_EVERY_BODY, body_of
+from openai_gateway.protocol.table import OF_EVERY_BODY, body_of, given
 
 _OF_COMPLETIONS = ("n", "presence_penalty", "frequency_penalty", "prompt_logprobs")
 
@@ -52,6 +53,15 @@ class SamplingFields(_Sampling):
     """How to choose tokens, and when to stop. A null field has the model's default, else that of `defaults`."""
 
     defaults: ClassVar[Mapping[str, Any]] = {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
+    not_implemented: ClassVar[NotImplementedFields] = {  # vLLM's
+        "use_beam_search": (False,),
+        "length_penalty": (1.0,),
+        "early_stopping": (False,),
+        "truncate_prompt_tokens": (),
+        "logits_processors": ([],),
+        "return_tokens_as_token_ids": (False,),
+        "mm_processor_kwargs": ({},),
+    }
 
     top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=FIELDS["top_p"].description)
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = Field(
@@ -67,6 +77,12 @@ class SamplingFields(_Sampling):
     def limit_field(self) -> str:
         """What the limit of the response's tokens is called here."""
         return "max_tokens"
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> SamplingFields:
+        for name in OF_EVERY_BODY:
+            given(self, name)
+        return self
 
     @field_validator("session_id", mode="before")
     @classmethod
@@ -101,7 +117,7 @@ class SamplingFields(_Sampling):
 
 
 def _of_table(body: SamplingFields, names: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: getattr(body, name) for name in names}
+    values = {name: given(body, name) for name in names}
     return {name: defaults.get(name) if value is None else value for name, value in values.items()}
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, create_model
 
 from lmdeploy.fields.field import MAX_INT32, FieldInfo, Kind
 from lmdeploy.serve.request import FIELDS
-from openai_gateway.protocol.fields import Strict, Text
+from openai_gateway.protocol.fields import FieldError, Strict, Text
 
 OF_EVERY_BODY = tuple(name for name, info in FIELDS.items() if info.is_in_bodies)
 """Names of the fields that every body has which asks for a response."""
@@ -37,9 +37,25 @@ def body_member(info: FieldInfo) -> Any:
 
 
 def body_of(name: str, base: type[Strict], fields: tuple[str, ...]) -> Any:
-    """Return a model with this many fields of the table, each of them null by default."""
+    """Return a model with these fields of the table, each under all of its names and null by default."""
     members: dict[str, Any] = {
-        field: (body_member(FIELDS[field]) | None, Field(None, description=FIELDS[field].description))
-        for field in fields
+        spelling: (body_member(info) | None, Field(None, description=info.description))
+        for info in map(FIELDS.__getitem__, fields)
+        for spelling in (info.name, *info.also)
     }
     return create_model(name, __base__=base, **members)
+
+
+def given(body: Strict, name: str) -> Any:
+    """Return the value of a field of the table, under whichever of its names a body has it; None: under none.
+
+    Raises
+    ------
+    FieldError
+        It has several, with different values.
+    """
+    values = {spelling: getattr(body, spelling) for spelling in (name, *FIELDS[name].also)}
+    named = {spelling: value for spelling, value in values.items() if value is not None}
+    if len(set(map(repr, named.values()))) > 1:
+        raise FieldError(next(reversed(named)), f"{' and '.join(named)} must be equal where both are given")
+    return next(iter(named.values()), None)

@@ -2,6 +2,7 @@ import asyncio
 import json
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
@@ -11,6 +12,13 @@ from tests.support.fake_triton import FakeTriton, Script
 
 HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
 REPLY = "The capital of France is Paris."
+PROMPTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+    "/v1/chat/interactive": {"prompt": "a"},
+}
 
 
 def test_a_response_has_text_reason_and_usage(client: openai.OpenAI) -> None:
@@ -111,6 +119,38 @@ def test_every_option_reaches_the_engine(client: openai.OpenAI, triton: FakeTrit
         "skip_special_tokens": False,
         "min_new_tokens": 2,
     }
+
+
+@pytest.mark.parametrize("fields", [{"min_tokens": 3}, {"min_tokens": 3, "min_new_tokens": 3}])
+@pytest.mark.parametrize(("path", "prompt"), PROMPTS.items())
+def test_other_names_of_a_field_reach_the_engine_from_every_body(
+    http: httpx.Client, triton: FakeTriton, path: str, prompt: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    assert http.post(path, json={"model": MODEL, **prompt, **fields}).status_code == 200
+    assert triton.requests[0].inputs["min_new_tokens"] == 3
+    refused = http.post(path, json={"model": MODEL, **prompt, **fields, "min_new_tokens": 4})
+    assert refused.status_code == 400
+    assert "min_new_tokens and min_tokens must be equal" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "param"),
+    [
+        ("max_tokens", "max_new_tokens must be even", "max_tokens"),
+        ("max_completion_tokens", "max_new_tokens must be even", "max_completion_tokens"),
+        ("min_tokens", "min_new_tokens must be even", "min_tokens"),
+        ("min_new_tokens", "min_new_tokens must be even", "min_new_tokens"),
+        ("max_tokens", "text_input must be even", "messages"),
+        ("max_tokens", "there is no GPU", None),
+    ],
+)
+def test_errors_of_the_engine_have_the_caller_s_names(
+    http: httpx.Client, triton: FakeTriton, given: str, words: str, param: str | None
+) -> None:
+    triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
+    error = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, given: 5}).json()["error"]
+    assert error["param"] == param
+    assert error["message"] == (f"{param} must be even" if param else words)
 
 
 def test_absent_and_null_options_have_lmdeploy_s_defaults(http: httpx.Client, triton: FakeTriton) -> None:

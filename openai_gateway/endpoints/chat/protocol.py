@@ -156,6 +156,9 @@ class ChatCompletionRequest(RenderingFields, GenerationFields, StructuredFields)
         "audio": (),
         "prediction": (),
         "web_search_options": (),
+        "chat_template": (),
+        "documents": ([],),
+        "echo": (False,),
     }
 
     messages: Messages | Text
