@@ -1,7 +1,6 @@
 """Checkpoints of random weights, what steps of their shapes cost, and the crowd that is measured with them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -9,11 +8,10 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from tools.bench.random_model import SHAPES as OWN_SHAPES
 from tools.bench.random_model import write as write_apart
-from tools.gpu_check.checkpoints import write
+from tools.bench.shapes import SHAPES, tiny
+from tools.gpu_check.checkpoints import tensors, write
 from tools.gpu_check.cost import Cost, Limits, cost_of, least_seconds
-from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.throughput import lengths
 
 
@@ -21,7 +19,7 @@ def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) 
     directory = write_apart("tiny", tmp_path / "tiny")
     model, report = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    wanted = OWN_SHAPES["tiny"][1]
+    wanted = SHAPES["tiny"].config
     assert {name: getattr(model.config, name) for name in wanted} == wanted
     text = "Größe, 大小"
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -43,9 +41,8 @@ def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) 
 def test_with_all_layers_a_shape_has_as_many_parameters_as_its_original(
     name: str, layers: int, parameters: int
 ) -> None:
-    shape = SHAPES[name]
-    whole = replace(shape, config=shape.config | {"num_hidden_layers": layers})
-    assert sum(int(np.prod(tensor.shape)) for tensor in whole.tensors()) == parameters
+    whole = SHAPES[name].having(num_hidden_layers=layers)
+    assert sum(int(np.prod(tensor.shape)) for tensor in tensors(whole)) == parameters
 
 
 @pytest.mark.parametrize("name", ["llama-8b", "awq-8b", "fp8-8b"])
@@ -55,7 +52,7 @@ def test_tensors_that_lie_over_each_other_are_finite_numbers_of_a_usual_size(nam
     data = (tmp_path / "model.safetensors").read_bytes()
     begin = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:begin])
-    assert set(header) == {tensor.name for tensor in shape.tensors()}
+    assert set(header) == {tensor.name for tensor in tensors(shape)}
 
     def values(entry: dict[str, object]) -> np.ndarray:
         first, last = entry["data_offsets"]  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Checkpoints of well-known shapes with random weights, to measure speed where no real one is at hand.
 
-``python -m tools.bench.random_model llama-3.1-8b DIRECTORY`` writes one.
+``python -m tools.bench.random_model llama-8b DIRECTORY`` writes one.
 """
 
 import argparse
@@ -9,124 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import arguments as flags
+from tools.bench.shapes import SHAPES
 
-# Models whose layers matter, and nothing else.
-_TINY_HEADS: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-}
-# Shape -> architecture of `transformers`, fields of its config.
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-3.1-8b": (
-        "LlamaForCausalLM",
-        {
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 16384,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "llama-3.2-1b": (
-        "LlamaForCausalLM",
-        {
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen2.5-0.5b": (
-        "Qwen2ForCausalLM",
-        {
-            "vocab_size": 151936,
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 16384,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "mixtral-like": (
-        "MixtralForCausalLM",
-        {
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "intermediate_size": 7168,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "max_position_embeddings": 16384,
-            "sliding_window": None,
-        },
-    ),
-    # With a smaller vocabulary than the real one's 248,320 tokens.
-    "qwen3.5-0.8b": (
-        "Qwen3_5ForCausalLM",
-        {
-            "vocab_size": 32000,
-            "hidden_size": 1024,
-            "intermediate_size": 3584,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 16,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gemma-3-270m-layers": (
-        "Gemma3ForCausalLM",
-        _TINY_HEADS
-        | {
-            "num_hidden_layers": 18,
-            "sliding_window": 512,
-            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3,
-        },
-    ),
-    "gpt-oss-20b-layers": (
-        "Gemma3ForCausalLM",
-        _TINY_HEADS
-        | {
-            "num_hidden_layers": 24,
-            "sliding_window": 128,
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
-        },
-    ),
-    "tiny": (
-        "LlamaForCausalLM",
-        {
-            "vocab_size": 300,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 16384,
-            "tie_word_embeddings": False,
-        },
-    ),
-}
 _SPREAD = 0.02  # of the random weights
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
@@ -137,7 +21,7 @@ def write(shape: str, directory: Path, device: str = "cpu") -> Path:
     Parameters
     ----------
     shape
-        One of ``SHAPES``.
+        One of :data:`tools.bench.shapes.SHAPES`.
     directory
         Made if missing.
     device
@@ -152,9 +36,9 @@ def write(shape: str, directory: Path, device: str = "cpu") -> Path:
     import transformers
     from safetensors.torch import save_file
 
-    architecture, sizes = SHAPES[shape]
+    architecture = SHAPES[shape].architecture
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**sizes, bos_token_id=256, eos_token_id=257, dtype="bfloat16")
+    config = model_class.config_class(**SHAPES[shape].config, bos_token_id=256, eos_token_id=257, dtype="bfloat16")
     config.architectures = [architecture]
     with torch.device("meta"):
         empty = model_class(config).state_dict()
@@ -203,7 +87,7 @@ def write_tokenizer(directory: Path, words: int = 0) -> None:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Write a checkpoint with random weights.")
-    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("shape", choices=[name for name, shape in SHAPES.items() if shape.weights == "bfloat16"])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--device", default="cpu", help="where the numbers are drawn: cpu or cuda (default: cpu)")
     arguments = parser.parse_args()

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.gpu_check.shapes import Shape
+from tools.bench.shapes import Shape
+from tools.gpu_check.checkpoints import tensors
 
 _BITS = {"BF16": 16, "F16": 16, "F32": 32, "F8_E4M3": 8, "I32": 32}
 
@@ -81,7 +82,7 @@ def cost_of(shape: Shape, cache_bits: int = 16) -> Cost:
     dense = expert = 0
     head = row = expert_row = 0
     top_k = shape.config.get("num_experts_per_tok", 0)
-    for tensor in shape.tensors():
+    for tensor in tensors(shape):
         size = math.prod(tensor.shape)
         bits = size * _BITS[tensor.dtype] // 8
         elements = size * 8 if tensor.dtype == "I32" else size

@@ -13,7 +13,7 @@ LEFT_OUT = "left out"
 CALLS = ("correctness", "speed", "profile")  # what a lease of a GPU is for, nine minutes each
 DRY_RUN_FACTOR = 6  # times the seconds of a GPU, for the emulation on few cores
 _ENGINE = ("CMakeLists.txt", "backend_cpp", "lmdeploy/turbomind", "lmdeploy/messages.py")
-_CHECK = ("tools/gpu_check/shapes.py", "tools/gpu_check/checkpoints.py", "tools/gpu_check/cost.py")
+_CHECK = ("tools/bench/shapes.py", "tools/gpu_check/checkpoints.py", "tools/gpu_check/cost.py")
 _SHAPES_WITH_LIBRARIES = ("llama-8b", "fp8-8b", "qwen3-moe", "mixtral", "deepseek")
 _REPORTED = ("llama-8b", "awq-8b", "fp8-8b", "qwen3-moe", "deepseek")
 # Processes of pytest-xdist.

@@ -7,9 +7,9 @@ import time
 
 from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench.inprocess import in_process
+from tools.bench.shapes import SHAPES, tiny
 from tools.bench.stats import duration
 from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
-from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context, LeftOut
 
 _SHAPE = "llama-8b"

@@ -88,12 +88,12 @@ class Context:
 
     def model(self, name: str, layers: int = 0) -> Path:
         """Return the directory of a checkpoint of a shape, made now if it is not there; ``layers``: 0 for its own."""
+        from tools.bench.shapes import SHAPES, tiny
         from tools.gpu_check.checkpoints import write
-        from tools.gpu_check.shapes import SHAPES, shortened, tiny
 
         shape = tiny(SHAPES[name]) if self.is_dry_run else SHAPES[name]
         more = f"{f'-{layers}-layers' if layers else ''}{'-tiny' if self.is_dry_run else ''}"
         directory = self.cache / "shapes" / f"{name}{more}"
         if not (directory / "config.json").exists():
-            write(shortened(shape, layers) if layers else shape, directory)
+            write(shape.having(num_hidden_layers=layers) if layers else shape, directory)
         return directory

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 
 from lmdeploy.messages import TurbomindEngineConfig
+from tools.bench.shapes import SHAPES
 from tools.gpu_check.checkpoints import write
-from tools.gpu_check.shapes import SHAPES
 from tools.gpu_check.table import LIBRARIES
 from tools.gpu_check.work.context import LIBRARY_USES, Context
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from lmdeploy.messages import TurbomindEngineConfig
+from tools.bench.shapes import SHAPES, tiny
 from tools.gpu_check.checkpoints import write
-from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context
 
 _OUTPUT = 24

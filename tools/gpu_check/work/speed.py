@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench.inprocess import InProcess, in_process
+from tools.bench.shapes import SHAPES, tiny
 from tools.bench.stats import median, steady_rate
 from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
 from tools.gpu_check.cost import Cost, cost_of
-from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context
 from tools.gpu_check.work.limits import BFLOAT16, COPY, FLOAT8
 

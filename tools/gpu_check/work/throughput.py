@@ -6,10 +6,10 @@ import random
 
 from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench.inprocess import in_process
+from tools.bench.shapes import SHAPES, tiny
 from tools.bench.stats import duration
 from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
 from tools.gpu_check.cost import Limits, cost_of, least_seconds
-from tools.gpu_check.shapes import SHAPES, tiny
 from tools.gpu_check.work.context import Context
 from tools.gpu_check.work.limits import BFLOAT16, COPY
 
