@@ -10,6 +10,7 @@ import gradio as gr
 from webui.asking import Asking
 from webui.conversation_list import CHOSEN, CURRENT, LEAVE, STEP, conversation_list
 from webui.conversations import Conversation
+from webui.markdown import LATEX
 from webui.metrics import Watch, default_metrics_url
 from webui.openai_client import OpenAIClient
 from webui.page import Page
@@ -22,13 +23,6 @@ from webui.view import header_html
 STATUS_SECONDS = 3.0
 PLACEHOLDER = "### Ask anything\nEnter sends, Shift+Enter starts a new line, Escape stops. Paste or drop images."
 _LONGEST_PASTED_TEXT = 1 << 22  # longer ones become files, which only images may be
-# Whichever way a model marks formulas.
-_LATEX = [
-    {"left": "$$", "right": "$$", "display": True},
-    {"left": "\\[", "right": "\\]", "display": True},
-    {"left": "\\(", "right": "\\)", "display": False},
-    {"left": "$", "right": "$", "display": False},
-]
 
 
 def build(
@@ -85,7 +79,7 @@ def build(
                     editable="user",
                     placeholder=PLACEHOLDER,
                     feedback_options=None,
-                    latex_delimiters=_LATEX,
+                    latex_delimiters=LATEX,
                     layout="bubble",
                 )
                 question = gr.MultimodalTextbox(

@@ -149,6 +149,57 @@ window.chats = (() => {
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   };
 
+  // What webui/markdown.py sent as private-use characters is text again, as soon as it is in the page. Two of the marks
+  // are boxes outside of code, and those of formulas are gone by then.
+  const MARKS = ["$$", "$$", "\\[", "\\]", "\\(", "\\)", "$", "$", "[ ]", "[x]"];
+  const OURS = /[\ue000-\ue089]/;
+  const plain = (text) =>
+    text.replace(new RegExp(OURS, "g"), (mark) => {
+      const code = mark.charCodeAt(0) - 0xe000;
+      return code < 128 ? String.fromCharCode(code) : MARKS[code - 128];
+    });
+  const LABELS = ["aria-label", "title", "alt"];
+  const reveal = (root) => {
+    const nodes = document.createTreeWalker(root, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT);
+    const coloured = new Set();
+    for (let node = root; node; node = nodes.nextNode()) {
+      if (node.nodeType === Node.TEXT_NODE && OURS.test(node.data)) {
+        const code = node.parentElement?.closest("pre, code");
+        node.data = plain(code ? node.data : node.data.replace(/\ue088/g, "☐").replace(/\ue089/g, "☑"));
+        if (code?.className.includes("language-")) coloured.add(code);
+      }
+      for (const label of node.nodeType === Node.ELEMENT_NODE ? LABELS : [])
+        if (OURS.test(node.getAttribute(label))) node.setAttribute(label, plain(node.getAttribute(label)));
+      if (node.matches?.('a[href$="%EE%80%BE"]')) {
+        node.href = node.href.slice(0, -9); // the mark after <https://host>
+        node.textContent = node.textContent.slice(0, -1);
+        node.after(">");
+      }
+      if (node.matches?.("textarea") && OURS.test(node.value)) {
+        node.value = plain(node.value);
+        node.dispatchEvent(new Event("input", { bubbles: true }));
+      }
+    }
+    for (const code of coloured) window.Prism?.highlightElement(code); // its tags had other characters
+  };
+  new MutationObserver((changes) => {
+    for (const change of changes) {
+      if (!change.target.parentElement?.closest("#chat")) continue;
+      for (const node of change.type === "childList" ? change.addedNodes : [change.target]) reveal(node);
+    }
+  }).observe(document, {
+    subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: LABELS,
+  });
+  document.addEventListener("copy", (event) => {
+    if (!OURS.test(event.target.value)) return;
+    event.clipboardData.setData("text/plain", plain(event.target.value));
+    event.preventDefault();
+  });
+  if (navigator.clipboard) {
+    const write = navigator.clipboard.writeText.bind(navigator.clipboard);
+    navigator.clipboard.writeText = (text) => write(plain(text));
+  }
+
   let step = null; // to another response
   document.addEventListener("click", (event) => {
     const button = event.target.closest?.("#chat .place button");

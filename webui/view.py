@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webui.conversation import Call, Outcome, Response, Turn
+from webui.markdown import markdown, verbatim
 
 WAITING = "…"
 
@@ -34,7 +35,7 @@ def header_html(name: str, state: str, status: str) -> str:
 
 def _asked(turn: Turn) -> list[dict[str, Any]]:
     images = [{"role": "user", "content": {"path": image}} for image in turn.images]
-    return [*images, {"role": "user", "content": turn.question}]
+    return [*images, {"role": "user", "content": verbatim(turn.question)}]
 
 
 def _shown_response(turn: Turn, number: int) -> list[dict[str, Any]]:
@@ -46,10 +47,10 @@ def _shown_response(turn: Turn, number: int) -> list[dict[str, Any]]:
     if response.reasoning:
         shown.append(_reasoning(response))
     if response.text or (response.outcome is Outcome.RUNNING and response.is_empty):
-        shown.append({"role": "assistant", "content": response.text or WAITING})
+        shown.append({"role": "assistant", "content": markdown(response.text) or WAITING})
     shown += [_call(call, response.outcome is Outcome.RUNNING) for call in response.calls]
     if response.error:
-        shown.append({"role": "assistant", "content": f'<span class="notice">{html.escape(response.error)}</span>'})
+        shown.append({"role": "assistant", "content": f'<span class="notice">{verbatim(response.error)}</span>'})
     if response.outcome is not Outcome.RUNNING and (response.metrics() or len(turn.responses) > 1):
         shown.append({"role": "assistant", "content": _under(turn, number)})
     return shown
@@ -59,7 +60,11 @@ def _reasoning(response: Response) -> dict[str, Any]:
     is_thinking = response.outcome is Outcome.RUNNING and not (response.text or response.calls)
     title = "Thinking" if is_thinking else f"Thought for {response.thought:.1f} s" if response.thought else "Reasoning"
     status = "pending" if is_thinking else "done"
-    return {"role": "assistant", "content": response.reasoning, "metadata": {"title": title, "status": status}}
+    return {
+        "role": "assistant",
+        "content": markdown(response.reasoning),
+        "metadata": {"title": title, "status": status},
+    }
 
 
 def _call(call: Call, is_running: bool) -> dict[str, Any]:
@@ -69,8 +74,8 @@ def _call(call: Call, is_running: bool) -> dict[str, Any]:
         arguments = call.arguments
     return {
         "role": "assistant",
-        "content": f"```json\n{arguments}\n```",
-        "metadata": {"title": f"Calls {call.name}", "status": "pending" if is_running else "done"},
+        "content": markdown(f"```json\n{arguments}\n```"),
+        "metadata": {"title": f"Calls {verbatim(call.name)}", "status": "pending" if is_running else "done"},
     }
 
 
@@ -99,7 +104,9 @@ def _alongside(turn: Turn, number: int) -> str:
         taken = " taken" if index == turn.shown else ""
         button = _button(number, index - turn.shown, f"Response {index + 1}", "Continue with this response")
         text = (
-            response.text or "\n\n".join(f"Calls {call.name}" for call in response.calls) or html.escape(response.error)
+            markdown(response.text)
+            or "\n\n".join(f"Calls {verbatim(call.name)}" for call in response.calls)
+            or verbatim(response.error)
         )
         text += "\n```" * (text.count("```") % 2)  # a response that was cut leaves a block open
         columns.append(f'<div class="column{taken}"><span class="place">{button}</span>\n\n{text}\n\n</div>')

@@ -122,6 +122,84 @@ def test_formulas_tables_and_code_are_set_and_nothing_is_fetched(
     assert requested_hosts(driver) <= {"127.0.0.1"}
 
 
+# What a page of the model's would need, in the places where parsers of Markdown differ about what is code.
+MARKUP = """
+<div style="position: fixed; inset: 0; z-index: 9999" id="a"><form action="/login"><input type="password"></form></div>
+
+$$<form id="b">$$ \\(<b style="color: red">x</b>\\) `a` <https://x/style=position:fixed>
+
+[a]: u "
+```
+"
+<form id="c"><input>
+```
+
+```mermaid
+flowchart LR
+    a["<form id='d' style='position: fixed'><input type='password'></form>"]
+```
+
+```html
+<em id="e">kept</em>
+```
+"""
+_MADE = """
+const made = [...document.querySelectorAll("#chat [data-testid=bot] *")].filter((e) => !e.closest(".katex"));
+const parts = "form, input, textarea, select, style, iframe, object, embed, video, audio, [id], [style], .mermaid";
+return made.filter((e) => e.matches(parts)).map((e) => e.outerHTML);
+"""
+
+
+def test_an_answer_makes_nothing_but_what_markdown_does(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
+) -> None:
+    fake_triton.script = Script(texts=[MARKUP])
+    page.ask("Hello")
+    page.wait_for_response(1)
+    assert driver.execute_script(_MADE) == []
+    for tag in ("<form action=", '<form id="c"><input>', "<form id='d'", '<em id="e">kept</em>', "<https://x/style"):
+        assert tag in page.responses[0]
+    links = [each.get_attribute("href") for each in driver.find_elements(By.CSS_SELECTOR, "#chat .prose a")]
+    assert links == ["https://x/style=position:fixed"]
+    assert len(driver.find_elements(By.CSS_SELECTOR, "#chat .language-html .token.tag")) >= 2
+
+
+def test_dollars_and_boxes_are_read_as_on_github(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
+) -> None:
+    shown_as = {
+        "It costs $5 and then $10.": "It costs $5 and then $10.",
+        "Of $HOME/$USER and $PATH.": "Of $HOME/$USER and $PATH.",
+        "- [x] done\n- [ ] open": "☑ done\n☐ open",
+        "Keys <Enter> and <b>bold</b>.": "Keys <Enter> and <b>bold</b>.",
+        '```sh\necho "$A:$" # - [x] <b>\n- [x] $a$\n```': 'echo "$A:$" # - [x] <b>\n- [x] $a$',
+    }
+    fake_triton.script = Script(texts=["\n\n".join([*shown_as, "It is $2^n$, or \\[a < b\\]."])])
+    page.ask("Hello")
+    page.wait_for_response(1)
+    for text in shown_as.values():
+        assert text in page.responses[0]
+    assert [each.text for each in driver.find_elements(By.CSS_SELECTOR, "#chat .katex-display")] != []
+    assert len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2
+
+
+def test_a_question_is_shown_edited_and_copied_as_it_was_written(page: ChatPage, driver: webdriver.Chrome) -> None:
+    text = "<img src=x><script>1</script> costs $5 and $6\n\n# *no* heading\n    - [x] `code` &amp; \\(x\\) www.a.b |"
+    page.paste(text)
+    page.press("send")
+    page.wait_for_response(1)
+    assert page.questions == [text]
+    for kind in ("img", "script", ".katex", "a", "em", "code"):
+        assert driver.find_elements(By.CSS_SELECTOR, f"#chat [data-testid=user] {kind}") == []
+    allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    driver.execute_cdp_cmd("Browser.grantPermissions", allowed)
+    page.click(driver.find_element(By.CSS_SELECTOR, "#chat .message-buttons-right button[aria-label*=opy]"))
+    read = "const done = arguments[0]; navigator.clipboard.readText().then(done)"
+    page.wait(lambda: driver.execute_async_script(read) == text)
+    page.click(driver.find_element(By.CSS_SELECTOR, '#chat button[aria-label="Edit"]'))
+    page.wait(lambda: driver.find_element(By.CSS_SELECTOR, "#chat .edit-textarea").get_attribute("value") == text)
+
+
 def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton) -> None:
     fake_triton.script = Script(texts=[TEXT])
     page = ChatPage(driver, url)
