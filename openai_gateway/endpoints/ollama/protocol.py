@@ -145,6 +145,7 @@ class EmbedRequest(Strict):
     model: Text
     input: AnyText | Annotated[list[Text], Field(max_length=MOST_TEXTS, fail_fast=True)]
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
+    truncate: bool | None = Field(None, description="False: a text that is too long is refused.")
 
     @property
     def texts(self) -> list[str]:

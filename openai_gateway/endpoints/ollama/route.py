@@ -74,7 +74,8 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     chosen = await gateway.choose(name_of(body.model), request)
     embeddings, tokens = list[list[float]](), 0
     if body.texts:
-        vectors, usage = await vectors_of(gateway, request, chosen, body.texts, None, Wanted(body.dimensions))
+        wanted = Wanted(body.dimensions, truncate=body.truncate is not False)
+        vectors, usage = await vectors_of(gateway, request, chosen, body.texts, None, wanted)
         embeddings, tokens = vectors.tolist(), usage.prompt_tokens
     return {
         "model": body.model,

@@ -224,6 +224,18 @@ def test_options_of_another_type_are_refused_by_name(client: ollama.Client, opti
         client.chat(MODEL, HELLO, options=options)
 
 
+@pytest.mark.parametrize("truncate", [None, True, False])
+def test_texts_that_are_too_long_lose_their_end_unless_that_is_refused(
+    embedder: str, monkeypatch: pytest.MonkeyPatch, truncate: bool | None
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "tests.support.fake_triton.embedding_of", lambda ids: asked.append(len(ids)) or bytes([0, 0, 128, 63] * 4)
+    )
+    ollama.Client(embedder, trust_env=False).embed(MODEL, ["one", "x" * (2 * CONTEXT_LEN)], truncate=truncate)
+    assert max(asked) == (1 + 2 * CONTEXT_LEN if truncate is False else CONTEXT_LEN)
+
+
 def test_texts_become_vectors(embedder: str) -> None:
     response = ollama.Client(embedder, trust_env=False).embed(MODEL, ["one", "another text"])
     np.testing.assert_allclose(response.embeddings, [expected("one"), expected("another text")], rtol=1e-6)
