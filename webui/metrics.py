@@ -24,7 +24,7 @@ NAMES = {
     "cache": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     "generated": ("turbomind_tokens_out_total", "vllm:generation_tokens_total"),
     "prompt": ("turbomind_tokens_in_total", "vllm:prompt_tokens_total"),
-    "looked up": ("turbomind_prefix_cache_queries_total", "vllm:prefix_cache_queries_total"),
+    "queried": ("turbomind_prefix_cache_queries_total", "vllm:prefix_cache_queries_total"),
     "hits": ("turbomind_prefix_cache_hits_total", "vllm:prefix_cache_hits_total"),
 }
 

@@ -25,6 +25,9 @@ turbomind_requests_waiting 0
 turbomind_cache_blocks_used 5
 turbomind_cache_blocks_total 20
 turbomind_tokens_out_total 1.5e+03
+turbomind_tokens_in_total 400
+turbomind_prefix_cache_queries_total 300
+turbomind_prefix_cache_hits_total 75
 broken line
 """
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "x"}]}
@@ -116,8 +119,8 @@ def test_metrics_are_asked_for_while_their_tab_is_open(server: Server, driver: w
             page.open_tab("Status")
             page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#status svg")) == 6)
             page.wait(lambda: server.asked >= 3)
-            now = [each.text for each in driver.find_elements(By.CSS_SELECTOR, "#status .now")]
-            assert (now[0], now[4]) == ("3", "25.0%")
+            tiles = ["3", "0", "0.0 tokens/s", "0.0 tokens/s", "25.0%", "25.0%"]  # 5 of 20 blocks; 75 of 300 tokens
+            page.wait(lambda: [each.text for each in driver.find_elements(By.CSS_SELECTOR, "#status .now")] == tiles)
             page.open_tab("Chat")
             settled = -1
             for _ in range(5):  # what was under way comes to its end; then nobody asks
