@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -26,7 +27,11 @@ def main() -> int:
         "--most", type=int, default=2000, help="attacks on each server, drawn at random (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of their order")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there too")
+    parser.add_argument(
+        "--each", type=float, default=1.0, metavar="SECONDS", help="of each attack alone, before (default: %(default)s)"
+    )
+    parser.add_argument("--attacks", default="", metavar="REGEX", help="only those in whose names it is found")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the measurements there too, as JSON")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
     with (
@@ -34,14 +39,14 @@ def main() -> int:
         trap() as other,
         everything(Path(folder), given.servers) as servers,
     ):
-        attacks = list(shots(servers, other.address))
+        attacks = [shot for shot in shots(servers, other.address) if re.search(given.attacks, shot.name)]
         chosen = drawn(attacks, given.most, given.seed)
         print(f"{len(chosen)} of {len(attacks)} attacks on {', '.join(given.servers)}", flush=True)
-        report = run(servers, chosen, other, given.seconds, given.seed)
+        report = run(servers, chosen, other, given.seconds, given.seed, each_seconds=given.each)
     print(report.text())
-    if given.json:
-        given.json.write_text(json.dumps(report.measurements(), indent=1), encoding="utf-8")
-    return 1 if report.failures() else 0
+    if given.output:
+        given.output.write_text(json.dumps(report.measurements(), indent=1), encoding="utf-8")
+    return 1 if report.failures() or report.stalls() else 0
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -35,12 +36,15 @@ class Attack:
         On how many connections at a time: more than one is a flood.
     is_unfinished : bool
         The request never ends: a response has to come before its body has.
+    leaves : bool
+        The client closes its connections a moment after it has sent, and reads nothing.
     """
 
     name: str
     sent: bytes
     connections: int = 1
     is_unfinished: bool = False
+    leaves: bool = False
 
     def with_key(self, key: str) -> Attack:
         """Return the same with a right key."""
@@ -188,6 +192,9 @@ def _without_a_key(path: str, model: str) -> Iterator[Attack]:
     yield Attack("many connections", _request("POST", path, json_head + str(len(body)), body), connections=64)
     kept = f"Connection: keep-alive\r\n{json_head}{len(body)}"
     yield Attack("many requests on a connection", 100 * _request("POST", path, kept, body))
+    yield Attack(
+        "heads without an end", _request("POST", path, "x: " + 60_000 * "a")[:-4], connections=500, leaves=True
+    )
     yield Attack("a question about CORS with a body", _request("OPTIONS", path, json_head + str(len(lists)), lists))
 
 
@@ -207,6 +214,9 @@ def responses(port: int, attack: Attack, timeout: float = 10.0) -> list[int]:
 
 def received_by(port: int, attack: Attack, timeout: float = 10.0) -> list[bytes]:
     """Send an attack to a port of this machine, and return all that came on each of its connections."""
+    if attack.leaves:
+        _send_and_leave(port, attack, timeout)
+        return [b""] * attack.connections
     with ThreadPoolExecutor(attack.connections) as pool:
         return list(pool.map(lambda _: _received(port, attack, timeout), range(attack.connections)))
 
@@ -233,6 +243,14 @@ def _received(port: int, attack: Attack, timeout: float) -> bytes:
                 sock.shutdown(socket.SHUT_RDWR)
             sender.join()
     return received
+
+
+def _send_and_leave(port: int, attack: Attack, timeout: float) -> None:
+    with ExitStack() as open_:
+        for _ in range(attack.connections):
+            with suppress(OSError):
+                _send(open_.enter_context(socket.create_connection(("127.0.0.1", port), timeout)), attack)
+        time.sleep(_PAUSE)
 
 
 def _send(sock: socket.socket, attack: Attack) -> None:

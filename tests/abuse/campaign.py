@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from typing import Any
 import httpx
 
 from tests.abuse.attacks import Trap, received_by, statuses_in
-from tests.abuse.bodies import MODEL
-from tests.abuse.servers import KEY, Servers, Target
+from tests.abuse.bodies import CHAT, MODEL
+from tests.abuse.servers import KEY, OTHER_KEY, Servers, Target
 from tests.abuse.shots import Shot
 from tools.bench.stats import percentile
 from tools.soaking.callers import Caller
@@ -28,6 +29,8 @@ from tools.soaking.observe import descendants, name_of
 from tools.soaking.traffic import Traffic
 
 SENDERS = 6  # attacks that are sent at a time
+ALONE, TOGETHER = "no attack", "all attacks together"
+MOST_ALIKE = 50  # attacks of one name that are sent alone
 CALLERS = 4  # who use the API properly meanwhile
 WARM_SECONDS = 8.0  # of ordinary use before memory is looked at
 CACHED_GRAMMARS = 64  # backend_cpp/engine/grammar/process_compiler.h
@@ -35,6 +38,11 @@ KEPT_SESSIONS = 100  # webui/guard/sessions.py
 WARM_REQUESTS = 200  # that may be served, on each server
 UNAVAILABLE = 503
 MOST_GROWTH = 64.0  # MiB
+MOST_SLOWER = 2.0  # times as long as alone may another caller's short text take (p99),
+UNNOTICED_SECONDS = 0.25  # unless that is less than this,
+MOST_SECONDS = 2.0  # and never longer than this
+ALONE_SECONDS = 5.0  # of the measurement without attacks
+TEXT = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
 FIRST_SECONDS = 90.0  # of a long campaign: memory that is taken when it is first used is taken then
 _BETWEEN_SECONDS = 35.0  # in which freed memory goes back
 _IDLE_SECONDS = 60.0  # until when memory has come back
@@ -60,6 +68,11 @@ class Report:
         Proper requests without an end.
     health
         Seconds that ``/health`` took, by server.
+    texts
+        Seconds that a short text of a caller with another key took, by server and attack; `ALONE` is none, and
+        `TOGETHER` all of them in random order.
+    refused
+        Such requests without a text.
     peak
         MiB that each process had at most, by name.
     cold
@@ -74,6 +87,8 @@ class Report:
     silent: int = 0
     unanswered: int = 0
     health: dict[str, list[float]] = field(default_factory=dict)
+    texts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
     peak: dict[str, float] = field(default_factory=dict)
     cold: dict[str, float] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)
@@ -89,10 +104,23 @@ class Report:
         """Return what must not be."""
         found = [f"served without right: {each}" for each in self.without_right]
         found += [f"5xx: {each}" for each in self.errors]
+        found += [f"another key's short text: {each}" for each in self.refused]
         if self.unanswered:
             found.append(f"{self.unanswered} proper requests had no end")
         if self.growth > MOST_GROWTH:
             found.append(f"memory grew by {self.growth:.0f} MiB, at most {MOST_GROWTH:.0f} are allowed")
+        return found
+
+    def stalls(self) -> list[str]:
+        """Return the attacks beside which a short text of another key took too long."""
+        found = []
+        for server, by_attack in self.texts.items():
+            alone = percentile(by_attack[ALONE], 99)
+            for attack, times in by_attack.items():
+                slow = percentile(times, 99) > max(MOST_SLOWER * alone, UNNOTICED_SECONDS)
+                if attack != ALONE and (slow or max(times) > MOST_SECONDS):
+                    took = f"p99 {percentile(times, 99):.2f} s, max {max(times):.2f} s, p99 alone {alone:.2f} s"
+                    found.append(f"another key's short text beside {attack!r} on the {server}: {took}")
         return found
 
     def text(self) -> str:
@@ -114,7 +142,11 @@ class Report:
             f"memory, MiB: {sum(self.before.values()):.0f} before, {sum(self.after.values()):.0f} after "
             f"({self.growth:+.1f}: {_listed({n: self.after.get(n, 0) - self.before.get(n, 0) for n in self.after})})",
         ]
-        return "\n".join([*lines, *(f"  {each}" for each in dict.fromkeys(self.failures()))])
+        for server, by_attack in sorted(self.texts.items()):
+            lines.append(f"another key's short text on the {server}, ms: p50, p99, max")
+            worst = sorted(by_attack.items(), key=lambda each: (each[0] != ALONE, -max(each[1])))
+            lines += [f"  {' '.join(f'{ms:8.1f}' for ms in _milliseconds(times))}  {each}" for each, times in worst]
+        return "\n".join([*lines, *(f"  {each}" for each in dict.fromkeys(self.failures() + self.stalls()))])
 
     def measurements(self) -> dict[str, Any]:
         """Return it for programs."""
@@ -126,11 +158,23 @@ class Report:
             "no_response": self.silent,
             "unanswered": self.unanswered,
             "health_p99_ms": {name: percentile(times, 99) * 1000 for name, times in self.health.items()},
+            "short_text_ms": {
+                server: {
+                    attack: dict(zip(("p50", "p99", "max"), _milliseconds(times), strict=True))
+                    for attack, times in by_attack.items()
+                }
+                for server, by_attack in self.texts.items()
+            },
+            "short_texts_refused": self.refused,
             "peak_mib": self.peak,
             "cold_mib": self.cold,
             "before_mib": self.before,
             "after_mib": self.after,
         }
+
+
+def _milliseconds(times: Sequence[float]) -> tuple[float, float, float]:
+    return percentile(times, 50) * 1000, percentile(times, 99) * 1000, max(times) * 1000
 
 
 def run(
@@ -140,7 +184,8 @@ def run(
     seconds: float,
     seed: int = 1,
     *,
-    measures_memory: bool = True,
+    each_seconds: float = 0.0,
+    measures: bool = True,
 ) -> Report:
     """Send attacks, while others use the servers properly.
 
@@ -152,29 +197,36 @@ def run(
         A server that none may reach.
     seconds
         At least so long; 0: each attack once.
-    measures_memory
-        Whether to wait until caches are full before, and until memory has come back after: minutes.
+    each_seconds
+        At least so long first comes each attack alone, beside short texts of another key; 0: not at all.
+    measures
+        Whether time and memory are to be compared with those before: minutes, as caches are filled first.
     """
     report = Report()
     gateway = servers.gateway
     pids = sorted({gateway.pid, *(target.pid for target in servers.targets)})
     caller = Caller(gateway.url, MODEL, KEY)
-    if measures_memory:
+    if measures:
         asyncio.run(Traffic(caller, [], seed, _LONGEST_PROMPT).run(CALLERS, WARM_SECONDS))
         _warm(attacks, servers, seed)
+        for target in servers.targets:
+            with _asking_texts(target, servers, report, ALONE):
+                time.sleep(ALONE_SECONDS)
     _reset_peaks(pids)
     report.cold = report.before = memory_of([gateway.pid])
-    if measures_memory and seconds > 0:
+    if measures and seconds > 0:
         _attack(FIRST_SECONDS, attacks, servers, report, caller, seed + 1)
         time.sleep(_BETWEEN_SECONDS)
         report.before = memory_of([gateway.pid])
     begin = time.monotonic()
+    if each_seconds > 0:
+        _attack_one_by_one(each_seconds, attacks, servers, report)
     _attack(seconds, attacks, servers, report, caller, seed)
     report.seconds = time.monotonic() - begin
     report.without_right += [f"the trap was reached: {visit}" for visit in trap.visits]
     report.unanswered = sum(outcome.end == "unanswered" for outcome in caller.outcomes)
     report.errors += [f"proper: {each.name}: {each.detail}" for each in caller.outcomes if each.end == "failed"]
-    if measures_memory:
+    if measures:
         report.after = _settled(gateway.pid, sum(report.before.values()) + MOST_GROWTH)
     return report
 
@@ -213,17 +265,43 @@ def _attack(
     """Send each attack once, and continue until the time is over, while others use the servers properly."""
     pids = sorted({servers.gateway.pid, *(target.pid for target in servers.targets)})
     stop = threading.Event()
-    with _probing(servers.targets, report), _watching_peaks(pids, report), ThreadPoolExecutor(1) as alongside:
+    with ExitStack() as open_:
+        open_.enter_context(_probing(servers.targets, report))
+        open_.enter_context(_watching_peaks(pids, report))
+        for target in servers.targets:
+            open_.enter_context(_asking_texts(target, servers, report, TOGETHER))
+        alongside = open_.enter_context(ThreadPoolExecutor(1))
         proper = alongside.submit(_proper, caller, seed, stop)
         try:
-            lock = threading.Lock()
-            pending = _in_turn(attacks, time.monotonic() + seconds, random.Random(seed))
-            with ThreadPoolExecutor(SENDERS) as senders:
-                for _ in range(SENDERS):
-                    senders.submit(_send_all, pending, lock, servers, report)
+            _send(attacks, seconds, servers, report, seed)
         finally:
             stop.set()
         proper.result()
+
+
+def _attack_one_by_one(seconds: float, attacks: Sequence[Shot], servers: Servers, report: Report) -> None:
+    """Send each attack again and again, and no other, beside short texts of another key."""
+    by_name: dict[tuple[Target, str], list[Shot]] = {}
+    for shot in attacks:
+        by_name.setdefault((shot.target, shot.name), []).append(shot)
+    for (target, name), shots in by_name.items():
+        with _asking_texts(target, servers, report, name):
+            _send(shots[:MOST_ALIKE], seconds, servers, report, senders=1 if shots[0].is_flood else SENDERS)
+
+
+def _send(
+    attacks: Sequence[Shot],
+    seconds: float,
+    servers: Servers,
+    report: Report,
+    seed: int = 1,
+    senders: int = SENDERS,
+) -> None:
+    lock = threading.Lock()
+    pending = _in_turn(attacks, time.monotonic() + seconds, random.Random(seed))
+    with ThreadPoolExecutor(senders) as pool:
+        for sent in [pool.submit(_send_all, pending, lock, servers, report) for _ in range(senders)]:
+            sent.result()
 
 
 def _in_turn(attacks: Sequence[Shot], end: float, generator: random.Random) -> Iterator[Shot]:
@@ -258,6 +336,32 @@ def _send_all(pending: Iterator[Shot], lock: threading.Lock, servers: Servers, r
 def _probing(targets: Sequence[Target], report: Report) -> Iterator[None]:
     """Ask each server for its health again and again."""
     with _repeating(*(lambda target=target: _ask_health(target, report) for target in targets)):  # type: ignore[misc]
+        yield
+
+
+@contextmanager
+def _asking_texts(target: Target, servers: Servers, report: Report, attack: str) -> Iterator[None]:
+    """Ask a server for a short text again and again, with a key of its own; the gateway, for the chat page."""
+    asked = servers.gateway if target.name == "page" else target
+    times = report.texts.setdefault(target.name, {}).setdefault(attack, [])
+
+    def ask() -> None:
+        begin = time.monotonic()
+        headers = {"authorization": f"Bearer {OTHER_KEY}", "content-type": "application/json"}
+        connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=60)
+        try:
+            connection.request("POST", CHAT, json.dumps(TEXT), headers)
+            response = connection.getresponse()
+            response.read()
+            if response.status != 200:
+                report.refused.append(f"beside {attack!r} on the {target.name}: {response.status}")
+        except OSError as error:
+            report.refused.append(f"beside {attack!r} on the {target.name}: {error!r}")
+        finally:
+            connection.close()
+        times.append(time.monotonic() - begin)
+
+    with _repeating(ask):
         yield
 
 

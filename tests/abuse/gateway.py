@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from PIL import Image
 
 from tests.abuse.bodies import BODIES, CHAT, COMPLETIONS, MODEL
 from tests.abuse.texts import SAMPLES, broken_texts
+from tools.soaking.corpus import read_corpus
 
+LOOPING = "looping"  # an adapter of this name, see `write_looping_adapter`
 JSON = {"content-type": "application/json"}
 _FORM = {"content-type": "multipart/form-data; boundary=x"}
 _ADMIN_PATHS = (
@@ -38,6 +42,11 @@ _HOSTS = (
     "http://localhost/",
     "http://[::1]/",
     "http://[::ffff:127.0.0.1]/",
+    "http://[::7f00:1]/",
+    "http://[::ffff:0:7f00:1]/",
+    "http://[fec0::1]/",
+    "http://[64:ff9b::7f00:1]/",
+    "http://[2002:7f00:1::]/",
     "http://0/",
     "http://0x7f.1/",
     "http://2130706433/",
@@ -66,6 +75,10 @@ class ApiRequest:
         Returns its body.
     may_be_served : bool
         Whether a caller with a key may get what it asks for.
+    connections : int
+        On how many connections it is sent at a time.
+    leaves : bool
+        The client closes them a moment later, and reads nothing.
     """
 
     name: str
@@ -74,6 +87,8 @@ class ApiRequest:
     make: Callable[[], bytes] = bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     may_be_served: bool = True
+    connections: int = 1
+    leaves: bool = False
 
 
 def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
@@ -92,6 +107,8 @@ def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
         for body in broken_texts(path):
             yield ApiRequest(f"no text for {path}", "POST", path, lambda body=body: body, JSON, False)  # type: ignore[misc]
     yield from _images(other)
+    yield from _videos()
+    yield from _costly()
     yield from _forms()
     for path in _ADMIN_PATHS:
         body = json.dumps({"lora_name": "x", "lora_path": "/etc", "model_name": "x", "model_path": "/etc"}).encode()
@@ -126,17 +143,69 @@ def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
 
 def write_hostile_adapter(folder: Path, adapter: Path) -> None:
     """Write an adapter like another one, but for a pattern that a backtracking matcher never ends with."""
-    folder.mkdir()
-    for file in adapter.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(adapter, folder)
     config = json.loads((folder / "adapter_config.json").read_text())
     config["rank_pattern"] = {r"((\w|\.)*)*x": 4}
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def _chat(name: str, content: Any = "a", may_be_served: bool = True, **fields: Any) -> ApiRequest:
+def write_looping_adapter(folder: Path, adapter: Path) -> None:
+    """Write an adapter like another one, whose chat template takes hours for one message."""
+    shutil.copytree(adapter, folder)
+    loops = "".join(f"{{% for {name} in range(90000) %}}" for name in "abc") + "{% endfor %}" * 3
+    template = "{{ messages[0].content }}{% if messages[0].content == 'loop' %}" + loops + "{% endif %}"
+    (folder / "chat_template.jinja").write_text(template)
+
+
+def _chat(
+    name: str,
+    content: Any = "a",
+    may_be_served: bool = True,
+    connections: int = 1,
+    leaves: bool = False,
+    **fields: Any,
+) -> ApiRequest:
     body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **fields}
-    return ApiRequest(name, "POST", CHAT, lambda: json.dumps(body).encode(), JSON, may_be_served)
+    make = partial(_json, body)
+    return ApiRequest(name, "POST", CHAT, make, JSON, may_be_served, connections, leaves)
+
+
+def _json(body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
+def _costly() -> Iterator[ApiRequest]:
+    """Yield requests that cost much more than they are long, in the order of the stages that they load."""
+    wrong = BODIES["empty messages"]
+    yield ApiRequest("80 long bodies that are refused", "POST", CHAT, wrong.make, JSON, False, connections=80)
+    yield ApiRequest("80 long bodies of clients that leave", "POST", CHAT, wrong.make, JSON, False, 80, leaves=True)
+    yield _chat("a template of nested loops", "loop", model=LOOPING)
+    yield _chat("too many log probabilities", n=128, max_tokens=450, logprobs=True, top_logprobs=20)
+    yield _chat("as many log probabilities as may be", n=128, max_tokens=48, logprobs=True, top_logprobs=20)
+    yield _chat("a grammar of one wide character", guided_grammar="root ::= 中")
+    yield _chat("a token that there is not", allowed_token_ids=[2**31 - 1], may_be_served=False)
+    banned = {str(token): -100 for token in range(300)}
+    yield _chat("a bias against many tokens", logit_bias=banned, allowed_token_ids=[5], max_tokens=8)
+    for hostile, _ in read_corpus():
+        make = partial(_json, {"model": MODEL, **hostile.body})
+        leaves = hostile.manner != "read"
+        yield ApiRequest(f"the corpus: {hostile.name}", "POST", hostile.path, make, JSON, leaves=leaves)
+
+
+def _videos() -> Iterator[ApiRequest]:
+    part = {"type": "video_url", "video_url": {"url": f"data:image/gif;base64,{_long_gif()}"}}
+    for leaves in (False, True):
+        name = "17 long videos" + (" of clients that leave" if leaves else "")
+        yield _chat(name, [part] * 17, may_be_served=True, connections=4 if leaves else 1, leaves=leaves)
+
+
+@cache
+def _long_gif() -> str:
+    """Return a file of about 366 kB with as many frames as fit, as base64."""
+    frames = [Image.new("L", (256, 256), shade % 251) for shade in range(303)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], optimize=False)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def _images(other: str) -> Iterator[ApiRequest]:

@@ -16,14 +16,15 @@ import httpx
 
 from lmdeploy.serve.ports import free_ports
 from tests.abuse.bodies import MODEL
-from tests.abuse.gateway import write_hostile_adapter
+from tests.abuse.gateway import LOOPING, write_hostile_adapter, write_looping_adapter
 from tests.support.adapters import make_adapter
 from tests.support.api_server import api_server
 from tests.support.processes import session_members
 from tests.support.tiny_vision_models import make_tiny_llava
 from tests.support.waiting import eventually_sync
 
-KEY, ADMIN_KEY, OTHER_KEY = "sk-attacker", "sk-administrator", "sk-other"
+KEY, ADMIN_KEY = "sk-attacker", "sk-administrator"
+OTHER_KEY = "sk-other"  # of the caller who asks for a short text meanwhile
 ALLOWED_HOST = "allowed.invalid"
 SERVERS = ("gateway", "page", "proxy", "ray")
 START_SECONDS = 240.0
@@ -90,6 +91,7 @@ def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
     # of the text part alone: the tower has layers of the same names otherwise
     adapter = make_adapter(folder / "adapter", model, targets=("gate_proj", "up_proj", "down_proj"))
     write_hostile_adapter(folder / "hostile", adapter)
+    write_looping_adapter(folder / "looping", adapter)
     media = folder / "media"
     media.mkdir()
     canary = folder / "canary"
@@ -115,6 +117,10 @@ def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
         server.wait_ready()
         launcher = server.process.pid
         gateway = Target("gateway", server.port, "/health", launcher)
+        loaded = {"lora_name": LOOPING, "lora_path": str(folder / "looping")}
+        administrator = {"authorization": f"Bearer {ADMIN_KEY}"}
+        url = f"{gateway.url}/v1/load_lora_adapter"
+        httpx.post(url, json=loaded, headers=administrator, trust_env=False, timeout=60).raise_for_status()
         page = Target("page", page_port, "/login", launcher)
         eventually_sync(lambda: _accepts(page_port), timeout=START_SECONDS)
         proxy = Target(
@@ -130,7 +136,7 @@ def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
         added = httpx.post(
             f"{proxy.url}/nodes/add",
             json={"url": gateway.url, "status": {"models": [MODEL]}},
-            headers={"authorization": f"Bearer {ADMIN_KEY}"},
+            headers=administrator,
             trust_env=False,
         )
         assert added.status_code == 200, added.text

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import httpx
@@ -27,12 +28,15 @@ class Shot:
         Returns what is sent; made when it is sent, because some are long.
     may_be_served : bool
         Whether a response with success is in order.
+    is_flood : bool
+        Whether it is many connections: alone, it is sent by one sender.
     """
 
     target: Target
     name: str
     make: Callable[[], Attack]
     may_be_served: bool
+    is_flood: bool = False
 
 
 class _Request(Protocol):
@@ -59,16 +63,19 @@ def shots(servers: Servers, other: str) -> Iterator[Shot]:
             yield from _on_the_page(target, servers)
             continue
         for attack in made[target.name](other, MODEL):
-            yield Shot(target, attack.name, lambda attack=attack: attack, False)  # type: ignore[misc]
+            is_flood = attack.connections > 1
+            yield Shot(target, attack.name, lambda attack=attack: attack, False, is_flood)  # type: ignore[misc]
             if not attack.is_unfinished:
-                yield Shot(target, attack.name, lambda attack=attack: attack.with_key(KEY), True)  # type: ignore[misc]
+                with_key = partial(attack.with_key, KEY)
+                yield Shot(target, attack.name, with_key, True, is_flood)
         for request in gateway_requests(other, servers.hostile_adapter):
             is_administrators = "x-administrator" in request.headers
             if is_administrators and target.name != "gateway":
                 continue
             key = ADMIN_KEY if is_administrators else KEY
-            yield Shot(target, request.name, _sending(request), False)
-            yield Shot(target, request.name, _sending(request, f"Authorization: Bearer {key}"), request.may_be_served)
+            for lines, may_be_served in (((), False), ((f"Authorization: Bearer {key}",), request.may_be_served)):
+                make = _sending(request, *lines, connections=request.connections, leaves=request.leaves)
+                yield Shot(target, request.name, make, may_be_served, request.connections > 1)
 
 
 def drawn(attacks: Sequence[Shot], most: int, seed: int) -> list[Shot]:
@@ -97,12 +104,13 @@ def logged_in(page: Target) -> tuple[str, dict[str, Any]]:
         return "; ".join(f"{name}={value}" for name, value in client.cookies.items()), config
 
 
-def _sending(request: _Request, *lines: str) -> Callable[[], Attack]:
+def _sending(request: _Request, *lines: str, connections: int = 1, leaves: bool = False) -> Callable[[], Attack]:
     def make() -> Attack:
         body = request.make()
         named = {"Host": "localhost", **request.headers, "Content-Length": str(len(body)), "Connection": "close"}
         head = "\r\n".join([*(f"{name}: {value}" for name, value in named.items()), *lines])
         start = f"{request.method} {request.path} HTTP/1.1\r\n{head}\r\n\r\n"
-        return Attack(request.name, start.encode("utf-8", "surrogatepass") + body)
+        sent = start.encode("utf-8", "surrogatepass") + body
+        return Attack(request.name, sent, connections, leaves=leaves)
 
     return make
