@@ -28,22 +28,43 @@ _CHECKED_FIRST = list(_RANGES)
 
 
 def validation_error(errors: Sequence[Any]) -> ApiError:
-    """Return one readable error out of pydantic's list: of the field that is checked first, the most specific one."""
-    by_field: dict[object, Any] = {}
-    for error in errors:
-        field = error["loc"][1:2]
-        if field not in by_field or _aptness(error) > _aptness(by_field[field]):
-            by_field[field] = error
-    error = min(by_field.values(), key=_rank)
+    """Return one readable error out of pydantic's list: of the field that is checked first, in the form that fits."""
+    error = min((_of_best_form(of_field, 2) for of_field in _grouped(errors, 1).values()), key=_rank)
     reported = _one_error(error)
     if reported.status == MISTYPED:
         reported.detail = [{key: error[key] for key in ("type", "loc", "msg")} | {"input": _shown(error["input"])}]
     return reported
 
 
-def _aptness(error: Any) -> tuple[int, bool]:
-    """Rate an error of a field that takes several forms, each with its errors: the deepest is of the form meant."""
-    return len(error["loc"]), not _is_mistyped(error)
+def _grouped(errors: Sequence[Any], depth: int) -> dict[Any, list[Any]]:
+    """Return errors by the part of their locations at a depth; None: the location ends before."""
+    groups: dict[Any, list[Any]] = {}
+    for error in errors:
+        groups.setdefault(error["loc"][depth] if depth < len(error["loc"]) else None, []).append(error)
+    return groups
+
+
+def _of_best_form(errors: Sequence[Any], depth: int) -> Any:
+    """Return the first error of one value; where it may have several forms, of the form that it has most of."""
+    groups = _grouped(errors, depth)
+    if len(errors) == 1 or None in groups:
+        return errors[0]
+    is_union = all(isinstance(part, str) and not _is_name(part) for part in groups)
+    chosen = max(groups.values(), key=lambda group: _fit(group, depth + 1)) if is_union else next(iter(groups.values()))
+    return _of_best_form(chosen, depth + 1)
+
+
+def _fit(errors: Sequence[Any], depth: int) -> tuple[bool, bool, bool, tuple[int, list[int]]]:
+    """Rate how well a value fits a form, by its errors: its kind, its tag, all kinds within, how far it was read."""
+    refused = [error for error in errors if error["type"] == "literal_error"]
+    is_kind = not any(
+        len(error["loc"]) == depth
+        and (_is_mistyped(error) or (error in refused and not isinstance(error["input"], str)))
+        for error in errors
+    )
+    has_tag = not any(error["loc"][depth:] in (("type",), ("role",)) for error in refused)
+    read = max((len(error["loc"]), [part for part in error["loc"] if isinstance(part, int)]) for error in errors)
+    return is_kind, has_tag, not any(map(_is_mistyped, errors)), read
 
 
 def _rank(error: Any) -> tuple[bool, int]:
@@ -74,6 +95,9 @@ def _one_error(error: Any) -> ApiError:
         return ApiError(status, "The request body must be a JSON object, sent as application/json.")
     if error["type"] == "missing":
         return ApiError(status, f"{param} is required", param=param, code="missing_required_parameter")
+    if error["type"] == "too_long" and (limit := error.get("ctx", {}).get("max_length")) is not None:
+        message = f"{param} must have at most {limit} items, got {error['ctx']['actual_length'] or 'more'}"
+        return ApiError(status, message, param=param, code="invalid_value")
     kinds, words = _RANGES.get(param, ((), ""))
     if error["type"] in kinds:
         return ApiError(status, words.format(error["input"]), param=param, code="invalid_value")
@@ -93,9 +117,14 @@ def _path(location: Sequence[str | int]) -> str:
         tagged = part == "response_format"
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "none"):
+        elif _is_name(part):
             path += f".{part}" if path else part
     return path[:_SHOWN_PATH]
+
+
+def _is_name(part: str) -> bool:
+    """Return whether a part of a location is a field's name, and not what pydantic calls a form of its value."""
+    return part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "none")
 
 
 def _shown(value: object) -> str:

@@ -123,6 +123,30 @@ def test_a_bad_field_is_named(
 
 
 @pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        ("/v1/completions", {"prompt": ["a"] * 257}, "prompt", "at most 256 items, got 257"),
+        ("/v1/completions", {"prompt": [[1]] * 257}, "prompt", "at most 256 items, got 257"),
+        ("/v1/completions", {"prompt": [1, 2, "a"]}, "prompt[2]", "a valid integer, got 'a'"),
+        ("/v1/completions", {"prompt": ["a", "b", 3]}, "prompt[2]", "a valid string, got 3"),
+        ("/v1/completions", {"prompt": 5}, "prompt", "a valid string, got 5"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "input", "at most 2048 items, got 2049"),
+        ("/v1/embeddings", {"input": [[1]] * 2049}, "input", "at most 2048 items, got 2049"),
+        ("/v1/chat/completions", {"stop": ["a"] * 65}, "stop", "at most 64 items, got 65"),
+        ("/v1/chat/completions", {"tool_choice": {"type": "function"}}, "tool_choice.function", "is required"),
+        ("/v1/chat/completions", {"tool_choice": "sometimes"}, "tool_choice", "'none', 'auto' or 'required'"),
+        ("/v1/chat/completions", {"tool_choice": 5}, "tool_choice", "got 5"),
+    ],
+)
+def test_of_several_forms_the_one_that_fits_best_is_reported(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    error = error_of(http.post(path, json={"model": MODEL, "messages": HELLO} | fields), 400)
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
     ("param", "value"),
     [
         ("prompt", []),
