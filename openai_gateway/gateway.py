@@ -113,19 +113,19 @@ class Gateway:
         return any(await asyncio.gather(*(model.client.is_ready() for model in models)))
 
     async def bring_images(self, request: Request, model: ServedModel, *asked: GenerateRequest) -> None:
-        """Put the images into requests for a model that they name elsewhere.
+        """Put the images into requests for a model that they name elsewhere, and those of tool results after them.
 
         Raises
         ------
         ApiError
             One may not be had, or cannot be; or the model takes none.
         """
+        for each in asked:
+            if each.messages is not None:
+                each.messages = model.readable(each.messages)
         with_images = [each for each in asked if each.has_images]
         if not with_images:
             return
-        if model.is_text_only:
-            message = f"The model `{model.name}` reads text only; leave images out."
-            raise ApiError(400, message, param="messages", code="unsupported_value")
         media = RequestMedia(self._media)
         request.scope["lmdeploy.finally"].append(media.release)
         for each in with_images:

@@ -19,6 +19,13 @@ from openai_gateway.errors import ApiError
 _THREADS = 8  # images fetched at a time, each for another request; others wait
 _MOST = 64  # images and videos of a request
 _KINDS = ("image_url", "video_url")  # type of a part, and the key of what it is of
+DOCUMENT = "document"  # type of a part that stands for a file which nobody here reads
+PLACEHOLDER, REFUSE = "placeholder", "refuse"  # for media in tool results that a model cannot read
+# At these words of Anthropic's API, Claude Code sends the conversation again without the image or the PDF.
+_REFUSALS = {
+    True: "The PDF specified was not valid: documents of this type are not read by this server; send their text.",
+    False: "Could not process image: this model reads text only; leave images out.",
+}
 _SECONDS = 60.0  # for all images of a request
 REQUEST_BYTES = 64 << 20  # of the files that a request names elsewhere
 PROCESS_BYTES = 128 << 20  # of those of all requests that are open in this process; some four times as much memory
@@ -82,6 +89,54 @@ class MediaFetcher:
         if url_scheme(url) in ("http", "https"):
             return fetch(url, replace(self._rules.fetch_rules, max_bytes=most, seconds=seconds))
         return read_file(url, replace(self._rules, limits=replace(self._rules.limits, max_bytes=most)))
+
+
+def readable_messages(
+    messages: Sequence[dict[str, Any]], *, is_text_only: bool, in_tool_results: str = PLACEHOLDER
+) -> list[dict[str, Any]]:
+    """Return messages with the media that a model reads, where its chat template takes them.
+
+    An agent sends what a tool returned in every later request, so a refusal would end its conversation for good: a
+    text takes the place of media that cannot be read in tool results, and in a user's message right after them, where
+    programs put what tool messages of their API do not take. Few chat templates write images within tool results:
+    those that can be read become the user's, after the last of the results.
+
+    Raises
+    ------
+    ApiError
+        Media elsewhere cannot be read; or in tool results, and `in_tool_results` is ``refuse``.
+    """
+    shown: list[dict[str, Any]] = []
+    moved: list[dict[str, Any]] = []
+    before = None
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        is_result = role == "tool" or (role == "user" and before == "tool")
+        before = role
+        if isinstance(content, list):
+            parts = []
+            for part in content:
+                is_document = part["type"] == DOCUMENT
+                if is_document or (is_text_only and part["type"] in _KINDS):
+                    if not is_result or in_tool_results == REFUSE:
+                        raise ApiError(400, _REFUSALS[is_document], param="messages", code="unsupported_value")
+                    why = "documents are not read here" if is_document else "this model reads text only"
+                    part = {"type": "text", "text": f"[{part['type'].removesuffix('_url')} left out: {why}]"}
+                elif role == "tool" and part["type"] in _KINDS:
+                    moved.append(part)
+                    part = {"type": "text", "text": "[shown in the next message]"}
+                parts.append(part)
+            is_text = all(part["type"] == "text" for part in parts)
+            message = {**message, "content": "\n".join(part["text"] for part in parts) if is_text else parts}
+        if moved and role == "user":
+            said = message["content"]
+            parts = [{"type": "text", "text": said}] if isinstance(said, str) else said
+            message, moved = {**message, "content": [*moved, *parts]}, []
+        elif moved and role != "tool":
+            shown.append({"role": "user", "content": moved})
+            moved = []
+        shown.append(message)
+    return [*shown, {"role": "user", "content": moved}] if moved else shown
 
 
 class RequestMedia:

@@ -24,6 +24,7 @@ from lmdeploy.vl.constants import VISION_FILE
 from openai_gateway.adapters import Adapters
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.token_texts import TokenTexts
+from openai_gateway.media import PLACEHOLDER, readable_messages
 from openai_gateway.protocol.tools import Tool
 from openai_gateway.settings import Settings
 
@@ -47,12 +48,15 @@ class Traits:
         How calls are found, one of `lmdeploy.templates.tool_call_formats.PARSERS`.
     tool_call_format
         How the model writes calls, so that a grammar can hold it to them; None: it is not known.
+    media_in_tool_results
+        As for `openai_gateway.media.readable_messages`.
     """
 
     thinking: Thinking | None = None
     infilling: Infilling | None = None
     tool_call_parser: str = "auto"
     tool_call_format: ToolCallFormat | None = None
+    media_in_tool_results: str = PLACEHOLDER
 
 
 class ServedModel:
@@ -88,6 +92,7 @@ class ServedModel:
         self.tool_call_format = traits.tool_call_format
         self.pooling = None if engine_dir is None else read_pooling(engine_dir)
         self.is_text_only = engine_dir is not None and not (engine_dir / VISION_FILE).is_file()
+        self._media_in_tool_results = traits.media_in_tool_results
         self.score_head = None if engine_dir is None else read_score_head(engine_dir)
         self.token_heads = None if engine_dir is None else read_token_heads(engine_dir)
         self.client, self.engine_dir = client, engine_dir
@@ -95,6 +100,10 @@ class ServedModel:
         self.token_texts = TokenTexts(client, engine_dir)
         self._context_len: int | None = None
         self._context_known_until = -math.inf
+
+    def readable(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages with the media that the model reads; as `openai_gateway.media.readable_messages`."""
+        return readable_messages(messages, is_text_only=self.is_text_only, in_tool_results=self._media_in_tool_results)
 
     async def context_len(self) -> int | None:
         """Return how many tokens prompt and response have together at most; None: the engine does not say now."""
@@ -141,6 +150,7 @@ class Chosen:
         ApiError
             It has images, whose tokens are not given.
         """
+        messages = self.model.readable(messages)
         if GenerateRequest(messages=messages).has_images:
             raise ApiError(400, "The tokens of prompts with images are not given.", param="messages")
         shown = [tool.for_template() for tool in tools]
@@ -254,7 +264,10 @@ def _traits(settings: Settings, engine_dir: Path | None, chat_template: str) -> 
     """Return what is known of a model here, where its tokenizer and template can be looked at or not."""
     parser, named = settings.reasoning_parser, settings.tool_call_parser
     unseen = Traits(
-        thinking_of(parser, None), tool_call_parser=named, tool_call_format=tool_call_format_of(named, None)
+        thinking_of(parser, None),
+        tool_call_parser=named,
+        tool_call_format=tool_call_format_of(named, None),
+        media_in_tool_results=settings.media_in_tool_results,
     )
     if engine_dir is None and not chat_template:
         return unseen
@@ -270,6 +283,9 @@ def _traits(settings: Settings, engine_dir: Path | None, chat_template: str) -> 
     thinking = thinking_of(parser, template)
     if thinking is not None and tokenizer is not None:
         thinking = replace(thinking, end_ids=tuple(tokenizer.encode(thinking.closing, add_bos=False)))
-    return Traits(
-        thinking, infilling_of(template, tokens), named, tool_call_format_of(named, template.tool_call_format)
+    return replace(
+        unseen,
+        thinking=thinking,
+        infilling=infilling_of(template, tokens),
+        tool_call_format=tool_call_format_of(named, template.tool_call_format),
     )

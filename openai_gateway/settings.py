@@ -81,6 +81,9 @@ class Settings:
         Names of hosts that images are fetched from, ``*`` for any; None: clients bring their images along.
     allowed_media_folder : Path, optional
         Images may be named by files in it.
+    media_in_tool_results : str
+        What becomes of media in tool results that a model cannot read (`openai_gateway.media`): a ``placeholder``, or
+        ``refuse``.
     trace_endpoint : str
         Where spans of requests go (`openai_gateway.tracing`); empty: there are none.
     reasoning_parser : str
@@ -131,6 +134,7 @@ class Settings:
     drain_seconds: float = DEFAULT_DRAIN_SECONDS
     allowed_media_hosts: tuple[str, ...] | None = None
     allowed_media_folder: Path | None = None
+    media_in_tool_results: str = "placeholder"
     trace_endpoint: str = ""
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"

@@ -40,6 +40,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         proxy_key=args.proxy_key,
         allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
         allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
+        media_in_tool_results=args.media_in_tool_results,
         files_dir=Path(args.files_dir).expanduser().absolute() if args.files_dir else None,
         responses_store=Path(args.responses_store).expanduser().absolute() if args.responses_store else None,
         max_file_bytes=args.max_file_bytes,

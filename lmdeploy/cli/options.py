@@ -431,6 +431,15 @@ def add_media_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
         metavar="DIR",
         help="Directory whose files requests may use as images.",
     )
+    parser.add_argument(
+        "--media-in-tool-results",
+        choices=("placeholder", "refuse"),
+        default="placeholder",
+        help=(
+            "Images and documents in tool results that the model cannot read: placeholder puts a text in their place; "
+            "refuse answers with status 400 (default: %(default)s)."
+        ),
+    )
 
 
 def add_files_options(parser: argparse.ArgumentParser) -> None:

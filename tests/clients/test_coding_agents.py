@@ -16,8 +16,9 @@ import pytest
 
 from openai_gateway.settings import Settings
 from tests.clients.installed import NODE_MODULES, Package
-from tests.support.fake_triton import FakeTriton, Received, Script
+from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Received, Script
 from tests.support.gateways import running_gateway
+from tests.support.images import make_image
 from tests.support.reciting_model import make_reciting
 from tests.support.recording import Recorder, recording
 from tests.support.servers import running_triton
@@ -25,6 +26,7 @@ from tests.support.servers import running_triton
 CLAUDE_CODE, CODEX = Package("@anthropic-ai/claude-code", "node"), Package("@openai/codex", "node")
 REPLY = "The capital of France is Paris."
 CONTENT = "Hello, world\n"
+LEFT_OUT = "image left out"
 CONTEXT = 32768  # tokens, of the real server
 CONFIG = """
 model = "MODEL"
@@ -41,11 +43,15 @@ env_key = "LOCAL_KEY"
 def script(received: Received) -> Script:
     """Write the file that the prompt names, with the tool that is there for it; then respond."""
     conversation = received.inputs["messages"]
-    asked = re.search(r"Greet in (/[\w./-]+)", conversation)
+    asked = re.search(r"(?:Greet in|Look at) (/[\w./-]+)", conversation)
     if asked is None or '"role":"tool"' in conversation or "tools" not in received.inputs:  # for a title
         return Script()
     tools = {tool["function"]["name"] for tool in json.loads(received.inputs["tools"])}
-    if "Write" in tools:
+    reads = "Look at" in asked[0]
+    if reads:
+        name, key = ("Read", "file_path") if "Read" in tools else ("view_image", "path")
+        call: dict[str, Any] = {"name": name, "arguments": {key: asked[1]}}
+    elif "Write" in tools:
         call = {"name": "Write", "arguments": {"file_path": asked[1], "content": CONTENT}}
     else:
         call = {"name": "exec_command", "arguments": {"cmd": f"printf 'Hello, world\\n' > {asked[1]}"}}
@@ -54,12 +60,19 @@ def script(received: Received) -> Script:
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[str]:
-    """URL of a gateway whose model writes a file when it is asked to."""
+def fake() -> Iterator[FakeTriton]:
     fake = FakeTriton("fake-model", script)  # type: ignore[arg-type]
-    with running_gateway(Settings(triton_address=fake.address, api_keys=("k",))) as url:
-        yield url
+    yield fake
     fake.stop()
+
+
+@pytest.fixture(scope="module")
+def scripted(fake: FakeTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a gateway whose model reads text only, and writes or reads a file when it is asked to."""
+    engine_dir = tmp_path_factory.mktemp("engine")
+    TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
+    with running_gateway(Settings(triton_address=fake.address, api_keys=("k",), engine_dir=engine_dir)) as url:
+        yield url
 
 
 @pytest.fixture
@@ -155,6 +168,21 @@ def test_codex_runs_a_command_and_goes_on(recorder: Recorder, tmp_path: Path) ->
     assert texts(codex(tmp_path, recorder.url, "fake-model", "resume", "--last", "Where is it?")) == [REPLY]
     assert refused(recorder) == []
     assert f"Greet in {file}".encode() in recorder.exchanges[-1].body
+
+
+@pytest.mark.parametrize("agent", [pytest.param(claude, marks=CLAUDE_CODE.mark), pytest.param(codex, marks=CODEX.mark)])
+def test_a_picture_that_a_text_model_is_shown_ends_no_session(
+    recorder: Recorder, fake: FakeTriton, tmp_path: Path, agent: Any
+) -> None:
+    (tmp_path / "project").mkdir()
+    file = tmp_path / "project" / "x.png"
+    make_image(8, 8).save(file)
+    agent(tmp_path, recorder.url, "fake-model", f"Look at {file} please")
+    assert LEFT_OUT in fake.requests[-1].inputs["messages"]
+    again = ("--continue",) if agent is claude else ("resume", "--last")
+    agent(tmp_path, recorder.url, "fake-model", *again, "What is it?")
+    assert LEFT_OUT in fake.requests[-1].inputs["messages"]
+    assert refused(recorder) == []
 
 
 @pytest.mark.slow

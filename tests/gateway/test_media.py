@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import grpc
 import httpx
 import pytest
 
+from lmdeploy.vl.constants import VISION_FILE
 from lmdeploy.vl.sources import SourceRules, read_file
 from openai_gateway import media
 from openai_gateway.settings import Settings
@@ -28,8 +29,7 @@ SHOWN = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "tex
 @pytest.fixture
 def small(triton: FakeTriton) -> Iterator[httpx.Client]:
     """A gateway that fetches from one host."""
-    settings = Settings(triton_address=triton.address, allowed_media_hosts=("images.example",))
-    with running_gateway(settings) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with serving(Settings(triton_address=triton.address, allowed_media_hosts=("images.example",))) as client:
         yield client
 
 
@@ -153,6 +153,19 @@ def naming(folder: Path, model: str, times: int) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": [part] * times}]}
 
 
+@pytest.fixture
+def engine_dir(tmp_path: Path) -> Path:
+    """Of a model that reads text only."""
+    TOKEN_BYTES.write(tmp_path / "token_bytes.bin")
+    return tmp_path
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[httpx.Client]:
+    with running_gateway(settings) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        yield client
+
+
 Gateway = Callable[..., AbstractContextManager[str]]
 
 
@@ -193,6 +206,110 @@ def test_a_model_that_reads_text_only_has_nothing_fetched(
     assert "reads text only" in reply.text
     assert reads == []
     assert triton.requests == []
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "see", "arguments": "{}"}}
+BASE64 = {"type": "base64", "media_type": "image/png", "data": URL.partition(",")[2]}
+SEEN = {"type": "image", "source": BASE64}
+PDF = {"type": "document", "source": BASE64 | {"media_type": "application/pdf"}}
+
+
+def of_chat(*results: dict[str, Any]) -> dict[str, Any]:
+    said = {"role": "assistant", "tool_calls": [CALL]}
+    return {"messages": [{"role": "user", "content": "see"}, said, *results]}
+
+
+def of_messages(returned: Any, *alongside: dict[str, Any]) -> dict[str, Any]:
+    said = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "see", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": returned}, *alongside]}
+    return {"max_tokens": 1, "messages": [{"role": "user", "content": "see"}, said, result]}
+
+
+def of_responses(part: dict[str, Any]) -> dict[str, Any]:
+    call = {"type": "function_call", "call_id": "c", "name": "see", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [part]}
+    return {"input": [{"role": "user", "content": "see"}, call, output]}
+
+
+IMAGE_LEFT_OUT = "[image left out: this model reads text only]"
+DOCUMENT_LEFT_OUT = "[document left out: documents are not read here]"
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "read"}
+# Path and body; what of the conversation follows the call where the model reads text only, and where it sees.
+RETURNED: dict[str, Any] = {
+    "tool": (
+        "/v1/chat/completions",
+        of_chat(RESULT | {"content": SHOWN[:1]}),
+        [("tool", IMAGE_LEFT_OUT)],
+        [("tool", "[shown in the next message]"), ("user", SHOWN[:1])],
+    ),
+    "user after tool": (
+        "/v1/chat/completions",
+        of_chat(RESULT, {"role": "user", "content": SHOWN}),
+        [("tool", "read"), ("user", f"{IMAGE_LEFT_OUT}\nwhat?")],
+        [("tool", "read"), ("user", SHOWN)],
+    ),
+    "tool before user": (
+        "/v1/chat/completions",
+        of_chat(RESULT | {"content": SHOWN[:1]}, RESULT, {"role": "user", "content": "what?"}),
+        [("tool", IMAGE_LEFT_OUT), ("tool", "read"), ("user", "what?")],
+        [("tool", "[shown in the next message]"), ("tool", "read"), ("user", SHOWN)],
+    ),
+    "tool_result": (
+        "/v1/messages",
+        of_messages([{"type": "text", "text": "x.png"}, SEEN]),
+        [("tool", f"x.png\n{IMAGE_LEFT_OUT}")],
+        [("tool", "x.png\n[shown in the next message]"), ("user", SHOWN[:1])],
+    ),
+    "document": (
+        "/v1/messages",
+        of_messages("read", PDF, {"type": "text", "text": "what?"}),
+        [("tool", "read"), ("user", f"{DOCUMENT_LEFT_OUT}\nwhat?")],
+        [("tool", "read"), ("user", f"{DOCUMENT_LEFT_OUT}\nwhat?")],
+    ),
+    "function_call_output": (
+        "/v1/responses",
+        of_responses({"type": "input_image", "image_url": URL}),
+        [("tool", IMAGE_LEFT_OUT)],
+        [("tool", "[shown in the next message]"), ("user", SHOWN[:1])],
+    ),
+    "file": (
+        "/v1/responses",
+        of_responses({"type": "input_file", "filename": "x.pdf", "file_data": "JVBERi0="}),
+        [("tool", DOCUMENT_LEFT_OUT)],
+        [("tool", DOCUMENT_LEFT_OUT)],
+    ),
+}
+
+
+@pytest.mark.parametrize("sees", [False, True])
+@pytest.mark.parametrize("kind", RETURNED)
+def test_media_of_tool_results_end_no_conversation(
+    triton: FakeTriton, model: str, engine_dir: Path, kind: str, sees: bool
+) -> None:
+    path, body, unseen, seen = RETURNED[kind]
+    if sees:
+        (engine_dir / VISION_FILE).touch()
+    with serving(Settings(triton_address=triton.address, engine_dir=engine_dir)) as http:
+        assert http.post(path, json=body | {"model": model}).status_code == 200
+        messages = json.loads(triton.requests[-1].inputs["messages"])
+        assert [(message["role"], message["content"]) for message in messages[2:]] == (seen if sees else unseen)
+        if path != "/v1/chat/completions" and not sees:  # what is counted is what is asked
+            count = {"/v1/messages": "/v1/messages/count_tokens", "/v1/responses": "/v1/responses/input_tokens"}[path]
+            assert http.post(count, json=body | {"model": model}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_media_of_tool_results_are_refused_where_that_is_wanted(
+    triton: FakeTriton, model: str, engine_dir: Path, kind: str
+) -> None:
+    path, body, unseen, _ = RETURNED[kind]
+    settings = Settings(triton_address=triton.address, engine_dir=engine_dir, media_in_tool_results="refuse")
+    with serving(settings) as http:
+        reply = http.post(path, json=body | {"model": model})
+    is_document = DOCUMENT_LEFT_OUT in str(unseen)
+    words = "The PDF specified was not valid" if is_document else "Could not process image"
+    assert reply.status_code == 400
+    assert words in reply.json()["error"]["message"]
 
 
 def test_the_files_of_a_request_have_this_many_bytes_together(

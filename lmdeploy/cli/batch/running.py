@@ -132,6 +132,7 @@ def _run_requests(args: argparse.Namespace, requests: BatchRequests, total: int,
             generation_config=args.generation_config,
             allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
             allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
+            media_in_tool_results=args.media_in_tool_results,
         )
         asyncio.run(_work(pipe, settings, requests, results, total, args.concurrency, name))
 

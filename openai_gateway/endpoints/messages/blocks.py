@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from openai_gateway.media import DOCUMENT
 from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, JsonObject, Strict, at_most
 
 _BILLING = "x-anthropic-billing-header:"
@@ -63,23 +64,15 @@ SomeShown = Annotated[list[Shown], Field(fail_fast=True), BeforeValidator(at_mos
 
 
 class DocumentSource(Strict):
-    """What is in a document: a text, or blocks."""
+    """What is in a document: a text, blocks, or a file, which is not read."""
 
-    type: Literal["text", "content"]
+    type: Literal["text", "content", "base64", "url", "file"]
     data: AnyText = ""
     content: AnyText | SomeShown = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_text(cls, fields: object) -> object:
-        kind = fields.get("type") if isinstance(fields, dict) else None
-        if kind in ("base64", "url", "file"):
-            raise FieldError("type", f"documents of type {kind} are not read by this server; send their text")
-        return fields
-
 
 class DocumentBlock(Strict):
-    """A document whose text is in the request."""
+    """A document, which is read where its text is in the request."""
 
     type: Literal["document"]
     source: DocumentSource
@@ -88,6 +81,9 @@ class DocumentBlock(Strict):
 
     def parts(self) -> Iterator[dict[str, Any]]:
         """Yield the block as chat completions have it, between marks."""
+        if self.source.type not in ("text", "content"):
+            yield {"type": DOCUMENT}
+            return
         yield from _between(
             "document", {"title": self.title, "context": self.context}, self.source.data or self.source.content
         )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from openai_gateway.media import DOCUMENT
 from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Strict, at_most
 
 _NOT_HERE = {
@@ -28,6 +29,7 @@ _ITEMS = (
     "item_reference", *LEFT_OUT,
 )  # fmt: skip
 _PARTS = ("input_text", "output_text", "text", "refusal", "input_image", "reasoning_text")
+_OF_OUTPUTS = (*_PARTS, "input_file")
 
 
 def refuse_unknown_items(value: object) -> None:
@@ -43,7 +45,7 @@ def refuse_unknown_items(value: object) -> None:
             parts = item.get(name)
             for part in parts if isinstance(parts, list) else ():
                 if isinstance(part, dict):
-                    _refuse_kind(part, _PARTS)
+                    _refuse_kind(part, _PARTS if name == "content" else _OF_OUTPUTS)
 
 
 def _refuse_kind(item: Mapping[str, object], known: Sequence[str]) -> None:
@@ -87,8 +89,18 @@ class ImagePart(Strict):
         return {"type": "image_url", "image_url": {"url": self.image_url, **said}}
 
 
+class FilePart(Strict):
+    """A file that a tool returned, which is not read."""
+
+    type: Literal["input_file"]
+
+    def for_template(self) -> dict[str, Any]:
+        """Return what stands for it."""
+        return {"type": DOCUMENT}
+
+
 Parts = Annotated[
-    list[Annotated[ContentPart | ImagePart | RefusalPart, Field(discriminator="type")]],
+    list[Annotated[ContentPart | ImagePart | RefusalPart | FilePart, Field(discriminator="type")]],
     Field(min_length=1, fail_fast=True),
     BeforeValidator(at_most(MAX_ITEMS)),
 ]
@@ -98,11 +110,10 @@ def _shown(content: str | list[Any]) -> Any:
     """Return content as it is shown to the model: text, or parts where there are images."""
     if isinstance(content, str):
         return content
-    if not any(isinstance(part, ImagePart) for part in content):
+    media = (ImagePart, FilePart)
+    if not any(isinstance(part, media) for part in content):
         return "".join(part.text for part in content)
-    return [
-        part.for_template() if isinstance(part, ImagePart) else {"type": "text", "text": part.text} for part in content
-    ]
+    return [part.for_template() if isinstance(part, media) else {"type": "text", "text": part.text} for part in content]
 
 
 class InputMessage(Strict):

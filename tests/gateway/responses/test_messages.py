@@ -305,7 +305,7 @@ def test_tokens_are_counted_without_a_response(claude: anthropic.Anthropic, trit
             {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "url", "url": "u"}}]}]},
             anthropic.BadRequestError,
             "invalid_request_error",
-            "documents of type url are not read",
+            "The PDF specified was not valid: documents of this type are not read by this server; send their text",
         ),
         ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "invalid_request_error", "one of tools"),
     ],

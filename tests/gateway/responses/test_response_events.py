@@ -180,8 +180,9 @@ def test_all_items_of_a_conversation_reach_the_template(asked: Any, thinker: tup
     ]
     seen = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
     asked("Hm.</think>Yes.", input=[*seen, {"type": "function_call_output", "call_id": "c", "output": shown}])
-    parts = json.loads(thinker[0].requests[-1].inputs["messages"])[-1]["content"]
-    assert [part["type"] for part in parts] == ["text", "image_url"]
+    result, images = json.loads(thinker[0].requests[-1].inputs["messages"])[-2:]
+    assert result["content"].startswith("What is it?\n")
+    assert [part["type"] for part in images["content"]] == ["image_url"]
 
 
 @pytest.mark.parametrize(("mode", "says"), [("auto", "Hm.</think>No."), ("required", '[{"name": "g"}]')])
