@@ -62,6 +62,7 @@ ENDPOINTS = (
     Endpoint("/v1/responses", checks_model=True, is_proxied=True, is_batched=True),
     Endpoint("/v1/responses/input_tokens", is_proxied=True),
     Endpoint("/v1/responses/{response_id}"),
+    Endpoint("/v1/responses/{response_id}/cancel"),
     Endpoint("/v1/responses/{response_id}/input_items"),
     Endpoint("/v1/embeddings", is_proxied=True, is_batched=True),
     Endpoint("/v1/models"),

@@ -141,6 +141,7 @@ class GenerationFields(_Completions):
     ) = Field(None, max_length=_MAX_BIASES)
     stream_options: StreamOptions | None = None
     include_stop_str_in_output: bool | None = Field(None, description="The text ends with the stop string, if any.")
+    return_token_ids: bool | None = Field(None, description="Each choice has the ids of its tokens.")
 
     @field_validator("logit_bias")
     @classmethod
@@ -187,5 +188,6 @@ class GenerationFields(_Completions):
                 "logit_bias": biases,
                 "want_cached_len": self.includes_usage or not self.stream,
                 "want_stop_string": bool(self.include_stop_str_in_output),
+                "want_token_ids": bool(self.return_token_ids),
             }
         )

@@ -300,11 +300,17 @@ def test_tokens_of_responses_are_reported_and_taken_where_that_is_asked_for(
     for response in responses if stream else [responses]:
         given |= {choice.index: choice.token_ids for choice in response.choices if choice.finish_reason}
     first = [0, 100, 1, 101]
+    completed: dict[int, Any] = {}
+    asked: Any = {"model": MODEL, "prompt": "a", "n": 2, "stream": stream, "extra_body": {"return_token_ids": True}}
+    completions = client.completions.create(**asked)
+    for response in completions if stream else [completions]:
+        completed |= {choice.index: choice.token_ids for choice in response.choices if choice.finish_reason}
+    assert completed == given
     assert given == ({0: first, 1: [*first, 2, 102]} if stream else {0: first[:2], 1: first[:2]})
     triton.script = Script()
     said = {"role": "assistant", "content": "ab", "token_ids": given[0]}
     client.chat.completions.create(model=MODEL, messages=[*HELLO, said, *HELLO])
-    assert json.loads(triton.requests[1].inputs["messages"])[1] == said
+    assert json.loads(triton.requests[-1].inputs["messages"])[1] == said
     for role, ids, name in (("user", [1], "messages[0].token_ids"), ("assistant", [-1], "messages[0].token_ids[0]")):
         wrong: Any = [{"role": role, "content": "a", "token_ids": ids}]
         with pytest.raises(openai.BadRequestError) as caught:

@@ -167,7 +167,6 @@ class ChatCompletionRequest(RenderingFields, GenerationFields, StructuredFields)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     thinking_budget: int | None = Field(None, ge=0, le=MAX_INT32)
     include_reasoning: bool | None = None
-    return_token_ids: bool | None = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatCompletionRequest:
@@ -198,7 +197,7 @@ class ChatCompletionRequest(RenderingFields, GenerationFields, StructuredFields)
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
         inputs = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None, "response_format": self.grammar}
-        return super().generation_inputs(sampling_defaults) | inputs | {"want_token_ids": bool(self.return_token_ids)}
+        return super().generation_inputs(sampling_defaults) | inputs
 
 
 class ChatMessage(BaseModel):

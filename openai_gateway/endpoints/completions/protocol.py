@@ -91,6 +91,7 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
     finish_reason: FinishReason
+    token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):

@@ -89,7 +89,9 @@ def _writer(
     body: CompletionRequest, model: ServedModel, frame: dict[str, Any], index: int, echo: Echo
 ) -> CompletionWriter:
     texts = model.token_texts if body.logprobs is not None else None
-    return CompletionWriter(frame, index, echo=echo, texts=texts, wanted=body.logprobs or 0)
+    return CompletionWriter(
+        frame, index, echo=echo, texts=texts, wanted=body.logprobs or 0, reports_tokens=bool(body.return_token_ids)
+    )
 
 
 async def _choice(
@@ -109,4 +111,5 @@ async def _choice(
         logprobs=logprobs,
         prompt_logprobs=scores,
         finish_reason=response.finish_reason,
+        token_ids=response.token_ids if body.return_token_ids else None,
     )

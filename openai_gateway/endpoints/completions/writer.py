@@ -28,10 +28,19 @@ class CompletionWriter:
         Log probabilities are written with them; None: not written.
     wanted : int
         Most likely tokens to write alongside each one.
+    reports_tokens : bool
+        The last event has the ids of all tokens.
     """
 
     def __init__(
-        self, frame: dict[str, Any], index: int, *, echo: Echo, texts: TokenTexts | None = None, wanted: int = 0
+        self,
+        frame: dict[str, Any],
+        index: int,
+        *,
+        echo: Echo,
+        texts: TokenTexts | None = None,
+        wanted: int = 0,
+        reports_tokens: bool = False,
     ) -> None:
         self._frame = frame
         self._index = index
@@ -42,6 +51,7 @@ class CompletionWriter:
         self._place: TextPlace | None = None
         self._text = self._event(SLOT)
         self._finish = self._event("", finish_reason=SLOT)
+        self._tokens: list[int] | None = [] if reports_tokens else None
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the events for the next chunks of the choice."""
@@ -53,6 +63,10 @@ class CompletionWriter:
         elif text:
             events += self._text.fill(text)
         last = chunks[-1]
+        if self._tokens is not None:
+            self._tokens += [token for chunk in chunks for token in chunk.token_ids]
+            if last.finish_reason is not None:
+                self._finish = self._event("", finish_reason=SLOT, token_ids=self._tokens)
         return events if last.finish_reason is None else events + self._finish.fill(finish_reason(last))
 
     async def _opening(self, chunks: Sequence[GenerateChunk]) -> bytes:
@@ -69,6 +83,8 @@ class CompletionWriter:
         said = await completion_logprobs(scored, texts, self._wanted, self._place)
         return self._event(SLOT, logprobs=said.model_dump()).fill(text)
 
-    def _event(self, text: str, *, finish_reason: str | None = None, logprobs: Any = None) -> EventTemplate:
-        choice = {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _event(
+        self, text: str, *, finish_reason: str | None = None, logprobs: Any = None, **further: Any
+    ) -> EventTemplate:
+        choice = {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason, **further}
         return EventTemplate({**self._frame, "choices": [choice]})

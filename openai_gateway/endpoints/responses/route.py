@@ -96,9 +96,21 @@ class Deleted(BaseModel):
 
 
 @router.get("/v1/responses/{response_id:response}")
-async def retrieve_response(response_id: str, request: Request, gateway: GatewayDependency) -> dict[str, Any]:
+async def retrieve_response(
+    response_id: str, request: Request, gateway: GatewayDependency, stream: bool = False
+) -> dict[str, Any]:
     """Return a stored response."""
-    return (await stored_response(gateway.responses, key_of(request.scope), response_id)).response
+    stored = await stored_response(gateway.responses, key_of(request.scope), response_id)
+    if stream:
+        raise ApiError(400, "stream is not supported for stored responses; leave it out", param="stream")
+    return stored.response
+
+
+@router.post("/v1/responses/{response_id:response}/cancel")
+async def cancel_response(response_id: str, request: Request, gateway: GatewayDependency) -> dict[str, Any]:
+    """Refuse it: only background responses, which this server refuses, could be cancelled."""
+    await stored_response(gateway.responses, key_of(request.scope), response_id)
+    raise ApiError(400, "Cannot cancel a response that was not made in the background; close its connection instead.")
 
 
 @router.delete("/v1/responses/{response_id:response}")

@@ -45,6 +45,18 @@ def sent(triton: FakeTriton) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in prompt]
 
 
+def test_what_only_background_responses_have_is_refused_by_name(client: openai.OpenAI, triton: FakeTriton) -> None:
+    made = client.responses.create(model=MODEL, input="Hello")
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(made.id)
+    with pytest.raises(openai.BadRequestError, match="stream"):
+        client.responses.retrieve(made.id, stream=True)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.create(model=MODEL, input="Hello", background=True)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel("resp_0")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_is_continued_by_its_id(client: openai.OpenAI, triton: FakeTriton, stream: bool) -> None:
     def ask(**asked: Any) -> Any:
