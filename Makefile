@@ -180,20 +180,20 @@ load: dev ## Many users of a running server, with locust: LOAD_HOST, LOAD_USERS 
 
 bench: build model ## A short standard benchmark, alongside transformers and against the targets
 	$(say) 'measuring on an otherwise idle machine (about 5 minutes)'
-	@$(PY) -m tools.bench.standard $(strip $(BENCH_ARGS))
+	@$(PY) -m tools.bench engine $(strip $(BENCH_ARGS))
 
 bench-tools: build model ## Which share of the default model's tool calls can be used, in every format
 	@$(PY) -m tools.tool_calls --formats all $(strip $(BENCH_ARGS))
 
-peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, ik_llama.cpp, OpenVINO GenAI, mistral.rs, vLLM
+peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, OpenVINO GenAI, vLLM
 	@$(PY) -m tools.bench.peers.install
 
 bench-embeddings: build ## Texts a second of all-MiniLM-L6-v2, alongside the peers that are installed
-	@$(PY) -m tools.embeddings.bench $(strip $(BENCH_ARGS))
+	@$(PY) -m tools.bench embeddings $(strip $(BENCH_ARGS))
 
 bench-peers: build dev model peers ## The engine alongside those that `make peers` installs, against the targets
 	$(say) 'measuring on an otherwise idle machine (about 10 minutes)'
-	@$(PY) -m tools.bench.compare $(strip $(BENCH_ARGS))
+	@$(PY) -m tools.bench peers $(strip $(BENCH_ARGS))
 
 screenshot: build dev model browser ## Rewrite docs/images/chat*.png
 	@CHAT_SCREENSHOTS=docs/images $(PY) -m pytest -q tests/e2e/test_chat_page.py -k real_model

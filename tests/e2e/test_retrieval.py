@@ -15,7 +15,7 @@ import lmdeploy
 from tests.docs.blocks import ROOT, blocks
 from tests.support.api_server import api_server
 from tests.support.tiny_encoders import make_encoder, texts_of
-from tools.embeddings.model import make
+from tools.default_embedder import make
 
 GUIDE = ROOT / "docs" / "guides" / "retrieval.md"
 NOTES = {

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import lmdeploy
-from tools.embeddings.model import make
+from tools.default_embedder import make
 
 NEAR = 0.99999
 

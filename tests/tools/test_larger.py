@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -13,25 +12,24 @@ import pytest
 from lmdeploy.messages import TurbomindEngineConfig
 from tests.support import fake_peers
 from tests.support.gguf_files import byte_level_metadata, write_metadata
-from tools.bench import larger
+from tools.bench import matches, random_gguf
 from tools.bench.compare import model_names, sizes
 from tools.bench.inprocess import in_process
-from tools.bench.larger import Choice
-from tools.bench.matches import Rounds
-from tools.bench.peers import ik_llama, shapes, vllm
+from tools.bench.matches import LARGER_MODELS, Choice, Match, Played, Rounds, larger_matches, play
+from tools.bench.peers import vllm
 from tools.bench.peers.install import failures
-from tools.bench.peers.mistral import Usage, mistral
-from tools.bench.peers.places import ik_tool, llama_tool, mistral_python, openvino_python, vllm_python
-from tools.bench.peers.shapes import SHAPES, Shape, path_of, random_file, write
+from tools.bench.peers.places import llama_tool, openvino_python, vllm_python
+from tools.bench.random_gguf import NAMES, file_bytes, kind_of, path_of, random_file, tensors, token_bytes, write
 from tools.bench.roofline import Limits
+from tools.bench.shapes import SHAPES, Shape
 from tools.bench.targets import LIMIT, OURS, TARGETS
 from tools.bench.workload import GREEDY, token_requests
 
 # As many tokens as the requests are drawn from, and more than the tokenizer has.
-_SIZES = {"vocab": 49152 + 64, "hidden": 64, "inner": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32}
-TINY = {name: replace(shape, **_SIZES, context=4096) for name, shape in SHAPES.items()}  # type: ignore[arg-type]
-TINY["qwen3-30b-a3b"] = replace(TINY["qwen3-30b-a3b"], experts=8, experts_used=2)
-TINY["gpt-oss-20b"] = replace(TINY["gpt-oss-20b"], experts=4, experts_used=2)
+_SIZES = {"vocab_size": 49152 + 64, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96}
+_SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+_SIZES |= {"max_position_embeddings": 4096, "num_experts": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+TINY = {name: SHAPES[name].having(**_SIZES) for name in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def tiny(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     def write_tiny(shape: Shape, bits: int, file: Path) -> None:
         write(shape, bits, file, tokenizer)
 
-    monkeypatch.setattr(shapes, "write", write_tiny)
+    monkeypatch.setattr(random_gguf, "write", write_tiny)
     return tmp_path
 
 
@@ -67,18 +65,18 @@ def tiny(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_with_all_layers_a_shape_has_as_many_parameters_as_its_original(
     name: str, layers: int, parameters: int
 ) -> None:
-    whole = replace(SHAPES[name], layers=layers)
-    assert sum(math.prod(size) for size, _ in whole.tensors(4).values()) == parameters
+    whole = SHAPES[name].having(num_hidden_layers=layers)
+    assert sum(math.prod(size) for size, _ in tensors(whole, 4).values()) == parameters
 
 
 def test_a_token_reads_the_experts_it_uses_and_no_embedding() -> None:
     shape = SHAPES["qwen3-30b-a3b"]
-    experts = shape.layers * 128 * 3 * 2048 * 768 * 18 / 32
+    experts = shape.config["num_hidden_layers"] * 128 * 3 * 2048 * 768 * 18 / 32
     embedding = 151936 * 2048 * 34 / 32
-    assert shape.token_bytes(4) == shape.file_bytes(4) - embedding - experts * 120 / 128
-    assert (SHAPES["gpt-oss-20b"].kind(4), shape.kind(4)) == ("MXFP4", "Q4_0")
+    assert token_bytes(shape, 4) == file_bytes(shape, 4) - embedding - experts * 120 / 128
+    assert (kind_of(SHAPES["gpt-oss-20b"], 4), kind_of(shape, 4)) == ("MXFP4", "Q4_0")
     tied = SHAPES["llama-3.2-1b"]
-    assert tied.token_bytes(8) == tied.file_bytes(8)
+    assert token_bytes(tied, 8) == file_bytes(tied, 8)
 
 
 @pytest.mark.parametrize(
@@ -89,37 +87,32 @@ def test_a_file_of_random_weights_is_a_model_that_runs(name: str, bits: int, tok
     write(shape, bits, file, tokenizer)
     read = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     assert {name: tuple(reversed(tensor.shape.tolist())) for name, tensor in read.items()} == {
-        name: size for name, (size, _) in shape.tensors(bits).items()
+        name: size for name, (size, _) in tensors(shape, bits).items()
     }
-    assert sum(tensor.n_bytes for tensor in read.values()) == shape.file_bytes(bits)
+    assert sum(tensor.n_bytes for tensor in read.values()) == file_bytes(shape, bits)
     for tensor in read.values():
         if tensor.n_elements > 4096 and "norm" not in tensor.name:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             assert 0.015 < float(values.std()) < 0.03, tensor.name
     config = TurbomindEngineConfig(max_batch_size=2, cache_max_entry_count=16, session_len=256)
     with in_process(str(file), config) as engine:
-        assert (engine.spec.vocab_size, engine.spec.num_layers) == (shape.vocab, shape.layers)
+        assert (engine.spec.vocab_size, engine.spec.num_layers) == (shape.config["vocab_size"], 2)
         records = engine.generate(token_requests(2, 70, 5, seed=0), 2, GREEDY)
     assert [record.output_len for record in records] == [5, 5]
 
 
-def test_a_file_stays_where_it_was_there_before(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_there_for_its_matches_if_the_disk_has_room(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with random_file("qwen3-4b", 4) as file:
-        assert file.stat().st_size > SHAPES["qwen3-4b"].file_bytes(4)
-        with random_file("qwen3-4b", 4) as again:
-            assert again == file
-        assert file.exists()
+        assert file.stat().st_size > file_bytes(SHAPES["qwen3-4b"], 4)
     assert not any(file.parent.iterdir())
-    monkeypatch.setattr(shapes.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    monkeypatch.setattr(random_gguf.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
     with pytest.raises(RuntimeError, match=r"qwen3-4b-random-Q4_0.gguf takes 0.0 GB"), random_file("qwen3-4b", 4):
         pass
 
 
 def played(choice: Choice, rounds: int) -> dict[str, tuple[dict[str, list[float]], float | None]]:
-    return {
-        title: (sides, share)
-        for title, sides, share in larger.play(choice, Rounds(rounds, lambda: None), Limits(1e9, 1.0, 1.0))
-    }
+    found: list[Played] = list(play(choice, Path("none"), Rounds(rounds, lambda: None), Limits(1e9, 1.0, 1.0)))
+    return {title: (sides, share) for title, sides, share in found}
 
 
 @pytest.mark.alone  # streams of a tiny model begin one after the other where others work
@@ -127,12 +120,10 @@ def test_peers_read_the_same_file_and_one_that_cannot_is_named(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Streams that are long enough to be there together.
-    matches = (("decode", 1, 64, 64), ("streams", 2, 64, 1500), ("prefill", 1, 1024, 1))
-    monkeypatch.setattr(larger, "_MATCHES", matches)
+    few = [Match("decode", 4, 1, 64, 64), Match("streams", 4, 2, 64, 1500), Match("prefill", 4, 1, 1024, 1, prompts=1)]
+    monkeypatch.setattr(matches, "larger_matches", lambda bits: few)
     fake_peers.install(Path("none"))
     fake_peers.write_program(openvino_python(), fake_peers.FAILING)
-    fake_peers.write_program(mistral_python(), MISTRAL)
-    fake_peers.write_program(ik_tool("llama-batched-bench"), fake_peers.FAILING)
     found = played(Choice(["moe"], models=["qwen3-30b-a3b"]), 2)
     name = "qwen3-30b-a3b"
     assert list(found) == [
@@ -143,24 +134,19 @@ def test_peers_read_the_same_file_and_one_that_cannot_is_named(
         assert list(sides)[:2] == [OURS, "llama.cpp Q4_0"]
         assert all(len(rates) == 2 and min(rates) > 0 for rates in sides.values())
     sides, share = found[f"{name}: decode, 1 stream, 4-bit"]
-    assert share == pytest.approx(SHAPES[name].token_bytes(4) * sum(sides[OURS]) / 2 / 1e9)
+    assert share == pytest.approx(token_bytes(SHAPES[name], 4) * sum(sides[OURS]) / 2 / 1e9)
     assert sides["llama.cpp Q4_0"] == [101.0, 101.0]
-    assert sides["mistral.rs Q4_0"] == [pytest.approx(20.0)] * 2
-    assert found[f"{name}: prefill of 1024, 4-bit"][0]["mistral.rs Q4_0"] == [pytest.approx(100.0)] * 2
-    assert "mistral.rs Q4_0" not in found[f"{name}: decode, 2 streams, 4-bit"][0]
     # Both kinds of attention once, then the faster one.
     assert (tiny / "calls").read_text().splitlines()[:3] == [
-        f"llama-bench 0 64 64 {larger.llama_cpp.thread_count()}"
+        f"llama-bench 0 64 64 {matches.llama_cpp.thread_count()}"
     ] * 3
     printed = capsys.readouterr().out
-    assert f"{name}: decode, 1 stream, 4-bit: ik_llama.cpp Q4_0 is left out: no such processor" in printed
     assert "openvino Q4_0 is left out: no such processor" in printed
     assert not path_of(name, 4).exists()
 
 
 def test_long_contexts_have_a_row_for_the_prompt_and_one_for_what_follows(tiny: Path) -> None:
     fake_peers.install(Path("none"))
-    fake_peers.write_program(ik_tool("llama-batched-bench"), IK)
     found = played(Choice(["long"], contexts=[80, 150], cache_bits=[16, 8]), 1)
     assert list(found) == [
         f"llama-3.2-1b: {what} {length}, 4-bit, {bits}-bit cache"
@@ -172,14 +158,13 @@ def test_long_contexts_have_a_row_for_the_prompt_and_one_for_what_follows(tiny: 
     decode, _ = found["llama-3.2-1b: decode after 150, 4-bit, 8-bit cache"]
     assert prompt[OURS][0] > 0
     assert (prompt["llama.cpp Q4_0"], decode["llama.cpp Q4_0"]) == ([900.0], [300.0])
-    assert (prompt["ik_llama.cpp Q4_0"], decode["ik_llama.cpp Q4_0"]) == ([512.5], [84.25])
     # The stand-in's first token comes after 1 s, the others every 0.1 s.
     assert (prompt["openvino Q4_0"], decode["openvino Q4_0"]) == ([150.0], [pytest.approx(10.0)])
     assert "openvino Q4_0" not in found["llama-3.2-1b: prompt of 150, 4-bit, 16-bit cache"][0]
 
 
 def test_an_agent_s_day_runs_without_peers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.bench.peers.conversations.AGENT_TURNS", 2)
+    monkeypatch.setattr("tools.bench.conversations.AGENT_TURNS", 2)
     found = played(Choice(["agent"]), 1)
     (sides, _) = found["llama-3.2-1b: agent's day, 4-bit"]
     assert list(sides) == [OURS]
@@ -188,12 +173,12 @@ def test_an_agent_s_day_runs_without_peers(tiny: Path, monkeypatch: pytest.Monke
 
 def test_what_is_promised_has_a_row() -> None:
     titles = {
-        f"{name}: {larger.Match(part, bits, *counts)}"
+        f"{name}: {match}"
         for kind in ("large", "moe")
-        for name, bits in larger._MODELS[kind]
-        for part, *counts in larger._MATCHES
+        for name, bits in LARGER_MODELS[kind]
+        for match in larger_matches(bits)
     }
-    promised = {title: sides for title, sides in TARGETS.items() if title.partition(":")[0] in SHAPES}
+    promised = {title: sides for title, sides in TARGETS.items() if title.partition(":")[0] in NAMES}
     assert {title for title in promised if "decode, " in title} <= titles
     assert promised["qwen3-4b: decode, 1 stream, 8-bit"] == {"llama.cpp Q8_0": 1.0, LIMIT: 0.9}
 
@@ -240,45 +225,6 @@ def test_vllm_serves_the_directory_and_keeps_no_prompts(tiny: Path) -> None:
     fake_peers.write_program(vllm_python(), fake_peers.FAILING)
     with pytest.raises(RuntimeError, match="no such processor"), vllm.serving(Path("some-model"), 16, 400):
         pass
-
-
-IK = """
-import os, sys
-with open(os.environ["FAKE_PEERS_LOG"], "a") as log:
-    print("ik", *sys.argv[3:], file=log)
-print("|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |")
-print("|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|")
-print("|    64 |     48 |    8 |    896 |    0.100 |   512.50 |    1.000 |    84.25 |    1.100 |   814.55 |")
-"""
-
-
-def test_ik_llama_s_table_is_read(tiny: Path) -> None:
-    fake_peers.write_program(ik_tool("llama-batched-bench"), IK)
-    assert ik_llama.rates(Path("some.gguf"), 8, 64, 48, 8) == (512.5, 84.25)
-    (call,) = (tiny / "calls").read_text().splitlines()
-    assert "-npp 64 -ntg 48 -npl 8 -c 896 -fa on -rtr -ctk q8_0 -ctv q8_0" in call
-    fake_peers.write_program(ik_tool("llama-batched-bench"), fake_peers.FAILING)
-    with pytest.raises(RuntimeError, match=r"(?s)ik_llama.cpp ended with 1 and no results.*no such processor"):
-        ik_llama.rates(Path("some.gguf"), 8, 64, 48)
-
-
-# Every prompt at 100 tokens/s, every response at 20.
-MISTRAL = """
-import json, sys
-for line in sys.stdin:
-    prompt, tokens = json.loads(line)
-    count = len(prompt.split())
-    print(json.dumps([count, count / 100, tokens, tokens / 20]), flush=True)
-"""
-
-
-def test_mistral_s_own_times_are_its_usage(tiny: Path) -> None:
-    fake_peers.write_program(mistral_python(), MISTRAL)
-    with mistral(Path("some.gguf")) as runner:
-        assert runner.answer("one two three", 8) == Usage(3, 0.03, 8, 0.4)
-    fake_peers.write_program(mistral_python(), fake_peers.FAILING)
-    with mistral(Path("some.gguf")) as runner, pytest.raises(RuntimeError, match=r"(?s)mistral.rs ended.*no such"):
-        runner.answer("one", 2)
 
 
 def test_programs_that_are_not_there_have_no_side(tiny: Path) -> None:

@@ -1,5 +1,6 @@
 """The profile tools take the arguments that LMDeploy's manual writes."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from lmdeploy.cli import main as cli
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from tests.support.tiny_models import make_tiny_llama
+from tools.bench import __main__ as bench
 from tools.bench import arguments as flags
 from tools.bench.matches import engine_config
 from tools.bench.server import engine_flags
@@ -70,15 +72,28 @@ def test_a_server_is_started_with_flags_that_it_takes() -> None:
         assert (read.weight_bits, read.speculative_config) == (4 if bits == 4 else None, "none")
 
 
-def test_the_manual_s_throughput_command_runs_with_either_engine(tmp_path: Path) -> None:
-    model = make_tiny_llama(tmp_path / "tiny")
+@pytest.mark.parametrize("more", [[], ["--backend", "pytorch"]], ids=["turbomind", "pytorch"])
+def test_the_manual_s_commands_run_with_either_engine(tmp_path: Path, more: list[str]) -> None:
+    model = str(make_tiny_llama(tmp_path / "tiny"))
     dataset, report = tmp_path / "share_gpt.json", tmp_path / "out.json"
     turns = [{"from": "human", "value": "hello there"}, {"from": "gpt", "value": "hi"}]
     dataset.write_text(json.dumps([{"conversations": turns}] * 4))
-    sizes = ["--num-prompts", "3", "--concurrency", "2", "--completion-tokens", "4", "--json", str(report)]
-    for backend in ([], ["--backend", "pytorch"]):
-        command = [sys.executable, str(ROOT / "tools" / "profile_throughput.py"), str(dataset), str(model), *backend]
-        done = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=200)
+    sizes = {
+        "throughput": [str(dataset), model, "--num-prompts", "3", "--concurrency", "2", "--completion-tokens", "4"],
+        "generation": [model, "-c", "2", "-pt", "8", "-ct", "6", "-tr", "2", "-w", "0", "--quant-policy", "8"],
+    }
+    counts = {"throughput": [(3, 12)], "generation": [(2, 12), (2, 12)]}
+    for name, arguments in sizes.items():
+        command = [sys.executable, str(ROOT / "tools" / f"profile_{name}.py"), *arguments, *more]
+        done = subprocess.run([*command, "--json", str(report)], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
-        (run,) = json.loads(report.read_text())["runs"].values()
-        assert (run["requests"], run["output_tokens"]) == (3, 12)
+        runs = json.loads(report.read_text())["runs"].values()
+        assert [(run["requests"], run["output_tokens"]) for run in runs] == counts[name]
+
+
+def test_every_measurement_has_a_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, function in (where.split(":") for where, _ in bench.COMMANDS.values()):
+        assert callable(getattr(importlib.import_module(module), function))
+    monkeypatch.setattr(sys, "argv", ["bench", "engin"])
+    assert bench.main() == 2
+    assert "got 'engin'" in capsys.readouterr().out

@@ -11,7 +11,6 @@ from lmdeploy.cli.parser import Parser, exit_status
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.paths import default_model_dir
 from lmdeploy.turbomind.engine_settings import EngineConfig, engine_config_for
-from tools.bench.peers.places import NAMES
 from tools.bench.workload import EVERY_TOKEN, Lengths, Request, dataset_requests, random_requests
 
 _ENGINE = ("dtype", "weight_bits", "quant_policy", "tp", "threads", "cache_max_entry_count", "max_prefill_token_num")
@@ -114,32 +113,6 @@ def engine_config(arguments: argparse.Namespace, batch: int) -> EngineConfig:
         return engine_config_for(None, arguments.backend, {**EVERY_TOKEN, **given, "max_batch_size": batch})
     except TypeError as error:
         raise ValueError(f"--backend {arguments.backend}: {error}") from error
-
-
-def weight_bits(config: EngineConfig) -> int:
-    """Return the bits of a weight while it is multiplied; 16 where it is not rounded."""
-    return getattr(config, "weight_bits", 0) or 16
-
-
-def peer_names(text: str) -> list[str]:
-    """Read a flag such as ``llama.cpp,openvino``."""
-    names = text.split(",")
-    if unknown := [name for name in names if name not in NAMES]:
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(NAMES)}, got {', '.join(unknown)}")
-    return names
-
-
-def add_compare(made: argparse.ArgumentParser) -> None:
-    """Add the flags of a comparison with other engines."""
-    group = made.add_argument_group("comparison")
-    group.add_argument(
-        "--compare",
-        type=peer_names,
-        default=[],
-        metavar="PEER,...",
-        help=f"run peers on the same requests, in turns with ours: {', '.join(NAMES)} (`make peers` installs them)",
-    )
-    group.add_argument("--plot", type=Path, metavar="FILE", help="draw tokens/s of every side (PNG, needs matplotlib)")
 
 
 def engine_report(config: EngineConfig) -> dict[str, Any]:

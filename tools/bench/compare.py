@@ -1,4 +1,4 @@
-"""Ours alongside other engines, on one machine in one run, against the project's targets (`make bench-peers`).
+"""Ours alongside other engines, in one run, against the project's targets: ``python -m tools.bench peers``.
 
 Sides take turns round by round; a ratio is the median of the rounds' ratios. A peer that is not installed is skipped,
 and what is promised next to it is listed as not measured. Measure on an idle machine: llama.cpp's threads wait for each
@@ -10,23 +10,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from tools.bench import arguments as flags
-from tools.bench import larger
-from tools.bench.matches import MATCHES, Rounds, full_cache, over_http, play
+from tools.bench.matches import CACHE_BITS, CONTEXTS, LARGER_PARTS, PARTS, Choice, Rounds, play
 from tools.bench.peers.places import thread_count, why_missing
-from tools.bench.peers.shapes import SHAPES
 from tools.bench.plot import Bar, draw_bars
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
+from tools.bench.random_gguf import NAMES
 from tools.bench.report import busy_share, machine, table, write_report
 from tools.bench.roofline import measure_limits
 from tools.bench.targets import HEADER, Row, rows, targets_with, unmeasured
 
-PARTS = ("decode", "streams", "prefill", "http", "cache")
-# Only on request, since they take an hour and 5 GB of disk.
-EVERY_PART = PARTS + larger.PARTS
+EVERY_PART = PARTS + LARGER_PARTS
 _QUIET = 0.1  # of the processors' time
 
 
@@ -37,7 +33,7 @@ def part_names(text: str) -> list[str]:
 
 def model_names(text: str) -> list[str]:
     """Read a flag such as ``llama-3.2-1b,qwen3-4b``."""
-    return _some_of(tuple(SHAPES), text)
+    return _some_of(NAMES, text)
 
 
 def sizes(text: str) -> list[int]:
@@ -57,12 +53,10 @@ def main() -> None:
     parser = flags.parser("Measure the engine alongside llama.cpp and OpenVINO GenAI, against the project's targets.")
     parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PART,...", help=", ".join(EVERY_PART))
     parser.add_argument(
-        "--models", type=model_names, default=list(SHAPES), metavar="NAME,...", help="of large, moe, long"
+        "--models", type=model_names, default=list(NAMES), metavar="NAME,...", help="of large, moe, long"
     )
-    parser.add_argument(
-        "--contexts", type=sizes, default=list(larger.CONTEXTS), metavar="N,...", help="of long, in tokens"
-    )
-    parser.add_argument("--cache-bits", type=sizes, default=list(larger.CACHE_BITS), metavar="N,...", help="of long")
+    parser.add_argument("--contexts", type=sizes, default=list(CONTEXTS), metavar="N,...", help="of long, in tokens")
+    parser.add_argument("--cache-bits", type=sizes, default=list(CACHE_BITS), metavar="N,...", help="of long")
     parser.add_argument("--rounds", type=flags.positive, default=3)
     parser.add_argument(
         "--timeout",
@@ -90,21 +84,11 @@ def main() -> None:
 
     rates: dict[str, dict[str, list[float]]] = {}
     shares: dict[str, float] = {}
-    matches = [match for match in MATCHES if match.part in arguments.only]
-    chosen = larger.Choice(
-        [part for part in larger.PARTS if part in arguments.only],
-        arguments.models,
-        arguments.contexts,
-        arguments.cache_bits,
-    )
-    for name, sides, share in chain(play(matches, model_path, rounds, limits), larger.play(chosen, rounds, limits)):
+    choice = Choice(arguments.only, arguments.models, arguments.contexts, arguments.cache_bits)
+    for name, sides, share in play(choice, model_path, rounds, limits):
         rates[name] = sides
         if share is not None:
             shares[name] = share
-    if "http" in arguments.only:
-        rates |= over_http(model_path, rounds)
-    if "cache" in arguments.only:
-        rates |= full_cache(model_path, rounds)
 
     promises = targets_with(own.get("cpu_isa", ""))
     found = rows(rates, shares, promises)
@@ -126,7 +110,3 @@ def main() -> None:
 
 def _bar(row: Row) -> Bar:
     return Bar(f"{row.workload} / {row.alongside}", row.ratio, row.target)
-
-
-if __name__ == "__main__":
-    flags.run(main)

@@ -42,6 +42,11 @@ class InProcess:
         metrics = self._engine.metrics()
         return metrics["forward_seconds_total"], metrics["step_seconds_total"]
 
+    @property
+    def tokens_computed(self) -> int:
+        """Of prompts and responses until now, without those that a cache had."""
+        return int(self._engine.metrics()["tokens_computed_total"])
+
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()
@@ -105,8 +110,7 @@ def _note_in(record: Record, ended: "queue.SimpleQueue[str]") -> OutputCallback:
     """Return a callback that notes a request's tokens, and at its end its error or the empty string."""
 
     def note(output: EngineOutput) -> None:
-        if output.token_ids:
-            record.arrivals.append((time.perf_counter(), len(output.token_ids)))
+        record.arrive(output.token_ids)
         if output.finish_reason:
             ended.put(output.error)
 

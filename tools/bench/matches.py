@@ -1,7 +1,9 @@
-"""The matches of ``tools.bench.compare``: what is run on which sides.
+"""The matches of ``tools.bench peers``: what is run on which sides.
 
 Every engine gets the same model, as many threads, the same numbers of tokens and greedy decoding, and no engine keeps a
-prompt for later. Ours and OpenVINO's responses are timed token by token; llama.cpp is timed by its own programs.
+prompt for later, but in an agent's day. Ours and OpenVINO's responses are timed token by token; llama.cpp is timed by
+its own programs. The default model is read from its directory by us; larger ones are one GGUF file of random weights
+for every side, written for its matches and removed after them. A peer that cannot run a file is left out by name.
 """
 
 from __future__ import annotations
@@ -15,18 +17,25 @@ from pathlib import Path
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
-from tools.bench.inprocess import in_process
+from tools.bench.conversations import AGENT_TURNS, SESSION, Conversations, LlamaServer, Measured, Ours, agent_times
+from tools.bench.inprocess import InProcess, in_process
 from tools.bench.over_http import run_over_http
 from tools.bench.peers import llama_cpp, vllm
 from tools.bench.peers.genai import genai
-from tools.bench.peers.places import GGUF_TYPES, gguf, missing_program, vllm_python, why_missing
-from tools.bench.roofline import Limits, ModelCost, model_cost
+from tools.bench.peers.places import GGUF_TYPES, gguf, llama_tool, missing_program, openvino_python, vllm_python
+from tools.bench.random_gguf import NAMES, kind_of, random_file, token_bytes
+from tools.bench.roofline import Limits, model_cost
 from tools.bench.server import running_server
+from tools.bench.shapes import SHAPES
 from tools.bench.stats import Record, Summary, median, steady_rate
 from tools.bench.targets import OURS
 from tools.bench.turns import take_turns
 from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, Request, TokenRequest, random_requests, token_requests
 
+PARTS = ("decode", "streams", "prefill", "http", "cache")
+LARGER_PARTS = ("large", "moe", "long", "agent")  # only on request, since they take an hour and 5 GB of disk
+CONTEXTS = (4000, 16000, 32000)  # tokens
+CACHE_BITS = (16, 8, 4)
 MOST_STREAMS = 32
 PREFILLS = 2  # prompts of a measurement
 HTTP_STREAMS = 16
@@ -34,9 +43,14 @@ SMALL_CACHE = 0.05  # of the free memory; more than these workloads fill
 # The full cache: long responses, and room for three of the 16-bit sequences of mean length, 640 tokens.
 FULL_REQUESTS, FULL_BLOCKS = 20, 30
 FULL_PROMPTS, FULL_OUTPUTS = Lengths(128, 384), Lengths(256, 512)
+_AFTER_CONTEXT = 33  # tokens
+_OPENVINO_CACHE_BITS = 8  # its own choice on processors
 
 Answer = Callable[[Sequence[TokenRequest], int], list[Record]]
-Measured = dict[str, dict[str, list[float]]]
+Sides = dict[str, Callable[[], float]]
+Rates = dict[str, list[float]]
+# A match's name, the rates of its sides round by round, and our share of the machine's limit.
+Played = tuple[str, Rates, float | None]
 
 
 @dataclass(frozen=True)
@@ -68,11 +82,6 @@ class Match:
         streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
         return f"decode, {streams}, {self.bits}-bit"
 
-    @property
-    def llama_bits(self) -> int:
-        """Of llama.cpp's weights: it reads prompts fastest with 4."""
-        return 4 if self.part == "prefill" else self.bits
-
     def rate(self, response: Answer) -> float:
         """Return an engine's tokens/s: of prompts up to the first token, or generated while all streams generate."""
         if self.part == "prefill":
@@ -82,21 +91,13 @@ class Match:
             response(token_requests(self.streams, self.prompt_len, self.output_len, seed=1), self.streams)
         )
 
-    def llama_rate(self, model: Path, attention: Sequence[str] = llama_cpp.ATTENTION) -> float:
-        """Return the tokens/s of llama.cpp, with the fastest of these kinds of attention."""
+    def llama_rate(self, model: Path, attention: str) -> float:
+        """Return the tokens/s of llama.cpp, with this kind of attention."""
         if self.part == "prefill":
             return llama_cpp.prefill_rate(model, self.prompt_len, self.prompts, attention)
         if self.streams == 1:
             return llama_cpp.decode_rate(model, self.prompt_len, self.output_len, attention)
         return llama_cpp.streams_rate(model, self.streams, self.prompt_len, self.output_len, attention)
-
-    def share(self, cost: ModelCost, limits: Limits, rate: float) -> float | None:
-        """Return the share of the machine's limit: of bandwidth with one stream, of int8 operations for a prompt."""
-        if self.streams > 1 or (self.part == "prefill" and self.bits == 16):
-            return None  # neither limit alone, or one that is not measured
-        if self.part == "prefill":
-            return cost.compute_share(limits.int8, rate)
-        return cost.bandwidth_share(limits, rate, self.prompt_len + self.output_len / 2)
 
 
 MATCHES = (
@@ -105,6 +106,41 @@ MATCHES = (
     *(Match("prefill", bits, 1, length, 1) for bits in (4, 8) for length in (512, 1024)),
     Match("prefill", 16, 1, 512, 1),
 )
+LARGER_MODELS = {
+    "large": tuple((name, bits) for name in ("llama-3.2-1b", "qwen3-4b") for bits in (4, 8)),
+    "moe": (("qwen3-30b-a3b", 4), ("gpt-oss-20b", 4)),
+    "long": (("llama-3.2-1b", 4),),
+    "agent": (("llama-3.2-1b", 4),),
+}
+
+
+def larger_matches(bits: int) -> list[Match]:
+    """Return the matches of a larger model."""
+    streams = [Match("streams", bits, streams, 64, 48) for streams in (8, MOST_STREAMS)]
+    return [Match("decode", bits, 1, 64, 64), *streams, Match("prefill", bits, 1, 1024, 1, prompts=1)]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Parts of ``PARTS`` and ``LARGER_PARTS``; of the latter the models, and of ``long`` its lengths and caches."""
+
+    parts: Sequence[str]
+    models: Sequence[str] = NAMES
+    contexts: Sequence[int] = CONTEXTS
+    cache_bits: Sequence[int] = CACHE_BITS
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How often each side is measured, and what is waited for before it is."""
+
+    count: int
+    pause: Callable[[], None]
+
+    def play(self, title: str, sides: Sides, describe: str = "{:.1f} tokens/s") -> Rates:
+        """Have the sides take turns."""
+        print(f"-- {title}", flush=True)
+        return take_turns(sides, self.count, describe.format, self.pause)
 
 
 def engine_config(bits: int) -> TurbomindEngineConfig:
@@ -119,81 +155,175 @@ def engine_config(bits: int) -> TurbomindEngineConfig:
     )
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """How often each side is measured, and what is waited for before it is."""
-
-    count: int
-    pause: Callable[[], None]
-
-
-def play(
-    matches: Sequence[Match], model_path: Path, rounds: Rounds, limits: Limits
-) -> Iterator[tuple[str, dict[str, list[float]], float | None]]:
-    """Play matches, and yield each one's name, the rates of its sides, and our share of the machine's limit."""
+def play(choice: Choice, model_path: Path, rounds: Rounds, limits: Limits) -> Iterator[Played]:
+    """Play the matches of a choice."""
+    matches = [match for match in MATCHES if match.part in choice.parts]
     for bits in GGUF_TYPES:
-        chosen = [match for match in matches if match.bits == bits]
-        if chosen:
-            with _answers(model_path, bits) as (responses, cost):
-                for match in chosen:
-                    yield str(match), *_play(match, model_path, rounds, responses, cost, limits)
+        if chosen := [match for match in matches if match.bits == bits]:
+            yield from _default_model(chosen, bits, model_path, rounds, limits)
+    if "http" in choice.parts:
+        yield from over_http(model_path, rounds)
+    if "cache" in choice.parts:
+        yield from full_cache(model_path, rounds)
+    for part in [part for part in LARGER_PARTS if part in choice.parts]:
+        for name, bits in LARGER_MODELS[part]:
+            if name in choice.models:
+                with random_file(name, bits) as file:
+                    if part == "long":
+                        yield from _long(name, bits, file, choice, rounds)
+                    elif part == "agent":
+                        yield from _agent(name, bits, file, rounds)
+                    else:
+                        yield from _larger_model(name, bits, file, rounds, limits)
 
 
-def _play(
-    match: Match, model_path: Path, rounds: Rounds, responses: dict[str, Answer], cost: ModelCost, limits: Limits
-) -> tuple[dict[str, list[float]], float | None]:
-    sides: dict[str, Callable[[], float]] = {}
-    for name, response in responses.items():
-        match.rate(response)  # warm up
-        sides[name] = lambda response=response: match.rate(response)  # type: ignore[misc]
-    model = gguf(model_path, match.llama_bits)
-    if why_missing("llama.cpp", model_path, match.llama_bits) is None:
-        sides[f"llama.cpp {GGUF_TYPES[match.llama_bits]}"] = lambda: match.llama_rate(model)
-    print(f"-- {match}", flush=True)
-    rates = take_turns(sides, rounds.count, "{:.1f} tokens/s".format, rounds.pause)
-    return rates, match.share(cost, limits, median(rates[OURS]))
+def _default_model(
+    matches: Sequence[Match], bits: int, model_path: Path, rounds: Rounds, limits: Limits
+) -> Iterator[Played]:
+    config = engine_config(bits)
+    with _engines(model_path, gguf(model_path, bits), GGUF_TYPES[bits], config) as (ours, answers):
+        cost = model_cost(ours.spec, config)
+        for match in matches:
+            llama_bits = 4 if match.part == "prefill" else bits  # it reads prompts fastest with 4
+            file = gguf(model_path, llama_bits)
+            rates = _play(str(match), match, answers, file, GGUF_TYPES[llama_bits], rounds)
+            share, rate = None, median(rates[OURS])
+            if match.part == "decode":
+                share = cost.bandwidth_share(limits, rate, match.prompt_len + match.output_len / 2)
+            elif match.part == "prefill" and bits < 16:
+                share = cost.compute_share(limits.int8, rate)
+            yield str(match), rates, share
+
+
+def _larger_model(name: str, bits: int, file: Path, rounds: Rounds, limits: Limits) -> Iterator[Played]:
+    config, kind = replace(engine_config(16), max_prefill_token_num=2048), kind_of(SHAPES[name], bits)
+    with _engines(file, file, kind, config) as (_, answers):
+        for match in larger_matches(bits):
+            rates = _play(f"{name}: {match}", match, answers, file, kind, rounds)
+            moved = token_bytes(SHAPES[name], bits) * median(rates[OURS])
+            yield f"{name}: {match}", rates, moved / limits.bandwidth if match.part == "decode" else None
 
 
 @contextmanager
-def _answers(model_path: Path, bits: int) -> Iterator[tuple[dict[str, Answer], ModelCost]]:
-    config = engine_config(bits)
+def _engines(
+    model: Path, file: Path, kind: str, config: TurbomindEngineConfig
+) -> Iterator[tuple[InProcess, dict[str, Answer]]]:
+    """Open ours on a model, and OpenVINO on a GGUF file of it."""
     with ExitStack() as stack:
-        ours = stack.enter_context(in_process(str(model_path), config))
-        responses: dict[str, Answer] = {OURS: lambda requests, streams: ours.generate(requests, streams, GREEDY)}
-        if why_missing("openvino", model_path, bits) is None:
-            responses[f"openvino {GGUF_TYPES[bits]}"] = stack.enter_context(
-                genai(gguf(model_path, bits), MOST_STREAMS)
-            ).generate
-        yield responses, model_cost(ours.spec, config)
+        ours = stack.enter_context(in_process(str(model), config))
+        answers: dict[str, Answer] = {OURS: lambda requests, streams: ours.generate(requests, streams, GREEDY)}
+        if openvino_python().exists() and file.exists():
+            answers[f"openvino {kind}"] = stack.enter_context(genai(file, MOST_STREAMS)).generate
+        yield ours, answers
 
 
-def over_http(model_path: Path, rounds: Rounds) -> Measured:
-    """Return the tokens/s of whole requests through HTTP, 16 at a time: gateway and Triton, llama-server and vLLM.
+def _play(title: str, match: Match, answers: Mapping[str, Answer], file: Path, kind: str, rounds: Rounds) -> Rates:
+    sides: Sides = {}
+    for side, answer in answers.items():
+        try:
+            answer(token_requests(match.streams, match.prompt_len, 2, seed=2), match.streams)  # warms up
+        except RuntimeError as error:
+            if side == OURS:
+                raise
+            print(f"-- {title}: {side} is left out: {str(error).strip().splitlines()[-1]}", flush=True)
+        else:
+            sides[side] = partial(match.rate, answer)
+    if llama_tool("llama-bench").exists() and file.exists():
+        sides[f"llama.cpp {kind}"] = _llama_side(match, file)
+    return rounds.play(title, sides)
+
+
+def _llama_side(match: Match, file: Path) -> Callable[[], float]:
+    """Return llama.cpp's side: its first run finds out which attention is faster, the later ones have that one."""
+    faster: list[str] = []
+
+    def run() -> float:
+        rates = {kind: match.llama_rate(file, kind) for kind in faster or llama_cpp.ATTENTION}
+        faster[:] = [max(rates, key=lambda kind: rates[kind])]
+        return rates[faster[0]]
+
+    return run
+
+
+def _long(name: str, bits: int, file: Path, choice: Choice, rounds: Rounds) -> Iterator[Played]:
+    """Long prompts, and what is generated after them; both rates are of one run."""
+    kind = kind_of(SHAPES[name], bits)
+    for cache_bits in choice.cache_bits:
+        config = replace(
+            engine_config(16),
+            quant_policy=0 if cache_bits == 16 else cache_bits,
+            max_batch_size=1,
+            session_len=max(choice.contexts) + 2 * _AFTER_CONTEXT,
+            cache_max_entry_count=0.2,
+        )
+        with _engines(file, file, kind, config) as (_, answers):
+            if cache_bits != _OPENVINO_CACHE_BITS:
+                answers = {OURS: answers[OURS]}
+            for length in choice.contexts:
+                sides = {side: partial(_context_rates, answer, length) for side, answer in answers.items()}
+                if llama_tool("llama-batched-bench").exists():
+                    sides[f"llama.cpp {kind}"] = partial(
+                        llama_cpp.context_rates, file, length, _AFTER_CONTEXT - 1, cache_bits
+                    )
+                print(f"-- {name}: context of {length}, {cache_bits}-bit cache", flush=True)
+                found = take_turns(sides, rounds.count, _pair, rounds.pause)
+                for index, what in enumerate(("prompt of", "decode after")):
+                    title = f"{name}: {what} {length}, {bits}-bit, {cache_bits}-bit cache"
+                    yield title, {side: [pair[index] for pair in pairs] for side, pairs in found.items()}, None
+
+
+def _pair(rates: tuple[float, float]) -> str:
+    return f"prompt {rates[0]:.0f}, then {rates[1]:.1f} tokens/s"
+
+
+def _context_rates(answer: Answer, length: int) -> tuple[float, float]:
+    """Return the tokens/s of a prompt of this length and of what is generated after it."""
+    (record,) = answer(token_requests(1, length, _AFTER_CONTEXT, seed=1), 1)
+    return length / record.first_token_latency, 1 / record.seconds_a_token
+
+
+def _agent(name: str, bits: int, file: Path, rounds: Rounds) -> Iterator[Played]:
+    """An agent's day: 20 turns over a growing conversation with results of tools, on engines that keep prompts."""
+    chat = Conversations(Tokenizer(str(file)))
+    config = TurbomindEngineConfig(dtype="bfloat16", session_len=SESSION, speculative_config="none")
+    with ExitStack() as stack:
+        asked: dict[str, Measured] = {OURS: Ours(stack.enter_context(in_process(str(file), config)))}
+        if llama_tool("llama-server").exists():
+            server = llama_cpp.serving(file, 1, SESSION, keeps_prompts=True)
+            asked[f"llama-server {kind_of(SHAPES[name], bits)}"] = LlamaServer(stack.enter_context(server))
+        sides: Sides = {side: partial(_first_tokens, each, chat) for side, each in asked.items()}
+        title = f"{name}: agent's day, {bits}-bit"
+        yield title, rounds.play(title, sides, "{:.2f} first tokens/s"), None
+
+
+def _first_tokens(measured: Measured, chat: Conversations) -> float:
+    return AGENT_TURNS / sum(agent_times(measured, chat))
+
+
+def over_http(model_path: Path, rounds: Rounds) -> Iterator[Played]:
+    """Yield the tokens/s of whole requests through HTTP, 16 at a time: gateway and Triton, llama-server and vLLM.
 
     llama-server has weights of 4 bits, vLLM of 16; of these, how soon the first tokens come is measured too.
     """
-    found: Measured = {}
     requests = random_requests(2 * HTTP_STREAMS, Lengths(32, 256), Lengths(32, 192), seed=1)
     tokenizer = Tokenizer(str(model_path))
     longest = max(len(tokenizer.encode(request.prompt)) + request.output_len for request in requests)
-    file = gguf(model_path, 4)
-    if why_missing("llama.cpp", model_path, 4) is None:
+    file, peer = gguf(model_path, 4), {}
+    if llama_tool("llama-server").exists() and file.exists():
         peer = {"llama-server Q4_0": lambda: llama_cpp.serving(file, HTTP_STREAMS, longest)}
-    else:
-        peer = {}
     runs = _served(model_path, 4, peer, requests, rounds)
-    found[f"HTTP, {HTTP_STREAMS} streams, 4-bit"] = {
-        side: [run.token_throughput for run in each] for side, each in runs.items()
-    }
+    yield f"HTTP, {HTTP_STREAMS} streams, 4-bit", _throughputs(runs), None
     if missing_program(vllm_python()) is None:
         peer = {"vLLM bfloat16": lambda: vllm.serving(model_path, HTTP_STREAMS, longest)}
         runs = _served(model_path, 16, peer, requests, rounds)
         name = f"HTTP, {HTTP_STREAMS} streams, 16-bit"
-        found[name] = {side: [run.token_throughput for run in each] for side, each in runs.items()}
-        found[f"{name}: first tokens"] = {
-            side: [1 / run.first_token_latency["p50"] for run in each] for side, each in runs.items()
-        }
-    return found
+        yield name, _throughputs(runs), None
+        firsts = {side: [1 / run.first_token_latency["p50"] for run in each] for side, each in runs.items()}
+        yield f"{name}: first tokens", firsts, None
+
+
+def _throughputs(runs: Mapping[str, Sequence[Summary]]) -> Rates:
+    return {side: [run.token_throughput for run in each] for side, each in runs.items()}
 
 
 def _served(
@@ -223,8 +353,8 @@ def _served_run(run: Summary) -> str:
     return f"{run.token_throughput:.1f} tokens/s, first tokens after {run.first_token_latency['p50']:.2f} s"
 
 
-def full_cache(model_path: Path, rounds: Rounds) -> Measured:
-    """Return the requests a minute that a cache of fixed memory allows with values of 16, 8 and 4 bits.
+def full_cache(model_path: Path, rounds: Rounds) -> Iterator[Played]:
+    """Yield the requests a minute that a cache of fixed memory allows with values of 16, 8 and 4 bits.
 
     All requests wait at once for the room that ``FULL_BLOCKS`` blocks of 16-bit values take; weights have
     8 bits. Where the room ends a sequence waits, or gives its blocks back and is computed again.
@@ -242,7 +372,7 @@ def full_cache(model_path: Path, rounds: Rounds) -> Measured:
             return lambda: engine.run(requests, FULL_REQUESTS, GREEDY).requests_per_minute
 
         sides = {f"{bits}-bit cache": side(policy) for bits, policy in ((16, 0), (8, 8), (4, 4))}
-        print("-- full cache", flush=True)
-        rates = take_turns(sides, rounds.count, "{:.1f} requests a minute".format, rounds.pause)
+        rates = rounds.play("full cache", sides, "{:.1f} requests a minute")
     unrounded = rates.pop("16-bit cache")
-    return {f"full cache, {name}": {OURS: values, "16-bit cache": unrounded} for name, values in rates.items()}
+    for name, values in rates.items():
+        yield f"full cache, {name}", {OURS: values, "16-bit cache": unrounded}, None

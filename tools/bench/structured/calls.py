@@ -1,4 +1,4 @@
-"""Responses to 60 schemas of function calling: ``python -m tools.bench.structured.calls [MODEL]``.
+"""Responses to 60 schemas of function calling: ``python -m tools.bench calls [MODEL]``.
 
 - seconds to the first token with a schema never seen, and of a request without one;
 - tokens per second of one stream, whose forced text is drafted, and of the same tokens without a schema;
@@ -25,7 +25,6 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.json_schema import enforceable
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir, locate_model
-from tools.bench import arguments as flags
 from tools.bench.peers.llama_cpp import serving
 from tools.bench.peers.places import gguf, why_missing
 from tools.bench.structured.schemas import CALL_SCHEMAS
@@ -200,7 +199,3 @@ def main() -> None:
                     usable = usable_by(url, numbers)
                     print(f"llama.cpp takes {len(usable)} of {len(numbers)} schemas")
                     print(compared_with_llama(engine, url, usable, streams, arguments.rounds), flush=True)
-
-
-if __name__ == "__main__":
-    flags.run(main)

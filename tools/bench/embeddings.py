@@ -1,31 +1,44 @@
-"""Peers of the encoder benchmark: torch, OpenVINO, ONNX Runtime and llama.cpp, each with the same weights.
+"""Texts a second of all-MiniLM-L6-v2, our engine alongside its peers, in turns: ``python -m tools.bench embeddings``.
 
-All but llama.cpp run as sentence-transformers does: texts by length, 32 at a time, padded to the longest of these.
-fastembed runs ONNX Runtime on such batches. llama-server is asked over HTTP, for all texts in one request.
+Lengths are a mix as of questions and paragraphs, 8 to 250 tokens. Peers that ``make peers`` has not installed are left
+out; all have the same weights. All but llama.cpp run as sentence-transformers does: texts by length, 32 at a time,
+padded to the longest of these. llama-server is asked over HTTP, for all texts in one request. Vectors are compared with
+torch's in float32.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 
+import lmdeploy
 from lmdeploy.serve.ports import free_ports
-from tools.bench.peers.places import LLAMA_PACKAGE, embedders, llama_tool, root, thread_count
+from tools.bench.peers.install import llama_sources
+from tools.bench.peers.places import embedders, llama_tool, root, thread_count
+from tools.bench.report import table
 from tools.bench.server import running
+from tools.bench.stats import median
+from tools.bench.turns import take_turns
+from tools.default_embedder import make
 
 Embed = Callable[[Sequence[str]], Any]  # texts to vectors [texts, numbers]
 
 _BATCH = 32  # sentence-transformers' default
 _INPUTS = ("input_ids", "attention_mask")
+_KINDS: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16": {"dtype": "bfloat16"}, "8 bits": {"weight_bits": 8}}
 _GGUF_TYPES = {"f32": "float32", "bf16": "bfloat16", "q8_0": "8 bits"}
 
 
@@ -122,8 +135,7 @@ def llama_peer(model: Path, kind: str) -> Iterator[Embed]:
     file = root() / "models" / f"{model.name}-{kind}.gguf"
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
-        name, version = LLAMA_PACKAGE
-        sources = root() / f"{name.replace('-', '_')}-{version}" / "vendor" / "llama.cpp"
+        sources = llama_sources()
         command = [sys.executable, str(sources / "convert_hf_to_gguf.py"), str(model), "--outfile", str(file)]
         environment = os.environ | {"PYTHONPATH": str(sources / "gguf-py")}
         subprocess.run([*command, "--outtype", kind], check=True, env=environment, capture_output=True)
@@ -139,3 +151,47 @@ def llama_peer(model: Path, kind: str) -> Iterator[Embed]:
             return np.array([each["embedding"] for each in response.json()["data"]], np.float32)
 
         yield embed
+
+
+@contextmanager
+def ours(model: Path, **settings: Any) -> Iterator[Embed]:
+    """Our engine."""
+    config = lmdeploy.TurbomindEngineConfig(**settings)
+    with lmdeploy.pipeline(str(model), backend_config=config) as pipe:
+        yield pipe.embed
+
+
+def mixed_texts(model: Path, count: int) -> list[str]:
+    """Return texts of words of the vocabulary: three of five short as questions are, the others paragraphs."""
+    words = [word for word in (model / "vocab.txt").read_text().split() if word.isalpha() and word.isascii()]
+    rng = np.random.default_rng(11)
+    lengths = np.where(rng.random(count) < 0.6, rng.integers(8, 41, count), rng.integers(41, 251, count))
+    return [" ".join(rng.choice(words, int(length) - 2)) for length in lengths]
+
+
+def _rate(embed: Embed, texts: Sequence[str]) -> float:
+    begin = time.perf_counter()
+    embed(texts)
+    return len(texts) / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Measure in turns, and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--texts", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file too")
+    given = parser.parse_args()
+    model = make()
+    texts = mixed_texts(model, given.texts)
+    runners = {f"ours, {name}": ours(model, **settings) for name, settings in _KINDS.items()} | peers_of(model)
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(runner) for name, runner in runners.items()}
+        vectors = {name: embed(texts[:100]) for name, embed in opened.items()}
+        sides = {name: partial(_rate, embed, texts) for name, embed in opened.items()}
+        rates = {name: median(found) for name, found in take_turns(sides, given.rounds, "{:.1f}".format).items()}
+    exact = vectors["torch, float32"]
+    cosines = {name: float(np.sum(found * exact, axis=1).min()) for name, found in vectors.items()}
+    print(table(("engine", "texts/s", "least cosine"), [[n, f"{rates[n]:.1f}", f"{cosines[n]:.7f}"] for n in rates]))
+    if given.json:
+        given.json.write_text(json.dumps({"texts_per_second": rates, "least_cosine": cosines}, indent=1))

@@ -1,4 +1,4 @@
-"""16 streams under a response format alongside 16 without: ``python -m tools.bench.structured [MODEL]``.
+"""16 streams under a response format alongside 16 without: ``python -m tools.bench structured [MODEL]``.
 
 Every stream has its own prompt. A format may end a response early; its twin without a format then has as many
 tokens, so that both sides compute the same. They run in turn, so that what else the machine does falls on both.
@@ -13,7 +13,6 @@ from typing import Any
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir
-from tools.bench import arguments as flags
 from tools.bench.workload import EVERY_TOKEN
 
 STREAMS = 16
@@ -106,7 +105,3 @@ def main() -> None:
             ratios = ", ".join(f"{structured / plain:.2f}" for structured, plain in found)
             medians = [f"{statistics.median(side):.0f}" for side in zip(*found, strict=True)]
             print(f"| {name} | {medians[0]} | {medians[1]} | {ratios} |", flush=True)
-
-
-if __name__ == "__main__":
-    flags.run(main)

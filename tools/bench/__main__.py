@@ -1,0 +1,38 @@
+"""Measurements: ``python -m tools.bench NAME [OPTION...]``; ``python -m tools.bench NAME --help`` lists the options."""
+
+import importlib
+import sys
+
+from tools.bench import arguments as flags
+
+# Name -> module and function, what it measures.
+COMMANDS = {
+    "engine": ("tools.bench.standard:main", "the engine alongside transformers, in process and served"),
+    "served": ("tools.profile_serving:main", "HTTP streaming through gateway and Triton"),
+    "peers": ("tools.bench.compare:main", "other engines alongside ours, against the targets"),
+    "structured": ("tools.bench.structured.formats:main", "responses under formats alongside plain ones"),
+    "calls": ("tools.bench.structured.calls:main", "responses to 60 schemas of function calling"),
+    "embeddings": ("tools.bench.embeddings:main", "texts a second of an encoder, alongside peers"),
+    "agents": ("tools.bench.conversations:agents", "conversations, agents and their prefixes"),
+    "long": ("tools.bench.conversations:long", "a long context"),
+    "speculative": ("tools.bench.speculative:main", "drafts, by kind of text"),
+    "images": ("tools.profile_images:main", "images, alone and next to texts"),
+    "lora": ("tools.profile_lora:main", "LoRA adapters in one batch"),
+}
+
+
+def main() -> int | None:
+    """Run the command that is named; 2 where none is."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in COMMANDS:
+        print(f"usage: python -m tools.bench NAME [OPTION...], expected one of these names, got {name!r}:")
+        print("\n".join(f"  {name:12} {text}" for name, (_, text) in COMMANDS.items()))
+        return 0 if name in ("-h", "--help") else 2
+    module, _, function = COMMANDS[name][0].partition(":")
+    sys.argv[:2] = [f"tools.bench {name}"]
+    found: int | None = getattr(importlib.import_module(module), function)()
+    return found
+
+
+if __name__ == "__main__":
+    flags.run(main)

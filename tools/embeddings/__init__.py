@@ -1,1 +1,0 @@
-"""A real embedding model, for tests, guides and measurements."""
