@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lmdeploy.serve.client import GenerateChunk
 from lmdeploy.templates.thinking import Thinking, ThinkingMarks
 from openai_gateway.reasoning_grammar import after_reasoning
-from openai_gateway.text_marks import beginning_at_end
+from openai_gateway.text_marks import beginning_at_end, marks_of
+from openai_gateway.tools.events import Body
+from openai_gateway.tools.parser import ToolCallParser
 
 
 class ReasoningDelta(NamedTuple):
@@ -21,7 +22,8 @@ class ReasoningDelta(NamedTuple):
 class ReasoningParser:
     """Splits an answer. However it is cut, the parts add up to the same; blanks around the reasoning are left out.
 
-    Reasoning are at the beginning alone: marks in the answer are text.
+    Reasoning is at the beginning alone: marks in the answer are text. A call in reasoning that is closed after it is a
+    draft, and stays there; in reasoning that is never closed it is a call. So from the mark of a call on all waits.
 
     Parameters
     ----------
@@ -29,54 +31,52 @@ class ReasoningParser:
         The model's.
     begins_inside : bool
         The prompt ended with the opening mark.
+    new_calls : callable, optional
+        Makes a parser of calls; None: there are none.
 
     Attributes
     ----------
     token_count : int
-        Tokens of the reasoning and their marks, of the engine's chunks that were read: exact where each has one token.
+        Tokens of the reasoning and its marks: exact where each piece of text has one token.
+    unclosed : str
+        Once the response is over: its end from the first call on, in reasoning that was not closed.
     """
 
-    def __init__(self, marks: ThinkingMarks, *, begins_inside: bool) -> None:
+    def __init__(
+        self, marks: ThinkingMarks, *, begins_inside: bool, new_calls: Callable[[], ToolCallParser] | None = None
+    ) -> None:
         self._marks = marks
         self._begins_inside = begins_inside
+        self._calls = None if new_calls is None else new_calls()
+        self._stops = marks_of((marks.end, *(self._calls.tags if self._calls is not None else ())))
         self._text = ""  # not given yet
+        self._read = self._checked = 0  # characters of it that went to the parser; that are no end of the reasoning
+        self._call: tuple[Body | None, int] = (None, 0)  # around an end of the reasoning, and how many before it
         self._advance = self._at_start
+        self._is_cut = False
         self._has_reported = False  # reasoning
-        self._generated = 0  # tokens so far
         self._begun = self._ended = False  # the reasoning
         self.token_count = 0
+        self.unclosed = ""
 
-    def feed(self, text: str) -> ReasoningDelta:
-        """Take more of the answer."""
-        return self._counted(text, is_over=False)
+    def feed(self, text: str, tokens: int = 0) -> ReasoningDelta:
+        """Take more of the answer, which has so many tokens with it."""
+        has_ended = self._ended
+        self._text += text
+        reported = self._advance(False)
+        if self._begun and not has_ended:
+            self.token_count = tokens
+        return reported
 
-    def feed_chunks(self, chunks: Iterable[GenerateChunk]) -> ReasoningDelta:
-        """Take what the engine said next."""
-        reported = []
-        for chunk in chunks:
-            self._generated = chunk.generate_token_len
-            reported.append(self._counted(chunk.text, is_over=False))
-        return _sum(reported)
-
-    def finish(self) -> ReasoningDelta:
+    def finish(self, *, is_cut: bool = False) -> ReasoningDelta:
         """Return what the end of the answer decides."""
-        return self._counted("", is_over=True)
+        self._is_cut = is_cut
+        return self._advance(True)
 
     def whole(self, text: str) -> ReasoningDelta:
         """Return reasoning and answer of a whole text."""
-        return _sum([self.feed(text), self.finish()])
-
-    def whole_of(self, chunks: Iterable[GenerateChunk]) -> ReasoningDelta:
-        """Return reasoning and answer of all that the engine said."""
-        return _sum([self.feed_chunks(chunks), self.finish()])
-
-    def _counted(self, text: str, is_over: bool) -> ReasoningDelta:
-        has_ended = self._ended
-        self._text += text
-        reported = self._advance(is_over)
-        if self._begun and not has_ended:
-            self.token_count = self._generated
-        return reported
+        reasoning, content = zip(self.feed(text), self.finish(), strict=True)
+        return ReasoningDelta("".join(reasoning), "".join(content))
 
     def _at_start(self, is_over: bool) -> ReasoningDelta:
         stripped = self._text.lstrip()
@@ -97,19 +97,55 @@ class ReasoningParser:
         self._begun = True
         if not self._has_reported:
             self._text = self._text.lstrip()
-        marks = (self._marks.end, *self._marks.also_ends_before)
-        ends = [(place, mark) for mark in marks if (place := self._text.find(mark)) >= 0]
-        if ends:
-            place, _ = min(ends)
-            reasoning, rest = self._text[:place], self._text[place:]
-            self._text, self._ended = rest.removeprefix(self._marks.end), True
-            self._advance = self._before_answer
-            return ReasoningDelta(reasoning.rstrip(), self._advance(is_over).content)
-        kept = 0 if is_over else max(beginning_at_end(self._text, mark) for mark in marks)
-        reported = self._text[: len(self._text) - kept].rstrip()
+        found = self._stops.find(self._text)
+        if found is not None and found[0] == self._marks.end:
+            return self._close(found.start(), is_over)
+        size = found.start() if found is not None else len(self._text) if is_over else None
+        reported = self._text[: self._stops.may_begin_at(self._text) if size is None else size].rstrip()
         self._text = self._text[len(reported) :]
         self._has_reported = self._has_reported or bool(reported)
-        return ReasoningDelta(reported)
+        if found is None:
+            return ReasoningDelta(reported)
+        self._advance = self._in_call
+        after = self._advance(is_over)
+        return ReasoningDelta(reported + after.reasoning, after.content)
+
+    def _close(self, place: int, is_over: bool) -> ReasoningDelta:
+        reasoning, self._text = self._text[:place].rstrip(), self._text[place + len(self._marks.end) :]
+        self._ended = True
+        self._advance = self._before_answer
+        return ReasoningDelta(reasoning, self._advance(is_over).content)
+
+    def _in_call(self, is_over: bool) -> ReasoningDelta:
+        """Look for the end of the reasoning, which an argument of a call may hold as well."""
+        end = self._marks.end
+        while (place := self._text.find(end, self._checked)) >= 0:
+            is_argument = self._is_argument(place)
+            if is_argument is None and not is_over:
+                return ReasoningDelta()
+            if is_argument is None and self._is_cut:
+                break
+            if not is_argument:
+                return self._close(place, is_over)
+            self._checked = self._read
+        self._checked = max(self._checked, len(self._text) - len(end) + 1) if place < 0 else self._checked
+        if is_over:
+            self.unclosed, self._text = self._text, ""
+        return ReasoningDelta()
+
+    def _is_argument(self, place: int) -> bool | None:
+        """Return whether a place is within a whole call; None: within one that may become whole."""
+        assert self._calls is not None
+        if place >= self._read:
+            self._calls.feed(self._text[self._read : place])
+            self._read, self._call = place, (self._calls.body, self._calls.complete)
+        body, complete = self._call
+        if body is None:
+            return False
+        while self._calls.body is body and self._read < len(self._text):
+            self._calls.feed(self._text[self._read])
+            self._read += 1
+        return None if self._calls.body is body else self._calls.complete > complete
 
     def _before_answer(self, is_over: bool) -> ReasoningDelta:
         self._text = self._text.lstrip()
@@ -153,14 +189,17 @@ class InlineReasoning(ReasoningParser):
 
 
 def reasoning_parser(
-    thinking: Thinking | None, template_options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]] = ()
+    thinking: Thinking | None,
+    template_options: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]] = (),
+    new_calls: Callable[[], ToolCallParser] | None = None,
 ) -> ReasoningParser | None:
     """Return a parser for a response to a prompt that was made with these variables; None: it has no reasoning."""
     if thinking is None:
         return None
     begins_inside = thinking.begins_inside(template_options, after_tool=ends_with_result(messages))
     parser = InlineReasoning if thinking.in_content else ReasoningParser
-    return parser(thinking.marks, begins_inside=begins_inside)
+    return parser(thinking.marks, begins_inside=begins_inside, new_calls=new_calls)
 
 
 def ends_with_result(messages: Sequence[Mapping[str, Any]] | None) -> bool:
@@ -211,8 +250,3 @@ def requests_reasoning(
             "thinking_end_ids": thinking.end_ids,
         }
     return fields
-
-
-def _sum(parts: Iterable[ReasoningDelta]) -> ReasoningDelta:
-    reasoning, content = zip(*parts, strict=True)
-    return ReasoningDelta("".join(reasoning), "".join(content))

@@ -26,8 +26,6 @@ class ThinkingMarks:
         Written between the end of the reasoning and a call.
     after_answer : str
         Written after an answer, and no part of it.
-    also_ends_before : tuple of str
-        Reasoning ends, too, before one of these, which belongs to the answer.
     are_special : bool
         The marks are special tokens, which are left out of texts unless they are asked for.
     """
@@ -38,14 +36,11 @@ class ThinkingMarks:
     before_answer_alone: tuple[str, ...] = ()
     before_call: str = ""
     after_answer: str = ""
-    also_ends_before: tuple[str, ...] = ()
     are_special: bool = False
 
 
 # DeepSeek R1 and V3.1, Qwen3, GLM-4.5, MiniMax M2, OLMo 3 and others: their published templates.
 THINK = ThinkingMarks("<think>", "</think>")
-# Kimi K2 Thinking, which goes over to calls without the closing mark at times; vLLM's parser kimi_k2 reads it so.
-KIMI_K2 = replace(THINK, also_ends_before=("<|tool_calls_section_begin|>",))
 # Hunyuan A13B's published template; vLLM's parser ernie45, and Granite 3.3's published template.
 HUNYUAN = replace(THINK, before_answer="<answer>", before_answer_alone=("<answer>",), after_answer="</answer>")
 ERNIE45 = replace(THINK, before_answer="<response>", before_answer_alone=("<response>",), after_answer="</response>")
@@ -111,7 +106,7 @@ _NAMED = {
     "granite": NamedThinking(GRANITE),
     "hunyuan_a13b": NamedThinking(HUNYUAN),
     "intern-s1": NamedThinking(THINK),
-    "kimi_k2": NamedThinking(KIMI_K2),
+    "kimi_k2": NamedThinking(THINK),
     "minimax_m2": NamedThinking(THINK, begins=True),
     "minimax_m2_append_think": NamedThinking(THINK, begins=True, in_content=True),
     "mistral": NamedThinking(MAGISTRAL),
@@ -224,8 +219,8 @@ def thinking_of(name: str, template: ChatTemplate | None) -> Thinking | None:
         return Thinking(marks, _NAMED[name], template if knows else None)
     if template is None:
         return None
-    for marks in (HARMONY, MAGISTRAL, GEMMA4, SEED_OSS, COHERE, HUNYUAN, KIMI_K2, THINK, GRANITE):
-        texts = (marks.begin.strip(), marks.end, marks.after_answer, *marks.also_ends_before)
+    for marks in (HARMONY, MAGISTRAL, GEMMA4, SEED_OSS, COHERE, HUNYUAN, THINK, GRANITE):
+        texts = (marks.begin.strip(), marks.end, marks.after_answer)
         if all(template.mentions(text) for text in texts if text):
             return Thinking(marks, template=template)
     return None

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from openai_gateway.protocol.outputs import FinishReason
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+"""A function's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFound:
+    """Text of the reasoning."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,13 @@ class ArgumentsFound:
 
 
 @dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A call is whole; one that the token limit cut never is."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallBroken:
     """A call that was asked to have begun is none; its arguments stay unfinished.
 
@@ -48,7 +69,29 @@ class CallBroken:
     text: str
 
 
-Event = TextFound | CallBegun | ArgumentsFound | CallBroken
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The response is over; the last event.
+
+    Attributes
+    ----------
+    reason : str
+        Why.
+    has_calls : bool
+        It has calls, of which the last one may be cut.
+    stop_string : str
+        The stop word that ended it.
+    tokens : int
+        Of the whole response.
+    """
+
+    reason: FinishReason
+    has_calls: bool
+    stop_string: str
+    tokens: int
+
+
+Event = ReasoningFound | TextFound | CallBegun | ArgumentsFound | CallEnded | CallBroken | Ended
 
 
 @dataclass(slots=True)
@@ -100,3 +143,8 @@ class Found:
 
     text: str = ""
     calls: list[Call] = field(default_factory=list)
+
+
+def may_begin_name(text: str, names: Collection[str]) -> bool:
+    """Return whether one of `names` may begin with `text`."""
+    return text in names or any(known.startswith(text) for known in names)

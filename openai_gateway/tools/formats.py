@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from lmdeploy.templates import tool_call_formats as formats
-from openai_gateway.tools.events import Body
+from openai_gateway.tools.events import NAME, Body
 from openai_gateway.tools.first_that_fits import FirstThatFits
 from openai_gateway.tools.json_call import JsonCall
 from openai_gateway.tools.python_call import PythonCall
@@ -18,6 +18,21 @@ from openai_gateway.tools.readers import HeadedCall, LineCall, ListedCall, Marke
 from openai_gateway.tools.tagged_call import TaggedCall
 
 Schemas = Mapping[str, Mapping[str, Any]]
+
+
+def is_tag(mark: str) -> bool:
+    """Return whether a mark is one that stands for nothing else, such as ``<tool_call>``."""
+    return mark[:1] in ("<", "[")
+
+
+class AnyFunction(dict[str, Mapping[str, Any]]):
+    """The schemas of functions; one of any other proper name is in it as well, without a schema."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and NAME.fullmatch(name) is not None
+
+    def __missing__(self, name: str) -> Mapping[str, Any]:
+        return {}
 
 
 @dataclass(slots=True)
@@ -58,7 +73,7 @@ class Readers:
 
     def __init__(self, functions: Schemas, parser: str = "auto") -> None:
         self._functions = functions
-        self._names = frozenset(functions)
+        self._any = AnyFunction(functions)
         self._described = formats.tool_call_formats_of(parser)
         self.openings: dict[str, Opening] = {}
         for described in self._described:
@@ -73,60 +88,62 @@ class Readers:
         for described in self._described:
             match described:
                 case formats.BareObjects() if text.startswith("{"):
-                    bodies.append(partial(JsonCall, self._names))
+                    bodies.append(partial(JsonCall, self._functions, is_bare=True))
                 case formats.ObjectList(is_bare=True) if text.startswith("["):
-                    bodies.append(self._object_list)
+                    bodies.append(partial(_object_list, self._functions, is_bare=True))
                 case formats.PythonList(is_marked=False) if text.startswith("["):
-                    bodies.append(self._python_list)
+                    bodies.append(partial(_python_list, self._functions))
                 case formats.NamedArguments(closing="") if self._may_begin_named(text, described.ending):
-                    bodies.append(partial(NamedCall, described.ending, "", self._names))
+                    bodies.append(partial(NamedCall, described.ending, "", self._functions))
         return _one_of(bodies) if bodies else None
 
     def _may_begin_named(self, text: str, ending: str) -> bool:
         """Return whether `text` may begin a call without its mark, which the prompt ends with."""
-        heads = (name + ending for name in self._names)
+        heads = (name + ending for name in self._functions)
         return any(head.startswith(text) or text.startswith(head) for head in heads)
 
     def _openings(self, described: formats.ToolCallFormat) -> Iterator[tuple[str, Callable[[], Body], Sequence[str]]]:
         """Yield the marks of a format, with what makes a reader, and what may end a group of calls."""
-        names = self._names
+        functions = self._any
         match described:
             case formats.MarkedObjects():
                 for mark in (described.opening, *described.other_openings):
-                    yield mark, partial(MarkedCall, described.closing, names), ()
+                    yield mark, partial(MarkedCall, described.closing, functions), ()
             case formats.ObjectList():
                 for mark in (described.opening, *described.other_openings):
-                    yield mark, self._object_list, (described.closing,)
+                    known = functions if is_tag(mark) else self._functions
+                    yield mark, partial(_object_list, known), (described.closing,)
             case formats.PythonList():
-                yield described.opening, self._python_list, (described.closing,)
+                yield described.opening, partial(_python_list, functions), (described.closing,)
                 if described.is_marked:  # as SGLang's parser for LFM2: the list may be JSON
-                    yield described.opening, self._object_list, (described.closing,)
+                    yield described.opening, partial(_object_list, functions), (described.closing,)
             case formats.PythonLines():
-                yield described.opening, partial(LineCall, described.closing, self._python_call), (described.closing,)
+                lines = partial(LineCall, described.closing, partial(PythonCall, functions))
+                yield described.opening, lines, (described.closing,)
             case formats.NamedArguments():
-                yield described.opening, partial(NamedCall, described.ending, described.closing, names), ()
+                yield described.opening, partial(NamedCall, described.ending, described.closing, functions), ()
             case formats.HeadedArguments():
                 for mark in described.openings:
-                    body = partial(HeadedCall, described.pattern, described.closings, names)
+                    known = functions if is_tag(mark) else self._functions
+                    body = partial(HeadedCall, described.pattern, described.closings, known)
                     yield mark, body, (described.after, *described.other_afters)
             case formats.TaggedArguments():
                 for mark in described.openings:
-                    yield mark, partial(TaggedCall, described, mark, self._functions), (described.section[1].strip(),)
+                    yield mark, partial(TaggedCall, described, mark, functions), (described.section[1].strip(),)
             case formats.QuotedArguments():
-                yield described.opening, partial(QuotedCall, described, self._functions), ()
+                yield described.opening, partial(QuotedCall, described, functions), ()
             case formats.EnvironmentCode():
-                yield described.opening, partial(PythonTag, names), ()
+                yield described.opening, partial(PythonTag, frozenset(self._functions)), ()
             case formats.BareObjects():
                 return
 
-    def _python_call(self) -> Body:
-        return PythonCall(self._names)
 
-    def _python_list(self) -> Body:
-        return ListedCall("[", self._python_call)
+def _python_list(functions: Schemas) -> Body:
+    return ListedCall("[", partial(PythonCall, functions))
 
-    def _object_list(self) -> Body:
-        return ListedCall("[", partial(JsonCall, self._names))
+
+def _object_list(functions: Schemas, *, is_bare: bool = False) -> Body:
+    return ListedCall("[", partial(JsonCall, functions, is_bare=is_bare))
 
 
 def _one_of(bodies: Sequence[Callable[[], Body]]) -> Body:

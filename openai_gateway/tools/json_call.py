@@ -15,6 +15,7 @@ _HEAD = re.compile(
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
 )
+_WITHOUT_ARGUMENTS = frozenset({"name", "tool_name", "type", "id", "tool_call_id"})  # members of such a call
 # How a call may begin, as far as it has come: a call's first member is one of these.
 _OPENING = re.compile(
     r'\s*(?:\{\s*(?:"(?:[a-z_]*$|(?:(?:tool_)?name|type|(?:tool_call_)?id|arguments|parameters|function)")|$)|$)'
@@ -28,10 +29,13 @@ class JsonCall:
     ----------
     names : collection of str
         The functions it may be; others are no call.
+    is_bare : bool
+        Without a mark, an object without arguments is none.
     """
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], *, is_bare: bool = False) -> None:
         self._names = names
+        self._is_bare = is_bare
         self._text = ""
         self._object = JsonObjectReader()
         self._arguments: JsonObjectReader | None = None  # in them
@@ -68,17 +72,29 @@ class JsonCall:
 
     def _complete(self, end: int, progress: Progress) -> None:
         progress.rest = self._text[end:]
-        if self._arguments is None:  # its members come in another order
-            call = _object(self._text[:end]) or {}
-            name = call.get("name", call.get("tool_name"))
-            arguments = call.get("arguments", call.get("parameters"))
-            if isinstance(arguments, str):
-                arguments = _object(arguments)
-            said = as_json(arguments) if isinstance(arguments, dict) else None
-            if said is not None and isinstance(name, str) and name in self._names:
-                progress.name, progress.arguments = name, said
+        if self._arguments is None:  # its members come in another order, or are others
+            call = call_of(_object(self._text[:end]), needs_arguments=self._is_bare)
+            if call is not None and call[0] in self._names:
+                progress.name, progress.arguments = call
             else:
                 progress.is_broken = True
+
+
+def call_of(value: object, *, needs_arguments: bool = False) -> tuple[str, str] | None:
+    """Return name and arguments (JSON text) of an object that is a call; None: it is none."""
+    if not isinstance(value, dict):
+        return None
+    name = value.get("name", value.get("tool_name"))
+    key = next((key for key in ("arguments", "parameters") if key in value), None)
+    arguments = value[key] if key else None
+    if key is None and (needs_arguments or not value.keys() <= _WITHOUT_ARGUMENTS):
+        return None
+    if isinstance(arguments, str):
+        arguments = _object(arguments) if arguments.strip() else None
+        if arguments is None and value[key].strip():
+            return None
+    said = as_json({} if arguments is None else arguments)
+    return (name, said) if said is not None and isinstance(name, str) and said.startswith("{") else None
 
 
 def as_json(arguments: object) -> str | None:

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 
+from openai_gateway.text_marks import marks_of
 from openai_gateway.tools.events import (
     ArgumentsFound,
     Body,
     Call,
     CallBegun,
     CallBroken,
+    CallEnded,
     Event,
     Found,
     Progress,
     TextFound,
 )
-from openai_gateway.tools.formats import Readers, Schemas
+from openai_gateway.tools.formats import Readers, Schemas, is_tag
 
 _SEPARATORS = " \t\r\n;"
-
-
-class _Marks:
-    """Finds marks, and what may become one, without a look at each of them."""
-
-    def __init__(self, marks: tuple[str, ...]) -> None:
-        self._pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
-        self._beginnings = frozenset(mark[:size] for mark in marks for size in range(1, len(mark)))
-        self._first = re.compile(f"[{re.escape(''.join({mark[0] for mark in marks}))}]" if marks else r"(?!)")
-        self._longest = max(map(len, marks), default=1) - 1
-
-    def find(self, text: str) -> re.Match[str] | None:
-        """Return the first mark in `text`."""
-        return self._pattern.search(text)
-
-    def may_begin_at(self, text: str) -> int:
-        """Return where what may become a mark begins, at the end of `text`."""
-        for begin in self._first.finditer(text, max(0, len(text) - self._longest)):
-            if text[begin.start() :] in self._beginnings:
-                return begin.start()
-        return len(text)
-
-
-_marks_of = lru_cache(maxsize=64)(_Marks)
 
 
 class ToolCallParser:
@@ -51,8 +27,8 @@ class ToolCallParser:
 
     A call is recognised by its mark, whichever family the model is of, unless `parser` names one. A response (or what
     follows a call) is a call, too, that begins with a JSON object that names one of the functions; with a function's
-    name on a line of its own when a JSON object follows; or with a Python list of calls of the functions. What names
-    none of the functions is text.
+    name on a line of its own when a JSON object follows; or with a Python list of calls of the functions. A whole call
+    between marks that nothing else has is one, too, where it names another function, for the client to answer.
 
     Parameters
     ----------
@@ -62,18 +38,25 @@ class ToolCallParser:
         Those whose calls are reported when they are whole; calls of the others are reported as they come.
     parser : str
         How calls are written, one of `lmdeploy.templates.tool_call_formats.PARSERS`.
+
+    Attributes
+    ----------
+    body : Body or None
+        Reads the call we are in.
+    complete : int
+        Calls so far.
     """
 
     def __init__(
         self, functions: Schemas | Collection[str], at_once: Collection[str] = (), parser: str = "auto"
     ) -> None:
-        self._at_once = at_once
         schemas = functions if isinstance(functions, Mapping) else {name: {} for name in functions}
+        self._streamed = frozenset(schemas).difference(at_once)
         self._readers = Readers(schemas, parser)
-        self._marks = _marks_of(tuple(self._readers.openings))
+        self._marks = marks_of(tuple(self._readers.openings))
         self._group_ends: tuple[str, ...] = ()  # each may follow the last call
         self._text = ""  # not given yet: blanks, or what may become a mark
-        self._body: Body | None = None
+        self.body: Body | None = None
         self._mark = ""  # of the call we are in, with blanks before a bare one
         self._raw = ""  # of the call we are in, after its mark
         self._name: str | None = None  # of the call we are in
@@ -81,7 +64,7 @@ class ToolCallParser:
         self._held_back = ""  # the end of them
         self._is_reported = False
         self._calls = 0  # begun
-        self._complete = 0
+        self.complete = 0
         self._at_start = True  # where a bare call may be
 
     def feed(self, text: str) -> list[Event]:
@@ -89,16 +72,25 @@ class ToolCallParser:
         events: list[Event] = []
         rest: str | None = text
         while rest is not None:
-            rest = self._in_text(rest, events) if self._body is None else self._in_call(rest, events)
+            rest = self._in_text(rest, events) if self.body is None else self._in_call(rest, events)
         return events
 
-    def finish(self) -> list[Event]:
-        """Return what the end of the response decides."""
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The marks before calls that no prose has."""
+        return tuple(filter(is_tag, self._readers.openings))
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return what the end of the response decides; of a call that the token limit cut nothing more is reported."""
         events: list[Event] = []
-        while self._body is not None:
-            rest = self._advance(self._body.finish(), events)
+        while self.body is not None:
+            progress = self.body.finish()
+            if is_cut and progress.is_broken and (self._is_reported or is_tag(self._mark.lstrip())):
+                self.body = None
+                return events
+            rest = self._advance(progress, events)
             events += self.feed(rest or "")
-        if self._text and not (self._complete and not self._text.strip(_SEPARATORS)):
+        if self._text and not (self.complete and not self._text.strip(_SEPARATORS)):
             events.append(TextFound(self._text))
         self._text = ""
         return events
@@ -145,17 +137,17 @@ class ToolCallParser:
     @property
     def _blanks(self) -> str | None:
         """What may be around calls; None: white space."""
-        return _SEPARATORS if self._complete else None
+        return _SEPARATORS if self.complete else None
 
     def _open(self, mark: str, body: Body) -> None:
-        self._text, self._mark, self._body, self._raw = "", mark, body, ""
+        self._text, self._mark, self.body, self._raw = "", mark, body, ""
         self._name, self._arguments, self._held_back, self._is_reported = None, "", "", False
         self._at_start = False
 
     def _in_call(self, text: str, events: list[Event]) -> str | None:
-        assert self._body is not None
+        assert self.body is not None
         self._raw += text
-        return self._advance(self._body.feed(text), events)
+        return self._advance(self.body.feed(text), events)
 
     def _advance(self, progress: Progress, events: list[Event]) -> str | None:
         """Report what a body found; return the text after the call once it is over."""
@@ -167,9 +159,11 @@ class ToolCallParser:
         if self._name is not None:
             self._report(progress, events)
         if progress.rest is not None:
-            self._body = None
+            self.body = None
+            if self._is_reported:
+                events.append(CallEnded(self._calls))
             self._calls += 1
-            self._complete += 1
+            self.complete += 1
             self._at_start = True
             if progress.following is not None:
                 self._open("", progress.following)
@@ -179,7 +173,7 @@ class ToolCallParser:
         """Say what is new of a call. Its last brace waits until the call is known to be whole."""
         assert self._name is not None
         new = self._held_back + progress.arguments
-        if self._name in self._at_once and progress.rest is None:
+        if self._name not in self._streamed and progress.rest is None:
             self._held_back = new
             return
         if not self._is_reported:
@@ -192,7 +186,7 @@ class ToolCallParser:
 
     def _give_up(self, events: list[Event], unread: str | None) -> str:
         """Make text of what is no call, and return the part that may hold another one."""
-        self._body, self._group_ends = None, ()
+        self.body, self._group_ends = None, ()
         if self._name is None:
             rest = self._raw
             if not self._mark.strip(_SEPARATORS):  # a bare call must not be tried again

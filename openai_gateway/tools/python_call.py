@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from openai_gateway.tools.events import Progress
+from openai_gateway.tools.events import Progress, may_begin_name
 from openai_gateway.tools.json_call import as_json
 
 _NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,128})\s*\(")
@@ -45,7 +45,7 @@ class PythonCall:
                 progress.name = self._name
         if self._name is None:
             beginning = self._text.strip()
-            return Progress(is_broken=not any(name.startswith(beginning) for name in self._names))
+            return Progress(is_broken=not may_begin_name(beginning, self._names))
         progress.is_broken = self._name not in self._names or not self._read(progress)
         if progress.is_broken or not self._due:
             progress.rest = self._text[self._position :]

@@ -9,10 +9,9 @@ from typing import Any
 
 from lmdeploy.templates.tool_call_formats import QuotedArguments
 from openai_gateway.text_marks import beginning_at_end
-from openai_gateway.tools.events import Progress
+from openai_gateway.tools.events import NAME, Progress, may_begin_name
 from openai_gateway.tools.json_prefix import MAX_DEPTH
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _BARE = re.compile(r"[^\s,:{}\[\]]+")
 _BLANKS = " \t\r\n"
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "nil": "null"}
@@ -64,10 +63,10 @@ class QuotedCall:
             progress.is_broken = not before.startswith(text)
             return
         text = text[len(before) :]
-        match = _NAME.match(text)
+        match = NAME.match(text)
         name = match[0] if match else ""
         if len(name) == len(text):
-            progress.is_broken = not any(known.startswith(name) for known in self._functions)
+            progress.is_broken = not may_begin_name(name, self._functions)
         elif name not in self._functions or text[len(name)] != "{":
             progress.is_broken = True
         else:

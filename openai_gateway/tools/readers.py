@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
-from openai_gateway.tools.events import Body, Progress
+from openai_gateway.tools.events import Body, Progress, may_begin_name
 from openai_gateway.tools.json_call import JsonCall
 from openai_gateway.tools.json_prefix import JsonObjectReader
 
@@ -27,6 +27,14 @@ class ArgumentsBehindHead(ABC):
         self._text = ""
         self._arguments: JsonObjectReader | None = None
         self._reported = 0  # up to where in the text
+
+    def _end_without_arguments(self, name: str, after: str, progress: Progress) -> bool:
+        """Report a call whose closing mark follows its head; return whether it does."""
+        closing = next((mark for mark in self._closings if after.startswith(mark)), None)
+        if closing is None:
+            return False
+        progress.name, progress.arguments, progress.rest = name, "{}", after[len(closing) :]
+        return True
 
     def feed(self, text: str) -> Progress:
         """Take more text."""
@@ -90,12 +98,13 @@ class NamedCall(ArgumentsBehindHead):
     def _read_head(self, text: str, progress: Progress) -> None:
         name, ending, after = text.partition(self._ending)
         if not ending:
-            progress.is_broken = not any(known.startswith(name) for known in self._names)
+            progress.is_broken = not may_begin_name(name, self._names)
             return
         opening = after.lstrip()
-        if name not in self._names or (opening and not opening.startswith("{")):
+        begins = ("{", *self._closings)
+        if name not in self._names or not any(opening.startswith(each[: len(opening)]) for each in begins):
             progress.is_broken = True
-        elif opening:
+        elif not self._end_without_arguments(name, opening, progress) and opening.startswith("{"):
             progress.name = name
             self._begin_arguments(len(text) - len(opening))
 
@@ -120,13 +129,22 @@ class HeadedCall(ArgumentsBehindHead):
 
     def _read_head(self, text: str, progress: Progress) -> None:
         head, opening, _ = text.partition("{")
+        for closing in self._closings:
+            before, mark, _ = head.partition(closing)
+            if mark and (match := self._pattern.fullmatch(before)) and (name := _name_of(match)) in self._names:
+                self._end_without_arguments(name, text[len(before) :], progress)
+                return
         match = self._pattern.fullmatch(head) if opening else None
-        name = next((name for name in match.groups() if name), "") if match else ""
+        name = _name_of(match) if match else ""
         if name in self._names:
             progress.name = name
             self._begin_arguments(len(head))
         else:
             progress.is_broken = bool(opening) or len(head) > _LONGEST_HEAD
+
+
+def _name_of(match: re.Match[str]) -> str:
+    return next((name for name in match.groups() if name), "")
 
 
 class FollowedCall(ABC):

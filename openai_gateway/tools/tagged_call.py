@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.templates.schema_types import argument_types
 from lmdeploy.templates.tool_call_formats import TaggedArguments
 from openai_gateway.text_marks import beginning_at_end
-from openai_gateway.tools.events import Progress
+from openai_gateway.tools.events import NAME, Progress, may_begin_name
 from openai_gateway.tools.value_types import value_text
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LONGEST_KEY = 400  # characters, with the marks around it
 _BLANKS = " \t\r\n"
 _TEXT = ("string",)
@@ -69,10 +67,10 @@ class TaggedCall:
             progress.is_broken = not self._before_name.startswith(text)
             return
         text = text[len(self._before_name) :].lstrip(_BLANKS)
-        match = _NAME.match(text)
+        match = NAME.match(text)
         name = match[0] if match else ""
         if len(name) == len(text):
-            progress.is_broken = not any(known.startswith(name) for known in self._functions)
+            progress.is_broken = not may_begin_name(name, self._functions)
             return
         behind, end = text[len(name) :].lstrip(_BLANKS), self._form.name_end.strip()
         if name not in self._functions or not (behind.startswith(end) or end.startswith(behind)):

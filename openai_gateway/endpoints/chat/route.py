@@ -9,22 +9,21 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
-from lmdeploy.templates.thinking import Thinking
 from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
-from openai_gateway.endpoints.chat.writer import ChatWriter
+from openai_gateway.endpoints.chat.writer import ChatWriter, reason_of
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
-from openai_gateway.generation.collecting import CollectedChoice, collect
+from openai_gateway.generation.collecting import collect
 from openai_gateway.generation.counting import CountingWriter
 from openai_gateway.generation.logprobs import encoded_chat_logprobs, prompt_logprobs, scored_prompt
+from openai_gateway.generation.response import ResponseMachine, WholeResponse, response_machine
 from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.generation.watching import with_stop_strings
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.reasoning import ReasoningDelta, ReasoningParser, reasoning_parser, requests_reasoning
-from openai_gateway.tools.calls import parser_for, tool_call
-from openai_gateway.tools.parser import ToolCallParser, parse_with
+from openai_gateway.reasoning import requests_reasoning
+from openai_gateway.tools.calls import tool_call
 from openai_gateway.tools.request import tool_inputs
 
 router = APIRouter(route_class=BoundedRoute)
@@ -39,7 +38,6 @@ async def create_chat_completion(
     if body.thinking_budget is not None and not (chosen.model.thinking and chosen.model.thinking.end_ids):
         message = f"It is not known how the model `{chosen.name}` ends its reasoning; leave thinking_budget out."
         raise ApiError(400, message, param="thinking_budget")
-    thinking = None if body.continues else chosen.model.thinking
     generate = generate_request(body, chosen.model)
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     if not body.stream:
@@ -59,20 +57,19 @@ async def create_chat_completion(
         usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
         if body.includes_usage:
             frame["usage"] = None  # as OpenAI: null in every chunk but the last
-        writers = [_writer(body, chosen.model, frame, index, thinking) for index in range(body.choices)]
-        end = done(usage_event, lambda: sum(writer.reasoning_tokens for writer in writers))
+        writers = [_writer(body, chosen.model, frame, index) for index in range(body.choices)]
+        end = done(usage_event, lambda: sum(writer.machine.reasoning_tokens for writer in writers))
         counting = [CountingWriter(writer) for writer in writers] if body.counts_always else writers
         return EventResponse(event_stream([chunks], counting, end))
     responses = await run_unless_disconnected(request.receive, collect([chunks], body.choices))
     choices = []
     for index, response in enumerate(responses.choices):
-        reasoning = reasoning_of(body, thinking)
-        choice = _choice(body, chosen.model, index, response, reasoning)
+        machine = machine_of(body, chosen.model)
+        choice = _choice(body, index, WholeResponse().add(machine.feed(response.chunks)))
         if body.return_token_ids:
             choice.token_ids = response.token_ids
         choices.append(choice)
-        if reasoning is not None:
-            responses.usage.completion_tokens_details.reasoning_tokens += reasoning.token_count
+        responses.usage.completion_tokens_details.reasoning_tokens += machine.reasoning_tokens
     scores = None
     if body.prompt_logprobs is not None:
         scored = scored_prompt(responses.choices[0].chunks[0])
@@ -121,56 +118,41 @@ def generate_request(body: ChatCompletionRequest, model: ServedModel) -> Generat
     )
 
 
-def reasoning_of(body: ChatCompletionRequest, thinking: Thinking | None) -> ReasoningParser | None:
-    """Return what finds the reasoning in a response; None: there is none."""
+def machine_of(body: ChatCompletionRequest, model: ServedModel) -> ResponseMachine:
+    """Return what finds reasoning and calls in a choice."""
     if isinstance(body.messages, str):
-        return None
-    return reasoning_parser(thinking, body.template_options, [{"role": body.messages[-1].role}])
+        return ResponseMachine()
+    return response_machine(
+        model,
+        None if body.continues else model.thinking,
+        body.template_options,
+        [{"role": body.messages[-1].role}],
+        body.usable_tools,
+        is_forced=bool(body.forced_tools),
+        max_calls=1 if body.parallel_tool_calls is False or body.functions else None,
+    )
 
 
-def _call_parser(body: ChatCompletionRequest, model: ServedModel) -> ToolCallParser | None:
-    return parser_for(body.usable_tools, is_forced=bool(body.forced_tools), parser=model.tool_call_parser)
-
-
-def _max_calls(body: ChatCompletionRequest) -> int | None:
-    return 1 if body.parallel_tool_calls is False or body.functions else None
-
-
-def _writer(
-    body: ChatCompletionRequest, model: ServedModel, frame: dict[str, Any], index: int, thinking: Thinking | None
-) -> ChatWriter:
-    texts = model.token_texts if body.logprobs else None
+def _writer(body: ChatCompletionRequest, model: ServedModel, frame: dict[str, Any], index: int) -> ChatWriter:
     return ChatWriter(
         frame,
         index,
-        texts=texts,
-        reasoning=reasoning_of(body, thinking),
+        machine_of(body, model),
+        texts=model.token_texts if body.logprobs else None,
         reports_reasoning=body.include_reasoning is not False,
-        parser=_call_parser(body, model),
-        max_calls=_max_calls(body),
         reports_tokens=bool(body.return_token_ids),
         reason_of_calls=body.reason_of_calls,
     )
 
 
-def _choice(
-    body: ChatCompletionRequest,
-    model: ServedModel,
-    index: int,
-    response: CollectedChoice,
-    reasoning: ReasoningParser | None,
-) -> ChatChoice:
-    delta = ReasoningDelta(content=response.text) if reasoning is None else reasoning.whole_of(response.chunks)
-    text = delta.reasoning if delta.reasoning and body.include_reasoning is not False else None
-    message, reason = ChatMessage(content=delta.content, reasoning_content=text), response.finish_reason
-    parser = _call_parser(body, model)
-    if parser is not None and (found := parse_with(parser, delta.content)).calls:
-        calls = [tool_call(call) for call in found.calls[: _max_calls(body)]]
-        message = ChatMessage(content=found.text or None, reasoning_content=text)
-        if body.functions:
-            message.function_call = calls[0].function
-        else:
-            message.tool_calls = calls
-        if reason == "stop":
-            return ChatChoice(index=index, message=message, finish_reason=body.reason_of_calls)
-    return ChatChoice(index=index, message=message, finish_reason=reason)
+def _choice(body: ChatCompletionRequest, index: int, whole: WholeResponse) -> ChatChoice:
+    calls = [tool_call(call) for call in whole.calls.values()]
+    message = ChatMessage(
+        content=whole.text or (None if calls else ""),
+        reasoning_content=(whole.reasoning or None) if body.include_reasoning is not False else None,
+    )
+    if calls and body.functions:
+        message.function_call = calls[0].function
+    elif calls:
+        message.tool_calls = calls
+    return ChatChoice(index=index, message=message, finish_reason=reason_of(whole.ended, body.reason_of_calls))

@@ -16,10 +16,11 @@ from openai_gateway.errors import AnthropicErrorResponse, ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect
+from openai_gateway.generation.response import response_machine
 from openai_gateway.generation.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.reasoning import reasoning_parser, requests_reasoning
+from openai_gateway.reasoning import requests_reasoning
 from openai_gateway.tools.request import tool_inputs
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
@@ -46,8 +47,16 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     user = body.metadata.user_id if body.metadata else None
     gateway.admit(request, generate, chosen=chosen, user=user or body.user, session_id=body.session_id)
     await gateway.bring_images(request, chosen.model, generate)
-    reasoning = reasoning_parser(thinking, body.template_options, body.for_template)
-    writer = MessageWriter(body, f"msg_{generate.request_id}", chosen.name, reasoning, chosen.model.tool_call_parser)
+    machine = response_machine(
+        chosen.model,
+        thinking,
+        body.template_options,
+        body.for_template,
+        body.usable_tools,
+        is_forced=bool(body.forced_tools),
+        max_calls=body.max_calls,
+    )
+    writer = MessageWriter(body, f"msg_{generate.request_id}", chosen.name, machine)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate))
     if body.stream:
         return EventResponse(event_stream([chunks], [writer], writer.end), frame_error=_error_event)

@@ -11,11 +11,18 @@ import orjson
 
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.endpoints.messages.protocol import MessagesRequest
-from openai_gateway.generation.collecting import finish_reason
+from openai_gateway.generation.response import ResponseMachine
 from openai_gateway.protocol.outputs import Usage
-from openai_gateway.reasoning import ReasoningDelta, ReasoningParser
-from openai_gateway.tools.calls import parser_for
-from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
+from openai_gateway.tools.events import (
+    ArgumentsFound,
+    CallBegun,
+    CallBroken,
+    CallEnded,
+    Ended,
+    Event,
+    ReasoningFound,
+    TextFound,
+)
 
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
 
@@ -29,24 +36,13 @@ class MessageWriter:
         What was asked.
     message_id, model : str
         Of the message.
-    reasoning : ReasoningParser, optional
-        Finds them in the response; None: there are none.
-    format : str
-        How calls are written.
+    machine : ResponseMachine
+        Finds reasoning and calls in the response.
     """
 
-    def __init__(
-        self,
-        body: MessagesRequest,
-        message_id: str,
-        model: str,
-        reasoning: ReasoningParser | None = None,
-        format: str = "auto",
-    ) -> None:
-        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), parser=format)
-        self._reasoning_parser = reasoning
+    def __init__(self, body: MessagesRequest, message_id: str, model: str, machine: ResponseMachine) -> None:
+        self._machine = machine
         self._reports_reasoning = body.reports_reasoning
-        self._max_calls = body.max_calls
         self._max_tokens = body.max_tokens
         self._stop_sequences = body.stop_sequences or ()
         self._block: dict[str, Any] | None = None  # being written
@@ -75,17 +71,7 @@ class MessageWriter:
             self._opening = False
             self.message["usage"] |= _prompt_usage(chunks[0].input_token_len, chunks[0].cached_token_len)
             events += _event("message_start", message=self.message)
-        text = "".join(chunk.text for chunk in chunks)
-        events += self._with_delta(
-            self._reasoning_parser.feed_chunks(chunks) if self._reasoning_parser else ReasoningDelta(content=text)
-        )
-        last = chunks[-1]
-        if last.finish_reason is not None:
-            events += self._with_delta(self._reasoning_parser.finish() if self._reasoning_parser else ReasoningDelta())
-            events += self._found(self._parser.finish() if self._parser else [])
-            events += self._close()
-            self._stop(finish_reason(last), last.stop_string, last.generate_token_len)
-        return events
+        return events + b"".join(map(self._written, self._machine.feed(chunks)))
 
     def end(self, usage: Usage) -> bytes:
         """Return the last events, after which the message is complete."""
@@ -95,44 +81,38 @@ class MessageWriter:
         delta = {"stop_reason": self.message["stop_reason"], "stop_sequence": self.message["stop_sequence"]}
         return _event("message_delta", delta=delta, usage=counted) + _event("message_stop")
 
-    def _stop(self, reason: str, stop_string: str, tokens: int) -> None:
-        if reason == "length":
-            is_full = tokens < self._max_tokens
-            self.message["stop_reason"] = "model_context_window_exceeded" if is_full else "max_tokens"
-        elif stop_string in self._stop_sequences:  # else the template's
-            self.message |= {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
-        else:
-            called = any(block["type"] == "tool_use" for block in self.message["content"])
-            self.message["stop_reason"] = "tool_use" if called else "end_turn"
-
-    def _with_delta(self, delta: ReasoningDelta) -> bytes:
-        events = b""
-        if delta.reasoning and self._reports_reasoning:
-            events += self._add("thinking", delta.reasoning)
-        if delta.content:
-            events += self._found(self._parser.feed(delta.content) if self._parser else [TextFound(delta.content)])
-        return events
-
-    def _found(self, found: Sequence[Event]) -> bytes:
-        return b"".join(self._one(event) for event in found)
-
-    def _one(self, event: Event) -> bytes:
+    def _written(self, event: Event) -> bytes:
         match event:
+            case ReasoningFound() if self._reports_reasoning:
+                return self._add("thinking", event.text)
             case TextFound():
                 return self._add("text", event.text)
-            case CallBegun() if self._is_wanted(event.index):
+            case CallBegun():
                 call = {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": event.name, "input": {}}
                 return self._open(call)
-            case ArgumentsFound() if self._is_wanted(event.index):
+            case ArgumentsFound():
                 self._arguments += event.text
                 return self._delta({"type": "input_json_delta", "partial_json": event.text})
-            case CallBroken() if self._is_wanted(event.index):
-                self._arguments = ""
+            case CallEnded():
+                assert self._block is not None
+                self._block["input"] = json.loads(self._arguments)
+                return self._close()
+            case CallBroken():
                 return self._add("text", event.text)
+            case Ended():
+                events = self._close()
+                self._stop(event)
+                return events
         return b""
 
-    def _is_wanted(self, call: int) -> bool:
-        return self._max_calls is None or call < self._max_calls
+    def _stop(self, ended: Ended) -> None:
+        if ended.reason == "length":
+            is_full = ended.tokens < self._max_tokens
+            self.message["stop_reason"] = "model_context_window_exceeded" if is_full else "max_tokens"
+        elif ended.stop_string in self._stop_sequences:  # else the template's
+            self.message |= {"stop_reason": "stop_sequence", "stop_sequence": ended.stop_string}
+        else:
+            self.message["stop_reason"] = "tool_use" if ended.has_calls else "end_turn"
 
     def _add(self, kind: str, text: str) -> bytes:
         events = b""
@@ -145,7 +125,7 @@ class MessageWriter:
 
     def _open(self, block: dict[str, Any]) -> bytes:
         events = self._close()
-        self._block = block
+        self._block, self._arguments = block, ""
         self.message["content"].append(block)
         return events + _event("content_block_start", index=self._index, content_block=block)
 
@@ -156,9 +136,6 @@ class MessageWriter:
         """End the block being written, if there is one."""
         if self._block is None:
             return b""
-        if self._block["type"] == "tool_use":
-            self._block["input"] = json.loads(self._arguments or "{}")
-            self._arguments = ""
         self._block = None
         return _event("content_block_stop", index=self._index)
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from lmdeploy.version import __version__
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
-from openai_gateway.endpoints.chat.route import generate_request, reasoning_of
+from openai_gateway.endpoints.chat.route import generate_request, machine_of
 from openai_gateway.endpoints.completions.infilling import infilling_by
 from openai_gateway.endpoints.embeddings.vectors import Wanted, vectors_of
 from openai_gateway.endpoints.ollama.described import listed, shown
@@ -31,7 +31,6 @@ from openai_gateway.generation.collecting import collect
 from openai_gateway.generation.streaming import EventResponse, event_stream
 from openai_gateway.models import Chosen
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.tools.calls import parser_for
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": OllamaErrorResponse, "description": "The request was refused."},
@@ -143,7 +142,6 @@ async def _respond(
     gateway: Gateway,
     stops: Sequence[str] = (),
 ) -> Response:
-    thinking = chosen.model.thinking
     asked = generate_request(body, chosen.model)
     asked.stream, asked.want_engine_seconds = streams, True
     asked.fields["stop_words"] = [*asked.fields.get("stop_words", ()), *stops]
@@ -151,10 +149,9 @@ async def _respond(
     gateway.admit(request, asked, chosen=chosen)
     await gateway.bring_images(request, chosen.model, asked)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(asked))
-    parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), parser=chosen.model.tool_call_parser)
     begin = request.scope["lmdeploy.begin"]
     texts = chosen.model.token_texts if body.logprobs else None
-    writer = LineWriter(kind, asked_model, begin, reasoning_of(body, thinking), parser, texts)
+    writer = LineWriter(kind, asked_model, begin, machine_of(body, chosen.model), texts)
     if streams:
         stream = event_stream([chunks], [writer], writer.end)
         return EventResponse(stream, frame_error=_last_line, media_type="application/x-ndjson")

@@ -18,11 +18,12 @@ from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect
+from openai_gateway.generation.response import response_machine
 from openai_gateway.generation.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.middleware.api_keys import key_of
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.reasoning import reasoning_parser, requests_reasoning
+from openai_gateway.reasoning import requests_reasoning
 from openai_gateway.stored_responses.conversations import stored_response
 from openai_gateway.tools.request import tool_inputs
 
@@ -42,13 +43,20 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     """Answer, in the form of OpenAI's newer API; the response is stored unless `store` is false."""
     chosen = await gateway.choose(body.model, request)
     given, body = body, await with_stored_items(body, request, gateway)
-    thinking = chosen.model.thinking
     generate = _generate_request(body, chosen.model)
     await gateway.bound_logprobs(chosen.model, generate)
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_images(request, chosen.model, generate)
-    reasoning = reasoning_parser(thinking, body.template_options, body.messages)
-    writer = ResponseWriter(body, f"resp_{generate.request_id}", chosen.name, chosen.model, reasoning)
+    machine = response_machine(
+        chosen.model,
+        chosen.model.thinking,
+        body.template_options,
+        body.messages,
+        body.usable_tools,
+        is_forced=bool(body.forced_tools),
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
+    writer = ResponseWriter(body, f"resp_{generate.request_id}", chosen.name, chosen.model, machine)
     storing = Storing(given, request, gateway, writer)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate))
     if body.stream:

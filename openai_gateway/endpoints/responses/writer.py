@@ -11,14 +11,22 @@ import orjson
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
 from openai_gateway.errors import ApiError
-from openai_gateway.generation.collecting import finish_reason
 from openai_gateway.generation.logprobs import chat_logprobs
+from openai_gateway.generation.response import ResponseMachine
 from openai_gateway.models import ServedModel
 from openai_gateway.protocol.outputs import Usage
-from openai_gateway.reasoning import ReasoningDelta, ReasoningParser
 from openai_gateway.stored_responses.record import item_id
-from openai_gateway.tools.calls import call_id, parser_for
-from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
+from openai_gateway.tools.calls import call_id
+from openai_gateway.tools.events import (
+    ArgumentsFound,
+    CallBegun,
+    CallBroken,
+    CallEnded,
+    Ended,
+    Event,
+    ReasoningFound,
+    TextFound,
+)
 
 
 class ResponseWriter:
@@ -31,23 +39,16 @@ class ResponseWriter:
     response_id, model : str
         Of the response.
     served : ServedModel
-        It has the texts of tokens for log probabilities, and knows how calls are written.
-    reasoning : ReasoningParser, optional
-        Finds them in the response; None: there are none.
+        It has the texts of tokens for log probabilities.
+    machine : ResponseMachine
+        Finds reasoning and calls in the response.
     """
 
     def __init__(
-        self,
-        body: ResponsesRequest,
-        response_id: str,
-        model: str,
-        served: ServedModel,
-        reasoning: ReasoningParser | None = None,
+        self, body: ResponsesRequest, response_id: str, model: str, served: ServedModel, machine: ResponseMachine
     ) -> None:
-        self._reasoning_parser = reasoning
-        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), parser=served.tool_call_parser)
+        self._machine = machine
         self._texts = served.token_texts if body.wants_logprobs else None
-        self._max_calls = 1 if body.parallel_tool_calls is False else None
         self._number = 0
         self._item: dict[str, Any] | None = None  # being written
         self._logprobs: list[Any] = []
@@ -79,18 +80,11 @@ class ResponseWriter:
             self._opening = False
             events += self._event("response.created", response=self.response)
             events += self._event("response.in_progress", response=self.response)
-        text = "".join(chunk.text for chunk in chunks)
         if self._texts is not None:
             self._logprobs += await chat_logprobs(chunks, self._texts)
-        events += self._with_delta(
-            self._reasoning_parser.feed_chunks(chunks) if self._reasoning_parser else ReasoningDelta(content=text)
-        )
-        last = chunks[-1]
-        if last.finish_reason is not None:
-            events += self._with_delta(self._reasoning_parser.finish() if self._reasoning_parser else ReasoningDelta())
-            events += self._found(self._parser.finish() if self._parser else [])
-            self._reason = finish_reason(last)
-            events += self._close("incomplete" if self._reason == "length" else "completed")
+        events += b"".join(map(self._written, self._machine.feed(chunks)))
+        if self._in("reasoning"):
+            self._logprobs = []  # reasoning has none
         return events
 
     def end(self, usage: Usage) -> bytes:
@@ -103,9 +97,7 @@ class ResponseWriter:
                 "cache_write_tokens": 0,
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {
-                "reasoning_tokens": self._reasoning_parser.token_count if self._reasoning_parser else 0
-            },
+            "output_tokens_details": {"reasoning_tokens": self._machine.reasoning_tokens},
             "total_tokens": usage.total_tokens,
         }
         if self._reason == "length":
@@ -120,13 +112,6 @@ class ResponseWriter:
         events += self._event("error", code=error.code, message=error.message, param=error.param)
         self.response |= {"status": "failed", "error": {"code": "server_error", "message": error.message}}
         return events + self._event("response.failed", response=self.response)
-
-    def _with_delta(self, delta: ReasoningDelta) -> bytes:
-        events = self._reasoning(delta.reasoning) if delta.reasoning else b""
-        text = delta.content
-        if not text and self._in("reasoning"):
-            self._logprobs = []  # reasoning has none
-        return events + self._found(self._parser.feed(text) if self._parser else [TextFound(text)] if text else [])
 
     def _reasoning(self, text: str) -> bytes:
         events = b""
@@ -144,11 +129,10 @@ class ResponseWriter:
         self._part["text"] += text
         return events + self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=text)
 
-    def _found(self, found: Sequence[Event]) -> bytes:
-        return b"".join(self._one(event) for event in found)
-
-    def _one(self, event: Event) -> bytes:
+    def _written(self, event: Event) -> bytes:
         match event:
+            case ReasoningFound():
+                return self._reasoning(event.text)
             case TextFound():
                 events = b"" if self._in("message") else self._open_message()
                 self._part["text"] += event.text
@@ -157,17 +141,21 @@ class ResponseWriter:
                 return events + self._event(
                     "response.output_text.delta", **self._place, content_index=0, delta=event.text, logprobs=logprobs
                 )
-            case CallBegun() if self._max_calls is None or event.index < self._max_calls:
+            case CallBegun():
                 call = {"id": self._id("fc"), "type": "function_call", "call_id": call_id()}
                 call |= self._offered.origin(event.name)
                 return self._close("completed") + self._open(call | {"arguments": "", "status": "in_progress"})
-            case ArgumentsFound() if self._in("function_call") and self._item is not None:
-                if self._max_calls is not None and event.index >= self._max_calls:
-                    return b""
+            case ArgumentsFound():
+                assert self._item is not None
                 self._item["arguments"] += event.text
                 return self._event("response.function_call_arguments.delta", **self._place, delta=event.text)
-            case CallBroken() if self._in("function_call"):
-                return self._close("incomplete") + self._one(TextFound(event.text))
+            case CallEnded():
+                return self._close("completed")
+            case CallBroken():
+                return self._close("incomplete") + self._written(TextFound(event.text))
+            case Ended():
+                self._reason = event.reason
+                return self._close("incomplete" if event.reason == "length" else "completed")
         return b""
 
     def _in(self, kind: str) -> bool:

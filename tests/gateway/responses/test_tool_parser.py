@@ -13,7 +13,7 @@ from lmdeploy.templates.thinking import HARMONY, THINK, Thinking
 from lmdeploy.templates.tool_call_formats import GENERIC, TOOL_CALL_FORMATS
 from openai_gateway.errors import ApiError
 from openai_gateway.protocol.tools import Tool
-from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
+from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, CallEnded, TextFound
 from openai_gateway.tools.json_prefix import MAX_DEPTH, JsonObjectReader
 from openai_gateway.tools.parser import ToolCallParser, parse
 from openai_gateway.tools.request import tool_inputs
@@ -371,7 +371,7 @@ def test_a_call_of_a_function_that_wants_it_is_reported_at_once_and_only_if_it_i
     call = '<tool_call>{"name": "add", "arguments": {"a": {"b": 1}}}</tool_call>'
     parser = ToolCallParser(NAMES, frozenset({"add"}))
     assert [event for char in call[:-1] for event in parser.feed(char)] == []
-    assert parser.feed(call[-1]) == [CallBegun(0, "add"), ArgumentsFound(0, '{"a": {"b": 1}}')]
+    assert parser.feed(call[-1]) == [CallBegun(0, "add"), ArgumentsFound(0, '{"a": {"b": 1}}'), CallEnded(0)]
     broken = call.replace("}}}", "}}!")
     parser = ToolCallParser(NAMES, frozenset({"add"}))
     events = [event for char in broken for event in parser.feed(char)] + parser.finish()

@@ -1,0 +1,175 @@
+"""Response state machine: engine chunks in; reasoning, text, calls and the end out. Every API writes these events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmdeploy.serve.client import GenerateChunk
+from lmdeploy.templates.thinking import Thinking
+from openai_gateway.generation.collecting import finish_reason
+from openai_gateway.models import ServedModel
+from openai_gateway.protocol.tools import Tool
+from openai_gateway.reasoning import ReasoningDelta, ReasoningParser, reasoning_parser
+from openai_gateway.tools.calls import parser_for
+from openai_gateway.tools.events import (
+    ArgumentsFound,
+    Call,
+    CallBegun,
+    CallBroken,
+    CallEnded,
+    Ended,
+    Event,
+    ReasoningFound,
+    TextFound,
+)
+from openai_gateway.tools.parser import ToolCallParser
+
+
+class ResponseMachine:
+    """Finds reasoning and calls in one choice. However it is cut into chunks, the events add up to the same.
+
+    Of a call that the token limit cut, name and arguments are reported as far as they came, without `CallEnded`.
+
+    Parameters
+    ----------
+    reasoning : ReasoningParser, optional
+        None: there is no reasoning.
+    calls : ToolCallParser, optional
+        None: all of the answer is text.
+    max_calls : int, optional
+        Further calls are left out.
+
+    Attributes
+    ----------
+    is_plain : bool
+        Chunks are text and nothing else.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None = None,
+        calls: ToolCallParser | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._max_calls = max_calls
+        self._reported: set[int] = set()  # calls
+        self.is_plain = reasoning is None and calls is None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the reasoning so far."""
+        return 0 if self._reasoning is None else self._reasoning.token_count
+
+    def feed(self, chunks: Sequence[GenerateChunk]) -> list[Event]:
+        """Take the next chunks, of which the last one may end the choice."""
+        events: list[Event] = []
+        if self._reasoning is None:
+            self._take(ReasoningDelta(content="".join(chunk.text for chunk in chunks)), events)
+        else:
+            for chunk in chunks:
+                self._take(self._reasoning.feed(chunk.text, chunk.generate_token_len), events)
+        last = chunks[-1]
+        if last.finish_reason is not None:
+            self._finish(last, events)
+        return events
+
+    def _finish(self, last: GenerateChunk, events: list[Event]) -> None:
+        reason = finish_reason(last)
+        is_cut = reason == "length"
+        unclosed = ""
+        if self._reasoning is not None:
+            self._take(self._reasoning.finish(is_cut=is_cut), events)
+            unclosed = self._reasoning.unclosed
+        if self._calls is not None:
+            found = [*self._calls.feed(unclosed), *self._calls.finish(is_cut=is_cut)]
+            if unclosed:
+                found = [ReasoningFound(each.text) if isinstance(each, TextFound) else each for each in found]
+            events += self._wanted(found)
+        events.append(Ended(reason, bool(self._reported), last.stop_string, last.generate_token_len))
+
+    def _take(self, delta: ReasoningDelta, events: list[Event]) -> None:
+        if delta.reasoning:
+            events.append(ReasoningFound(delta.reasoning))
+        if delta.content:
+            events += (
+                [TextFound(delta.content)] if self._calls is None else self._wanted(self._calls.feed(delta.content))
+            )
+
+    def _wanted(self, found: Iterable[Event]) -> Iterable[Event]:
+        for event in found:
+            if isinstance(event, (CallBegun, ArgumentsFound, CallEnded, CallBroken)):
+                is_wanted = self._max_calls is None or event.index < self._max_calls
+                if isinstance(event, CallBroken):
+                    self._reported.discard(event.index)
+                    yield event if is_wanted else TextFound(event.text)
+                    continue
+                if not is_wanted:
+                    continue
+                self._reported.add(event.index)
+            yield event
+
+
+def response_machine(
+    model: ServedModel,
+    thinking: Thinking | None,
+    template_options: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    usable_tools: Sequence[Tool],
+    *,
+    is_forced: bool,
+    max_calls: int | None = None,
+) -> ResponseMachine:
+    """Return the machine of a choice, for a prompt that was made with these variables, messages and tools.
+
+    Parameters
+    ----------
+    thinking
+        How the model reasons; None: it does not.
+    is_forced
+        The model has to call a tool.
+    """
+
+    def new_calls() -> ToolCallParser | None:
+        return parser_for(usable_tools, is_forced=is_forced, parser=model.tool_call_parser)
+
+    calls = new_calls()
+    # Its reasoning reads with a parser of its own, whose calls are no one's.
+    of_reasoning: Callable[[], Any] | None = None if calls is None else new_calls
+    return ResponseMachine(reasoning_parser(thinking, template_options, messages, of_reasoning), calls, max_calls)
+
+
+@dataclass(slots=True)
+class WholeResponse:
+    """What the events of a choice add up to."""
+
+    reasoning: str = ""
+    text: str = ""
+    calls: dict[int, Call] = field(default_factory=dict)
+    whole_calls: set[int] = field(default_factory=set)
+    ended: Ended = field(default_factory=lambda: Ended("stop", False, "", 0))
+
+    def add(self, events: Iterable[Event]) -> WholeResponse:
+        """Add the next events, and return the response."""
+        for event in events:
+            match event:
+                case ReasoningFound():
+                    self.reasoning += event.text
+                case TextFound():
+                    self.text += event.text
+                case CallBegun():
+                    self.calls[event.index] = Call(event.name, "")
+                case ArgumentsFound():
+                    begun = self.calls[event.index]
+                    self.calls[event.index] = Call(begun.name, begun.arguments + event.text)
+                case CallEnded():
+                    self.whole_calls.add(event.index)
+                case CallBroken():
+                    del self.calls[event.index]
+                    self.text += event.text
+                case Ended():
+                    self.ended = event
+        return self
