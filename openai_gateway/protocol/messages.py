@@ -33,6 +33,18 @@ class TextPart(Strict):
     text: AnyText
 
 
+class RefusalPart(Strict):
+    """What the assistant said in place of an answer."""
+
+    type: Literal["refusal"]
+    refusal: AnyText
+
+    @property
+    def text(self) -> str:
+        """It."""
+        return self.refusal
+
+
 class ImageUrl(Strict):
     """Where an image is, and how it is looked at: each family of models reads what it knows."""
 
@@ -69,7 +81,8 @@ class VideoPart(Strict):
     video_url: VideoUrl
 
 
-ContentPart = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
+_Said = TextPart | RefusalPart
+ContentPart = Annotated[TextPart | RefusalPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
 class Message(Strict):
@@ -80,7 +93,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "ipython", "function"]
     content: (
         AnyText
-        | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+        | Annotated[list[ContentPart], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
         | JsonObject
         | None
     ) = None
@@ -101,8 +114,11 @@ class Message(Strict):
     @model_validator(mode="after")
     def _has_content(self) -> Message:
         others = (self.tool_calls, self.function_call, self.refusal, self.reasoning_content, self.reasoning)
-        if self.content is None and not (self.role == "assistant" and any(others)):
+        if self.content in (None, []) and not (self.role == "assistant" and any(others)):
             raise FieldError("content", f"content is required in a message of role {self.role}")
+        parts = self.content if isinstance(self.content, list) and self.role != "assistant" else ()
+        if any(isinstance(part, RefusalPart) for part in parts):
+            raise FieldError("content", f"content of type refusal is the assistant's, got role {self.role}")
         if isinstance(self.content, dict) and self.role not in _ROLES and self.role != "tool":
             raise FieldError("content", f"content must be text in a message of role {self.role}, got an object")
         for field in ("tool_calls", "function_call", "token_ids"):
@@ -121,12 +137,12 @@ class Message(Strict):
             case dict():  # what a tool returned
                 return json.dumps(self.content, ensure_ascii=False)
             case parts:
-                return "".join(part.text for part in parts if isinstance(part, TextPart))
+                return "".join(part.text for part in parts if isinstance(part, _Said)) or self.refusal or ""
 
     @property
     def _shown(self) -> Any:
         """The content as it is shown to the model: text, or parts where there are images."""
-        if not isinstance(self.content, list) or all(isinstance(part, TextPart) for part in self.content):
+        if not isinstance(self.content, list) or all(isinstance(part, _Said) for part in self.content):
             return self.text
         return [part.model_dump(exclude_none=True) for part in self.content]
 

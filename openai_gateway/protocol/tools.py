@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -93,11 +94,21 @@ class AllowedToolsChoice(Strict):
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
 
 
+def _as_text(arguments: object) -> object:
+    """Return the text of arguments that a client kept as an object, or left out because there are none."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments or "{}"
+
+
+# Arguments of a call in a conversation, in any API, as the text or as the object that they are.
+ArgumentsText = Annotated[AnyText, BeforeValidator(_as_text), BeforeValidator(small)]
+ArgumentsObject = Annotated[JsonObject, BeforeValidator(lambda arguments: {} if arguments is None else arguments)]
+
+
 class FunctionCall(Strict):
     """The function and arguments of a call."""
 
     name: AnyText
-    arguments: AnyText
+    arguments: ArgumentsText = "{}"
 
 
 class ToolCall(Strict):

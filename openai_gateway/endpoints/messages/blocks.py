@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from openai_gateway.media import DOCUMENT
-from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, JsonObject, Strict, at_most
+from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Strict, at_most
+from openai_gateway.protocol.tools import ArgumentsObject
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a system block of Claude Code's that is for Anthropic's servers and can differ from request to request: it
@@ -128,7 +129,7 @@ class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: AnyText
     name: AnyText
-    input: JsonObject
+    input: ArgumentsObject = Field(default_factory=dict)
 
     def for_template(self) -> dict[str, Any]:
         """Return the call as it is in chat completions."""

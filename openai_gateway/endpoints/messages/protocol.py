@@ -43,7 +43,13 @@ class InputMessage(Strict):
     """What one side said, or what the caller says to the model in between."""
 
     role: Literal["user", "assistant", "system"]
-    content: AnyText | Annotated[list[Block], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+    content: AnyText | Annotated[list[Block], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+
+    @model_validator(mode="after")
+    def _has_content(self) -> InputMessage:
+        if self.content == [] and self.role != "assistant":
+            raise FieldError("content", f"content must have at least one block in a message of role {self.role}")
+        return self
 
     def for_template(self) -> Iterator[dict[str, Any]]:
         """Yield the message as chat templates read it: what tools returned, in their own messages, first."""

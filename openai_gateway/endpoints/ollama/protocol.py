@@ -13,6 +13,7 @@ from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS
 from openai_gateway.endpoints.ollama.options import KeepAlive, ends_at_once, fields_of_options
 from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, JsonObject, Strict, Text, at_most
+from openai_gateway.protocol.tools import ArgumentsObject
 
 _LATEST = ":latest"  # clients add it to names without a tag
 
@@ -24,7 +25,7 @@ class OllamaCallFunction(Strict):
     """The function of a call, and its arguments as an object."""
 
     name: Text
-    arguments: JsonObject
+    arguments: ArgumentsObject = Field(default_factory=dict)
 
 
 class OllamaCall(Strict):
@@ -37,7 +38,7 @@ class OllamaMessage(Strict):
     """A message; its images are base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: AnyText = ""
+    content: AnyText | None = None
     thinking: AnyText | None = None
     images: Images | None = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=128, fail_fast=True)] | None = None
@@ -45,7 +46,7 @@ class OllamaMessage(Strict):
 
     def as_openai(self) -> dict[str, Any]:
         """Return the message as chat completions have it."""
-        message: dict[str, Any] = {"role": self.role, "content": _content(self.content, self.images)}
+        message: dict[str, Any] = {"role": self.role, "content": _content(self.content or "", self.images)}
         if self.thinking:
             message["reasoning_content"] = self.thinking
         if self.tool_name:

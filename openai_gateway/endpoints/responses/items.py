@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from openai_gateway.media import DOCUMENT
 from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Strict, at_most
+from openai_gateway.protocol.tools import ArgumentsText
 
 _NOT_HERE = {
     "input_file": "files are not read; send their text",
@@ -101,7 +102,7 @@ class FilePart(Strict):
 
 Parts = Annotated[
     list[Annotated[ContentPart | ImagePart | RefusalPart | FilePart, Field(discriminator="type")]],
-    Field(min_length=1, fail_fast=True),
+    Field(fail_fast=True),
     BeforeValidator(at_most(MAX_ITEMS)),
 ]
 
@@ -123,6 +124,12 @@ class InputMessage(Strict):
     role: Literal["user", "assistant", "system", "developer"]
     content: AnyText | Parts
 
+    @model_validator(mode="after")
+    def _has_content(self) -> InputMessage:
+        if self.content == [] and self.role != "assistant":
+            raise FieldError("content", f"content must have at least one part in a message of role {self.role}")
+        return self
+
     @property
     def shown(self) -> Any:
         """The content as it is shown to the model."""
@@ -136,7 +143,7 @@ class InputCall(Strict):
     call_id: AnyText
     name: AnyText
     namespace: AnyText | None = None
-    arguments: AnyText
+    arguments: ArgumentsText = "{}"
 
 
 class InputCustomCall(Strict):

@@ -123,6 +123,83 @@ def test_an_assistant_s_message_needs_no_content(
     assert json.loads(triton.requests[-1].inputs["messages"])[1] == {"role": "assistant"} | expected
 
 
+def of_chat(*said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "/v1/chat/completions", {"messages": [*HELLO, *({"role": "assistant"} | each for each in said), *HELLO]}
+
+
+def of_messages(content: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    said = [{"role": "assistant", "content": content}]
+    return "/v1/messages", {"max_tokens": 9, "messages": [*HELLO, *said, *HELLO]}
+
+
+def of_responses(*items: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "/v1/responses", {"input": [*HELLO, *items, *HELLO]}
+
+
+def of_ollama(**said: Any) -> tuple[str, dict[str, Any]]:
+    return "/api/chat", {"messages": [*HELLO, {"role": "assistant"} | said, *HELLO]}
+
+
+USED = {"type": "tool_use", "id": "c", "name": "f"}
+CALLED = {"type": "function_call", "call_id": "c", "name": "f"}
+NO_CONTENT: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
+REFUSED = {"type": "refusal", "refusal": "No."}
+
+
+def calls(**function: Any) -> dict[str, Any]:
+    return {"content": [], "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"} | function}]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "content", "arguments"),
+    [
+        (of_chat({"content": [REFUSED]}), "No.", None),
+        (of_chat({"content": [{"type": "text", "text": "Well. "}, REFUSED]}), "Well. No.", None),
+        (of_chat({"content": [], "refusal": "No."}), "No.", None),
+        (of_chat(calls()), "", {}),
+        (of_chat(calls(arguments=None)), "", {}),
+        (of_chat(calls(arguments="")), "", {}),
+        (of_chat(calls(arguments={"a": "ü"})), "", {"a": "ü"}),
+        (of_chat({"content": None, "function_call": {"name": "f"}}), "", {}),
+        (of_messages([USED]), "", {}),
+        (of_messages([USED | {"input": None}]), "", {}),
+        (of_messages([]), None, None),
+        (of_responses(NO_CONTENT, CALLED), "", {}),
+        (of_responses(CALLED | {"arguments": None}), "", {}),
+        (of_responses({"role": "assistant", "content": [REFUSED]}), "No.", None),
+        (of_ollama(content=None, tool_calls=[{"function": {"name": "f"}}]), "", {}),
+        (of_ollama(tool_calls=[{"function": {"name": "f", "arguments": None}}]), "", {}),
+    ],
+)
+def test_what_the_assistant_said_may_have_any_api_s_empty_form(
+    http: httpx.Client, triton: FakeTriton, asked: Any, content: str | None, arguments: Any
+) -> None:
+    path, body = asked
+    response = http.post(path, json={"model": MODEL} | body)
+    assert response.status_code == 200, response.text
+    said = [each for each in json.loads(triton.requests[-1].inputs["messages"]) if each["role"] == "assistant"]
+    assert [each["content"] for each in said] == ([] if content is None else [content])
+    if arguments is not None:
+        (call,) = said[0]["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("f", arguments)
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/v1/chat/completions", []),
+        ("/v1/chat/completions", [REFUSED]),
+        ("/v1/messages", []),
+        ("/v1/responses", []),
+    ],
+)
+def test_what_the_user_said_may_not(http: httpx.Client, path: str, content: Any) -> None:
+    said = [{"role": "user", "content": content}]
+    response = http.post(path, json={"model": MODEL, "max_tokens": 9, "messages": said, "input": said})
+    assert response.status_code == 400
+    assert "content" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
