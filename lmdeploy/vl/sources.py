@@ -33,12 +33,19 @@ class Decoder(Protocol):
     def video(self, content: bytes, sampling: Sampling, limits: Limits, max_total_pixels: int) -> Video:
         """As `lmdeploy.vl.videos.from_file`."""
 
+    def for_prompt(self) -> "Decoder":
+        """Return a decoder for the files of one prompt."""
+
 
 class InThisProcess:
     """Decodes where it is called: for files that are the user's own."""
 
     image = staticmethod(decode)
     video = staticmethod(from_file)
+
+    def for_prompt(self) -> Decoder:
+        """Return itself: there is no budget."""
+        return self
 
 
 @dataclass(frozen=True)

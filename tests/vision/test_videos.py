@@ -153,6 +153,19 @@ def test_another_process_decodes_containers() -> None:
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(apart.frames, here.frames, strict=True))
 
 
+def test_the_files_of_a_prompt_share_a_budget_of_time() -> None:
+    file = contained("mp4", "libx264")
+    process = DecoderProcess(prompt_cpu_seconds=0.3)
+    try:
+        decoder = process.for_prompt()
+        decoder.video(file, Sampling(5), SourceRules().limits, 10**9)
+        with pytest.raises(ValueError, match=r"a prompt's have 0\.3 s together"):
+            [decoder.video(file, Sampling(5), SourceRules().limits, 10**9) for _ in range(1000)]
+        process.for_prompt().video(file, Sampling(5), SourceRules().limits, 10**9)
+    finally:
+        process.close()
+
+
 def test_containers_are_bounded_and_broken_ones_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     file = contained("mp4", "mpeg4")
     with pytest.raises(ValueError, match="at most 4704 pixels together, got 3 of 64 x 48; num_frames"):

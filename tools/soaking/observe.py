@@ -19,7 +19,8 @@ _METRICS = {
 
 
 _COMMANDS = {
-    "lmdeploy.vl.decoder_worker": "image decoder",
+    "lmdeploy.vl.decoder_process": "image decoder",
+    "lmdeploy.templates.rendering": "template renderer",
     "api_server": "launcher and gateway",
     "gradio": "chat page",
     "proxy": "proxy",
