@@ -13,6 +13,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from lmdeploy.limited_process import LimitedProcess, ProcessLimitError
 from lmdeploy.templates import dates
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.call_ids import with_fitting_ids
@@ -29,13 +30,14 @@ from lmdeploy.templates.turns import in_turns
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_MOST_WRITTEN = 64 << 20  # bytes, by a template that is not trusted
 _PROBE = "a text that no template writes by itself"
 _REASONING_PROBE = "another one"
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 # What a message's reasoning may be called; templates read the first name, gpt-oss's the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Errors of rendering.
-_REFUSALS = (
+REFUSALS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
     ValueError,
 )  # fmt: skip
@@ -71,12 +73,10 @@ class JinjaChatTemplate(ChatTemplate):
     def require_valid(self) -> None:
         """Raise ``ValueError`` if a template cannot be read."""
         for template in self._templates.values():
-            try:
-                _compiled(template)
-            except jinja2.TemplateSyntaxError as error:
-                raise ValueError(f"line {error.lineno}: {error.message}") from error
-            except RecursionError:
-                raise ValueError("it is nested too deeply") from None
+            if isinstance(template, UntrustedTemplate):
+                _limited(template, None)
+            else:
+                require_compiled(template)
 
     @property
     def end_of_turn(self) -> Sequence[str]:
@@ -93,6 +93,8 @@ class JinjaChatTemplate(ChatTemplate):
         turns = [{"role": "user", "content": "-"}, said]
         try:
             written = [self.render(turns, add_generation_prompt=False) for turns in (turns, [*turns, turns[0]])]
+        except ProcessLimitError:
+            raise
         except ValueError:
             return [], ""
         before = written[0].partition(_PROBE)[0]
@@ -145,7 +147,9 @@ class JinjaChatTemplate(ChatTemplate):
         for given in self._forms(messages):
             try:
                 return self._written(template, given, tools, add_generation_prompt)
-            except _REFUSALS as error:
+            except ProcessLimitError:
+                raise
+            except REFUSALS as error:
                 refusal = refusal or error
         raise ValueError(f"messages are refused by the model's chat template: {refusal}") from refusal
 
@@ -166,14 +170,8 @@ class JinjaChatTemplate(ChatTemplate):
         shown = [_as_templates_read(message) for message in messages]
         if _wants_parts(template):
             shown = [_in_parts(message) for message in shown]
-        return _compiled(template).render(
-            **self._special_tokens,
-            **self._options,
-            messages=shown,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-        )
+        own = {"messages": shown, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
+        return _rendered(template, {**self._special_tokens, **self._options, **own})
 
     def _template_for(self, tools: list[dict[str, Any]] | None) -> str:
         names = ("tool_use", "default") if tools is not None else ("default",)
@@ -242,7 +240,9 @@ def _written_with_probe(
     template: str, messages: list[Message], tools: list[dict[str, Any]] | None = None
 ) -> str | None:
     try:
-        return _compiled(template).render(messages=messages, tools=tools, add_generation_prompt=True)
+        return _rendered(template, {"messages": messages, "tools": tools, "add_generation_prompt": True})
+    except ProcessLimitError:
+        raise
     except Exception:  # whatever a template does with what it was not made for
         return None
 
@@ -250,6 +250,51 @@ def _written_with_probe(
 def _in_parts(message: Message) -> Message:
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+class UntrustedTemplate(str):
+    """A template of somebody whom the operator may not know: it is compiled and rendered in a process with limits."""
+
+    __slots__ = ()
+
+
+_process = LimitedProcess(
+    "lmdeploy.templates.rendering", "rendering the chat template", cpu_seconds=2.0, memory_bytes=1 << 30
+)
+
+
+def _rendered(template: str, variables: dict[str, Any]) -> str:
+    if isinstance(template, UntrustedTemplate):
+        return _limited(template, variables)
+    return render(template, variables)
+
+
+def _limited(template: UntrustedTemplate, variables: dict[str, Any] | None) -> str:
+    """Return what a template writes, or nothing where it is only to be compiled."""
+    content = json.dumps({"template": template, "variables": variables}).encode()
+    _, written, _ = _process.request({}, content, max_bytes=_MOST_WRITTEN)
+    return written.decode()
+
+
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """Return what a template writes.
+
+    Raises
+    ------
+    Exception
+        Whatever it raises; of those in `REFUSALS` the template refuses its variables.
+    """
+    return _compiled(template).render(variables)
+
+
+def require_compiled(template: str) -> None:
+    """Raise ``ValueError`` if a template cannot be read."""
+    try:
+        _compiled(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.message}") from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @lru_cache(maxsize=16)

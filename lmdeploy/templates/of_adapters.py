@@ -35,7 +35,7 @@ class AdapterTemplates:
             If there is one that is invalid.
         """
         from lmdeploy.model_metadata.end_tokens import closing_token, end_texts
-        from lmdeploy.templates.jinja import JinjaChatTemplate
+        from lmdeploy.templates.jinja import JinjaChatTemplate, UntrustedTemplate
 
         require_own_files(directory)
         try:
@@ -44,7 +44,9 @@ class AdapterTemplates:
                 self._templates.pop(name, None)
                 return
             ends = end_texts(self._tokenizer)
-            template = JinjaChatTemplate(source, self._tokenizer.special_tokens, ends)
+            named = {"default": source} if isinstance(source, str) else source
+            untrusted = {name: UntrustedTemplate(text) for name, text in named.items()}
+            template = JinjaChatTemplate(untrusted, self._tokenizer.special_tokens, ends)
             template.require_valid()
             closing = closing_token(template, self._tokenizer)
             template.stop_words = [closing] if closing and closing not in ends else []

@@ -9,7 +9,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from lmdeploy import GenerationConfig, pipeline
+from lmdeploy.errors import CheckpointError
 from lmdeploy.offline.async_engine import AsyncEngine
+from lmdeploy.templates.of_adapters import AdapterTemplates
+from lmdeploy.tokenizer import Tokenizer
 from tests.support.adapters import OWN_TEMPLATE, make_adapter
 from tests.support.fake_pb_utils import Request, loaded_model
 from tests.support.tiny_models import make_tiny_llama
@@ -158,3 +161,46 @@ def test_a_server_is_reported_of_adapters_with_its_key_alone(
 )
 def test_malformed_control_requests_are_refused(model: Any, inputs: dict[str, str], message: str) -> None:
     assert message in control(model, "", **inputs)
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (LOOPS, "rendering the chat template takes longer than 2 s"),
+        ("{{ 'a' * 9000000000 }}", "rendering the chat template takes too much memory"),
+        ("{{ [0] * 9000000000 }}", "rendering the chat template takes too much memory"),
+        (
+            "{% set n = namespace(t='a') %}{% for i in range(60) %}{% set n.t = n.t + n.t %}{% endfor %}{{ n.t }}",
+            "memory",
+        ),
+    ],
+    ids=["time", "memory at compilation", "a list", "memory at rendering"],
+)
+def test_a_template_that_costs_too_much_is_refused_where_it_is_loaded(
+    directory: Path, tmp_path: Path, template: str, problem: str
+) -> None:
+    (tmp_path / "chat_template.jinja").write_text(template)
+    templates = AdapterTemplates(Tokenizer(str(directory)))
+    with pytest.raises(CheckpointError, match=problem):
+        templates.add("costly", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(OWN_TEMPLATE)
+    templates.add("costly", tmp_path)
+    found = templates.get("costly")
+    assert found is not None
+    assert found.render(MESSAGES) == written(directory, OWN_TEMPLATE)
+
+
+def test_a_template_that_costs_too_much_for_some_messages_fails_their_request(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text(
+        OWN_TEMPLATE + "{% if messages[0].content == 'slowly' %}" + LOOPS + "{% endif %}"
+    )
+    templates = AdapterTemplates(Tokenizer(str(directory)))
+    templates.add("slow", tmp_path)
+    found = templates.get("slow")
+    assert found is not None
+    with pytest.raises(ValueError, match="rendering the chat template takes longer than 2 s"):
+        found.render([{"role": "user", "content": "slowly"}])
+    assert found.render(MESSAGES) == written(directory, OWN_TEMPLATE)

@@ -1,0 +1,24 @@
+"""Renders chat templates of adapters in a process with limits: ``python -m lmdeploy.templates.rendering``."""
+
+import json
+from typing import Any
+
+from lmdeploy.limited_process import Message, handle_requests
+from lmdeploy.templates.jinja import REFUSALS, render, require_compiled
+
+
+def _handled(header: dict[str, Any], content: bytes) -> Message:
+    wanted = json.loads(content)
+    require_compiled(wanted["template"])
+    if wanted["variables"] is None:
+        return {}, b""
+    try:
+        return {}, render(wanted["template"], wanted["variables"]).encode(errors="surrogatepass")
+    except MemoryError:
+        raise
+    except REFUSALS as error:
+        raise ValueError(str(error)) from error
+
+
+if __name__ == "__main__":
+    handle_requests("rendering the chat template", _handled)
