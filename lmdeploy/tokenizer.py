@@ -1,7 +1,9 @@
 """The tokenizer of a checkpoint: text to token ids and back."""
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,13 @@ from lmdeploy.paths import locate_model, tokenizer_dir
 from lmdeploy.token_bytes import TokenBytes, token_bytes_of
 from lmdeploy.tokenizer_readers import read_tokenizer
 from lmdeploy.tokenizer_readers.framed import Frame, frame_of
-from lmdeploy.tokenizer_readers.resolved import copy_resolved, is_resolved, read_resolved, write_resolved
+from lmdeploy.tokenizer_readers.resolved import (
+    copy_resolved,
+    encoding_of,
+    is_resolved,
+    read_resolved,
+    write_resolved,
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class DetokenizeState:
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer, read from a local directory.
+    """A Hugging Face tokenizer, read from a local directory. Texts may be encoded by several threads.
 
     Attributes
     ----------
@@ -50,6 +58,8 @@ class Tokenizer:
 
     def __init__(self, path: str) -> None:
         self.directory = directory = tokenizer_dir(locate_model(path))
+        # One of `transformers` panics when two threads are in it.
+        self._lock: AbstractContextManager[Any] = nullcontext() if is_resolved(directory) else threading.Lock()
         try:
             self._tokenizer: Any = read_resolved(directory) if is_resolved(directory) else self.hf_tokenizer
             bos = self.bos_token_id
@@ -146,10 +156,11 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text must be valid Unicode, got a lone surrogate at character {error.start}") from error
-        if not (add_bos and add_special_tokens):
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-            return ids
-        bare, whole = self._encode_both(text)
+        with self._lock:
+            if not (add_bos and add_special_tokens):
+                ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+                return ids
+            bare, whole = self._encode_both(text)
         has_beginning = any(beginning and bare[: len(beginning)] == beginning for beginning in self._beginnings)
         return bare if has_beginning else whole
 
@@ -158,7 +169,7 @@ class Tokenizer:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:  # one of `transformers` in Python
             return self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.encode(text)
-        encoding = backend.encode(text, add_special_tokens=False)
+        encoding = encoding_of(backend, text)
         return encoding.ids, backend.post_process(encoding).ids
 
     def encode_joined(self, pieces: Sequence[str], add_bos: bool = True) -> list[int]:
@@ -178,7 +189,8 @@ class Tokenizer:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:  # one of `transformers` in Python
             return [self.encode(text, add_bos=False) for text in texts]
-        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        with self._lock:
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int], offset: int | None = None, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids from ``offset`` on; bytes that are no whole UTF-8 character become U+FFFD."""

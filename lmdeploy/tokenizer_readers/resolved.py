@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 _TOKENIZER = "resolved_tokenizer.json"
 _SETTINGS = "resolved_settings.json"
+_LONG = 2048  # characters
 _METHODS = ("__call__", "encode", "decode", "_encode_plus", "_decode", "convert_ids_to_tokens", "get_vocab")
 
 
@@ -63,7 +64,7 @@ class ResolvedTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
-        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = encoding_of(self.backend_tokenizer, text, add_special_tokens).ids
         return ids
 
     def decode(
@@ -81,6 +82,14 @@ class ResolvedTokenizer:
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
         """Return the text of each token by itself; None where there is no such token."""
         return [self.backend_tokenizer.id_to_token(token) for token in ids]
+
+
+def encoding_of(backend: Tokenizer, text: str, add_special_tokens: bool = False) -> Encoding:
+    """Return a text's encoding; while a long text is encoded, other threads of Python run."""
+    if len(text) < _LONG:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return encoding
 
 
 def is_resolved(directory: Path) -> bool:
