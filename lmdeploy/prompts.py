@@ -1,8 +1,7 @@
 """From a text or conversation to token ids: the one place that does it, offline and behind Triton."""
 
 import logging
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -107,8 +106,8 @@ class ShownConversation(Protocol):
 class ImageReader(Protocol):
     """Takes the images out of conversations (`lmdeploy.vl`)."""
 
-    def read(self, messages: list[Message]) -> ShownConversation:
-        """Raise ``ValueError`` naming the part that is no image, or may not be one."""
+    def read(self, messages: list[Message], require_wanted: Callable[[], None]) -> ShownConversation:
+        """Raise ``ValueError`` naming the part that is no image, or may not be one; call the other before each."""
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
@@ -195,7 +194,11 @@ class PromptPreparer:
         self._bound = bound
         self._max_log_len = max_log_len
         self._plain = PlainText(tokenizer.added_tokens) if split_special_tokens else None
-        self._lock = threading.Lock()  # the tokenizer panics when two threads are in it
+
+    @property
+    def has_images(self) -> bool:
+        """Whether prompts may have images."""
+        return self._images is not None
 
     def prepare(
         self,
@@ -207,6 +210,7 @@ class PromptPreparer:
         adapter_name: str | None = None,
         template: ChatTemplate | None = None,
         add_special_tokens: bool | None = None,
+        require_wanted: Callable[[], None] = lambda: None,
     ) -> PreparedPrompt:
         """Return what the engine gets for a prompt.
 
@@ -232,6 +236,8 @@ class PromptPreparer:
         add_special_tokens
             As `Tokenizer.encode`, for callers that only count or look at tokens, of which there may be none; None: as a
             response needs them.
+        require_wanted
+            Called before costly steps: raises what is to be raised if nobody waits for the prompt any more.
 
         Raises
         ------
@@ -247,7 +253,7 @@ class PromptPreparer:
         if self._plain is not None:
             messages, tools = self._plain.cut_messages(messages), self._plain.cut_tools(tools)
             template_options = self._plain.cut_options(template_options or {})
-        shown = None if self._images is None else self._images.read(messages)
+        shown = None if self._images is None else self._images.read(messages, require_wanted)
         if shown is not None:
             messages = shown.messages
         template = template or self.adapter_templates.get(adapter_name) or self._template
@@ -266,16 +272,16 @@ class PromptPreparer:
             rendered = template.render_continuation(messages, held.is_turn_closed, held.rounds)
         if shown is not None:
             rendered = shown.written(rendered)
+        require_wanted()
         known: list[KnownResponse] = []
         if tokens_reported and held is None and shown is None and self._plain is None:
-            with self._lock:
-                known = find_responses(
-                    rendered,
-                    messages,
-                    tokens_reported,
-                    self.tokenizer,
-                    lambda marked: template.render(marked, tools, speaks, continues),
-                )
+            known = find_responses(
+                rendered,
+                messages,
+                tokens_reported,
+                self.tokenizer,
+                lambda marked: template.render(marked, tools, speaks, continues),
+            )
         add_bos = template.add_bos and held is None if add_special_tokens is None else add_special_tokens
         ids = self.encode(rendered, add_bos=add_bos, known=known)
         images: tuple[PlacedImage, ...] = ()
@@ -298,14 +304,13 @@ class PromptPreparer:
         pieces = [text] if self._plain is None else pieces_of(text)
         if self._bound is not None:
             self._check_length("".join(pieces), self._bound)
-        with self._lock:
-            if not known:
-                return self.tokenizer.encode_joined(pieces, add_bos)
-            ids, begin = [], 0
-            for response in known:
-                ids += self.tokenizer.encode(text[begin : response.begin], add_bos and not begin) + response.ids
-                begin = response.end
-            return ids + self.tokenizer.encode(text[begin:], add_bos=False)
+        if not known:
+            return self.tokenizer.encode_joined(pieces, add_bos)
+        ids, begin = [], 0
+        for response in known:
+            ids += self.tokenizer.encode(text[begin : response.begin], add_bos and not begin) + response.ids
+            begin = response.end
+        return ids + self.tokenizer.encode(text[begin:], add_bos=False)
 
     def _check_length(self, text: str, bound: PromptBound) -> None:
         """Refuse a text that has more tokens than fit, after about as much work as one that fits takes."""
@@ -316,8 +321,7 @@ class PromptPreparer:
             return
         counted = 0
         for begin in range(0, len(text), _SLICE):
-            with self._lock:
-                ids = self.tokenizer.encode(text[begin : begin + _SLICE], add_bos=False)
+            ids = self.tokenizer.encode(text[begin : begin + _SLICE], add_bos=False)
             counted += max(0, len(ids) - _CUT_TOKENS)
             if counted > bound.tokens:
                 raise ValueError(_too_long(bound, "more"))

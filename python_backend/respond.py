@@ -12,6 +12,10 @@ from lmdeploy.errors import is_panic
 logger = logging.getLogger(__name__)
 
 
+class Cancelled(Exception):
+    """Nobody waits for the response any more."""
+
+
 def respond(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
     """Return the response to a request.
 
@@ -20,12 +24,15 @@ def respond(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
     request
         As Triton hands it over.
     outputs
-        Makes the output tensors from it, name to array. Its ``ValueError`` is the caller's mistake, any other ours.
+        Makes the output tensors from it, name to array. Its ``ValueError`` is the caller's mistake, any other but
+        `Cancelled` ours.
     """
     try:
         arrays = outputs(request)
     except ValueError as error:
         return _refusal(request, "INVALID_ARGUMENT", str(error))
+    except Cancelled:
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("the caller left", pb_utils.TritonError.CANCELLED))
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise

@@ -36,6 +36,7 @@ from lmdeploy.serve.wire import (
     encode_adapter_template,
     encode_cache_control,
     encode_detokenize,
+    encode_drop,
     encode_end_session,
     encode_generate,
     encode_limits,
@@ -184,13 +185,14 @@ class TritonClient:
             call = self._stub().ModelStreamInfer(metadata=metadata)
         unfinished = request.fields.get("n", 1)
         over = False  # nothing is left to cancel
+        is_prepared = request.input_ids is not None
         if self._ledger is not None:
             self._ledger.begin(request.request_id)
         stream = self._stream(call, message)
         try:
             async with self._typed_errors(call):
                 while (response := await self._next(stream)) is not None:
-                    chunk = decode_chunk(response)
+                    chunk, is_prepared = decode_chunk(response), True
                     if chunk.finish_reason is not None:
                         unfinished -= 1
                         over = unfinished == 0
@@ -213,19 +215,26 @@ class TritonClient:
             if trace is not None:
                 trace.end()
             if not over:
-                self._cancel_soon(request.request_id, stream)
+                self._cancel_soon(request.request_id, stream, is_prepared)
             else:
                 self._end(request.request_id)
 
-    async def cancel(self, request_id: str) -> None:
-        """Cancel a running request in the engine; an unknown one is ignored.
+    async def cancel(self, request_id: str, is_prepared: bool = False) -> None:
+        """Cancel a request; an unknown one is ignored.
+
+        Parameters
+        ----------
+        is_prepared
+            Whether the engine has its prompt; else that is not prepared any further.
 
         Raises
         ------
         TritonUnavailable
             The server cannot be reached.
         """
-        await self._control(encode_stop(request_id))
+        await asyncio.gather(
+            *(() if is_prepared else (self._drop(request_id),)), self._control(encode_stop(request_id))
+        )
 
     async def cancel_session(self, session_id: int) -> None:
         """Cancel what a session is running; a session that runs nothing is left alone.
@@ -368,7 +377,7 @@ class TritonClient:
         return decode_text(await self._infer(encode_detokenize(token_ids, skip_special_tokens)))
 
     async def is_ready(self) -> bool:
-        """Return whether the server answers, every model is ready, and the engine takes requests.
+        """Return whether the server answers, every model is ready, prompts are prepared and the engine takes requests.
 
         Triton keeps calling a model ready whose engine is starting its workers again, so the engine is asked itself;
         it alone where there are several models, as Triton answers nothing else while one is being loaded.
@@ -378,7 +387,10 @@ class TritonClient:
                 response = await self._stub().ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_TIMEOUT)
                 if not response.ready:
                     return False
-            await self._adapters(encode_adapter_control("list", key=self._control_key), _READY_TIMEOUT)
+            await asyncio.gather(
+                self._adapters(encode_adapter_control("list", key=self._control_key), _READY_TIMEOUT),
+                self._infer(encode_tokenize("text_input", "a"), _READY_TIMEOUT),
+            )
         except (grpc.aio.AioRpcError, TritonUnavailable):
             return False
         except TritonRequestError as error:
@@ -413,6 +425,10 @@ class TritonClient:
 
     def _stub(self) -> Any:
         return self._channel.stub()
+
+    async def _drop(self, request_id: str) -> None:
+        with contextlib.suppress(TritonRequestError):  # an older server
+            await self._infer(encode_drop(request_id), _CANCEL_TIMEOUT)
 
     async def _control(self, message: service_pb2.ModelInferRequest) -> None:
         """Send one request to the engine, which answers it with nothing of interest."""
@@ -458,10 +474,12 @@ class TritonClient:
             pass
         raise self._reported_error(response.error_message)
 
-    async def _infer(self, message: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
+    async def _infer(
+        self, message: service_pb2.ModelInferRequest, timeout: float = _TOKENIZE_TIMEOUT
+    ) -> service_pb2.ModelInferResponse:
         message.model_name += self._suffix
         try:
-            return await self._stub().ModelInfer(message, timeout=_TOKENIZE_TIMEOUT)
+            return await self._stub().ModelInfer(message, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise self._typed_error(error.code(), error.details()) from None
 
@@ -496,9 +514,9 @@ class TritonClient:
     def _unavailable(self, details: str | None) -> str:
         return f"Triton at {self.address} is not available: {details or 'no details given'}"
 
-    def _cancel_soon(self, request_id: str, stream: ResponseStream) -> None:
+    def _cancel_soon(self, request_id: str, stream: ResponseStream, is_prepared: bool) -> None:
         """Cancel in its own task: the caller may be in the middle of being cancelled itself."""
-        task = asyncio.get_running_loop().create_task(self._leave(request_id, stream))
+        task = asyncio.get_running_loop().create_task(self._leave(request_id, stream, is_prepared))
         self._cancellations.add(task)
         task.add_done_callback(self._cancellations.discard)
         task.add_done_callback(lambda _: self._end(request_id))
@@ -507,15 +525,15 @@ class TritonClient:
         if self._ledger is not None:
             self._ledger.end(request_id)
 
-    async def _leave(self, request_id: str, stream: ResponseStream) -> None:
-        await self._try_cancel(request_id)
+    async def _leave(self, request_id: str, stream: ResponseStream, is_prepared: bool) -> None:
+        await self._try_cancel(request_id, is_prepared)
         await stream.end(_END_SECONDS)
 
-    async def _try_cancel(self, request_id: str) -> None:
+    async def _try_cancel(self, request_id: str, is_prepared: bool) -> None:
         """Cancel, and again when that fails: a request nobody reads would run to its end."""
         for delay in (*_CANCEL_RETRIES, None):
             try:
-                await self.cancel(request_id)
+                await self.cancel(request_id, is_prepared)
             except (TritonUnavailable, TritonRequestError) as error:
                 if delay is None:
                     logger.warning("request %s was not cancelled in the engine: %s", request_id, error)

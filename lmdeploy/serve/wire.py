@@ -136,6 +136,14 @@ def encode_stop(request_id: str) -> service_pb2.ModelInferRequest:
     return message
 
 
+def encode_drop(request_id: str) -> service_pb2.ModelInferRequest:
+    """Return the control request that ends the preparation of a prompt."""
+    message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
+    _add_texts(message, "stop_request_id", [request_id])
+    message.outputs.add(name="INPUT_ID")
+    return message
+
+
 def encode_stop_session(session_id: int) -> service_pb2.ModelInferRequest:
     """Return the control request that cancels what a session is running."""
     message = _streamed(ENGINE, new_request_id())

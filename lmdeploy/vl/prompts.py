@@ -7,7 +7,7 @@ guards nobody can predict while the template writes, and become tokens of plain 
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,13 @@ class ImageWriter:
         self.guarded = {guard: text for text, guard in self._guards.items()}
         self.any_mark = re.compile(f"{self._any_text.pattern}|\ue0f0{nonce}\\.\\d+\ue0f1")
 
-    def read(self, messages: list[Message]) -> "Conversation":
+    def read(self, messages: list[Message], require_wanted: Callable[[], None] = lambda: None) -> "Conversation":
         """Return a conversation without its images, and these.
+
+        Parameters
+        ----------
+        require_wanted
+            Called before each image: raises what is to be raised if nobody waits for the prompt any more.
 
         Raises
         ------
@@ -107,10 +112,22 @@ class ImageWriter:
         images: list[_Image] = []
         if not isinstance(messages, list):
             return Conversation(self, messages, images)
-        read = [self._read_message(f"messages[{i}]", message, images) for i, message in enumerate(messages)]
+        rules = replace(self.rules, decoder=self.rules.decoder.for_prompt())
+
+        def read_image(where: str, kind: str, part: Mapping[str, Any]) -> _Image:
+            require_wanted()
+            if len(images) >= rules.max_images:
+                raise ValueError(f"a prompt may have at most {rules.max_images} images, got more")
+            pixels = sum(image.image.width * image.image.height for image in images)
+            images.append(self._read_image(where, kind, part, rules, rules.max_total_pixels - pixels))
+            return images[-1]
+
+        read = [self._read_message(f"messages[{i}]", message, read_image) for i, message in enumerate(messages)]
         return Conversation(self, read, images)
 
-    def _read_message(self, where: str, message: Message, images: list[_Image]) -> Message:
+    def _read_message(
+        self, where: str, message: Message, read_image: Callable[[str, str, Mapping[str, Any]], _Image]
+    ) -> Message:
         content = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(content, str):
             return {**message, "content": self._guard(content)}
@@ -122,11 +139,7 @@ class ImageWriter:
             if kind in _SOURCES or kind in _VIDEOS:
                 if message.get("role") != "user":
                     raise ValueError(f"{where}.content[{i}]: only the user's messages may have images")
-                if len(images) >= self.rules.max_images:
-                    raise ValueError(f"a prompt may have at most {self.rules.max_images} images, got more")
-                pixels = sum(image.image.width * image.image.height for image in images)
-                images.append(self._read_image(f"{where}.content[{i}]", kind, part, pixels))
-                parts.append(images[-1])
+                parts.append(read_image(f"{where}.content[{i}]", kind, part))
             elif kind == "text" and isinstance(part.get("text"), str):
                 parts.append({**part, "text": self._guard(part["text"])})
             else:
@@ -138,7 +151,9 @@ class ImageWriter:
                 raise ValueError(f"{where}.content[{i}] must be a text or an image_url, got {part!r:.80}")
         return {**message, "content": self._content(parts)}
 
-    def _read_image(self, where: str, kind: str, part: Mapping[str, Any], pixels: int) -> _Image:
+    def _read_image(
+        self, where: str, kind: str, part: Mapping[str, Any], rules: SourceRules, max_pixels: int
+    ) -> _Image:
         given = part.get(kind)
         key = (_SOURCES | _VIDEOS)[kind]
         if kind in _VIDEOS and self._video is None:
@@ -148,9 +163,8 @@ class ImageWriter:
         if not isinstance(given, Mapping) or key not in given:
             raise ValueError(f"{where}.{kind} must be an object with {key}, got {given!r:.80}")
         options = {name: value for name, value in given.items() if name not in (key, "times") and value is not None}
-        room = self.rules.max_total_pixels - pixels
-        limits = replace(self.rules.limits, max_pixels=min(self.rules.limits.max_pixels, room))
-        rules = replace(self.rules, limits=limits, max_total_pixels=room)
+        limits = replace(rules.limits, max_pixels=min(rules.limits.max_pixels, max_pixels))
+        rules = replace(rules, limits=limits, max_total_pixels=max_pixels)
         try:
             if kind in _SOURCES or self._video is None:
                 return _Image(load(given[key], rules), options, self.family)

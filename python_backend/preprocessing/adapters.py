@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lmdeploy.templates.of_adapters import AdapterTemplates
 from python_backend.inputs import text
 
@@ -19,13 +17,8 @@ def adapter_of(request: Any) -> str | None:
     return text(request, "lora_name") or _parameters(request).get("lora_name")
 
 
-def control(request: Any, templates: AdapterTemplates) -> dict[str, Any]:
+def control(request: Any, templates: AdapterTemplates) -> None:
     """Learn or forget the template of an adapter, as the input ``lora_control`` says.
-
-    Returns
-    -------
-    dict
-        The outputs: a prompt of no tokens.
 
     Raises
     ------
@@ -46,7 +39,6 @@ def control(request: Any, templates: AdapterTemplates) -> dict[str, Any]:
         templates.add(name, Path(path))
     else:
         raise ValueError("lora_control load needs lora_path: the adapter's folder")
-    return {"INPUT_ID": np.zeros((1, 0), np.uint32)}
 
 
 def _parameters(request: Any) -> dict[str, Any]:

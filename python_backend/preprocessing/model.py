@@ -1,7 +1,8 @@
-"""The model's life in Triton: initialize, execute. Each request of a batch succeeds or fails by itself."""
+"""The model's life in Triton: initialize, execute. Each request succeeds or fails by itself, in its lane."""
 
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,19 @@ from lmdeploy.token_bytes import longest_token
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.images import packed
-from python_backend.inputs import flag, has, integer, text, texts
+from python_backend.inputs import array, flag, has, integer, text, texts
+from python_backend.lanes import Job, Lanes
 from python_backend.parameters import model_path, parameter
 from python_backend.preprocessing.adapters import adapter_of, control
 from python_backend.preprocessing.prompt import RequestEncoder, SessionTurn
-from python_backend.respond import respond
+
+# Threads of each lane. Images are decoded, and templates of adapters rendered, in processes that the threads wait for.
+_THREADS = {"short": 1, "long": 1, "adapters": 1, "media": 2}
+_SHORT = 32 << 10  # bytes
+# Types of parts, as `lmdeploy.vl.prompts` reads them, which JSON may also write in escapes.
+_MEDIA = (b'"image_', b'"video_', b"\\u")
+_SWITCH_SECONDS = 1e-3  # after which a thread lets another one run
+_NO_PROMPT = {"INPUT_ID": np.zeros((1, 0), np.uint32)}
 
 
 class TritonPythonModel:
@@ -51,15 +60,35 @@ class TritonPythonModel:
         self._adapters = preparer.adapter_templates
         self._adapters.add_all(settings.get("adapters") or {})
         self._encoder = RequestEncoder(preparer)
+        self._has_images = preparer.has_images
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        self._lanes = Lanes(self._outputs, _THREADS)
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer every request of a batch, in order."""
-        return [respond(request, self._outputs) for request in requests]
+    def execute(self, requests: Sequence[Any]) -> list[None]:
+        """Let requests wait in their lanes, which respond to them."""
+        for request in requests:
+            self._lanes.put(self._lane(request), request)
+        return [None] * len(requests)
 
-    def _outputs(self, request: Any) -> dict[str, Any]:
+    def _lane(self, request: Any) -> str:
+        """Return the lane for what a request may cost."""
+        given = [array(request, name) for name in ("messages", "text_input", "tools", "QUERY")]
+        contents = [item for items in given if items is not None for item in items.reshape(-1)]
+        if self._has_images and any(mark in content for mark in _MEDIA for content in contents):
+            return "media"
+        if has(request, "lora_control") or (not self._adapters.is_empty and self._adapters.get(adapter_of(request))):
+            return "adapters"
+        return "short" if sum(map(len, contents)) <= _SHORT else "long"
+
+    def _outputs(self, job: Job) -> dict[str, Any]:
+        request = job.request
+        if (stopped := text(request, "stop_request_id")) is not None:
+            self._lanes.drop(stopped)
+            return _NO_PROMPT
         if has(request, "lora_control"):
-            return control(request, self._adapters)
-        rows, stop_words, images = self._encode(request)
+            control(request, self._adapters)
+            return _NO_PROMPT
+        rows, stop_words, images = self._encode(job)
         tensors: dict[str, Any] = {}
         if images and "STOP_WORDS" in (wanted := request.requested_output_names()):  # a response is to follow
             if "IMAGES" not in wanted:
@@ -71,8 +100,9 @@ class TritonPythonModel:
             "STOP_WORDS": np.array([word.encode() for word in stop_words], dtype=np.object_).reshape(1, -1),
         }
 
-    def _encode(self, request: Any) -> tuple[list[list[int]], list[str], tuple[PlacedImage, ...]]:
+    def _encode(self, job: Job) -> tuple[list[list[int]], list[str], tuple[PlacedImage, ...]]:
         """Return the token ids of each text, one but for QUERY, the stop words and the images."""
+        request = job.request
         inputs = {name: text(request, name) for name in ("text_input", "messages", "tools")}
         queries = texts(request, "QUERY")
         if queries:
@@ -88,6 +118,7 @@ class TritonPythonModel:
             None if session is None else SessionTurn(session, is_first=flag(request, "sequence_start")),
             None if self._adapters.is_empty else adapter_of(request),
             flag(request, "add_special_tokens") if has(request, "add_special_tokens") else None,
+            job.require_wanted,
         )
         return [prompt.ids], prompt.stop_words, prompt.images
 

@@ -1,6 +1,7 @@
 """What a request says, as a prompt: which of its inputs go together. Knows nothing of Triton."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class RequestEncoder:
         turn: SessionTurn | None = None,
         adapter: str | None = None,
         add_special_tokens: bool | None = None,
+        require_wanted: Callable[[], None] = lambda: None,
     ) -> PreparedPrompt:
         """Return the prompt of a request.
 
@@ -58,6 +60,9 @@ class RequestEncoder:
         adapter
             The LoRA adapter that a conversation is for.
         add_special_tokens
+            As `PromptPreparer.prepare`.
+
+        require_wanted
             As `PromptPreparer.prepare`.
 
         Raises
@@ -79,6 +84,7 @@ class RequestEncoder:
                 template_options=options,
                 adapter_name=adapter,
                 add_special_tokens=add_special_tokens,
+                require_wanted=require_wanted,
             )
         elif text is None:
             raise ValueError("one of text_input and messages must be given, got neither")

@@ -1,4 +1,4 @@
-"""The model's life in Triton: initialize, execute. Each request of a batch succeeds or fails by itself."""
+"""The model's life in Triton: initialize, execute. Each request succeeds or fails by itself, callers in turn."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.images import NAMES, packed_rows, unpacked
 from python_backend.inputs import array, texts
+from python_backend.lanes import Job, Lanes
 from python_backend.parameters import model_path
-from python_backend.respond import respond
 
 if TYPE_CHECKING:
     from lmdeploy.vl.encoder import VisionEncoder
@@ -28,12 +28,16 @@ class TritonPythonModel:
 
             os.nice(_NICENESS)
             self._encoder = load_encoder(checkpoint)
+        self._lanes = Lanes(self._outputs, {"images": 1})
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer every request of a batch, in order."""
-        return [respond(request, self._outputs) for request in requests]
+    def execute(self, requests: Sequence[Any]) -> list[None]:
+        """Let requests wait for their turn."""
+        for request in requests:
+            self._lanes.put("images", request)
+        return [None] * len(requests)
 
-    def _outputs(self, request: Any) -> dict[str, Any]:
+    def _outputs(self, job: Job) -> dict[str, Any]:
+        request = job.request
         given = {name: array(request, name) for name in NAMES}
         if given["IMAGES"] is None:
             return {}

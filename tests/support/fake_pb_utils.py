@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+_FINAL = 1
 
 
 @dataclass
@@ -24,7 +27,7 @@ class Tensor:
 
 
 class TritonError(Exception):
-    INTERNAL, INVALID_ARG = 1, 3
+    INTERNAL, INVALID_ARG, CANCELLED = 1, 3, 7
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
         super().__init__(message)
@@ -40,20 +43,47 @@ class Response:
         return next(tensor.array for tensor in self.output_tensors if tensor.name == name)
 
 
+class Sender:
+    """Keeps the response that a model sends later."""
+
+    def __init__(self) -> None:
+        self.sent = threading.Event()
+        self.response: Response | None = None
+        self.left = False
+
+    def send(self, response: Response, flags: int) -> None:
+        assert (self.response, flags) == (None, _FINAL)
+        self.response = response
+        self.sent.set()
+
+    def is_cancelled(self) -> bool:
+        return self.left
+
+    def wait(self) -> Response:
+        assert self.sent.wait(120)
+        assert self.response is not None
+        return self.response
+
+
 class Request:
     """A request: arrays as they are, texts as ``[1, n]`` tensors, as Triton hands them over for max_batch_size 1."""
 
     wanted: list[str] = ["STOP_WORDS", "IMAGES"]  # noqa: RUF012 (set on a request, never changed in place)
+    id = "test"
     reported: dict[str, str] = {}  # noqa: RUF012 (likewise): its parameters
 
     def __init__(self, **inputs: str | bytes | list[str] | np.ndarray[Any, Any]) -> None:
         self.tensors = {name: Tensor(name, _array(value)) for name, value in inputs.items()}
+        self.sender = Sender()
+
+    def get_response_sender(self) -> Sender:
+        return self.sender
 
     def requested_output_names(self) -> list[str]:
         return self.wanted
 
     def request_id(self) -> str:
-        return "test"
+        return self.id
 
     def parameters(self) -> str:
         return json.dumps(self.reported)
@@ -67,6 +97,16 @@ def _array(value: str | bytes | list[str] | np.ndarray[Any, Any]) -> np.ndarray[
     return np.array([encoded], dtype=np.object_).reshape(1, -1)
 
 
+def _waiting(execute: Any) -> Any:
+    """Return an `execute` that returns all responses, also those that the model sends later."""
+
+    def waits(model: Any, requests: list[Request]) -> list[Response]:
+        given = zip(requests, execute(model, requests), strict=True)
+        return [request.sender.wait() if response is None else response for request, response in given]
+
+    return waits
+
+
 @contextmanager
 def loaded_model(name: str, **parameters: str) -> Iterator[Any]:
     """Yield an initialized model of ``python_backend``, imported with a stand-in for Triton's module."""
@@ -75,6 +115,7 @@ def loaded_model(name: str, **parameters: str) -> Iterator[Any]:
         Tensor=Tensor,
         TritonError=TritonError,
         InferenceResponse=Response,
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=_FINAL,
         get_input_tensor_by_name=lambda request, name: request.tensors.get(name),
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +123,9 @@ def loaded_model(name: str, **parameters: str) -> Iterator[Any]:
         patch.setattr(os, "nice", lambda increment: increment)  # a model in a server has its own process
         for module in [module for module in sys.modules if module.startswith("python_backend.")]:
             patch.delitem(sys.modules, module)
-        instance = importlib.import_module(f"python_backend.{name}").TritonPythonModel()
+        kind = importlib.import_module(f"python_backend.{name}").TritonPythonModel
+        patch.setattr(kind, "execute", _waiting(kind.execute))
+        instance = kind()
         instance.initialize(arguments(**parameters))
         yield instance
 

@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import logging
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers import AutoTokenizer
 from lmdeploy.model import MODELS
 from lmdeploy.sessions import HeldSessions
 from tests.support.fake_pb_utils import Request, TritonError, arguments, loaded_model
+from tests.support.waiting import eventually_sync
 
 ROLES = ("user", "assistant", "user", "assistant")
 MESSAGES = [{"role": "user", "content": "Hi, 你好 🙂"}]
@@ -309,3 +312,69 @@ def test_the_repositorys_model_is_this_one(model: Any) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.TritonPythonModel is type(model)
+
+
+class Paused:
+    """Pauses the preparation of prompts that hold a text, until they may go on."""
+
+    def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_go_on, self.order = threading.Event(), threading.Event(), list[str]()
+        encode = model._encoder.encode
+
+        def paused(text: str | None, *args: Any, **kwargs: Any) -> Any:
+            self.order.append((text or "")[:1])
+            if "pause" in (text or ""):
+                self.begun.set()
+                assert self.may_go_on.wait(60)
+            return encode(text, *args, **kwargs)
+
+        monkeypatch.setattr(model._encoder, "encode", paused)
+
+
+def test_a_short_text_does_not_wait_for_a_long_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused, long = Paused(model, monkeypatch), Request(text_input="pause " + "long " * 7000)
+    with ThreadPoolExecutor(1) as others:
+        waiting = others.submit(model.execute, [long])
+        assert paused.begun.wait(60)
+        [response] = model.execute([Request(text_input="short")])
+        assert response.error is None
+        assert not long.sender.sent.is_set()
+        paused.may_go_on.set()
+        assert waiting.result()[0].error is None
+
+
+def test_callers_take_turns(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = Paused(model, monkeypatch)
+    texts = [("ann", "1")] * 3 + [("bob", "2")] * 2 + [("eve", "3")]
+    requests = [Request(text_input=text, caller=caller) for caller, text in texts]
+    with ThreadPoolExecutor(2) as others:
+        first = others.submit(model.execute, [Request(text_input="pause")])
+        assert paused.begun.wait(60)
+        waiting = others.submit(model.execute, requests)
+        queue = model._lanes._queues["short"]
+        eventually_sync(lambda: sum(map(len, queue._items.values())) == len(requests))
+        paused.may_go_on.set()
+        assert all(response.error is None for response in [*first.result(), *waiting.result()])
+    assert paused.order == ["p", *"123121"]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["by a request", "by Triton"])
+def test_a_request_whose_caller_left_is_dropped(model: Any, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+    paused = Paused(model, monkeypatch)
+    left = Request(text_input="gone")
+    left.id = "left"
+    with ThreadPoolExecutor(2) as others:
+        first = others.submit(model.execute, [Request(text_input="pause")])
+        assert paused.begun.wait(60)
+        waiting = others.submit(model.execute, [left])
+        if is_told:
+            eventually_sync(lambda: "left" in model._lanes._jobs)
+            model._lanes.drop("left")
+        else:
+            left.sender.left = True
+        paused.may_go_on.set()
+        assert first.result()[0].error is None
+        assert waiting.result()[0].error.code == TritonError.CANCELLED
+    assert paused.order == ["p"]
+    [reply] = model.execute([Request(stop_request_id="left")])
+    assert reply.array("INPUT_ID").shape == (1, 0)
