@@ -1,4 +1,4 @@
-"""Keep a tritonserver running: start it again when it dies, loses a model or stays not ready."""
+"""Keep a tritonserver running: start it again when it dies, loses a model, stays not ready or responds no more."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ class RestartPolicy:
         Between two questions whether it is ready.
     look_interval
         Between two looks whether it lives, which costs next to nothing.
+    probe_interval
+        Between two short texts that are tokenized as those of requests are.
+    silent_after
+        A server that does not tokenize one in this time is killed.
+    stuck_after
+        So is one whose engine has requests, and takes no step for this long.
     """
 
     first_delay: float = 1.0
@@ -37,6 +43,9 @@ class RestartPolicy:
     unready_after: float = 30.0
     poll_interval: float = 1.0
     look_interval: float = 0.25
+    probe_interval: float = 10.0
+    silent_after: float = 60.0
+    stuck_after: float = 600.0
 
 
 class Supervisor:
@@ -92,21 +101,64 @@ class Supervisor:
         return min(self._policy.first_delay * 2.0 ** min(failures - 2, 30), self._policy.longest_delay)
 
     def _until_it_fails(self) -> None:
-        """Return when the server has ended or been unready for too long, or `stop` was called."""
+        """Return when the server has ended, been unready or silent for too long, or `stop` was called."""
         last_ready = time.monotonic()
         next_question = last_ready + self._policy.poll_interval
-        was_ready = False
-        while self._server.is_running and not self._stopping.wait(self._policy.look_interval):
-            if time.monotonic() < next_question:
-                continue
-            if self._server.is_ready():
-                last_ready, was_ready = time.monotonic(), True
-            next_question = time.monotonic() + self._policy.poll_interval
-            if self._server.has_lost_a_model():
-                logger.error("a Python model of tritonserver has ended")
-                return
-            if was_ready and time.monotonic() - last_ready > self._policy.unready_after:
-                logger.error("tritonserver has not been ready for %.0f s", self._policy.unready_after)
-                return
+        probe: _Probe | None = None
+        try:
+            while self._server.is_running and not self._stopping.wait(self._policy.look_interval):
+                if time.monotonic() < next_question:
+                    continue
+                if self._server.is_ready():
+                    last_ready = time.monotonic()
+                    probe = probe or _Probe(self._server, self._policy)
+                next_question = time.monotonic() + self._policy.poll_interval
+                if self._server.has_lost_a_model():
+                    logger.error("a Python model of tritonserver has ended")
+                    return
+                if probe is None:
+                    continue
+                if time.monotonic() - last_ready > self._policy.unready_after:
+                    logger.error("tritonserver has not been ready for %.0f s", self._policy.unready_after)
+                    return
+                if probe.problem:
+                    logger.error("%s", probe.problem)
+                    return
+        finally:
+            if probe is not None:
+                probe.stop()
         if not self._stopping.is_set():
             logger.error("%s", self._server.failure("tritonserver ended"))
+
+
+class _Probe:
+    """Sends short texts through a ready server's preprocessing, and looks at its engine's steps.
+
+    Attributes
+    ----------
+    problem
+        What does not respond any more; empty: everything does.
+    """
+
+    def __init__(self, server: TritonServer, policy: RestartPolicy) -> None:
+        self.problem = ""
+        self._server, self._policy = server, policy
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="triton probe", daemon=True).start()
+
+    def stop(self) -> None:
+        """End it, without waiting for a response."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        steps, last_step = None, time.monotonic()
+        while not self._stopped.wait(self._policy.probe_interval):
+            if not self._server.prepares_prompts(self._policy.silent_after):
+                self.problem = f"tritonserver has not tokenized a short text in {self._policy.silent_after:.0f} s"
+                return
+            now = self._server.engine_steps()
+            if now is None or now != steps:
+                steps, last_step = now, time.monotonic()
+            elif time.monotonic() - last_step > self._policy.stuck_after:
+                self.problem = f"the engine has had requests and taken no step for {self._policy.stuck_after:.0f} s"
+                return

@@ -35,6 +35,16 @@ _STUB = "triton_python_backend_stub"  # runs a Python model
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<reason>.*?)\"?$")
 _MODEL_FAILED = re.compile(r"\| (?P<model>[\w.-]+) +\| \d+ +\| UNAVAILABLE: (?P<reason>.*?) *\|$")
 
+_SHORT_TEXT = json.dumps(
+    {
+        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}],
+        "outputs": [{"name": "INPUT_ID"}],
+    }
+)
+_ENGINE_VALUE = re.compile(
+    r"^turbomind_(requests_running|requests_waiting|steps_total)(?:\{[^}]*\})? (\S+)", re.MULTILINE
+)
+
 
 class TritonServer:
     """One tritonserver process.
@@ -202,6 +212,36 @@ class TritonServer:
             return False
         finally:
             connection.close()
+
+    def prepares_prompts(self, timeout: float) -> bool:
+        """Return whether template and tokenizer respond in so many seconds; unknown, so true, of several models."""
+        if self._models is not None:
+            return True
+        connection = http.client.HTTPConnection(self._client_host, self.ports.http, timeout=timeout)
+        try:
+            connection.request("POST", "/v2/models/preprocessing/infer", _SHORT_TEXT)
+            connection.getresponse().read()
+        except TimeoutError:
+            return False
+        except (OSError, http.client.HTTPException):  # it is being started or stopped
+            return True
+        finally:
+            connection.close()
+        return True
+
+    def engine_steps(self) -> float | None:
+        """Return the number of steps of its engines; None: they have nothing to do, or it is not known."""
+        connection = http.client.HTTPConnection(self._client_host, self.ports.metrics, timeout=2)
+        try:
+            connection.request("GET", "/metrics")
+            values = _ENGINE_VALUE.findall(connection.getresponse().read().decode(errors="replace"))
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        total = {name: sum(float(value) for other, value in values if other == name) for name, _ in values}
+        has_work = total.get("requests_running", 0) + total.get("requests_waiting", 0) > 0
+        return total.get("steps_total") if has_work else None
 
     def has_lost_a_model(self) -> bool:
         """Return whether the process of a Python model has ended. Triton stays ready, and never starts it again."""
