@@ -32,9 +32,7 @@ class RestartPolicy:
     probe_interval
         Between two short texts that are tokenized as those of requests are.
     silent_after
-        A server that does not tokenize one in this time is killed.
-    stuck_after
-        So is one whose engine has requests, and takes no step for this long.
+        A server that does not tokenize one in this time is killed. The engine watches its own steps.
     """
 
     first_delay: float = 1.0
@@ -45,7 +43,6 @@ class RestartPolicy:
     look_interval: float = 0.25
     probe_interval: float = 10.0
     silent_after: float = 60.0
-    stuck_after: float = 600.0
 
 
 class Supervisor:
@@ -121,8 +118,8 @@ class Supervisor:
                 if time.monotonic() - last_ready > self._policy.unready_after:
                     logger.error("tritonserver has not been ready for %.0f s", self._policy.unready_after)
                     return
-                if probe.problem:
-                    logger.error("%s", probe.problem)
+                if probe.is_silent:
+                    logger.error("tritonserver has not tokenized a short text in %.0f s", self._policy.silent_after)
                     return
         finally:
             if probe is not None:
@@ -132,16 +129,16 @@ class Supervisor:
 
 
 class _Probe:
-    """Sends short texts through a ready server's preprocessing, and looks at its engine's steps.
+    """Sends short texts through a ready server's preprocessing.
 
     Attributes
     ----------
-    problem
-        What does not respond any more; empty: everything does.
+    is_silent
+        Whether one was not tokenized in time.
     """
 
     def __init__(self, server: TritonServer, policy: RestartPolicy) -> None:
-        self.problem = ""
+        self.is_silent = False
         self._server, self._policy = server, policy
         self._stopped = threading.Event()
         threading.Thread(target=self._run, name="triton probe", daemon=True).start()
@@ -151,14 +148,5 @@ class _Probe:
         self._stopped.set()
 
     def _run(self) -> None:
-        steps, last_step = None, time.monotonic()
-        while not self._stopped.wait(self._policy.probe_interval):
-            if not self._server.prepares_prompts(self._policy.silent_after):
-                self.problem = f"tritonserver has not tokenized a short text in {self._policy.silent_after:.0f} s"
-                return
-            now = self._server.engine_steps()
-            if now is None or now != steps:
-                steps, last_step = now, time.monotonic()
-            elif time.monotonic() - last_step > self._policy.stuck_after:
-                self.problem = f"the engine has had requests and taken no step for {self._policy.stuck_after:.0f} s"
-                return
+        while not self.is_silent and not self._stopped.wait(self._policy.probe_interval):
+            self.is_silent = not self._server.prepares_prompts(self._policy.silent_after)

@@ -41,9 +41,6 @@ _SHORT_TEXT = json.dumps(
         "outputs": [{"name": "INPUT_ID"}],
     }
 )
-_ENGINE_VALUE = re.compile(
-    r"^turbomind_(requests_running|requests_waiting|steps_total)(?:\{[^}]*\})? (\S+)", re.MULTILINE
-)
 
 
 class TritonServer:
@@ -228,20 +225,6 @@ class TritonServer:
         finally:
             connection.close()
         return True
-
-    def engine_steps(self) -> float | None:
-        """Return the number of steps of its engines; None: they have nothing to do, or it is not known."""
-        connection = http.client.HTTPConnection(self._client_host, self.ports.metrics, timeout=2)
-        try:
-            connection.request("GET", "/metrics")
-            values = _ENGINE_VALUE.findall(connection.getresponse().read().decode(errors="replace"))
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
-        total = {name: sum(float(value) for other, value in values if other == name) for name, _ in values}
-        has_work = total.get("requests_running", 0) + total.get("requests_waiting", 0) > 0
-        return total.get("steps_total") if has_work else None
 
     def has_lost_a_model(self) -> bool:
         """Return whether the process of a Python model has ended. Triton stays ready, and never starts it again."""
