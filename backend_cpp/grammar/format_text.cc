@@ -86,6 +86,10 @@ class Writer {
       put(member.dump());
     } else if (key == "pattern" && member.is_string()) {
       put(quoted(note_pattern(member.as_string(), type != "regex")));
+      if (type == "regex") written_.regexes.push_back(member.as_string());
+    } else if (key == "grammar" && type == "grammar" && member.is_string()) {
+      put(member.dump());
+      written_.grammars.push_back(member.as_string());
     } else if (key == "patternProperties" && member.is_object()) {
       const char* before = "{";
       for (const auto& [pattern, schema] : member.as_object()) {

@@ -13,6 +13,8 @@ namespace turbomind {
 struct FormatText {
   std::string text;                   // JSON
   std::vector<std::string> patterns;  // of its strings in JSON
+  std::vector<std::string> regexes;   // that are parts of a structural tag
+  std::vector<std::string> grammars;  // the same
 };
 
 // The number of a token that a structural tag names by its text. Throws Error(kInvalidArgument).

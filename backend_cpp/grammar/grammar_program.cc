@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "grammar/number_bounds.h"
 #include "grammar/prepare_program.h"
 #include "grammar/text_matcher.h"
 
@@ -50,6 +51,15 @@ class ProgramBuilder {
       : parse_regex_(parse_regex), is_in_string_(is_in_string) {
     end_ = add({GrammarProgram::kReturn, 0, 0, 0, 0});
     if (add_rules(grammar) != 0) throw Unknown();
+  }
+
+  // Whether each rule is one whose numbers get bounds.
+  std::vector<bool> with_bounds(Bounds bounds) const {
+    std::vector<bool> found;
+    for (const std::string& name : names_) {
+      found.push_back(bounds == Bounds::kAll ? !name.empty() : bounds != Bounds::kNone && name.starts_with("basic_"));
+    }
+    return found;
   }
 
   GrammarProgram take() { return std::move(program_); }
@@ -102,9 +112,12 @@ class ProgramBuilder {
     }
     std::swap(expressions_.numbers[0], expressions_.numbers[root]);
     program_.starts.resize(program_.starts.size() + rules.size());
+    names_.resize(program_.starts.size());
     for (size_t rule = 0; rule < rules.size(); ++rule) {
       const int32_t start = build_rule(static_cast<int32_t>(rule), rules[rule].as_array());
-      program_.starts[static_cast<size_t>(number_of(static_cast<int32_t>(rule)))] = start;
+      const auto number = static_cast<size_t>(number_of(static_cast<int32_t>(rule)));
+      program_.starts[number] = start;
+      if (!is_in_pattern_) names_[number] = rules[rule].at(0).as_string();
     }
     expressions_ = std::move(outer);
     return first;
@@ -219,8 +232,9 @@ class ProgramBuilder {
     } catch (const std::exception&) {
       throw Unknown();
     }
+    is_in_pattern_ = true;
     const int32_t rule = add_rules(Json::parse(source));
-    is_in_string_ = false;
+    is_in_string_ = is_in_pattern_ = false;
     return rule;
   }
 
@@ -348,23 +362,32 @@ class ProgramBuilder {
   const RegexParser& parse_regex_;
   Expressions expressions_;  // of the grammar whose rules are added
   bool is_in_string_;
+  bool is_in_pattern_ = false;
+  std::vector<std::string> names_;  // of the rules; none of those of patterns
   int32_t end_ = 0;
   GrammarProgram program_;
 };
 
 }  // namespace
 
-GrammarProgram grammar_program(const std::string& source, const RegexParser& parse_regex) {
+GrammarProgram grammar_program(const std::string& source, const RegexParser& parse_regex, Bounds bounds) {
   const auto refusal = [](const std::string& why) { return invalid_argument("response_format: " + why); };
   try {
-    GrammarProgram program = ProgramBuilder(Json::parse(source), parse_regex).take();
+    ProgramBuilder builder(Json::parse(source), parse_regex);
+    GrammarProgram program = builder.take();
     if (!prepare(program)) throw refusal("no text fits it");
+    if (bound_numbers(program, builder.with_bounds(bounds))) prepare(program);
     return program;
   } catch (const Unknown& unknown) {
     throw refusal(unknown.why);
   } catch (const std::out_of_range&) {
     throw refusal(Unknown().why);
   }
+}
+
+bool has_endless_number(const std::string& source, const RegexParser& parse_regex) {
+  GrammarProgram program = grammar_program(source, parse_regex, Bounds::kNone);
+  return bound_numbers(program, std::vector<bool>(program.starts.size(), true));
 }
 
 bool fits_json_string(const std::string& source, const RegexParser& parse_regex) {

@@ -266,6 +266,7 @@ bool prepare(Program& program) {
     if (node.kind == Program::kRepeat && of_rule(node.a) == 0 && (node.c < 0 || node.b <= node.c)) node.b = 0;
   }
   if (LeftRecursion(program, shortest).rewrite()) shortest = shortest_texts(program);
+  program.least.clear();
   for (size_t rule = 0; rule < program.starts.size(); ++rule) {
     program.least.push_back(of_rule(static_cast<int32_t>(rule)));
   }

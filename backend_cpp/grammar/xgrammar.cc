@@ -81,7 +81,9 @@ class Xgrammar {
     return std::string(methods_.write(grammar).cast<ffi::String>());
   }
 
-  GrammarProgram program_of(const ffi::Any& grammar) const { return grammar_program(source_of(grammar), parse_regex_); }
+  GrammarProgram program_of(const ffi::Any& grammar, Bounds bounds = Bounds::kNone) const {
+    return grammar_program(source_of(grammar), parse_regex_, bounds);
+  }
 
   Format read_parsed(const Json& format) const {
     const std::string& type = format.at("type").as_string();
@@ -99,8 +101,9 @@ class Xgrammar {
     }
     if (type == "structural_tag") {
       const Json& tags = format.at("structural_tag");
-      const std::string text = R"({"type":"structural_tag","format":)" + as_read(tags) + "}";
-      return {program_of(methods_.read_tags(ffi::String(text))), marks_in(tags.dump())};
+      const FormatText read = as_read(tags);
+      const std::string text = R"({"type":"structural_tag","format":)" + read.text + "}";
+      return {program_of(methods_.read_tags(ffi::String(text)), bounds_of(read)), marks_in(tags.dump())};
     }
     throw invalid_argument(
         "response_format.type must be json_object, json_schema, regex_schema, grammar, lark or structural_tag, got " +
@@ -122,14 +125,29 @@ class Xgrammar {
 
   // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at all.
   Format read_schema(const Json& schema) const {
-    const ffi::String given(as_read(schema));
+    const ffi::String given(as_read(schema).text);
     const ffi::Any grammar =
         methods_.read_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false);
-    return {program_of(grammar), {}, true};
+    return {program_of(grammar, Bounds::kAll), {}, true};
+  }
+
+  // The rules of a tag's schemas are told from those of its other parts only by what they read.
+  Bounds bounds_of(const FormatText& tags) const {
+    const auto is_endless = [this](const ffi::Any& grammar) {
+      return has_endless_number(source_of(grammar), parse_regex_);
+    };
+    const bool is_basic = std::ranges::any_of(tags.regexes,
+                                              [&](const std::string& each) {
+                                                return is_endless(methods_.read_regex(ffi::String(each), false));
+                                              }) ||
+                          std::ranges::any_of(tags.grammars, [&](const std::string& each) {
+                            return is_endless(methods_.read_ebnf(ffi::String(each), ffi::String("root")));
+                          });
+    return is_basic ? Bounds::kBasic : Bounds::kAll;
   }
 
   // What xgrammar is to read of a schema or structural tag.
-  std::string as_read(const Json& format) const {
+  FormatText as_read(const Json& format) const {
     require_size(format.dump());
     FormatText text = format_text(format, [this](const std::string& token) { return number_of(token); });
     for (const std::string& pattern : text.patterns) {
@@ -137,7 +155,7 @@ class Xgrammar {
       throw invalid_argument("response_format: the pattern " + pattern +
                              " needs characters that JSON escapes, which are not supported in a pattern");
     }
-    return std::move(text.text);
+    return text;
   }
 
   int32_t number_of(const std::string& token) const {

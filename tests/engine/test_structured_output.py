@@ -210,6 +210,43 @@ def test_a_rule_of_lark_keeps_its_limits(babbler: AsyncEngine, rule: str, patter
         assert "max_tokens" not in rule or len(response.token_ids) <= 4
 
 
+TAGGED = {
+    "type": "tag",
+    "begin": "<",
+    "content": {"type": "json_schema", "json_schema": {"type": "integer", "minimum": 2}},
+    "end": ">",
+}
+
+
+@pytest.mark.parametrize(
+    ("response_format", "digit", "pattern"),
+    [
+        (as_format({"type": "integer"}), "7", "7{19}"),
+        (as_format({"type": "integer", "minimum": 1}), "7", "7{19}"),
+        (as_format({"type": "integer", "multipleOf": 1000}), "3", "3{16}000"),
+        (as_format({"type": "integer", "minimum": 10**17, "maximum": 10**18 - 1}), "7", "7{18}"),
+        (as_format({"type": "number"}), "7", r"7{17}(e7{3})?"),
+        (as_format({"type": "number", "minimum": 0.5}), "7", r"7{17}"),
+        (
+            as_format({"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 2}),
+            "7",
+            r"\[7{19}, 7{19}\]",
+        ),
+        ({"type": "structural_tag", "structural_tag": TAGGED}, "7", "<7{19}>"),
+        # The user's own languages are left alone.
+        (as_format({"type": "string", "pattern": "^[0-9]+$"}), "7", '"7{59,}'),
+        ({"type": "regex_schema", "regex_schema": "[0-9]+"}, "7", "7{60}"),
+    ],
+)
+def test_a_model_that_writes_digits_only_comes_to_the_end_of_a_number(
+    babbler: AsyncEngine, response_format: dict[str, Any], digit: str, pattern: str
+) -> None:
+    (token,) = babbler.tokenizer.encode(digit, add_bos=False)
+    config = GenerationConfig(max_new_tokens=60, logit_bias={token: 100.0}, response_format=response_format)
+    response = babbler("x", config, do_preprocess=False)
+    assert re.fullmatch(pattern, response.text), response.text
+
+
 def test_json_object_and_grammar(model: AsyncEngine) -> None:
     grammar = 'root ::= "<" [a-c]+ ">"'
     config = GenerationConfig(max_new_tokens=30, response_format={"type": "grammar", "grammar": grammar})

@@ -41,7 +41,7 @@ Automaton::Automaton(GrammarProgram program, size_t horizon)
     if (node.kind == kRegion) has_limits_[node.c] = true;
   }
   find_byte_classes();
-  start_ = close({{program_.start(0), -1, 0}});
+  start_ = at_rule(0);
 }
 
 // Cuts the bytes where a node distinguishes those on both sides, and where UTF-8 does.

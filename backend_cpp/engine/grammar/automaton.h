@@ -39,6 +39,8 @@ class Automaton {
   Automaton(const Automaton&) = delete;
 
   Place start() const { return start_; }
+  // The place at the beginning of a rule, of whose text nothing follows.
+  Place at_rule(int32_t rule) { return close({{program_.start(rule), -1, 0}}); }
   // The place after reading bytes.
   Place after(Place place, std::string_view bytes);
   Place after(Place place, uint8_t byte) {

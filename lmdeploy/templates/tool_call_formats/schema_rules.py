@@ -14,9 +14,12 @@ from lmdeploy.templates.tool_call_formats.grammar import further_members
 # What `lmdeploy.json_schema.enforceable` writes that is held here.
 _KNOWN = {"type", "enum", "anyOf", "$ref", "$defs", "x-hash", "properties", "required", "additionalProperties", "items"}
 _KNOWN |= {"minItems", "maxItems", "minLength", "maxLength", "pattern"}
+# With as many digits as `backend_cpp/grammar/number_bounds.h` lets them have; Python reads larger powers as infinity.
+_DECIMALS = [f'[1-9] [0-9]{{{whole}}} "." [0-9]{{1,{16 - whole}}}' for whole in range(16)]
 _NUMBERS = (
-    'integer ::= "-"? ("0" | [1-9] [0-9]*)',
-    'number ::= integer ("." [0-9]+)? ([eE] [+-]? [0-9] [0-9]?)?',
+    'integer ::= "-"? ("0" | [1-9] [0-9]{0,18})',
+    'number ::= "-"? ("0" ("." "0"{0,16} [0-9] [0-9]{0,16})? '
+    f"| [1-9] [0-9]{{0,16}} | {' | '.join(_DECIMALS)}) ([eE] [+-]? [0-9] [0-9]?)?",
 )
 
 
