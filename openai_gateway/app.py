@@ -120,7 +120,12 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
     install_error_handlers(app, _check_model)
     # The last one added is the first one reached.
     file_bytes = None if settings.files_dir is None else settings.max_file_bytes
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_file_bytes=file_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_bytes_in_all=settings.max_bodies_bytes,
+        max_file_bytes=file_bytes,
+    )
     app.add_middleware(AdminKeys, keys=settings.admin_keys)
     if settings.api_keys:
         app.add_middleware(ApiKeys, keys=settings.api_keys)

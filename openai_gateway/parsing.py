@@ -1,14 +1,20 @@
-"""From the bytes of a request's body to its model, at a bounded cost, and alongside the event loop when it is long."""
+"""From the bytes of a request's body to its model, at a bounded cost.
+
+Parsing keeps Python's interpreter lock, up to half a second for a body of 8 MiB: all other requests would wait. So a
+long body is parsed in another process, ``python -m openai_gateway.parsing``, one at a time, in turn by API key.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
-from functools import partial
+from functools import cache
 from typing import Any, cast
 
 from fastapi import Request, Response
@@ -16,19 +22,42 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from lmdeploy.limited_process import LimitedProcess, ProcessLimitError, handle_requests
 from openai_gateway.errors import BODY, ApiError, api_of
+from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.middleware.body_limit import SHORT
+from openai_gateway.shares import Shares
+from openai_gateway.validation_errors import validation_error
 
 # What counts is not only how long a body is: `[],` is three bytes, and 64 as an object of Python's.
 MAX_VALUES = 1_000_000  # keys among them; as many tokens as a prompt may have
 MAX_STRINGS = 262_144  # keys among them
 MAX_CONTAINERS = 32_768  # lists and objects; one that becomes a model takes a thousand bytes
-_SHORT = 128 * 1024  # bytes that are parsed at once, in two milliseconds
+_LONGEST_RESULT = 2**31  # bytes
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in pairs a character, alone none; `json` takes either
 # What pydantic's parser says of bytes that are not UTF-8, and of halves of surrogate pairs.
 _NO_TEXT = ("unicode code point", "surrogate", "end of hex escape")
-_ALONGSIDE = ThreadPoolExecutor(2, thread_name_prefix="parsing")  # more would be more memory, and no faster
+_SUBJECT = "reading the request body"
+_APART = LimitedProcess("openai_gateway.parsing", _SUBJECT, cpu_seconds=20.0, memory_bytes=2**32)
+_ALONGSIDE = ThreadPoolExecutor(1, thread_name_prefix="parsing")  # talks with that process
+_TURNS = Shares(1)
+
+
+class RefusedBody(RequestValidationError):
+    """A body that is not of the model of its route.
+
+    Attributes
+    ----------
+    reported : ApiError
+        What its client reads.
+    """
+
+    def __init__(self, reported: ApiError, model: object = None) -> None:
+        super().__init__([], body={"model": model})
+        self.reported = reported
 
 
 class BoundedRoute(APIRoute):
@@ -39,7 +68,7 @@ class BoundedRoute(APIRoute):
         handler = super().get_route_handler()
         if self.body_field is None:
             return handler
-        model: TypeAdapter[Any] = TypeAdapter(cast(Any, self.body_field.field_info.annotation))
+        annotation = cast(Any, self.body_field.field_info.annotation)
 
         async def bounded(request: Request) -> Response:
             raw = await request.body()
@@ -47,9 +76,13 @@ class BoundedRoute(APIRoute):
             is_json = _is_json(request.headers.get("content-type", ""))
             if not raw or not (is_json or api_of(request.scope["path"]) == "ollama"):
                 return await handler(request)  # refuses it
-            parse = partial(_parse, raw, model)
-            long = len(raw) > _SHORT
-            value = await asyncio.get_running_loop().run_in_executor(_ALONGSIDE, parse) if long else parse()
+            if len(raw) <= SHORT:
+                value = parse(raw, annotation)
+            else:
+                async with _TURNS.taken(key_of(request.scope)):
+                    if await request.is_disconnected():
+                        raise ClientDisconnect
+                    value = await asyncio.get_running_loop().run_in_executor(_ALONGSIDE, parse_apart, raw, annotation)
             request.scope[BODY] = value
             scope = request.scope if is_json else _said_to_be_json(request.scope)
             return await handler(_ParsedRequest(scope, request.receive, raw, value))
@@ -109,7 +142,46 @@ def _problem(marks: bytes, strings: int) -> str | None:
     return None
 
 
-def _parse(raw: bytes, model: TypeAdapter[Any]) -> Any:
+def parse_apart(raw: bytes, annotation: Any) -> Any:
+    """Return what `parse` does, from another process."""
+    header = {"annotation": b64encode(pickle.dumps(annotation)).decode()}
+    try:
+        _, result, _ = _APART.request(header, raw, max_bytes=_LONGEST_RESULT)
+    except ProcessLimitError as error:
+        raise ApiError(400, f"{error}; send less.", code="too_many_values") from None
+    kind, value = pickle.loads(result)  # our own process wrote it
+    if kind == "value":
+        return value
+    fields, model = value
+    refusal = ApiError(**fields)
+    raise refusal if kind == "error" else RefusedBody(refusal, model)
+
+
+def _handled(header: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the value of a body, or what is wrong with it, for `parse_apart`."""
+    result: tuple[str, Any]
+    try:
+        result = "value", parse(raw, pickle.loads(b64decode(header["annotation"])))
+    except ApiError as error:
+        result = "error", (vars(error), None)
+    except RefusedBody as error:
+        result = "refused", (vars(error.reported), cast(Any, error.body)["model"])
+    return {}, pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation)
+
+
+def parse(raw: bytes, annotation: Any) -> Any:
+    """Return the value of a body in the form of an annotation.
+
+    Raises
+    ------
+    ApiError, RefusedBody
+        There is none.
+    """
     check_size(raw)
     try:
         body = _json(raw)
@@ -121,19 +193,19 @@ def _parse(raw: bytes, model: TypeAdapter[Any]) -> Any:
         reason = getattr(error, "msg", str(error))
         if any(sign in reason for sign in _NO_TEXT):
             raise ApiError(400, f"The request body holds what is no text: {reason}", code="invalid_json") from None
-        reported = {"type": "json_invalid", "loc": ("body",), "msg": "JSON decode error", "input": {}}
-        raise RequestValidationError([reported | {"ctx": {"error": reason}}]) from None
+        found = {"type": "json_invalid", "loc": ("body",), "msg": "JSON decode error", "input": {}}
+        raise RefusedBody(validation_error([found | {"ctx": {"error": reason}}])) from None
     try:
-        return model.validate_python(body)
+        return _adapter(annotation).validate_python(body)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        reported_errors = [one | {"loc": ("body", *one["loc"])} for one in errors]
-        raise RequestValidationError(reported_errors, body=body) from None
+        errors = [one | {"loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        model = body.get("model") if isinstance(body, dict) else None
+        raise RefusedBody(validation_error(errors), model) from None
 
 
 def _json(raw: bytes) -> Any:
     """Return the value of JSON text, all of whose strings can be written in UTF-8."""
-    if len(raw) > _SHORT:  # faster and frugal
+    if len(raw) > SHORT:  # faster and frugal
         return from_json(raw, cache_strings="keys")
     text = raw.decode("utf-8-sig")
     return from_json(text) if _SURROGATE.search(raw) else json.loads(text)
@@ -144,3 +216,7 @@ def _is_json(content_type: str) -> bool:
     message["content-type"] = content_type or "none/none"
     subtype = message.get_content_subtype()
     return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+if __name__ == "__main__":
+    handle_requests(_SUBJECT, _handled)

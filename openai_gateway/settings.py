@@ -9,6 +9,7 @@ DEFAULT_PORT = 23333
 DEFAULT_TRITON_ADDRESS = "localhost:8001"
 DEFAULT_MAX_REQUESTS = 1024
 DEFAULT_MAX_LOGPROBS = 131_072
+DEFAULT_BODIES_BYTES = 256 * 1024 * 1024
 DEFAULT_DRAIN_SECONDS = 30.0
 DEFAULT_HEARTBEAT_SECONDS = 30.0
 DEFAULT_HEAD_SECONDS = 30.0
@@ -45,6 +46,9 @@ class Settings:
         What such a server's model repository is opened with (`TritonServer.repository_key`).
     max_body_bytes : int
         A longer request body is refused with 413.
+    max_bodies_bytes : int
+        Of all long request bodies at a time, and half of it of one API key; those beyond wait, then are refused
+        with 503.
     max_requests : int
         Requests beyond this many at a time are refused with 429.
     max_logprobs : int
@@ -116,6 +120,7 @@ class Settings:
     max_body_bytes: int = 8 * 1024 * 1024
     max_requests: int = DEFAULT_MAX_REQUESTS
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    max_bodies_bytes: int = DEFAULT_BODIES_BYTES
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     control_key: str = ""

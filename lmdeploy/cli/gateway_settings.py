@@ -28,6 +28,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         max_logprobs=args.max_logprobs,
         max_body_bytes=args.max_body_bytes or base.max_body_bytes,
         max_log_len=max(0, args.max_log_len),
+        max_bodies_bytes=args.max_bodies_bytes,
         qos_config_path=Path(args.qos_config_path) if args.qos_config_path else None,
         trace_endpoint=args.trace_endpoint or "",
         allow_origins=tuple(args.allow_origins),

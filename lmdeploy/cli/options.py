@@ -26,6 +26,7 @@ from lmdeploy.templates.parser_names import parser_name
 from lmdeploy.turbomind.supported import refuse_unknown_device
 from openai_gateway.settings import (
     DEFAULT_BATCH_ROWS,
+    DEFAULT_BODIES_BYTES,
     DEFAULT_BODY_SECONDS,
     DEFAULT_DRAIN_SECONDS,
     DEFAULT_FILE_BYTES,
@@ -308,6 +309,14 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-body-bytes", type=positive, metavar="INT", help="Maximum size of a request body (default: 8 MiB)."
+    )
+    group.add_argument(
+        "--max-bodies-bytes",
+        type=positive,
+        default=DEFAULT_BODIES_BYTES,
+        metavar="INT",
+        help="Maximum size of all request bodies over 128 KiB that are open at a time, per process, and half of it for "
+        "one API key; further ones wait for 30 s, then get status 503 (default: %(default)s).",
     )
     add_max_log_len(group)
     add_output_parsers(group)

@@ -1,4 +1,4 @@
-"""Refuse request bodies that are too long, before they fill the memory."""
+"""Refuse request bodies that are too long, and let long ones wait, before they fill the memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
+from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.middleware.own_requests import is_own
 from openai_gateway.registry import FILES
+from openai_gateway.shares import Shares
 
+SHORT = 128 * 1024  # bytes of a body that waits for nobody
+MOST_WAITING = 30.0  # seconds that a long body may wait for others
 _ALONGSIDE_A_FILE = 64 * 1024  # bytes of a form's other fields and its boundaries
 
 _DRAINED = (
@@ -17,12 +22,25 @@ _DRAINED = (
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to a body longer than `max_bytes`; one that is a file has its own limit."""
+    """ASGI middleware that answers 413 to a body that is too long, and 503 to one for which others leave no memory.
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_file_bytes: int | None = None) -> None:
+    A body is in memory until its response is complete. Short ones always have room.
+
+    Parameters
+    ----------
+    max_bytes
+        Of a body.
+    max_bytes_in_all
+        Of all long bodies at a time; of those with one API key half of it.
+    max_file_bytes
+        Of a form with a file, which is written to the disk as it comes.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_bytes_in_all: int, max_file_bytes: int | None = None) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._max_file_bytes = max_file_bytes
+        self._shares = Shares(max_bytes_in_all, max_bytes_in_all // 2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -38,19 +56,31 @@ class BodyLimit:
             await _drain(receive, most)
             await error.response(scope["path"])(scope, receive, send)
             return
-        received = 0
+        received, has_share = 0, False
+        key, wanted = key_of(scope), int(declared) if declared.isdigit() else most
+        needs_share = not is_own(scope) and (self._max_file_bytes is None or scope["path"] != FILES)
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, has_share
             message = await receive()
             received += len(message.get("body", b""))
+            if needs_share and not has_share and received > SHORT:  # nothing more is read meanwhile
+                try:
+                    await self._shares.take(key, wanted, MOST_WAITING)
+                except TimeoutError:
+                    raise HTTPException(503, "The server has too many long requests; try again later.") from None
+                has_share = True
             if received > most:
                 if message.get("more_body", False):
                     await _drain(receive, most)
                 raise HTTPException(413, error.message)  # the kind FastAPI lets through
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            if has_share:
+                self._shares.give_back(key, wanted)
 
 
 async def _drain(receive: Receive, most: int) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import aiohttp
 import orjson
-from fastapi import Body, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field
 
@@ -82,7 +82,7 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
     _add_node_routes(app, settings)
     _add_model_routes(app)
     install_error_handlers(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_bytes_in_all=settings.max_bodies_bytes)
     app.add_middleware(NodeAdministrators, settings=settings)
     if settings.api_keys:
         app.add_middleware(ApiKeys, keys=[*settings.api_keys, *settings.admin_keys])
@@ -150,9 +150,15 @@ def _peer(request: Request) -> str:
     return THIS_MACHINE if is_here(request.scope) or request.client is None else request.client.host
 
 
-async def _forward(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
+class _Forwarded(BaseModel):
+    """Of a body that is sent on: all else of it is for a node."""
+
+    model: Any = None
+
+
+async def _forward(request: Request, body: _Forwarded) -> Response:
     """Send the request to a node that serves its model."""
-    model = body.get("model")
+    model = body.model
     if not isinstance(model, str):
         raise ApiError(400, "model must be a string", param="model", code="invalid_value")
     forwarder: Forwarder = request.app.state.forwarder

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from openai_gateway.settings import DEFAULT_DRAIN_SECONDS
+from openai_gateway.settings import DEFAULT_BODIES_BYTES, DEFAULT_DRAIN_SECONDS
 
 DEFAULT_PROXY_PORT = 8000
 STRATEGIES = ("random", "min_expected_latency", "min_observed_latency")
@@ -51,6 +51,9 @@ class ProxySettings:
         Requests beyond this many at a time are refused with 429.
     max_body_bytes : int
         A longer request body is refused with 413.
+    max_bodies_bytes : int
+        Of all long request bodies at a time, and half of it of one API key; those beyond wait, then are refused
+        with 503.
     drain_seconds : float
         What open requests get when the proxy is asked to stop.
     """
@@ -69,4 +72,5 @@ class ProxySettings:
     retry_seconds: float = 10.0
     max_requests: int = 4096
     max_body_bytes: int = 8 * 1024 * 1024
+    max_bodies_bytes: int = DEFAULT_BODIES_BYTES
     drain_seconds: float = DEFAULT_DRAIN_SECONDS

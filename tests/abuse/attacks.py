@@ -134,7 +134,8 @@ def ray_requests(other: str, model: str = "m") -> list[Attack]:
 
 def gateway_attacks(other: str, model: str = "m") -> list[Attack]:
     """Return what is sent to a gateway that asks for keys; as `ray_requests`."""
-    return ray_requests(other, model)
+    unfinished = _request("POST", "/v1/chat/completions", "x: " + 60_000 * "a")[:-4]
+    return [*ray_requests(other, model), Attack("heads without an end", unfinished, connections=500, leaves=True)]
 
 
 def proxy_requests(other: str, model: str = "m") -> list[Attack]:
@@ -192,9 +193,6 @@ def _without_a_key(path: str, model: str) -> Iterator[Attack]:
     yield Attack("many connections", _request("POST", path, json_head + str(len(body)), body), connections=64)
     kept = f"Connection: keep-alive\r\n{json_head}{len(body)}"
     yield Attack("many requests on a connection", 100 * _request("POST", path, kept, body))
-    yield Attack(
-        "heads without an end", _request("POST", path, "x: " + 60_000 * "a")[:-4], connections=500, leaves=True
-    )
     yield Attack("a question about CORS with a body", _request("OPTIONS", path, json_head + str(len(lists)), lists))
 
 

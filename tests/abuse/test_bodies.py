@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import threading
 import time
 import tracemalloc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.serve.request import GenerateChunk, GenerateRequest
 from lmdeploy.serve.wire import encode_generate
 from openai_gateway import parsing
-from openai_gateway.app import create_app
+from openai_gateway.app import ROUTERS, create_app
+from openai_gateway.errors import ApiError
 from openai_gateway.models import OneModel
 from openai_gateway.settings import Settings
 from tests.abuse.bodies import BODIES, CHAT, LONGEST, MODEL, Hostile
+from tests.abuse.texts import SAMPLES
 from tests.support.fake_triton import TOKEN_BYTES
 
 MIB = 2**20
@@ -60,12 +62,12 @@ class Asked:
     seconds: float
 
 
-async def ask(app: FastAPI, path: str, body: bytes) -> Asked:
-    """Send one body as the server would."""
+async def ask(app: FastAPI, path: str, body: bytes, key: str | None = None) -> Asked:
+    """Send one body as the server would; with a key, as if it had been found right."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     scope: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"}
     scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
-    scope |= {"scheme": "http", "server": ("test", 80), "client": ("test", 1), "state": {}}
+    scope |= {"scheme": "http", "server": ("test", 80), "client": ("test", 1), "state": {}, "lmdeploy.key": key}
     pending = [{"type": "http.request", "body": body, "more_body": False}]
     asked = Asked(0, b"", 0.0)
 
@@ -111,19 +113,62 @@ def _check(hostile: Hostile, asked: Asked) -> None:
     assert json.loads(asked.body)["error"]["message"]
 
 
-async def test_long_bodies_are_parsed_alongside_the_event_loop(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_the_loop: list[bool] = []
+async def test_long_bodies_are_parsed_in_another_process(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    here: list[int] = []
     check_size = parsing.check_size
 
     def noted(body: bytes) -> None:
-        on_the_loop.append(threading.current_thread() is threading.main_thread())
+        here.append(len(body))
         check_size(body)
 
     monkeypatch.setattr(parsing, "check_size", noted)
     for length in (10, 200_000):
         body = {"model": MODEL, "messages": [{"role": "user", "content": "a" * length}]}
         assert (await ask(app, CHAT, json.dumps(body).encode())).status == 200
-    assert on_the_loop == [True, False]
+    assert [length > parsing.SHORT for length in here] == [False]
+
+
+@pytest.mark.parametrize("path", SAMPLES)
+def test_a_body_means_the_same_when_it_is_long(app: FastAPI, path: str) -> None:
+    annotation = next(
+        route.body_field.field_info.annotation
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and route.path == path and route.body_field is not None
+    )
+    for fields in (SAMPLES[path], {"model": 5}, {"model": "m", "messages": 1, "n": 0}):
+        raw = json.dumps(fields | {"unknown": "a" * parsing.SHORT}).encode()
+        assert _outcome(parsing.parse_apart, raw, annotation) == _outcome(parsing.parse, raw, annotation)
+
+
+def _outcome(parse: Callable[[bytes, Any], Any], raw: bytes, annotation: Any) -> Any:
+    try:
+        value = parse(raw, annotation)
+        return value if isinstance(value, dict) else (value, value.model_fields_set)
+    except parsing.RefusedBody as refused:
+        return vars(refused.reported), refused.body
+    except ApiError as error:
+        return vars(error)
+
+
+async def test_long_bodies_of_one_key_do_not_delay_those_of_another(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def noted(raw: bytes, annotation: Any) -> Any:
+        parsed.append(json.loads(raw)["messages"][0]["name"])
+        raise ApiError(400, "refused")
+
+    monkeypatch.setattr(parsing, "parse_apart", noted)
+    content = "a" * parsing.SHORT
+    bodies = [
+        (name, json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content, "name": name}]}).encode())
+        for name in [*["ann"] * 8, "bob", "bob"]
+    ]
+    assert {each.status for each in await asyncio.gather(*(ask(app, CHAT, body, key) for key, body in bodies))} == {400}
+    assert sorted(parsed) == ["ann"] * 8 + ["bob"] * 2
+    assert parsed[:5].count("bob") == 2
 
 
 @pytest.mark.parametrize("inside", ['"', "\\", "[", "]", "{", ",", ":", '\\"', '[{,:"'])
