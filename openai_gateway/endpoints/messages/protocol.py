@@ -18,6 +18,7 @@ from openai_gateway.endpoints.messages.blocks import (
     shown,
     system_prompt,
 )
+from openai_gateway.endpoints.messages.tools import ToolChoice, ToolParam
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     MAX_ITEMS,
@@ -33,8 +34,8 @@ from openai_gateway.protocol.fields import (
     thinking_options,
 )
 from openai_gateway.protocol.generation import SamplingFields, StopWord
-from openai_gateway.protocol.schemas import enforced_format, require_enforced
-from openai_gateway.protocol.tools import MAX_TOOLS, Function, FunctionName, Tool
+from openai_gateway.protocol.schemas import enforced_format
+from openai_gateway.protocol.tools import MAX_TOOLS, Tool
 
 _APART = (ToolUseBlock, ToolResultBlock, ThinkingBlock, LeftOutBlock)  # blocks that are no part of a message's content
 
@@ -73,45 +74,6 @@ class InputMessage(Strict):
         """The calls in it, as they are in chat completions."""
         blocks = () if isinstance(self.content, str) else self.content
         return [block.for_template() for block in blocks if isinstance(block, ToolUseBlock)]
-
-
-class ToolParam(Strict):
-    """A function the model may call."""
-
-    type: Literal["custom"] | None = None
-    name: FunctionName
-    description: AnyText | None = None
-    input_schema: JsonObject
-    strict: bool | None = Field(None, description="Hold calls to all of the schema.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_a_function(cls, fields: object) -> object:
-        kind = fields.get("type") if isinstance(fields, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            raise FieldError("type", f"tools of type {kind[:64]} are not run by this server; offer functions")
-        return fields
-
-    @model_validator(mode="after")
-    def _keeps_to_its_schema(self) -> ToolParam:
-        if self.strict:
-            require_enforced("input_schema", Function(name=self.name, parameters=self.input_schema).full_schema)
-        return self
-
-    def as_tool(self) -> Tool:
-        """Return the tool in the form of chat completions."""
-        function = Function(
-            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
-        )
-        return Tool(type="function", function=function)
-
-
-class ToolChoice(Strict):
-    """Which tools are to be called."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: FunctionName | None = None
-    disable_parallel_tool_use: bool | None = None
 
 
 class Metadata(Strict):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from openai_gateway.endpoints.responses.tools import INPUT
 from openai_gateway.media import DOCUMENT
 from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Strict, at_most
 from openai_gateway.protocol.tools import ArgumentsText
@@ -18,7 +19,7 @@ _NOT_HERE = {
     "compaction": "conversations are not compacted here",
 }
 
-# What OpenAI's servers, or clients of other tools than functions, reported of tools: left out, as those tools are.
+# What OpenAI's servers, or clients of tools that are not offered here, reported: left out, as those tools are.
 LEFT_OUT = (
     "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
     "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
@@ -147,7 +148,7 @@ class InputCall(Strict):
 
 
 class InputCustomCall(Strict):
-    """A call of a tool that takes a text, which another server's model made earlier."""
+    """A call of a freeform tool that the model made earlier."""
 
     type: Literal["custom_tool_call"]
     call_id: AnyText
@@ -158,7 +159,7 @@ class InputCustomCall(Strict):
     @property
     def arguments(self) -> str:
         """As a function's."""
-        return json.dumps({"input": self.input}, ensure_ascii=False)
+        return json.dumps({INPUT: self.input}, ensure_ascii=False)
 
 
 class InputCallOutput(Strict):

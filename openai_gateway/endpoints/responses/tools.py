@@ -1,15 +1,20 @@
-"""``tools`` of ``POST /v1/responses``: functions, functions in a group, and what only OpenAI's servers run."""
+"""``tools`` of ``POST /v1/responses``: functions and freeform tools, alone or in a group, and what only OpenAI runs."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from openai_gateway.protocol.fields import AnyText, FieldError, Strict, Text, small
 from openai_gateway.protocol.tools import MAX_TOOLS, Function, FunctionName, Tool
+
+INPUT = "input"
+"""The parameter of a freeform tool as the model sees it."""
 
 
 class FunctionTool(Function):
@@ -18,8 +23,59 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
+class TextFormat(Strict):
+    """A text of any form."""
+
+    type: Literal["text"]
+
+
+class GrammarFormat(Strict):
+    """What a text has to look like."""
+
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: Text
+
+
+class CustomTool(Strict):
+    """A freeform tool: its input is a text. The model sees a function of one parameter, that text."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: AnyText | None = None
+    format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] | None = None
+
+    def as_function(self, name: str) -> Function:
+        """Return the function, which is held to a regular expression where grammars can hold it."""
+        described, text = self.description or "", {"type": "string"}
+        if not isinstance(self.format, GrammarFormat):
+            return _of_input(name, described, text)
+        described += f"\nThe input must fit this {self.format.syntax} grammar:\n{self.format.definition}"
+        if self.format.syntax == "regex":
+            held = text | {"pattern": f"^(?:{self.format.definition})$"}
+            with suppress(ValueError):
+                return _of_input(name, described, held, strict=True)
+        return _of_input(name, described, text)
+
+
+def _of_input(name: str, description: str, text: dict[str, Any], *, strict: bool | None = None) -> Function:
+    schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    return Function(name=name, description=description.strip(), parameters=schema, strict=strict)
+
+
+def input_of(arguments: str) -> str:
+    """Return the input of a freeform tool that a model called as a function, also where it named it otherwise."""
+    try:
+        given = json.loads(arguments, strict=False)
+    except ValueError:  # cut
+        return arguments
+    values = list(given.values()) if isinstance(given, dict) else []
+    text = given.get(INPUT, values[0]) if values else arguments
+    return text if isinstance(text, str) else arguments
+
+
 class OtherTool(Strict):
-    """A tool that is no function, such as ``web_search``, ``custom`` or ``mcp``: left out, as nobody here runs it."""
+    """A tool that the client does not run, such as ``web_search`` or ``mcp``: left out, as nobody here runs it."""
 
     type: Text
     name: AnyText | None = None
@@ -35,43 +91,37 @@ class OtherTool(Strict):
 def _kind(tool: object) -> str:
     """Return which form of a tool is meant; in capitals, so that errors do not name it as a part of the path."""
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return {"function": "FUNCTION", "namespace": "NAMESPACE"}.get(str(kind), "OTHER")
+    return {"function": "FUNCTION", "custom": "CUSTOM", "namespace": "NAMESPACE"}.get(str(kind), "OTHER")
+
+
+OneTool = (
+    Annotated[FunctionTool, Tag("FUNCTION")] | Annotated[CustomTool, Tag("CUSTOM")] | Annotated[OtherTool, Tag("OTHER")]
+)
 
 
 class NamespaceTool(Strict):
-    """A group of functions, which the model sees one by one."""
+    """A group of tools, which the model sees one by one."""
 
     type: Literal["namespace"]
     name: FunctionName
     description: AnyText | None = None
-    tools: Annotated[
-        list[
-            Annotated[
-                Annotated[FunctionTool, Tag("FUNCTION")] | Annotated[OtherTool, Tag("OTHER")], Discriminator(_kind)
-            ]
-        ],
-        Field(max_length=MAX_TOOLS, fail_fast=True),
-    ]
+    tools: Annotated[list[Annotated[OneTool, Discriminator(_kind)]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 ResponsesTools = Annotated[
-    list[
-        Annotated[
-            Annotated[FunctionTool, Tag("FUNCTION")]
-            | Annotated[NamespaceTool, Tag("NAMESPACE")]
-            | Annotated[OtherTool, Tag("OTHER")],
-            Discriminator(_kind),
-        ]
-    ],
+    list[Annotated[OneTool | Annotated[NamespaceTool, Tag("NAMESPACE")], Discriminator(_kind)]],
     Field(max_length=MAX_TOOLS, fail_fast=True),
     BeforeValidator(small),
 ]
 
 
-class NamedChoice(Strict):
-    """The function to call."""
+_NAMED = ("function", "custom")
 
-    type: Literal["function"]
+
+class NamedChoice(Strict):
+    """The tool to call."""
+
+    type: Literal["function", "custom"]
     name: FunctionName
 
 
@@ -84,14 +134,14 @@ class AllowedTools(Strict):
 
     @model_validator(mode="after")
     def _functions_have_names(self) -> AllowedTools:
-        if any(tool.type == "function" and not tool.name for tool in self.tools):
+        if any(tool.type in _NAMED and not tool.name for tool in self.tools):
             raise FieldError("tools", "tools must have the name of each function")
         return self
 
     @property
     def names(self) -> frozenset[str]:
-        """The functions among them."""
-        return frozenset(tool.name for tool in self.tools if tool.type == "function" and tool.name)
+        """The functions and freeform tools among them."""
+        return frozenset(tool.name for tool in self.tools if tool.type in _NAMED and tool.name)
 
 
 class OfferedTools:
@@ -108,27 +158,36 @@ class OfferedTools:
     functions
         By the names that the model sees.
     left_out
-        The tools that are no functions, as `OtherTool.shown`.
+        The tools that the client does not run, as `OtherTool.shown`.
+    freeform
+        Names in `functions` of tools that take a text.
     """
 
-    def __init__(self, tools: Sequence[FunctionTool | NamespaceTool | OtherTool]) -> None:
-        found: list[tuple[str | None, FunctionTool]] = []
+    def __init__(self, tools: Sequence[FunctionTool | CustomTool | NamespaceTool | OtherTool]) -> None:
+        found: list[tuple[str | None, FunctionTool | CustomTool]] = []
         self.left_out: list[str] = []
         for tool in tools:
             namespace = tool.name if isinstance(tool, NamespaceTool) else None
             for one in tool.tools if isinstance(tool, NamespaceTool) else (tool,):
-                if isinstance(one, FunctionTool):
-                    found.append((namespace, one))
-                else:
+                if isinstance(one, OtherTool):
                     self.left_out.append(one.shown)
+                else:
+                    found.append((namespace, one))
         named = Counter(tool.name for _, tool in found)
         self.functions: dict[str, Tool] = {}
+        self.freeform: set[str] = set()
         self._origins: dict[str, tuple[str | None, str]] = {}
         for namespace, tool in found:
             shown = f"{namespace}__{tool.name}" if namespace and named[tool.name] > 1 else tool.name
-            function = Function(**tool.model_dump(exclude={"type", "name"}), name=shown)
-            self.functions.setdefault(shown, Tool(type="function", function=function))
-            self._origins.setdefault(shown, (namespace, tool.name))
+            if shown in self.functions:
+                continue
+            if isinstance(tool, CustomTool):
+                function = tool.as_function(shown)
+                self.freeform.add(shown)
+            else:
+                function = Function(**tool.model_dump(exclude={"type", "name"}), name=shown)
+            self.functions[shown] = Tool(type="function", function=function)
+            self._origins[shown] = (namespace, tool.name)
 
     def origin(self, shown: str) -> dict[str, Any]:
         """Return the name of a function that the model called as the request has it, with its group if it has one."""

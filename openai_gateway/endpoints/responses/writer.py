@@ -10,6 +10,7 @@ import orjson
 
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
+from openai_gateway.endpoints.responses.tools import input_of
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.logprobs import chat_logprobs
 from openai_gateway.generation.response import ResponseMachine
@@ -56,6 +57,7 @@ class ResponseWriter:
         self._reason = "stop"
         self._offered = body.offered
         self._items = 0
+        self._arguments = ""  # of a freeform tool's call
         self.is_over = False
         self.response: dict[str, Any] = {
             "id": response_id,
@@ -142,11 +144,18 @@ class ResponseWriter:
                     "response.output_text.delta", **self._place, content_index=0, delta=event.text, logprobs=logprobs
                 )
             case CallBegun():
-                call = {"id": self._id("fc"), "type": "function_call", "call_id": call_id()}
-                call |= self._offered.origin(event.name)
-                return self._close("completed") + self._open(call | {"arguments": "", "status": "in_progress"})
+                call = {"call_id": call_id(), **self._offered.origin(event.name), "status": "in_progress"}
+                if event.name in self._offered.freeform:
+                    self._arguments = ""
+                    item = {"id": self._id("ctc"), "type": "custom_tool_call", "input": "", **call}
+                else:
+                    item = {"id": self._id("fc"), "type": "function_call", "arguments": "", **call}
+                return self._close("completed") + self._open(item)
             case ArgumentsFound():
                 assert self._item is not None
+                if self._in("custom_tool_call"):
+                    self._arguments += event.text  # JSON around the text
+                    return b""
                 self._item["arguments"] += event.text
                 return self._event("response.function_call_arguments.delta", **self._place, delta=event.text)
             case CallEnded():
@@ -203,6 +212,10 @@ class ResponseWriter:
             where = {**self._place, "content_index": 0}
             events = self._event("response.reasoning_text.done", **where, text=self._part["text"])
             events += self._event("response.content_part.done", **where, part=self._part)
+        elif item["type"] == "custom_tool_call":
+            item["input"] = input_of(self._arguments)
+            events = self._event("response.custom_tool_call_input.delta", **self._place, delta=item["input"])
+            events += self._event("response.custom_tool_call_input.done", **self._place, input=item["input"])
         else:
             said = {"name": item["name"], "arguments": item["arguments"]}
             events = self._event("response.function_call_arguments.done", **self._place, **said)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import anthropic.types.beta as memory
 import httpx
 import pydantic
 import pytest
@@ -122,6 +123,45 @@ def test_a_call_and_its_result(claude: anthropic.Anthropic, triton: FakeTriton, 
     _, answered, returned = sent(triton)
     assert json.loads(answered["tool_calls"][0]["function"]["arguments"]) == {"location": "Boston"}
     assert returned == {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
+
+
+COMMANDS: dict[str, Any] = {
+    "view": memory.BetaMemoryTool20250818ViewCommand,
+    "create": memory.BetaMemoryTool20250818CreateCommand,
+    "str_replace": memory.BetaMemoryTool20250818StrReplaceCommand,
+    "insert": memory.BetaMemoryTool20250818InsertCommand,
+    "delete": memory.BetaMemoryTool20250818DeleteCommand,
+    "rename": memory.BetaMemoryTool20250818RenameCommand,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "commands"),
+    [
+        ("bash_20250124", "bash", None),
+        ("text_editor_20250728", "str_replace_based_edit_tool", list(COMMANDS)[:4]),
+        ("text_editor_20250124", "str_replace_editor", [*list(COMMANDS)[:4], "undo_edit"]),
+        ("memory_20250818", "memory", list(COMMANDS)),
+    ],
+)
+def test_a_tool_that_the_client_runs_is_offered_with_its_parameters(
+    claude: anthropic.Anthropic, triton: FakeTriton, kind: str, name: str, commands: list[str] | None
+) -> None:
+    tool: Any = {"type": kind, "name": name, "cache_control": {"type": "ephemeral"}}
+    triton.script = Script(texts=[CALL.replace("get_weather", name)])
+    _, call = claude.messages.create(model=MODEL, max_tokens=99, messages=ASKED, tools=[tool]).content
+    assert call.type == "tool_use"
+    assert call.name == name
+    (shown,) = json.loads(triton.requests[-1].inputs["tools"])
+    parameters = shown["function"]["parameters"]
+    assert parameters["properties"]["command"].get("enum") == commands
+    if commands is None:
+        assert list(parameters["properties"]) == ["command", "restart"]
+    elif "undo_edit" not in commands:  # as the package's own types name and require them
+        types = [COMMANDS[command].model_fields for command in commands]
+        required = [{name for name, field in fields.items() if field.is_required()} for fields in types]
+        assert parameters["properties"].keys() == {name for fields in types for name in fields}
+        assert set(parameters["required"]) == set.intersection(*required)
 
 
 @pytest.mark.parametrize("size", [3, 1000])
@@ -294,6 +334,12 @@ def test_tokens_are_counted_without_a_response(claude: anthropic.Anthropic, trit
             anthropic.BadRequestError,
             "invalid_request_error",
             "must not end with a call",
+        ),
+        (
+            {"tools": [{"type": "custom", "name": "f"}]},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+            "input_schema is required",
         ),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},

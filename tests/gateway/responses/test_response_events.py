@@ -75,6 +75,10 @@ CASES: dict[str, dict[str, Any]] = {
         "truncation": "disabled",
         "user": "u",
     },
+    "a freeform call": {
+        "says": 'Hm.</think>So.<tool_call>{"name": "c", "arguments": {"input": "x\\ny"}}</tool_call>',
+        "tools": [*TOOLS, {"type": "custom", "name": "c", "format": {"type": "text"}}],
+    },
     "a failure": {"says": "I think.</think>It is so.", "fail_after": 4},
 }
 
@@ -126,8 +130,8 @@ def test_every_event_is_one_of_openai_s_and_they_add_up_to_the_response(asked: A
             said[kind.removesuffix(".delta"), index] = (
                 said.get((kind.removesuffix(".delta"), index), "") + each["delta"]
             )
-        elif kind.endswith(("text.done", "arguments.done")):
-            content = each["arguments"] if "arguments" in each else each["text"]
+        elif kind.endswith(("text.done", "arguments.done", "input.done")):
+            (content,) = (each[name] for name in ("text", "arguments", "input") if name in each)
             assert said.pop((kind.removesuffix(".done"), index), "") == content
     assert not open_items
     assert not said

@@ -15,6 +15,7 @@ def function(name: str) -> Any:
     return {"type": "function", "name": name, "strict": False, "parameters": {"type": "object", "properties": {}}}
 
 
+LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
 OFFERED: Any = [
     function("exec_command"),
     {"type": "namespace", "name": "agents", "description": "d", "tools": [function("spawn"), function("wait")]},
@@ -26,10 +27,10 @@ OFFERED: Any = [
     },
     {"type": "web_search", "external_web_access": False},
     {"type": "local_shell"},
-    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+    {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": LARK},
     {"type": "mcp", "server_label": "docs", "server_url": "http://localhost", "require_approval": "never"},
 ]
-LEFT_OUT = ["custom: c", "web_search", "local_shell", "custom: apply_patch", "mcp: docs"]
+LEFT_OUT = ["web_search", "local_shell", "mcp: docs"]
 
 
 def call(name: str) -> str:
@@ -41,7 +42,7 @@ def offered(triton: FakeTriton) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_no_function_is_left_out_and_the_response_says_so(
+def test_what_the_client_does_not_run_is_left_out_and_the_response_says_so(
     client: openai.OpenAI, triton: FakeTriton, stream: bool
 ) -> None:
     asked: Any = {"model": MODEL, "input": "Hello", "tools": OFFERED}
@@ -51,9 +52,9 @@ def test_what_is_no_function_is_left_out_and_the_response_says_so(
     else:
         response = client.responses.create(**asked)
     assert response.unsupported_tools == LEFT_OUT
-    assert [tool.type for tool in response.tools] == ["function", "namespace", "namespace"]
+    assert [tool.type for tool in response.tools] == ["function", "namespace", "namespace", "custom"]
     # a function has its own name where no other has it
-    assert offered(triton) == ["exec_command", "spawn", "agents__wait", "clock__wait"]
+    assert offered(triton) == ["exec_command", "spawn", "agents__wait", "clock__wait", "c", "apply_patch"]
     plain: Any = client.responses.create(model=MODEL, input="Hello", tools=OFFERED[:1])
     assert not hasattr(plain, "unsupported_tools")
 
@@ -73,6 +74,63 @@ def test_a_call_names_the_function_and_its_group(
     client.responses.create(model=MODEL, input=again, tools=OFFERED)
     prompt = json.loads(triton.requests[-1].inputs["messages"])
     assert prompt[1]["tool_calls"][0]["function"]["name"] == shown
+
+
+PATCH = '*** Begin Patch\n+"ü"\n*** End Patch'
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("apply_patch", {"input": PATCH}, PATCH),
+        ("apply_patch", {"patch": PATCH}, PATCH),  # models misname the only parameter
+        ("c", {"input": ""}, ""),
+    ],
+)
+def test_a_freeform_tool_is_called_with_a_text(
+    client: openai.OpenAI, triton: FakeTriton, name: str, arguments: dict[str, str], text: str
+) -> None:
+    said = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    triton.script = Script(texts=[said[i : i + 5] for i in range(0, len(said), 5)])
+    with client.responses.stream(model=MODEL, input="Hello", tools=OFFERED) as stream:
+        events: list[Any] = list(stream)
+    done = next(event for event in events if event.type == "response.custom_tool_call_input.done")
+    (made,) = events[-1].response.output
+    assert (made.type, made.name, made.input, done.input) == ("custom_tool_call", name, text, text)
+    assert made.namespace == ("clock" if name == "c" else None)
+    returned: Any = {"type": "custom_tool_call_output", "call_id": made.call_id, "output": "Done"}
+    client.responses.create(model=MODEL, input=[returned], previous_response_id=events[-1].response.id, tools=OFFERED)
+    _, called, result = json.loads(triton.requests[-1].inputs["messages"])
+    function = called["tool_calls"][0]["function"]
+    assert (function["name"], json.loads(function["arguments"])) == (name, {"input": text})
+    assert (result["role"], result["content"]) == ("tool", "Done")
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern", "words"),
+    [
+        (None, None, ""),
+        ({"type": "text"}, None, ""),
+        (LARK, None, LARK["definition"]),
+        ({"type": "grammar", "syntax": "regex", "definition": "[a-z]+|no"}, "^(?:[a-z]+|no)$", "[a-z]+|no"),
+        ({"type": "grammar", "syntax": "regex", "definition": r"(a)\1"}, None, r"(a)\1"),  # no grammar holds it
+    ],
+)
+def test_a_freeform_tool_is_shown_as_a_function_of_one_text(
+    client: openai.OpenAI, triton: FakeTriton, form: Any, pattern: str | None, words: str
+) -> None:
+    tool: Any = {"type": "custom", "name": "c", "description": "Go.", "format": form}
+    client.responses.create(model=MODEL, input="Hello", tools=[tool])
+    (shown,) = json.loads(triton.requests[-1].inputs["tools"])
+    assert shown["function"]["description"].startswith("Go.")
+    assert words in shown["function"]["description"]
+    held = {"type": "string"} | ({"pattern": pattern} if pattern else {})
+    assert shown["function"]["parameters"]["properties"] == {"input": held}
+    forced: Any = {"type": "custom", "name": "c"}
+    triton.script = Script(texts=['{"name": "c", "arguments": {"input": "no"}}'])
+    made: Any = client.responses.create(model=MODEL, input="Hello", tools=[tool], tool_choice=forced).output[0]
+    assert (made.type, made.input) == ("custom_tool_call", "no")
+    assert ('"pattern"' in triton.requests[-1].inputs["response_format"]) == (pattern is not None)
 
 
 def test_a_choice_is_about_functions_in_groups_too(client: openai.OpenAI, triton: FakeTriton) -> None:
