@@ -1,6 +1,7 @@
 """Chat templates: which one a model gets, and how users describe their own."""
 
 import dataclasses
+import functools
 import json
 import logging
 from dataclasses import dataclass
@@ -33,6 +34,31 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+# The classes that LMDeploy 0.6.5 has here, by the names under which their templates are registered.
+_CLASSES = dict(
+    pair.split("=")
+    for pair in """
+    BaseModel=base Baichuan2=baichuan2 ChatGLM2=chatglm ChatGLM3=chatglm3 CogVLM=cogvlm ChatmlDirect=llava-chatml
+    CodeGeeX4Chat=codegeex4 CodeLlama=codellama CogVLM2=cogvlm2 DbrxInstruct=dbrx DeepSeek=deepseek-coder
+    Deepseek=deepseek DeepseekVL=deepseek-vl Falcon=falcon Gemma=gemma Glm4Chat=glm4 InternLM2Chat7B=internlm2
+    InternLMChat7B=internlm InternLMXComposer2Chat7B=internlm-xcomposer2 InternVL2_5=internvl2_5
+    InternVL2InternLM2=internvl2-internlm2 InternVL2Phi3=internvl2-phi3 InternVLZH=internvl-zh
+    InternVLInternLM2Chat=internvl-internlm2 InternVLPhi3=internvl-phi3 Llama2=llama2 Llama3=llama3
+    Llama3_1=llama3_1 Llavav1=llava-v1 MiniGemini=mini-gemini-vicuna MistralChat=mistral Molmo=molmo
+    Phi3Instruct=phi-3 Puyu=puyu Qwen2d5Chat=qwen2d5 Qwen7BChat=qwen SOLAR=solar UltraChat=ultracm Vicuna=vicuna
+    Yi=yi YiVL=yi-vl
+    """.split()
+)
+
+
+def __getattr__(name: str) -> type[BaseChatTemplate]:
+    """Return the class of a built-in template, to be made or inherited from as in LMDeploy 0.6.5."""
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    factory: functools.partial[BaseChatTemplate] = MODELS.get(_CLASSES[name])  # type: ignore[assignment]
+    made = functools.partialmethod(factory.func.__init__, **factory.keywords)
+    return type(name, (factory.func,), {"__init__": made})  # type: ignore[arg-type]
 
 
 @dataclass
@@ -84,9 +110,12 @@ class ChatTemplateConfig:
         changes = self._changes()
         factory = MODELS.get(self.model_name) if self.model_name in MODELS or not changes else BaseChatTemplate
         try:
-            return factory(**changes)
+            template = factory(**changes)
         except TypeError as error:
             raise ValueError(f"chat template {self.model_name!r}: {error}") from error
+        if isinstance(template, BaseChatTemplate):
+            template.require_capability()
+        return template
 
     @classmethod
     def from_json(cls, file_or_string: str) -> "Self":

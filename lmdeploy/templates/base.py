@@ -147,6 +147,39 @@ class ChatTemplate(ABC):
         end = max((end for end in self.end_of_turn if continuation.startswith(end)), key=len, default="")
         return continuation.removeprefix(end) if is_turn_closed else continuation
 
+    def get_prompt(self, prompt: str, sequence_start: bool = True) -> str:
+        """Return the prompt of a user's text, as LMDeploy's own templates do; else of one in a later turn."""
+        messages = [{"role": "user", "content": prompt}]
+        return self.render(messages) if sequence_start else self.render_continuation(messages)
+
+    def messages2prompt(
+        self,
+        messages: str | list[Message],
+        sequence_start: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> str:
+        """Return the prompt of a conversation, as LMDeploy's own templates do: an assistant's last message goes on.
+
+        Parameters
+        ----------
+        messages
+            As ``render``; a text is the user's.
+        sequence_start
+            False: the messages follow a conversation, whose last turn the assistant had.
+        tools
+            As ``render``.
+        options
+            As ``with_options``.
+        """
+        if isinstance(messages, str):
+            return self.get_prompt(messages, sequence_start)
+        template = self.with_options(options) if options else self
+        if not sequence_start:
+            return template.render_continuation(messages)
+        continues = bool(messages) and messages[-1]["role"] == "assistant" and bool(messages[-1].get("content"))
+        return template.render(messages, tools, continue_final_message=continues)
+
     def _with_tools_in_place(
         self, messages: list[Message], tools: list[dict[str, Any]] | None
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:

@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmdeploy.checks import one_of, require
+from lmdeploy.checks import one_of
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message
 
 Capability = Literal["completion", "infilling", "chat", "python"]
 
 _CAPABILITIES = ("completion", "infilling", "chat", "python")
+_NEEDS_TRAINING = (
+    "capability 'infilling' is not supported by this chat template; it must be 'chat', 'completion' or 'python', or "
+    "the template one of a code model (lmdeploy list)"
+)
 _GAP = "<FILL>"  # where the text of an infilling prompt is missing
 
 
@@ -39,6 +43,10 @@ class Layout:
     infilling_stop_words: tuple[str, ...] = ()
 
 
+class CapabilityError(ValueError, AssertionError):
+    """A template is asked for prompts of a kind that it does not write; LMDeploy's are an ``AssertionError``."""
+
+
 class BaseChatTemplate(ChatTemplate):
     """A template of plain strings around each turn.
 
@@ -63,6 +71,8 @@ class BaseChatTemplate(ChatTemplate):
         Strings that end the assistant's turn.
     layout
         What strings cannot say.
+    model_name, session_len
+        Of LMDeploy's classes; no effect.
     """
 
     def __init__(
@@ -80,8 +90,9 @@ class BaseChatTemplate(ChatTemplate):
         capability: Capability = "chat",
         stop_words: Sequence[str] | None = None,
         layout: Layout | None = None,
+        model_name: str | None = None,
+        session_len: int | None = None,
     ) -> None:
-        require([one_of("capability", capability, _CAPABILITIES)])
         self.system = system
         self.meta_instruction = meta_instruction
         self.eosys = eosys
@@ -96,14 +107,18 @@ class BaseChatTemplate(ChatTemplate):
         self.layout = layout or Layout()
         self.stop_words = list(stop_words or [])
         if capability == "infilling":
-            if self.layout.infilling is None:
-                raise ValueError(
-                    "capability 'infilling' is not supported by this chat template; "
-                    "it must be 'chat', 'completion' or 'python', or the template one of a code model (lmdeploy list)"
-                )
             self.stop_words += self.layout.infilling_stop_words
 
+    def require_capability(self) -> None:
+        """Raise ``CapabilityError`` where there is no such capability, or not in this template."""
+        problem = one_of("capability", self.capability, _CAPABILITIES)
+        if self.capability == "infilling" and self.layout.infilling is None:
+            problem = _NEEDS_TRAINING
+        if problem:
+            raise CapabilityError(problem)
+
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
+        self.require_capability()
         if self.capability == "infilling":
             if tools:
                 raise ValueError("tools are not supported with capability 'infilling'")

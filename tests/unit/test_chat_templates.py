@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lmdeploy.model import MODELS, BaseChatTemplate, ChatTemplateConfig, chat_template_for
+import lmdeploy.model
+from lmdeploy.model import MODELS, BaseChatTemplate, ChatTemplateConfig, Llama3, chat_template_for
 
 USER = {"role": "user", "content": "Hi, 你好"}
 MULTI_TURN = [USER, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "and now?"}]
@@ -233,6 +234,45 @@ def test_a_second_system_message_has_no_place_in_the_first_user_turn(name: str) 
         MODELS.get(name)().render([*WITH_SYSTEM, WITH_SYSTEM[0]])
     with pytest.raises(ValueError, match="must begin with a user message"):
         MODELS.get(name)().render([WITH_SYSTEM[0], MULTI_TURN[1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "prompts"),
+    [
+        ("base", {}, ("{}", "{}")),
+        ("vicuna", {"capability": "completion"}, ("{}", "{}")),
+        ("baichuan2", {}, ("<reserved_106>{}<reserved_107>",) * 2),
+        ("llama2", {"meta_instruction": "Be brief."}, ("<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n{} [/INST]", None)),
+        ("qwen", {}, (None, "\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n")),
+    ],
+)
+def test_templates_have_the_methods_of_lmdeploy_s(
+    name: str, fields: dict[str, Any], prompts: tuple[str | None, str | None]
+) -> None:
+    template = MODELS.get(name)(**fields)
+    for begins, expected in zip((True, False), prompts, strict=True):
+        prompt = template.get_prompt("Hi", sequence_start=begins)
+        assert template.messages2prompt("Hi", begins) == prompt
+        assert template.messages2prompt([{"role": "user", "content": "Hi"}], sequence_start=begins) == prompt
+        assert expected is None or prompt == expected.format("Hi")
+    begun = template.messages2prompt([USER, {"role": "assistant", "content": "It is"}])
+    assert begun.endswith("It is")
+
+
+def test_another_capability_is_an_assertion_error_of_the_first_prompt() -> None:
+    template = MODELS.get("vicuna")(capability="voice")
+    with pytest.raises(AssertionError, match="capability must be one of"):
+        template.get_prompt("Hi")
+
+
+def test_classes_of_lmdeploy_s_templates_can_be_made_and_inherited_from() -> None:
+    expected = (
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert Llama3(model_name="llama", capability="chat").get_prompt("Hi") == expected  # bos is the tokenizer's
+    for name, registered in lmdeploy.model._CLASSES.items():
+        made = type("Own", (getattr(lmdeploy.model, name),), {})(meta_instruction="Be brief.")
+        assert made.messages2prompt([USER]) == MODELS.get(registered)(meta_instruction="Be brief.").render([USER])
 
 
 @pytest.mark.parametrize("capability", ["completion", "python"])
