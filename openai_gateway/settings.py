@@ -94,6 +94,8 @@ class Settings:
         How the model marks its reasoning (`lmdeploy.templates.thinking.PARSERS`).
     tool_call_parser : str
         How calls are written in responses (`lmdeploy.templates.tool_call_formats.PARSERS`).
+    tool_call_recovery : bool
+        Calls are also read that are not quite as their format has them (`openai_gateway.tools.near_misses`).
     generation_config : str
         Where sampling defaults come from (`lmdeploy.model_metadata.sampling_defaults`): ``auto``, ``none`` or a folder.
     ledger : Path, optional
@@ -118,9 +120,9 @@ class Settings:
     models_dir: Path | None = None
     repository_key: str = ""
     max_body_bytes: int = 8 * 1024 * 1024
+    max_bodies_bytes: int = DEFAULT_BODIES_BYTES
     max_requests: int = DEFAULT_MAX_REQUESTS
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
-    max_bodies_bytes: int = DEFAULT_BODIES_BYTES
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     control_key: str = ""
@@ -143,6 +145,7 @@ class Settings:
     trace_endpoint: str = ""
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
+    tool_call_recovery: bool = True
     generation_config: str = "auto"
     ledger: Path | None = None
     files_dir: Path | None = None

@@ -401,6 +401,15 @@ def add_output_parsers(parser: argparse.ArgumentParser | argparse._ArgumentGroup
             "stay text (default: %(default)s)."
         ),
     )
+    parser.add_argument(
+        "--tool-call-recovery",
+        choices=("on", "off"),
+        default="on",
+        help=(
+            "on: tool calls are also read that are not quite in the model's format, where function and arguments are "
+            "beyond doubt; off: they stay text (default: %(default)s)."
+        ),
+    )
 
 
 def add_generation_config(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

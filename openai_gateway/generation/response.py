@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
 from lmdeploy.templates.thinking import Thinking
+from openai_gateway.gateway import Gateway
 from openai_gateway.generation.collecting import finish_reason
 from openai_gateway.models import ServedModel
 from openai_gateway.protocol.tools import Tool
@@ -40,6 +42,8 @@ class ResponseMachine:
         None: all of the answer is text.
     max_calls : int, optional
         Further calls are left out.
+    on_recovered : callable
+        Told, at the end, how each call was written that was not quite as its format has it.
 
     Attributes
     ----------
@@ -52,7 +56,9 @@ class ResponseMachine:
         reasoning: ReasoningParser | None = None,
         calls: ToolCallParser | None = None,
         max_calls: int | None = None,
+        on_recovered: Callable[[str], None] = lambda kind: None,
     ) -> None:
+        self._on_recovered = on_recovered
         self._reasoning = reasoning
         self._calls = calls
         self._max_calls = max_calls
@@ -89,6 +95,8 @@ class ResponseMachine:
             if unclosed:
                 found = [ReasoningFound(each.text) if isinstance(each, TextFound) else each for each in found]
             events += self._wanted(found)
+            for kind in self._calls.recovered:
+                self._on_recovered(kind)
         events.append(Ended(reason, bool(self._reported), last.stop_string, last.generate_token_len))
 
     def _take(self, delta: ReasoningDelta, events: list[Event]) -> None:
@@ -114,6 +122,7 @@ class ResponseMachine:
 
 
 def response_machine(
+    gateway: Gateway,
     model: ServedModel,
     thinking: Thinking | None,
     template_options: Mapping[str, Any],
@@ -134,12 +143,19 @@ def response_machine(
     """
 
     def new_calls() -> ToolCallParser | None:
-        return parser_for(usable_tools, is_forced=is_forced, parser=model.tool_call_parser)
+        return parser_for(
+            usable_tools,
+            is_forced=is_forced,
+            parser=model.tool_call_parser,
+            recovers=gateway.settings.tool_call_recovery,
+        )
 
     calls = new_calls()
     # Its reasoning reads with a parser of its own, whose calls are no one's.
     of_reasoning: Callable[[], Any] | None = None if calls is None else new_calls
-    return ResponseMachine(reasoning_parser(thinking, template_options, messages, of_reasoning), calls, max_calls)
+    reasoning = reasoning_parser(thinking, template_options, messages, of_reasoning)
+    count = partial(gateway.metrics.responses.count_recovered, model.name)
+    return ResponseMachine(reasoning, calls, max_calls, count)
 
 
 @dataclass(slots=True)

@@ -56,6 +56,12 @@ class ResponseMetrics:
             ["model_name", "finished_reason"],
             registry=registry,
         )
+        self._recovered = Counter(
+            "lmdeploy_gateway_tool_calls_recovered",
+            "Tool calls that were read although they were not quite as the model's format has them, by how.",
+            ["model_name", "kind"],
+            registry=registry,
+        )
         self._of_models: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> ModelMetrics:
@@ -63,6 +69,10 @@ class ResponseMetrics:
         if (metrics := self._of_models.get(model)) is None:
             metrics = self._of_models[model] = ModelMetrics(self._families, self._ends, model)
         return metrics
+
+    def count_recovered(self, model: str, kind: str) -> None:
+        """Count a call that was not quite as its format has it."""
+        self._recovered.labels(model, kind).inc()
 
     def hand_over(self) -> None:
         """Bring what a page is made of up to date."""

@@ -17,10 +17,13 @@ def call_id() -> str:
 
 def tool_call(call: Call) -> ToolCall:
     """Return a call with a new id."""
-    return ToolCall(id=call_id(), function=FunctionCall(name=call.name, arguments=call.arguments))
+    # Not validated, which would complete the arguments of a call that was cut before they began.
+    return ToolCall(id=call_id(), function=FunctionCall.model_construct(name=call.name, arguments=call.arguments))
 
 
-def parser_for(tools: Sequence[Tool], *, is_forced: bool, parser: str = "auto") -> ToolCallParser | None:
+def parser_for(
+    tools: Sequence[Tool], *, is_forced: bool, parser: str = "auto", recovers: bool = False
+) -> ToolCallParser | None:
     """Return a parser of streamed calls of `tools`; None when there are none.
 
     A call that is forced is looked for also where calls stay text otherwise.
@@ -32,6 +35,7 @@ def parser_for(tools: Sequence[Tool], *, is_forced: bool, parser: str = "auto") 
         return None
     strict = [] if is_forced else [tool for tool in tools if tool.function.strict]
     schemas = {tool.function.name: tool.function.full_schema for tool in tools}
+    at_once = {tool.function.name for tool in strict}
     return ToolCallParser(
-        schemas, {tool.function.name for tool in strict}, "auto" if is_forced and parser == "none" else parser
+        schemas, at_once, "auto" if is_forced and parser == "none" else parser, recovers=recovers and not is_forced
     )

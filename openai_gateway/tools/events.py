@@ -110,6 +110,8 @@ class Progress:
         The call is complete, and `rest` is for this reader: it is the next call of a list.
     is_broken : bool
         This is no call; `rest` is what was not read of it, where that is known.
+    recovered : str
+        The call is not as its format has it, and this is how; empty: it is.
     """
 
     name: str | None = None
@@ -117,6 +119,7 @@ class Progress:
     rest: str | None = None
     following: Body | None = None
     is_broken: bool = False
+    recovered: str = ""
 
 
 class Body(Protocol):

@@ -11,6 +11,7 @@ from lmdeploy.templates import tool_call_formats as formats
 from openai_gateway.tools.events import NAME, Body
 from openai_gateway.tools.first_that_fits import FirstThatFits
 from openai_gateway.tools.json_call import JsonCall
+from openai_gateway.tools.near_misses import NothingButObjects, OtherFormat, PythonObjects
 from openai_gateway.tools.python_call import PythonCall
 from openai_gateway.tools.python_tag import PythonTag
 from openai_gateway.tools.quoted_call import QuotedCall
@@ -64,6 +65,8 @@ class Readers:
         The schemas of the arguments, by the names of the functions the model may call.
     parser : str
         One of `lmdeploy.templates.tool_call_formats.PARSERS`.
+    recovers : bool
+        Calls are also read that are not quite as one of its formats has them.
 
     Attributes
     ----------
@@ -71,19 +74,37 @@ class Readers:
         By the mark before a call.
     """
 
-    def __init__(self, functions: Schemas, parser: str = "auto") -> None:
+    def __init__(self, functions: Schemas, parser: str = "auto", *, recovers: bool = False) -> None:
         self._functions = functions
         self._any = AnyFunction(functions)
         self._described = formats.tool_call_formats_of(parser)
+        self._recovers = recovers and parser != "none"
         self.openings: dict[str, Opening] = {}
         for described in self._described:
-            for mark, body, group_ends in self._openings(described):
-                opening = self.openings.setdefault(mark, Opening())
-                opening.bodies.append(body)
-                opening.group_ends += (end for end in group_ends if end and end not in opening.group_ends)
+            self._add(described, self._any)
+        if self._recovers:
+            for described in formats.tool_call_formats_of("auto"):
+                if described not in self._described:
+                    self._add(described, self._functions, is_other=True)
 
-    def bare(self, text: str) -> Body | None:
-        """Return a reader for what may be the beginning of a call without a mark; None: it is none."""
+    def _add(self, described: formats.ToolCallFormat, functions: Schemas, *, is_other: bool = False) -> None:
+        for mark, body, group_ends in self._openings(described, functions):
+            if is_other and not is_tag(mark):
+                continue
+            opening = self.openings.setdefault(mark, Opening())
+            opening.bodies.append(partial(_other_format, body) if is_other else body)
+            opening.group_ends += (end for end in group_ends if end and end not in opening.group_ends)
+
+    def bare(self, text: str, *, is_first: bool = False) -> Body | None:
+        """Return a reader for what may be the beginning of a call without a mark; None: it is none.
+
+        Parameters
+        ----------
+        text
+            So far.
+        is_first
+            Nothing is before it in the response.
+        """
         bodies = list[Callable[[], Body]]()
         for described in self._described:
             match described:
@@ -95,6 +116,8 @@ class Readers:
                     bodies.append(partial(_python_list, self._functions))
                 case formats.NamedArguments(closing="") if self._may_begin_named(text, described.ending):
                     bodies.append(partial(NamedCall, described.ending, "", self._functions))
+        if self._recovers and is_first and (text[0] in "{[" or "```".startswith(text[:3])):
+            bodies.append(partial(NothingButObjects, self._functions))
         return _one_of(bodies) if bodies else None
 
     def _may_begin_named(self, text: str, ending: str) -> bool:
@@ -102,13 +125,16 @@ class Readers:
         heads = (name + ending for name in self._functions)
         return any(head.startswith(text) or text.startswith(head) for head in heads)
 
-    def _openings(self, described: formats.ToolCallFormat) -> Iterator[tuple[str, Callable[[], Body], Sequence[str]]]:
+    def _openings(
+        self, described: formats.ToolCallFormat, functions: Schemas
+    ) -> Iterator[tuple[str, Callable[[], Body], Sequence[str]]]:
         """Yield the marks of a format, with what makes a reader, and what may end a group of calls."""
-        functions = self._any
         match described:
             case formats.MarkedObjects():
                 for mark in (described.opening, *described.other_openings):
                     yield mark, partial(MarkedCall, described.closing, functions), ()
+                    if self._recovers:
+                        yield mark, partial(PythonObjects, described.closing, functions), ()
             case formats.ObjectList():
                 for mark in (described.opening, *described.other_openings):
                     known = functions if is_tag(mark) else self._functions
@@ -117,6 +143,8 @@ class Readers:
                 yield described.opening, partial(_python_list, functions), (described.closing,)
                 if described.is_marked:  # as SGLang's parser for LFM2: the list may be JSON
                     yield described.opening, partial(_object_list, functions), (described.closing,)
+                    if self._recovers:
+                        yield described.opening, partial(PythonObjects, described.closing, functions), ()
             case formats.PythonLines():
                 lines = partial(LineCall, described.closing, partial(PythonCall, functions))
                 yield described.opening, lines, (described.closing,)
@@ -136,6 +164,10 @@ class Readers:
                 yield described.opening, partial(PythonTag, frozenset(self._functions)), ()
             case formats.BareObjects():
                 return
+
+
+def _other_format(body: Callable[[], Body]) -> Body:
+    return OtherFormat(body())
 
 
 def _python_list(functions: Schemas) -> Body:

@@ -16,8 +16,9 @@ _HEAD = re.compile(
     re.DOTALL,
 )
 _WITHOUT_ARGUMENTS = frozenset({"name", "tool_name", "type", "id", "tool_call_id"})  # members of such a call
+HEAD_NAME = re.compile(rf'\{{\s*"name"\s*:\s*({_STRING})', re.DOTALL)
 # How a call may begin, as far as it has come: a call's first member is one of these.
-_OPENING = re.compile(
+OPENING = re.compile(
     r'\s*(?:\{\s*(?:"(?:[a-z_]*$|(?:(?:tool_)?name|type|(?:tool_call_)?id|arguments|parameters|function)")|$)|$)'
 )
 
@@ -50,13 +51,13 @@ class JsonCall:
         if self._arguments is None:
             head = _HEAD.match(self._text)
             if head is not None and head.end() <= self._object.position:
-                name = _name(head[1])
+                name = name_in(head[1])
                 if name not in self._names:
                     return Progress(is_broken=True)
                 progress.name = name
                 self._reported = head.end()
                 self._arguments = JsonObjectReader(self._reported)
-            elif not _OPENING.match(self._text):
+            elif not OPENING.match(self._text):
                 return Progress(is_broken=True)
         if self._arguments is not None:
             self._arguments.read(self._text)
@@ -64,16 +65,25 @@ class JsonCall:
             self._reported = self._arguments.position
         if self._object.is_complete:
             self._complete(self._object.position, progress)
+        elif progress.is_broken and self._has_arguments and not self._is_bare:
+            progress.is_broken, progress.recovered = False, "unclosed"
+            progress.rest = self._text[self._object.position :]
         return progress
 
     def finish(self) -> Progress:
         """The response is over before the object is."""
-        return Progress(is_broken=True)
+        return Progress(rest="", recovered="unclosed") if self._has_arguments else Progress(is_broken=True)
+
+    @property
+    def _has_arguments(self) -> bool:
+        """Nothing but the last brace is missing."""
+        is_next = not self._text[self._reported : self._object.position].strip()
+        return self._arguments is not None and self._arguments.is_complete and is_next
 
     def _complete(self, end: int, progress: Progress) -> None:
         progress.rest = self._text[end:]
         if self._arguments is None:  # its members come in another order, or are others
-            call = call_of(_object(self._text[:end]), needs_arguments=self._is_bare)
+            call = call_of(object_in(self._text[:end]), needs_arguments=self._is_bare)
             if call is not None and call[0] in self._names:
                 progress.name, progress.arguments = call
             else:
@@ -90,7 +100,7 @@ def call_of(value: object, *, needs_arguments: bool = False) -> tuple[str, str] 
     if key is None and (needs_arguments or not value.keys() <= _WITHOUT_ARGUMENTS):
         return None
     if isinstance(arguments, str):
-        arguments = _object(arguments) if arguments.strip() else None
+        arguments = object_in(arguments) if arguments.strip() else None
         if arguments is None and value[key].strip():
             return None
     said = as_json({} if arguments is None else arguments)
@@ -106,7 +116,8 @@ def as_json(arguments: object) -> str | None:
     return text if _is_encodable(text) else json.dumps(arguments)
 
 
-def _name(literal: str) -> str | None:
+def name_in(literal: str) -> str | None:
+    """Return what a JSON string says; None: it is none."""
     try:
         name: str = json.loads(literal)
     except ValueError:
@@ -123,7 +134,8 @@ def _is_encodable(text: str) -> bool:
     return True
 
 
-def _object(text: str) -> dict[str, object] | None:
+def object_in(text: str) -> dict[str, object] | None:
+    """Return a JSON object; None: the text is none, or cannot be decoded."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

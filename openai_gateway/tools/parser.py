@@ -38,9 +38,13 @@ class ToolCallParser:
         Those whose calls are reported when they are whole; calls of the others are reported as they come.
     parser : str
         How calls are written, one of `lmdeploy.templates.tool_call_formats.PARSERS`.
+    recovers : bool
+        Calls are also read that are not quite so (`openai_gateway.tools.near_misses`).
 
     Attributes
     ----------
+    recovered : list of str
+        How the calls were written that were not quite so.
     body : Body or None
         Reads the call we are in.
     complete : int
@@ -48,11 +52,19 @@ class ToolCallParser:
     """
 
     def __init__(
-        self, functions: Schemas | Collection[str], at_once: Collection[str] = (), parser: str = "auto"
+        self,
+        functions: Schemas | Collection[str],
+        at_once: Collection[str] = (),
+        parser: str = "auto",
+        *,
+        recovers: bool = False,
     ) -> None:
         schemas = functions if isinstance(functions, Mapping) else {name: {} for name in functions}
         self._streamed = frozenset(schemas).difference(at_once)
-        self._readers = Readers(schemas, parser)
+        self._readers = Readers(schemas, parser, recovers=recovers)
+        self._recovers = recovers
+        self._kind = ""  # of the call we are in, how it is not quite as its format has it
+        self.recovered: list[str] = []
         self._marks = marks_of(tuple(self._readers.openings))
         self._group_ends: tuple[str, ...] = ()  # each may follow the last call
         self._text = ""  # not given yet: blanks, or what may become a mark
@@ -85,7 +97,11 @@ class ToolCallParser:
         events: list[Event] = []
         while self.body is not None:
             progress = self.body.finish()
-            if is_cut and progress.is_broken and (self._is_reported or is_tag(self._mark.lstrip())):
+            if (
+                is_cut
+                and (progress.is_broken or progress.recovered == "unclosed")
+                and (self._is_reported or is_tag(self._mark.lstrip()))
+            ):
                 self.body = None
                 return events
             rest = self._advance(progress, events)
@@ -129,7 +145,7 @@ class ToolCallParser:
 
     def _bare_call(self, text: str) -> Body | None:
         """Return a reader for what may be a call without a mark; None: it is none, or begins as a mark does."""
-        body = self._readers.bare(text)
+        body = self._readers.bare(text, is_first=not self._calls)
         if body is None or any(mark.startswith(text) or text.startswith(mark) for mark in self._readers.openings):
             return None
         return body
@@ -140,7 +156,7 @@ class ToolCallParser:
         return _SEPARATORS if self.complete else None
 
     def _open(self, mark: str, body: Body) -> None:
-        self._text, self._mark, self.body, self._raw = "", mark, body, ""
+        self._text, self._mark, self.body, self._raw, self._kind = "", mark, body, "", ""
         self._name, self._arguments, self._held_back, self._is_reported = None, "", "", False
         self._at_start = False
 
@@ -151,6 +167,9 @@ class ToolCallParser:
 
     def _advance(self, progress: Progress, events: list[Event]) -> str | None:
         """Report what a body found; return the text after the call once it is over."""
+        if progress.recovered == "unclosed" and not self._recovers:
+            progress = Progress(is_broken=True, rest=progress.rest)
+        self._kind = progress.recovered or self._kind
         if progress.name is not None:
             self._name = progress.name
         self._arguments += progress.arguments
@@ -162,6 +181,8 @@ class ToolCallParser:
             self.body = None
             if self._is_reported:
                 events.append(CallEnded(self._calls))
+            if self._kind:
+                self.recovered.append(self._kind)
             self._calls += 1
             self.complete += 1
             self._at_start = True

@@ -177,7 +177,7 @@ class FollowedCall(ABC):
 
     def finish(self) -> Progress:
         """The response is over: a complete call will do."""
-        return Progress(is_broken=True) if self._after is None else Progress(rest="")
+        return self._call.finish() if self._after is None else Progress(rest="")
 
     @abstractmethod
     def _follow(self, after: str, progress: Progress) -> None:

@@ -59,7 +59,14 @@ class TaggedCall:
 
     def finish(self) -> Progress:
         """The response is over before the call is."""
-        return Progress(is_broken=True, rest="")
+        left, progress = self._text.strip(_BLANKS), Progress(rest="", recovered="unclosed")
+        if self._types is not None and left == self._form.value_mark:  # it waited for what comes after
+            self._end_value(self._types, progress)
+            left = ""
+        if left or self._types is not None or not self._is_reported:
+            return Progress(is_broken=True, rest="")
+        progress.arguments += "}" if self._keys else "{}"
+        return progress
 
     def _read_name(self, progress: Progress) -> None:
         text = self._text.lstrip(_BLANKS)
@@ -125,9 +132,12 @@ class TaggedCall:
             return False
         assert self._types is not None
         self._text = self._text[behind:]
-        progress.arguments += '"' if self._streams else value_text(self._value, self._types)
-        self._types = None
+        self._end_value(self._types, progress)
         return True
+
+    def _end_value(self, types: tuple[str, ...], progress: Progress) -> None:
+        progress.arguments += '"' if self._streams else value_text(self._value, types)
+        self._types = None
 
     def _find_end(self) -> tuple[int, int | None]:
         """Return how many characters belong to the value, and how many are its end; None: that has not come."""

@@ -12,7 +12,7 @@ from lmdeploy.serve.client import GenerateRequest
 from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
 from openai_gateway.endpoints.chat.writer import ChatWriter, reason_of
 from openai_gateway.errors import ApiError
-from openai_gateway.gateway import GatewayDependency
+from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect
 from openai_gateway.generation.counting import CountingWriter
@@ -57,14 +57,17 @@ async def create_chat_completion(
         usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
         if body.includes_usage:
             frame["usage"] = None  # as OpenAI: null in every chunk but the last
-        writers = [_writer(body, chosen.model, frame, index) for index in range(body.choices)]
+        writers = [
+            _writer(body, chosen.model, frame, index, machine_of(body, chosen.model, gateway))
+            for index in range(body.choices)
+        ]
         end = done(usage_event, lambda: sum(writer.machine.reasoning_tokens for writer in writers))
         counting = [CountingWriter(writer) for writer in writers] if body.counts_always else writers
         return EventResponse(event_stream([chunks], counting, end))
     responses = await run_unless_disconnected(request.receive, collect([chunks], body.choices))
     choices = []
     for index, response in enumerate(responses.choices):
-        machine = machine_of(body, chosen.model)
+        machine = machine_of(body, chosen.model, gateway)
         choice = _choice(body, index, WholeResponse().add(machine.feed(response.chunks)))
         if body.return_token_ids:
             choice.token_ids = response.token_ids
@@ -118,11 +121,12 @@ def generate_request(body: ChatCompletionRequest, model: ServedModel) -> Generat
     )
 
 
-def machine_of(body: ChatCompletionRequest, model: ServedModel) -> ResponseMachine:
+def machine_of(body: ChatCompletionRequest, model: ServedModel, gateway: Gateway) -> ResponseMachine:
     """Return what finds reasoning and calls in a choice."""
     if isinstance(body.messages, str):
         return ResponseMachine()
     return response_machine(
+        gateway,
         model,
         None if body.continues else model.thinking,
         body.template_options,
@@ -133,11 +137,13 @@ def machine_of(body: ChatCompletionRequest, model: ServedModel) -> ResponseMachi
     )
 
 
-def _writer(body: ChatCompletionRequest, model: ServedModel, frame: dict[str, Any], index: int) -> ChatWriter:
+def _writer(
+    body: ChatCompletionRequest, model: ServedModel, frame: dict[str, Any], index: int, machine: ResponseMachine
+) -> ChatWriter:
     return ChatWriter(
         frame,
         index,
-        machine_of(body, model),
+        machine,
         texts=model.token_texts if body.logprobs else None,
         reports_reasoning=body.include_reasoning is not False,
         reports_tokens=bool(body.return_token_ids),

@@ -48,6 +48,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     gateway.admit(request, generate, chosen=chosen, user=user or body.user, session_id=body.session_id)
     await gateway.bring_images(request, chosen.model, generate)
     machine = response_machine(
+        gateway,
         chosen.model,
         thinking,
         body.template_options,

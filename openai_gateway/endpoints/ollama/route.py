@@ -151,7 +151,7 @@ async def _respond(
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(asked))
     begin = request.scope["lmdeploy.begin"]
     texts = chosen.model.token_texts if body.logprobs else None
-    writer = LineWriter(kind, asked_model, begin, machine_of(body, chosen.model), texts)
+    writer = LineWriter(kind, asked_model, begin, machine_of(body, chosen.model, gateway), texts)
     if streams:
         stream = event_stream([chunks], [writer], writer.end)
         return EventResponse(stream, frame_error=_last_line, media_type="application/x-ndjson")

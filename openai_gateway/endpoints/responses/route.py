@@ -48,6 +48,7 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_images(request, chosen.model, generate)
     machine = response_machine(
+        gateway,
         chosen.model,
         chosen.model.thinking,
         body.template_options,

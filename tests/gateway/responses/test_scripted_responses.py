@@ -65,13 +65,13 @@ class ScriptedClient(TritonClient):
 class Scripted:
     """The gateway in this process, whose model says what it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self._client = ScriptedClient()
-        app = create_app(Settings(model_name="m"), self._client)
+        app = create_app(Settings(model_name="m", **settings), self._client)
         models = app.state.gateway.models
         assert isinstance(models, OneModel)
         self._model = models._model
-        self._http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
     def says(self, pieces: list[str], parser: str, thinking: Thinking | None, finish_reason: str = "stop") -> None:
         self._client.pieces, self._client.finish_reason = pieces, finish_reason
@@ -89,7 +89,7 @@ class Scripted:
         elif api == "messages":
             body["tools"] = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
             body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
-        answered = await self._http.post(path, json=body)
+        answered = await self.http.post(path, json=body)
         assert answered.status_code == 200, answered.text
         whole, stream = READERS[api]
         if not streams:

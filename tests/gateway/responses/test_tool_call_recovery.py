@@ -1,0 +1,159 @@
+"""Near misses of calls, which are read where that is wanted, and ordinary answers, which are none."""
+
+import asyncio
+import json
+import random
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+
+from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
+from openai_gateway.tools.parser import ToolCallParser
+from tests.gateway.responses.test_scripted_responses import Scripted
+
+NAMES = {name: dict[str, Any]() for name in ("get_weather", "read_file")}
+NAMES |= {"add": {"type": "object", "properties": {"a": {"type": "array"}, "b": {"type": "string"}}}}
+ADD = '{"name": "add", "arguments": {"a": 1, "b": "x"}}'
+ADDED: Any = [("add", {"a": 1, "b": "x"})]
+WEATHER = '{"name": "get_weather", "parameters": {"place": "```"}}'
+BOTH: Any = [*ADDED, ("get_weather", {"place": "```"})]
+CODER = "<tool_call>\n<function=add>\n<parameter=a>\n[1]\n</parameter>\n<parameter=b>\nx\n</parameter>\n"
+CODED: Any = [("add", {"a": [1], "b": "x"})]
+
+# the model's format, what it says, the calls, how they are not quite as the format has them
+MISSES: dict[str, tuple[str, str, Any, str]] = {
+    "bare": ("hermes", ADD, ADDED, "object"),
+    "fenced": ("auto", f"```json\n{ADD}\n```", ADDED, "object"),
+    "fenced, of no language": ("qwen3_coder", f"\n```\n{ADD}```\n", ADDED, "object"),
+    "several in a fence": ("hermes", f"```json\n{ADD}\n{WEATHER}\n```", BOTH, "object"),
+    "several fences": ("auto", f"```json\n{ADD}\n```\n\n```json\n{WEATHER}\n```", BOTH, "object"),
+    "a list": ("auto", f"```json\n[{ADD}, {WEATHER}]\n```", BOTH, "object"),
+    "a fence that is open": ("auto", f"```tool_call\n{ADD}", ADDED, "object"),
+    "arguments as text": (
+        "hermes",
+        '```\n{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": \\"x\\"}"}```',
+        ADDED,
+        "object",
+    ),
+    "arguments that are null": ("hermes", '{"name": "add", "arguments": null}', [("add", {})], "object"),
+    "another family": ("hermes", f"Well.[TOOL_CALLS][{ADD}]", ADDED, "format"),
+    "another family, with tags": ("mistral", f"Well.{CODER}</function></tool_call>", CODED, "format"),
+    "another family, alone": ("gemma4", f"Well.<tool_call>{ADD}</tool_call>", ADDED, "format"),
+    "no last brace": ("hermes", f"<tool_call>{ADD[:-1]}</tool_call>", ADDED, "unclosed"),
+    "no end": ("hermes", f"<tool_call>{ADD[:-1]}", ADDED, "unclosed"),
+    "no closing tags": ("qwen3_coder", CODER, CODED, "unclosed"),
+    "Python": (
+        "hermes",
+        "Well.<tool_call>{'name': 'add', 'arguments': {'a': 1, 'b': 'x',}}</tool_call>",
+        ADDED,
+        "python",
+    ),
+    "Python's list": (
+        "lfm2",
+        "<|tool_call_start|>[{'name': 'add', 'arguments': {'a': 1, 'b': 'x'}}]<|tool_call_end|>",
+        ADDED,
+        "python",
+    ),
+}
+
+
+def found(pieces: list[str], parser: str, *, recovers: bool) -> tuple[str, Any, list[str]]:
+    """Return text and calls as a client adds them up from a stream, and how they were recovered."""
+    reader = ToolCallParser(NAMES, parser=parser, recovers=recovers)
+    text, calls = "", dict[int, tuple[str, str]]()
+    for event in [event for piece in pieces for event in reader.feed(piece)] + reader.finish():
+        match event:
+            case TextFound():
+                text += event.text
+            case CallBegun():
+                calls[event.index] = (event.name, "")
+            case ArgumentsFound():
+                calls[event.index] = (
+                    calls[event.index][0],
+                    calls[event.index][1] + event.text,
+                )
+            case CallBroken():
+                del calls[event.index]
+                text += event.text
+    return text, [(name, json.loads(arguments)) for name, arguments in calls.values()], reader.recovered
+
+
+@pytest.mark.parametrize("case", MISSES)
+def test_a_near_miss_is_a_call_however_it_is_cut(case: str) -> None:
+    parser, said, calls, kind = MISSES[case]
+    expected = ("Well." if said.startswith("Well.") else "", calls, [kind] * len(calls))
+    assert found([said], parser, recovers=True) == expected
+    assert found(list(said), parser, recovers=True) == expected
+
+
+@pytest.mark.parametrize("case", MISSES)
+def test_a_near_miss_is_text_where_it_is_to_be(case: str) -> None:
+    parser, said, _, _ = MISSES[case]
+    assert found(list(said), parser, recovers=False) == (said, [], [])
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_near_misses_are_counted(*, recovers: bool) -> None:
+    async def run() -> tuple[int, str]:
+        model = Scripted(tool_call_recovery=recovers)
+        model.says(list(f"```json\n{ADD}\n```"), "auto", None)
+        response = await model.asked("chat", NAMES, streams=True)
+        return len(response.calls), (await model.http.get("/metrics")).text
+
+    calls, page = asyncio.run(run())
+    assert calls == recovers
+    assert ('tool_calls_recovered_total{kind="object",model_name="m"} 1.0' in page) is recovers
+
+
+@pytest.mark.parametrize("case", [case for case in MISSES if MISSES[case][3] == "object"])
+def test_nothing_is_guessed(case: str) -> None:
+    """Another name, or a word of prose: all of it is text."""
+    parser, said, _, _ = MISSES[case]
+    for wrong in (said.replace("add", "sum"), f"So: {said}", f"{said} Done."):
+        assert found(list(wrong), parser, recovers=True) == (wrong, [], [])
+
+
+OBJECTS = (
+    '{"name": "Alice", "age": 30}',
+    '{"name": "add", "version": "1.0.0", "dependencies": {}}',
+    '{"name": "get_weather", "description": "Gets it", "parameters_schema": {"type": "object"}}',
+    '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}',
+    '{"tool": "add", "arguments": {"a": 1}}',
+    '{"name": "sum", "arguments": {"a": 1}}',
+    '[{"name": "add"}, {"name": "read_file"}]',
+    '{"id": 7, "name": "read_file", "size": null}',
+    '{"arguments": {"a": 1}, "result": 2}',
+    "{'name': 'Alice', 'tags': ['a', 'b',]}",
+)
+SHOWN = (
+    "{0}",
+    "```json\n{0}\n```",
+    "```\n{0}\n```",
+    "Here is an example:\n\n```json\n{0}\n```",
+    "```json\n{0}\n```\nThis is what a reply looks like.",
+    "First:\n```json\n{0}\n```\nthen:\n```json\n{0}\n```\n",
+    "`{0}` is what you send.",
+    "1. Send {0}.\n2. Wait.",
+    "```python\npayload = {0}\n```",
+    "> {0}\n\nas the documentation has it",
+)
+CALLS = (
+    "So you write\n```json\n{0}\n```",
+    "```json\n{0}\n```\nwould add them.",
+    "Send `{0}`.",
+    "```python\nx = {0}\n```",
+)
+ORDINARY = [shown.format(each) for shown, each in product(SHOWN, OBJECTS)]
+ORDINARY += [shown.format(each) for shown, each in product(CALLS, (ADD, WEATHER, ADD.replace(" ", "")))]
+ORDINARY += [f"{text}\n\nAnything else?" for text in ORDINARY[: 200 - len(ORDINARY)]]
+
+
+@pytest.mark.parametrize("parser", ["auto", "hermes", "mistral", "qwen3_coder"])
+def test_ordinary_answers_are_no_calls(parser: str) -> None:
+    assert len(ORDINARY) == 200
+    for number, said in enumerate(ORDINARY):
+        rng = random.Random(number)
+        cuts = [0, *sorted(rng.sample(range(1, len(said)), min(9, len(said) - 1))), len(said)]
+        pieces = [said[begin:end] for begin, end in pairwise(cuts)]
+        assert found(pieces, parser, recovers=True) == (said, [], []), said
