@@ -9,8 +9,7 @@ import pytest
 
 from tools.kernel_resources.__main__ import main
 from tools.kernel_resources.cubins import kernels_in
-from tools.kernel_resources.loops import instructions_of, loops_of
-from tools.kernel_resources.waits import start_of
+from tools.kernel_resources.waits import instructions_of, start_of
 
 USAGE = """
 Resource usage:
@@ -86,15 +85,6 @@ def test_spills_beyond_the_limit_fail_by_name(
 def test_a_build_without_kernels_is_no_success(cubin: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty"), "--limit", "0"]) == 2
-
-
-def test_loops_are_reported_with_their_instructions() -> None:
-    functions = instructions_of(LISTING)
-    assert list(functions) == ["plain"]
-    outer, inner = loops_of(functions["plain"])
-    assert (outer.begin, outer.end, outer.total, outer.is_innermost) == (0x10, 0x50, 5, False)
-    assert (inner.begin, inner.end, inner.is_innermost) == (0x20, 0x40, True)
-    assert inner.counts == {"from shared": 1, "tensor": 1, "other": 1}
 
 
 def test_what_stands_before_a_wait_is_reported() -> None:

@@ -8,23 +8,16 @@ from pathlib import Path
 
 _NVIDIA_SMI = "echo 'Emulated H100, 9.0, 580.0, 81559'"
 _COMPILER = "exit 0"
-# Options, then the program; the table is printed after what the program prints, as ncu does.
+# Options, then the program.
 _PROFILER = """
 while [[ $1 == -* ]]; do
   case $1 in
-    --csv|--force-overwrite) shift ;;
+    --force-overwrite) shift ;;
     --export) touch "$2.ncu-rep"; shift 2 ;;
     *) shift 2 ;;
   esac
 done
-"$@" || exit
-cat << 'END'
-"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
-"0","void dry-run(int)","gpu__time_duration.sum","nsecond","2,000"
-"0","void dry-run(int)","dram__throughput.avg.pct_of_peak_sustained_elapsed","%","50"
-"0","void dry-run(int)","sm__throughput.avg.pct_of_peak_sustained_elapsed","%","10"
-"0","void dry-run(int)","launch__registers_per_thread","register/thread","64"
-END
+"$@"
 """
 _TIMELINE = """
 shift

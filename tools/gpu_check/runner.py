@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from tools.gpu_check.journal import OK, Journal, fingerprint
 from tools.gpu_check.machine import ROOT
 from tools.gpu_check.stages import LEFT_OUT, Stage
-from tools.gpu_check.table import LIBRARIES, SELF_CHECK, printed
+from tools.gpu_check.table import SELF_CHECK, printed
 
 _LEAST_SECONDS = 4.0  # in which a stage may come to something
 _POLL_SECONDS = 0.05
@@ -136,6 +137,8 @@ class Runner:
         return new + failed
 
     def _reason_against(self, stage: Stage) -> str:
+        if shutil.which(stage.command[0], path=self._environment["PATH"]) is None:
+            return f"{LEFT_OUT}: there is no {stage.command[0]}"
         for name in stage.needs:
             if self._here.get(name, OK) != OK:
                 return f"{LEFT_OUT}: it needs {name}, which did not end well"
@@ -159,18 +162,13 @@ class Runner:
             process = subprocess.Popen(
                 stage.command,
                 cwd=ROOT,
-                env=self._environment | self._libraries() | dict(stage.environment) | {"GPU_CHECK_STAGE": stage.name},
+                env=self._environment | dict(stage.environment) | {"GPU_CHECK_STAGE": stage.name},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         return _Running(stage, process, limit, time.monotonic(), log)
-
-    def _libraries(self) -> dict[str, str]:
-        """Return the variable that leaves out libraries that do harm here, once that is known."""
-        known = [done.findings[LIBRARIES] for done in self._journal.stages().values() if LIBRARIES in done.findings]
-        return {"LMDEPLOY_CUDA_LIBRARIES": known[-1]} if known else {}
 
     def _finish(self, running: _Running) -> None:
         """End a stage; one past its limit is interrupted, so that it can report where it was, and then killed."""

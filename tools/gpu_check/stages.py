@@ -24,6 +24,7 @@ _SANITIZED = {
     "racecheck": ("tests/kernels/test_attention.py", "split_over"),
     "synccheck": ("tests/kernels/test_moe.py", ""),
 }
+_SANITIZER = ("--error-exitcode", "99", "--target-processes", "all", "--print-limit", "20")
 _EMULATED_ALONE = ("deferred", "faults", "steps")
 # Files whose tests launch every kernel, each under both tools in time that is left.
 _EVERY_KERNEL = ("linear", "attention", "moe", "sampling", "scaled_linear", "elementwise", "lora", "recurrence")
@@ -89,19 +90,16 @@ def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False
     """
     device = "emulated" if is_dry_run else "gpu"
     build = (sys.executable, "-m", "tools.gpu_check.build", architecture, *(["--prebuilt"] if is_prebuilt else []))
-    first, trial, right = "build", "trial", "tests"  # what libraries do harm is known before tests begin
+    first, right = "build", "tests"
     each = [
         Stage("build", build, 5 if is_prebuilt else 110, 300, (), first, is_essential=True, is_always_run=True),
         _work("limits", 15, 40, "limits", group=first, inputs=("tools/gpu_check/work/limits.py",)),
         _work("stand-in model", 12, 40, "stand_in", group=first, is_always_run=True, inputs=()),
         *_of_call(
             "correctness",
-            _work("smoke test", 12, 40, "smoke_test", group=trial),
-            _work("libraries", 20, 120, "libraries", group=trial),
+            _work("smoke test", 12, 40, "smoke_test"),
             *[_tests(name, device, 40, 120, group=right) for name in [*_kernel_tests(), *_engine_tests()]],
             *[_sanitized(tool, tool, *sample, device, group=right) for tool, sample in _SANITIZED.items()],
-            _work("resources of kernels", 5, 30, "resources", group=right),
-            _work("bisect", 20, 120, "bisect", is_always_run=True),
             *[replace(_tests(name, "", 30, 120, group="PyTorch"), is_extra=True) for name in _torch_tests()],
             *[replace(stage, is_extra=True, seconds=60, most=150) for stage in _every_kernel_sanitized(device)],
         ),
@@ -112,21 +110,18 @@ def all_stages(architecture: str, *, is_dry_run: bool, is_prebuilt: bool = False
             _work("crowd", 35, 120, "throughput"),
             _work("speed of deepseek", 22, 90, "speed", "deepseek"),
             _work("speed of mixtral", 22, 90, "speed", "mixtral"),
-            _work("speed of PyTorch's engine", 40, 120, "torch_speed"),
-            _work("transformers", 16, 90, "compared_with_transformers"),
+            _work("speed of PyTorch's engine", 60, 150, "speed", "llama-8b", "pytorch"),
             _work("speed of awq-8b", 22, 90, "speed", "awq-8b"),
             _work("speed of fp8-8b", 22, 90, "speed", "fp8-8b"),
             _work("speed of qwen3-moe", 22, 90, "speed", "qwen3-moe"),
-            _work("served", 12, 60, "served"),
             _work("full cache", 25, 150, "full_cache", is_extra=True),
-            _without("overlap", "llama-8b", "LMDEPLOY_CUDA_OVERLAP"),
-            *[_without("libraries", shape, "LMDEPLOY_CUDA_LIBRARIES") for shape in _SHAPES_WITH_LIBRARIES],
+            _without("overlap", "llama-8b", "overlap=off"),
+            *[_without("libraries", shape, "own") for shape in _SHAPES_WITH_LIBRARIES],
         ),
         *_of_call(
             "profile",
             _work("timeline of turbomind", 20, 60, "timeline", "turbomind", is_extra=True),
             _work("timeline of pytorch", 50, 150, "timeline", "pytorch", is_extra=True),
-            _work("profile", 30, 90, "profile"),
             *[_work(f"reports of {shape}", 60, 180, "reports", shape, is_extra=True) for shape in _REPORTED],
         ),
     ]
@@ -164,10 +159,10 @@ def _work(
     )
 
 
-def _without(what: str, shape: str, switch: str) -> Stage:
-    """Return the speed of a shape again, with something switched off."""
-    name = f"{shape} without {what}"
-    return _work(name, 25, 120, "speed", shape, f"without {what}", is_extra=True, environment=((switch, "0"),))
+def _without(what: str, shape: str, kernels: str) -> Stage:
+    """Return the speed of a shape again, with other kernels."""
+    name, switch = f"without {what}", (("LMDEPLOY_CUDA_KERNELS", kernels),)
+    return _work(f"{shape} {name}", 25, 120, "speed", shape, name, is_extra=True, environment=switch)
 
 
 def _engine_tests() -> list[str]:
@@ -240,7 +235,7 @@ def _sanitized(name: str, tool: str, path: str, sample: str, device: str, group:
     pytest = pytest_command(device, is_sampled=True)
     return Stage(
         name,
-        (sys.executable, "-m", "tools.gpu_check.sanitizer", tool, *pytest, "-x", "-k", chosen, path),
+        ("compute-sanitizer", "--tool", tool, *_SANITIZER, *pytest, "-x", "-k", chosen, path),
         10,
         60,
         inputs=(*_ENGINE, path),

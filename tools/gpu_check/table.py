@@ -12,7 +12,6 @@ _SHARE_OF_BANDWIDTH = "of the copy bandwidth"
 _SHARE_OF_PEAK = "of the peak of its matrix products"
 NOT_MEASURED = "not measured"
 SELF_CHECK = "self-check of "  # how rows of kernels under self-check begin
-LIBRARIES = "libraries in use"  # the row that says what LMDEPLOY_CUDA_LIBRARIES is from now on
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,6 @@ TARGETS = (
     Target("crowd: output tokens/s", "the same: output tokens/s"),
     Target("full cache 8 bits, times 16", "full cache, int8: requests, times those of 16 bits", 1.27),
     Target("full cache 4 bits, times 16", "full cache, int4: requests, times those of 16 bits", 1.39),
-    Target("times transformers, batch 1", "batch 1: times transformers' generate"),
-    Target("times transformers, batch 32", "batch 32: times transformers' generate"),
-    Target("times vllm", "the crowd: times vLLM or SGLang"),
-    Target("served: tokens/s", "an OpenAI request through the gateway: tokens/s"),
 )
 
 

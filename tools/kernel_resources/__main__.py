@@ -4,7 +4,6 @@
 
     python -m tools.kernel_resources build-cuda
     python -m tools.kernel_resources build-cuda --limit 0 --limit attention/attend_tile=64
-    python -m tools.kernel_resources build-cuda --loops 'stream_linear_kernel<4, 1>'
     python -m tools.kernel_resources build-cuda --waits
 
 ``--limit [PART=]BYTES`` is the most that a thread may keep in memory for want of registers; the last limit holds whose
@@ -30,8 +29,7 @@ from tools.kernel_resources.cubins import (
     objects_below,
     readable,
 )
-from tools.kernel_resources.loops import KINDS, instructions_of, listing_of, loops_of
-from tools.kernel_resources.waits import start_of
+from tools.kernel_resources.waits import instructions_of, listing_of, start_of
 
 
 def _limit(text: str) -> tuple[str, int]:
@@ -87,30 +85,12 @@ def print_waits(cuobjdump: Path, files: list[Path]) -> int:
     return wrong
 
 
-def print_loops(cuobjdump: Path, files: list[Path], part: str) -> None:
-    """Print the innermost loops of kernels whose name has ``part`` in it."""
-    print("  ".join(["instructions", *KINDS, "other", "loop of"]))
-    for file in files:
-        with cubins_of(cuobjdump, file) as cubins:
-            for cubin in cubins:
-                functions = instructions_of(listing_of(cuobjdump, cubin))
-                for name, instructions in zip(readable(list(functions)), functions.values(), strict=True):
-                    if part not in name:
-                        continue
-                    for loop in loops_of(instructions):
-                        counts = [f"{loop.counts[kind]:>{len(kind)}}" for kind in (*KINDS, "other")]
-                        where = f"{name} for {architecture_of(cubin)} at {loop.begin:#x}"
-                        depth = "" if loop.is_innermost else ", loops inside"
-                        print("  ".join([f"{loop.total:>12}", *counts, where + depth]))
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.kernel_resources", description=__doc__.split("\n")[0])
     parser.add_argument("paths", nargs="*", type=Path, default=[Path("build-cuda")], help="build folders or objects")
     parser.add_argument("--limit", type=_limit, action="append", default=[], metavar="[PART=]BYTES")
     parser.add_argument("--json", type=Path, help="also write the list there")
-    parser.add_argument("--loops", metavar="PART", help="instead: the loops of kernels whose name has PART in it")
     parser.add_argument("--waits", action="store_true", help="instead: what kernels read before they wait")
     options = parser.parse_args(arguments)
     try:
@@ -119,9 +99,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     files = [(path, file) for path in options.paths for file in objects_below(path)]
-    if options.loops is not None:
-        print_loops(cuobjdump, [file for _, file in files], options.loops)
-        return 0
     if options.waits:
         return 1 if print_waits(cuobjdump, [file for _, file in files]) else 0
     kernels: list[Kernel] = []

@@ -11,7 +11,8 @@ from typing import Any
 from tools.gpu_check.journal import append, read
 
 JOURNAL = "gpu_check.jsonl"
-LIBRARY_USES = ("scales", "experts", "prompts", "latents")  # as LMDEPLOY_CUDA_LIBRARIES names them
+_LIBRARY_USES = ("scales", "experts", "prompts", "latents")  # of the emulation
+RANDOM_LLAMA = {"LlamaForCausalLM": "tools.gpu_check.work.random_llama.RandomLlama"}  # for the PyTorch engine
 
 
 class LeftOut(Exception):
@@ -76,7 +77,7 @@ class Context:
         """
         module = importlib.import_module(f"tests.kernels.{'_cuda_emulated' if self.is_dry_run else '_cuda_device'}")
         if self.is_dry_run:
-            for use in LIBRARY_USES:
+            for use in _LIBRARY_USES:
                 module.set_library(use, 1)
         importlib.import_module("lmdeploy.turbomind.engine")._turbomind = module  # type: ignore[attr-defined]
         return module

@@ -6,13 +6,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.turbomind.engine_settings import EngineConfig
 from tools.bench.inprocess import InProcess, in_process
 from tools.bench.shapes import SHAPES, tiny
 from tools.bench.stats import median, steady_rate
 from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
 from tools.gpu_check.cost import Cost, cost_of
-from tools.gpu_check.work.context import Context
+from tools.gpu_check.work.context import RANDOM_LLAMA, Context
 from tools.gpu_check.work.limits import BFLOAT16, COPY, FLOAT8
 
 _BLOCK = 64  # tokens
@@ -33,6 +34,17 @@ class Sizes:
     prompt: int = 8192
     decoding: tuple[tuple[int, int], ...] = ((1, 128), (32, 128), (64, 128), (64, 2048))
 
+    @property
+    def session(self) -> int:
+        """Of the longest sequence."""
+        return max(self.prompt, *(length for _, length in self.decoding)) + self.output + _BLOCK
+
+    @property
+    def blocks(self) -> int:
+        """Of the cache."""
+        needs = [(1, self.prompt), *self.decoding]
+        return max(batch * (-(-(length + self.output) // _BLOCK) + 1) for batch, length in needs)
+
 
 _OWN = {"deepseek": Sizes(decoding=((1, 128), (32, 128), (64, 128), (32, 4096)))}
 _TINY = Sizes(output=5, prompt=64, decoding=((1, 16), (2, 16), (4, 16), (4, 32)))
@@ -41,30 +53,30 @@ _TINY = Sizes(output=5, prompt=64, decoding=((1, 16), (2, 16), (4, 16), (4, 32))
 def main(context: Context, name: str, variant: str = "") -> None:
     """Measure the shape ``name``; a dry run has the rows of the real sizes.
 
-    Where something is switched off, ``variant`` says what, and the speed with it is compared.
+    Where something is switched off, ``variant`` says what, and the speed with it is compared; ``pytorch`` is the other
+    engine.
     """
-    context.native()
-    cost = cost_of(tiny(SHAPES[name]) if context.is_dry_run else SHAPES[name])
     named = _OWN.get(name, Sizes())
     sizes = _TINY if context.is_dry_run else named
-    with in_process(str(context.model(name)), _config(sizes)) as engine:
+    config: EngineConfig
+    if variant == "pytorch":
+        config = PytorchEngineConfig(
+            **EVERY_TOKEN, device_type=context.torch_device, dtype="bfloat16", max_batch_size=64,
+            session_len=sizes.session, block_size=_BLOCK, num_gpu_blocks=sizes.blocks,
+            max_prefill_token_num=sizes.prompt, custom_module_map=RANDOM_LLAMA,
+        )  # fmt: skip
+    else:
+        context.native()
+        config = TurbomindEngineConfig(
+            **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=64, session_len=sizes.session,
+            cache_block_seq_len=_BLOCK, cache_max_entry_count=sizes.blocks,
+        )  # fmt: skip
+    cost = cost_of(tiny(SHAPES[name]) if context.is_dry_run else SHAPES[name])
+    with in_process(str(context.model(name)), config) as engine:
         speed = _Speed(context, name, variant, cost, sizes, engine)
         for (batch, length), (named_batch, named_length) in zip(sizes.decoding, named.decoding, strict=True):
             speed.decode(batch, length, f"decode {named_batch} x {named_length}")
         speed.prompt()
-
-
-def _config(sizes: Sizes) -> TurbomindEngineConfig:
-    needs = [(1, sizes.prompt), *sizes.decoding]
-    return TurbomindEngineConfig(
-        **EVERY_TOKEN,
-        device="cuda",
-        dtype="bfloat16",
-        max_batch_size=max(batch for batch, _ in needs),
-        session_len=max(length for _, length in needs) + sizes.output + _BLOCK,
-        cache_block_seq_len=_BLOCK,
-        cache_max_entry_count=max(batch * (-(-(length + sizes.output) // _BLOCK) + 1) for batch, length in needs),
-    )
 
 
 class _Speed:

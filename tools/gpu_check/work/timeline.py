@@ -26,10 +26,9 @@ from lmdeploy.pytorch.worker import PROFILER_DIRECTORY
 from tools.bench.inprocess import InProcess, in_process
 from tools.bench.report import table
 from tools.bench.workload import EVERY_TOKEN, GREEDY, TokenRequest
-from tools.gpu_check.work.context import Context
+from tools.gpu_check.work.context import RANDOM_LLAMA, Context
 
 _SHAPE, _LAYERS = "llama-8b", 8
-_CLASS = {"LlamaForCausalLM": "tools.gpu_check.work.random_llama.RandomLlama"}
 _BATCHES, _CONTEXT, _OUTPUT = (1, 64), 128, 48
 _STEPS = 24  # that are read, of those in the middle
 _MOST_ROWS = 24
@@ -46,7 +45,7 @@ def main(context: Context, engine: str, shape: str = _SHAPE) -> None:
         config = PytorchEngineConfig(
             **EVERY_TOKEN, device_type=context.torch_device, dtype="bfloat16", max_batch_size=max(batches),
             session_len=length + output + 64, block_size=64, num_gpu_blocks=blocks, max_prefill_token_num=8192,
-            custom_module_map=_CLASS,
+            custom_module_map=RANDOM_LLAMA,
         )  # fmt: skip
     else:
         context.native()
