@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from tests.support.tiny_models import make_tiny_llama
+from tools import evaluate
 from tools.default_model import find_gguf
-from tools.evaluation import command
-from tools.evaluation.agreement import compare, log_probabilities
 from tools.evaluation.formats import BUILT_IN, MADE, REFERENCE, Bound, Format, built_in
-from tools.evaluation.measuring import Evaluation, Measured
+from tools.evaluation.measuring import Evaluation, Measured, compare, log_probabilities, read_pieces
 from tools.evaluation.tasks import questions, share_right
-from tools.evaluation.texts import read_pieces
 
 
 def test_agreement_is_what_torch_computes() -> None:
@@ -136,7 +134,7 @@ def test_the_command_writes_a_table_and_fails_where_more_is_lost(
     text, report = tmp_path / "text.txt", tmp_path / "report.json"
     text.write_text("A short text.\n----\nAnd another one.")
     strict = Format("strict", {"dtype": "float32", "weight_bits": 4}, Bound(divergence=0.0, perplexity=9.0))
-    monkeypatch.setattr(command, "built_in", lambda backend: [strict])
+    monkeypatch.setattr(evaluate, "built_in", lambda backend: [strict])
     flags = ["--text", str(text), "--questions", "1", "--checkpoint", f"again={tiny_model}", "--json", str(report)]
     shown = []
     measure = Evaluation.measure
@@ -147,7 +145,7 @@ def test_the_command_writes_a_table_and_fails_where_more_is_lost(
 
     monkeypatch.setattr(Evaluation, "measure", watched)
     with pytest.raises(SystemExit) as stopped:
-        command.main([str(tiny_model), *flags])
+        evaluate.main([str(tiny_model), *flags])
     shown.append(capsys.readouterr())
     assert re.search(r"strict: KL divergence \S+ > 0", str(stopped.value))
     rows = [line for each in shown for line in each.out.splitlines() if line.startswith("|")]
@@ -163,10 +161,10 @@ def test_the_command_writes_a_table_and_fails_where_more_is_lost(
 @pytest.mark.parametrize("given", ["name", "=x"])
 def test_a_checkpoint_has_a_name_and_a_path(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        command.main(["--checkpoint", given])
+        evaluate.main(["--checkpoint", given])
     assert "expected NAME=PATH" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_measured() -> None:
     with pytest.raises(ValueError, match=r"^nowhere: no such directory"):
-        command.main(["--checkpoint", "name=nowhere"])
+        evaluate.main(["--checkpoint", "name=nowhere"])

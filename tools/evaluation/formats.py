@@ -12,7 +12,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.evaluation.agreement import Agreement
+
+@dataclass(frozen=True)
+class Agreement:
+    """Means over all places of all texts that have a next token.
+
+    Attributes
+    ----------
+    perplexity
+        exp of the mean cross-entropy of the token that follows.
+    divergence
+        Kullback-Leibler divergence from the reference's distribution of the next token, KL(reference || this), in
+        nats a token; 0 for the reference itself (Kullback and Leibler, 1951).
+    same_top
+        Share of places where the most likely token is the reference's.
+    places
+        How many there were.
+    """
+
+    perplexity: float
+    divergence: float
+    same_top: float
+    places: int
 
 
 @dataclass(frozen=True)
