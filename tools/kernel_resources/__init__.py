@@ -1,1 +1,0 @@
-"""What the kernels of a CUDA build take of a multiprocessor, read from its objects without a GPU."""
