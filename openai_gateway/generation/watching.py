@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
 from lmdeploy.serve.client import GenerateChunk
+from lmdeploy.serve.errors import ContextExceeded
 from openai_gateway.metrics.responses import Watch
 
 
@@ -19,6 +20,24 @@ async def with_stop_strings(
             if chunk.stop_string in shown:
                 chunk.text += chunk.stop_string
             yield chunk
+
+
+async def cut_if_too_long(
+    chunks: AsyncGenerator[GenerateChunk, None], choices: int = 1
+) -> AsyncGenerator[GenerateChunk, None]:
+    """Yield `chunks`; empty responses that their limit has cut where the prompt is too long for the model.
+
+    LMDeploy's clients break on an error there.
+    """
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+    except ContextExceeded as error:
+        if not error.is_prompt:
+            raise
+        for index in range(choices):
+            yield GenerateChunk(index=index, finish_reason="length")
 
 
 async def watched(chunks: AsyncGenerator[GenerateChunk, None], watch: Watch) -> AsyncGenerator[GenerateChunk, None]:

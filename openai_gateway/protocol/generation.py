@@ -14,6 +14,7 @@ from openai_gateway.protocol.fields import (
     MAX_SESSION,
     AnyText,
     FieldError,
+    JsonObject,
     NotImplementedFields,
     Strict,
     Text,
@@ -28,6 +29,11 @@ _MAX_BIASES = FIELDS["logit_bias"].max_items
 
 StopWord = Annotated[Text, Field(max_length=FIELDS["stop_words"].max_bytes)]
 StopWords = StopWord | Annotated[list[StopWord], Field(max_length=FIELDS["stop_words"].max_items, fail_fast=True)]
+
+
+def _of_word(value: object) -> object:
+    """Return a truth value that is spelt, as LMDeploy takes it too."""
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 class StreamOptions(Strict):
@@ -69,7 +75,7 @@ class SamplingFields(_Sampling):
     )
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: StopWords | None = None
-    stream: bool | None = None
+    stream: Annotated[bool, BeforeValidator(_of_word)] | None = None
     user: AnyText | None = None
     session_id: int | None = Field(None, ge=-1, le=MAX_SESSION)
 
@@ -142,6 +148,9 @@ class GenerationFields(_Completions):
     stream_options: StreamOptions | None = None
     include_stop_str_in_output: bool | None = Field(None, description="The text ends with the stop string, if any.")
     return_token_ids: bool | None = Field(None, description="Each choice has the ids of its tokens.")
+    kwargs: JsonObject | None = Field(
+        None, description="LMDeploy's own client sends it. Its streams have whole deltas, and no prompt is an error."
+    )
 
     @field_validator("logit_bias")
     @classmethod
@@ -162,6 +171,11 @@ class GenerationFields(_Completions):
         """The stop strings with which the text ends where one of them ends it."""
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         return tuple(stops) if self.include_stop_str_in_output else ()
+
+    @property
+    def is_of_lmdeploy(self) -> bool:
+        """Whether LMDeploy's own client asks, which reads streams and prompts that are too long in its own way."""
+        return "kwargs" in self.model_fields_set
 
     @property
     def choices(self) -> int:

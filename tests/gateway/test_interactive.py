@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
@@ -136,3 +137,55 @@ def test_tokenize_and_detokenize_are_inverse(http: httpx.Client) -> None:
     assert of_messages["tokens"] == token_ids("<user>a")
     unknown = http.post("/detokenize", json={"tokens": [10**6]})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens")
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@pytest.mark.parametrize("messages", ["Hi", [{"role": "user", "content": "Hi"}]])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_streams_of_lmdeploy_s_client_have_whole_deltas(http: httpx.Client, messages: Any, logprobs: bool) -> None:
+    body = {"model": MODEL, "messages": messages, "stream": True, "logprobs": logprobs, "top_logprobs": 0, "kwargs": {}}
+    *choices, last = (event["choices"][0] for event in events_of(http.post("/v1/chat/completions", json=body)))
+    assert choices
+    for choice in choices:
+        assert choice["delta"]["role"] == "assistant"
+        assert choice["delta"]["content"]
+        assert choice["finish_reason"] is None
+        assert bool(choice["logprobs"]) == logprobs
+    assert last["delta"] == {"role": "assistant", "content": ""}
+    assert (last["finish_reason"], last["logprobs"]) == ("stop", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_prompt_that_is_too_long_is_no_error_to_lmdeploy_s_client(
+    http: httpx.Client, triton: FakeTriton, path: str, stream: bool
+) -> None:
+    words = "the prompt must be shorter than the session length of 4096 tokens, got 5000"
+    triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
+    body = {"model": MODEL, "messages": "a", "prompt": "a", "n": 2, "stream": stream}
+    assert http.post(path, json=body).status_code == 400
+    choices = [one for event in events_of(http.post(path, json=body | {"kwargs": {}})) for one in event["choices"]]
+    assert [(one["index"], one["finish_reason"]) for one in choices] == [(0, "length"), (1, "length")]
+    for choice in choices:
+        assert (choice.get("delta") or choice.get("message") or {"content": choice.get("text")})["content"] == ""
+
+
+def test_stream_may_be_a_word(http: httpx.Client) -> None:
+    for path, prompt in (
+        ("/v1/chat/interactive", {"prompt": "a"}),
+        ("/v1/completions", {"model": MODEL, "prompt": "a"}),
+    ):
+        for word, value in (("true", True), ("false", False)):
+            spelt, meant = (http.post(path, json=prompt | {"stream": stream}) for stream in (word, value))
+            assert spelt.headers["content-type"] == meant.headers["content-type"]
+            assert len(events_of(spelt)) == len(events_of(meant))
+
+
+def test_a_negative_top_k_is_refused_in_lmdeploy_s_words(http: httpx.Client) -> None:
+    response = http.post("/v1/chat/interactive", json={"prompt": "a", "top_k": -1})
+    assert response.status_code == 400
+    assert response.json()["message"] == "The top_k `-1` cannot be a negative integer."

@@ -19,7 +19,7 @@ from openai_gateway.generation.counting import CountingWriter
 from openai_gateway.generation.logprobs import encoded_chat_logprobs, prompt_logprobs, scored_prompt
 from openai_gateway.generation.response import ResponseMachine, WholeResponse, response_machine
 from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
-from openai_gateway.generation.watching import with_stop_strings
+from openai_gateway.generation.watching import cut_if_too_long, with_stop_strings
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.reasoning import requests_reasoning
@@ -46,6 +46,8 @@ async def create_chat_completion(
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate), body.choices)
     if body.shown_stops:
         chunks = with_stop_strings(chunks, body.shown_stops)
+    if body.is_of_lmdeploy:
+        chunks = cut_if_too_long(chunks, body.choices)
     response_id, created = f"chatcmpl-{generate.request_id}", int(time.time())
     if body.stream:
         frame: dict[str, Any] = {
@@ -148,6 +150,7 @@ def _writer(
         reports_reasoning=body.include_reasoning is not False,
         reports_tokens=bool(body.return_token_ids),
         reason_of_calls=body.reason_of_calls,
+        has_whole_deltas=body.is_of_lmdeploy,
     )
 
 

@@ -36,6 +36,8 @@ class ChatWriter:
         Whether the last event reports the tokens of the whole response.
     reason_of_calls : str
         ``tool_calls``, or ``function_call`` where calls are written as they were before there were tools.
+    has_whole_deltas : bool
+        Every delta has role and content, and no event is there for the role alone: as LMDeploy's client reads them.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class ChatWriter:
         reports_reasoning: bool = True,
         reports_tokens: bool = False,
         reason_of_calls: ReasonOfCalls = "tool_calls",
+        has_whole_deltas: bool = False,
     ) -> None:
         self._frame = frame
         self._index = index
@@ -56,7 +59,8 @@ class ChatWriter:
         self._reports_reasoning = reports_reasoning
         self._tokens: list[int] | None = [] if reports_tokens else None
         self._reason_of_calls = reason_of_calls
-        self._opening = self._event({"role": SLOT, "content": ""}).fill("assistant")
+        self._of_each = {"role": "assistant", "content": ""} if has_whole_deltas else {}
+        self._opening = b"" if has_whole_deltas else self._event({"role": SLOT, "content": ""}).fill("assistant")
         self._content = self._event({"content": SLOT})
         self._reasoning = self._event({"reasoning_content": SLOT})
 
@@ -107,6 +111,7 @@ class ChatWriter:
     def _event(
         self, delta: dict[str, Any], *, finish_reason: str | None = None, logprobs: Any = None, **further: Any
     ) -> EventTemplate:
+        delta = {**self._of_each, **delta}
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason, **further}
         return EventTemplate({**self._frame, "choices": [choice]})
 

@@ -19,7 +19,7 @@ from openai_gateway.generation.collecting import CollectedChoice, collect
 from openai_gateway.generation.counting import CountingWriter
 from openai_gateway.generation.logprobs import completion_logprobs, prompt_logprobs, scored_tokens
 from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
-from openai_gateway.generation.watching import with_stop_strings
+from openai_gateway.generation.watching import cut_if_too_long, with_stop_strings
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 
@@ -45,6 +45,8 @@ async def create_completion(
         gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     echoes = [echo for prompt in prompts for echo in [await _echo(body, model, prompt)] * choices]
     streams = [gateway.watched(request, model, model.client.generate(generate), choices) for generate in generates]
+    if body.is_of_lmdeploy:
+        streams = [cut_if_too_long(stream, choices) for stream in streams]
     if body.shown_stops:
         streams = [with_stop_strings(stream, body.shown_stops) for stream in streams]
     response_id, created = f"cmpl-{generates[0].request_id}", int(time.time())

@@ -21,6 +21,9 @@ class InteractiveRequest(SamplingFields):
 
     defaults: ClassVar[Mapping[str, Any]] = {**SamplingFields.defaults, "temperature": 0.8, "top_p": 0.8}
 
+    top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = Field(
+        None, description="Keep this many of the most likely tokens; 0: all."
+    )
     prompt: AnyText | Annotated[list[Message], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
     image_url: AnyText | Annotated[list[AnyText], BeforeValidator(at_most(MAX_ITEMS))] | None = None
     adapter_name: AnyText | None = None

@@ -9,7 +9,6 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient, TritonRequestError
-from lmdeploy.serve.errors import ContextExceeded
 from openai_gateway.endpoints.interactive.protocol import InteractiveRequest, InteractiveResponse
 from openai_gateway.endpoints.interactive.sessions import engine_session
 from openai_gateway.errors import ApiError
@@ -17,6 +16,7 @@ from openai_gateway.gateway import SET_BY_GATEWAY, Gateway, GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect, finish_reason
 from openai_gateway.generation.streaming import STREAMED, EventResponse, event_stream
+from openai_gateway.generation.watching import cut_if_too_long
 from openai_gateway.middleware.api_keys import key_of
 from openai_gateway.models import Chosen, ServedModel
 from openai_gateway.parsing import BoundedRoute
@@ -42,7 +42,7 @@ async def chat_interactive(
         gateway.sessions.drop(session)
         return _at_once(body)
     turn = await _turn(body, session, request, gateway, model)
-    chunks = _nothing_if_too_long(gateway.watched(request, model, turn))
+    chunks = cut_if_too_long(gateway.watched(request, model, turn))
     if body.stream:
         return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_error_line)
     responses = await run_unless_disconnected(request.receive, collect([chunks]))
@@ -105,21 +105,6 @@ async def _go_on(
     async with aclosing(client.generate(if_unknown)) as chunks:
         async for chunk in chunks:
             yield chunk
-
-
-async def _nothing_if_too_long(chunks: AsyncGenerator[GenerateChunk, None]) -> AsyncGenerator[GenerateChunk, None]:
-    """Yield `chunks`; an empty response that its limit has cut when the conversation is too long for the model.
-
-    LMDeploy's clients break on an error here.
-    """
-    try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
-    except ContextExceeded as error:
-        if not error.is_prompt:
-            raise
-        yield GenerateChunk(finish_reason="length")
 
 
 class _LineWriter:
