@@ -45,7 +45,10 @@ def test_completions_are_yielded_whole_or_in_pieces(api: APIClient) -> None:
     (whole,) = api.chat_completions_v1("fake-model", [{"role": "user", "content": "hi"}])
     assert whole["choices"][0]["message"]["content"] == REPLY
     pieces = list(api.chat_completions_v1("fake-model", "hi", stream=True))
-    assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces) == REPLY
+    deltas = [piece["choices"][0]["delta"] for piece in pieces]
+    assert "".join(delta["content"] for delta in deltas) == REPLY
+    assert {delta["role"] for delta in deltas} == {"assistant"}
+    assert deltas[-1]["content"] == ""
     (completion,) = api.completions_v1("fake-model", prompt="hi")
     assert completion["choices"][0]["text"] == REPLY
     assert len(list(api.completions_v1("fake-model", prompt="hi", stream=True))) == 4

@@ -13,6 +13,7 @@ Json = dict[str, Any]
 ChatPiece = tuple[str, int, Literal["stop", "length"] | None]
 
 _CONNECT = 10.0  # seconds; a response may take as long as it takes
+_AS_LMDEPLOY: Json = {"kwargs": {}}  # by which the server knows who reads the response
 _NOT_FIELDS = frozenset({"self", "kwargs"})
 
 
@@ -115,7 +116,7 @@ class APIClient:
         **kwargs: Any,
     ) -> Iterator[Json]:
         """Yield the response to a conversation; `kwargs` are further fields of the request."""
-        yield from self._ask("/v1/chat/completions", _fields(locals()) | kwargs)
+        yield from self._ask("/v1/chat/completions", _fields(locals()) | _AS_LMDEPLOY | kwargs)
 
     def completions_v1(
         self,
@@ -137,7 +138,7 @@ class APIClient:
         **kwargs: Any,
     ) -> Iterator[Json]:
         """Yield what continues after a prompt; `kwargs` are further fields of the request."""
-        yield from self._ask("/v1/completions", _fields(locals()) | kwargs)
+        yield from self._ask("/v1/completions", _fields(locals()) | _AS_LMDEPLOY | kwargs)
 
     def chat_interactive_v1(
         self,
