@@ -18,6 +18,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
+from openai_gateway.middleware import body_limit
 from openai_gateway.process.connection import ClientTimeouts
 from tests.abuse.page import API, EVENT_PATHS, NO_ROUTES, floods
 from tests.support.fake_triton import FakeTriton
@@ -92,7 +93,10 @@ async def test_a_body_costs_bounded_memory_and_time(open_app: ASGIApp, path: str
     assert time.thread_time() - begin < 10  # 31 s where the body is parsed
 
 
-def test_the_bodies_of_all_requests_together_are_bounded(http: httpx.Client, page_url: str) -> None:
+def test_the_bodies_of_all_requests_together_are_bounded(
+    http: httpx.Client, page_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_limit, "MOST_WAITING", 0.2)
     host, port = page_url.removeprefix("http://").rstrip("/").split(":")
     lines = [f"POST {EVENT_PATHS[0]} HTTP/1.1", "host: x", "content-type: application/json"]
     head = "\r\n".join([*lines, f"content-length: {8 * MIB}", "", ""])

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_gateway.middleware.body_limit import BodyLimit
 from webui import uploads
-from webui.guard.bodies import BodyBudget
 from webui.guard.events import SESSION_NAME, EventRefused, checked
 from webui.guard.headers import POLICY, Headers, policy
 from webui.guard.keys import Keys
@@ -31,7 +30,7 @@ MAX_EVENT_BYTES = 8 * 2**20  # as the gateway's default
 MAX_FORM_BYTES = 64 * 2**20
 MAX_LOGIN_BYTES = 16 * 1024
 MOST_FILES = 16  # of a form
-_ALL_EVENTS_BYTES, _ALL_FORMS_BYTES = 128 * 2**20, 512 * 2**20
+_ALL_EVENTS_BYTES, _ALL_FORMS_BYTES = 256 * 2**20, 1024 * 2**20  # half of it, as the page's requests have no keys
 _SHORT = 128 * 1024  # bytes that are checked at once, in two milliseconds
 _API = "/gradio_api"
 _PAGES = ("/config", "/theme.css", "/manifest.json", "/favicon.ico", f"{_API}/app_id")
@@ -76,12 +75,14 @@ class _Guard:
 
     def routes(self) -> list[Route]:
         """Return all routes of the page."""
-        events = BodyLimit(BodyBudget(request_response(self._event), _ALL_EVENTS_BYTES), MAX_EVENT_BYTES)
-        forms = BodyLimit(BodyBudget(request_response(self._upload), _ALL_FORMS_BYTES), MAX_FORM_BYTES)
+        events = BodyLimit(request_response(self._event), MAX_EVENT_BYTES, _ALL_EVENTS_BYTES)
+        forms = BodyLimit(request_response(self._upload), MAX_FORM_BYTES, _ALL_FORMS_BYTES)
         return [
             Route("/", self._page, methods=["GET"]),
             *(Route(path, self._read, methods=["GET"]) for path in (*_PAGES, *_FOLDERS)),
-            Route("/login", BodyLimit(request_response(self._login), MAX_LOGIN_BYTES), methods=["POST"]),
+            Route(
+                "/login", BodyLimit(request_response(self._login), MAX_LOGIN_BYTES, _ALL_EVENTS_BYTES), methods=["POST"]
+            ),
             Route(f"{_API}/run/predict", events, methods=["POST"]),
             Route(f"{_API}/queue/join", events, methods=["POST"]),
             Route(f"{_API}/queue/data", self._stream, methods=["GET"]),
