@@ -62,10 +62,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        for session in list(page.running):
-            page.stop(session)
-        await page.server.close()
-        await page.watch.close()
+        await page.close()
 
     inner = FastAPI(lifespan=lifespan, openapi_url=None)
     gr.mount_gradio_app(

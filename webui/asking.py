@@ -6,6 +6,8 @@ all of them are kept by the browser (`browser.js`).
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,15 @@ import gradio as gr
 
 from webui import uploads
 from webui.conversation import Turn
-from webui.conversations import MOST_TURNS, Conversation, conversation_of, imported
+from webui.conversations import MAX_TITLE, MOST_TURNS, Conversation, conversation_of, imported
 from webui.export import as_json, as_markdown, file_name
-from webui.page import Page
+from webui.page import MOST_RUNNING, Page
 from webui.settings import Settings
 from webui.settings_panel import settings_from, updates_for
 from webui.view import chat_view, turn_at
 
 _LONGEST = 4 * 2**20  # characters of a conversation
+_SAVE_SECONDS = 1.0
 
 
 class Asking:
@@ -30,98 +33,130 @@ class Asking:
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def ask(self, asked: dict[str, Any], said: Conversation | None, request: gr.Request, *values: Any) -> list[Any]:
+    async def ask(
+        self, asked: dict[str, Any], newer: Any, said: Conversation | None, request: gr.Request, *values: Any
+    ) -> list[Any]:
         """Take what was written as a question."""
-        text = asked["text"].strip()
-        if not text or self._page.is_generating(request.session_hash):
-            return [gr.skip()] * 3
-        said = said or Conversation()
-        if _is_too_long(said, text):
+        text, said = asked["text"].strip(), self._newest(newer, said) or Conversation()
+        if not text or not self._may_ask(said, request, text):
             return [gr.skip()] * 3
         said.turns.append(Turn(text, images=tuple(each["path"] for each in asked["files"])))
         return self._begin(said, request, values, value=None)
 
-    def ask_again(self, said: Conversation | None, data: gr.RetryData, request: gr.Request, *values: Any) -> list[Any]:
+    async def ask_again(
+        self, newer: Any, said: Conversation | None, data: gr.RetryData, request: gr.Request, *values: Any
+    ) -> list[Any]:
         """Want another response to the last question."""
-        if said is None or not said.turns or self._page.is_generating(request.session_hash) or _is_too_long(said):
+        said = self._newest(newer, said)
+        if said is None or not said.turns or not self._may_ask(said, request):
             return [gr.skip()] * 3
         said.turns[-1].ask_again()
         return self._begin(said, request, values)
 
-    def ask_otherwise(
-        self, said: Conversation | None, data: gr.EditData, request: gr.Request, *values: Any
+    async def ask_otherwise(
+        self, newer: Any, said: Conversation | None, data: gr.EditData, request: gr.Request, *values: Any
     ) -> list[Any]:
-        """Take a question in other words; what was said after it is forgotten."""
+        """Take a question in other words; what was said from it on stays in the chat that it was said in."""
+        said = self._newest(newer, said)
         if said is None or not said.turns:
             return [gr.skip()] * 4
         text = data.value.strip() if isinstance(data.value, str) else ""
-        is_asked = text and isinstance(data.index, int) and not self._page.is_generating(request.session_hash)
-        if not is_asked or _is_too_long(said, text):
+        if not text or not isinstance(data.index, int) or not self._may_ask(said, request, text):
             return [chat_view(said.turns), *[gr.skip()] * 3]
         number = turn_at(said.turns, data.index)
-        said.turns[number:] = [Turn(text, images=said.turns[number].images)]
-        return [chat_view(said.turns), *self._begin(said, request, values)]
+        branch = Conversation(turns=[*said.turns[:number], Turn(text, images=said.turns[number].images)])
+        branch.name = f"{said.title[: MAX_TITLE - 9]} (edited)" if number else ""
+        return [chat_view(branch.turns), *self._begin(branch, request, values)]
+
+    def _newest(self, reported: Any, said: Conversation | None) -> Conversation | None:
+        """Return the shown conversation; `reported` is what another tab made of it meanwhile."""
+        if not reported:
+            return said
+        newer = conversation_of(reported, uploads.folder())
+        generation = self._page.generations.get(newer.id)
+        return generation.conversation if generation else newer
+
+    def _may_ask(self, said: Conversation, request: gr.Request, text: str = "") -> bool:
+        """Return whether more can be said now, and tell the reader if not."""
+        of_session = [each for each in self._page.generations.values() if request.session_hash in each.followers]
+        if self._page.is_generating(said.id):
+            problem = "This chat is getting a response. Wait for it, or stop it."
+        elif len(of_session) >= MOST_RUNNING:
+            problem = f"{MOST_RUNNING} chats are getting a response. Wait for one, or stop it."
+        elif said.length + len(text) > _LONGEST or len(said.turns) >= MOST_TURNS:
+            problem = "This conversation is too long to continue. Begin a new one."
+        else:
+            return True
+        gr.Warning(problem)
+        return False
 
     def _begin(self, said: Conversation, request: gr.Request, values: Any, **question: Any) -> list[Any]:
         said.settings = settings_from(values)
-        self._page.show(request.session_hash, said.id)
-        return [_question(True, **question), said, said.to_json()]
+        self._page.shown[request.session_hash or ""] = said.id
+        self._page.begin(said, said.settings)
+        return [_question(True, **question), said, _kept(said, is_shown=True)]
 
-    async def generate(
-        self, said: Conversation | None, names: list[str], request: gr.Request, *values: Any
-    ) -> AsyncIterator[list[Any]]:
-        """Answer the last question, if it waits for a response."""
-        session = request.session_hash or ""
-        if said is None or not said.is_running or self._page.is_generating(session):
-            return
-        settings = settings_from(values)
-        async for view in self._page.generate(said.turns, settings, session):
-            if self._page.shown.get(session) == said.id:
-                yield [view, gr.skip(), gr.skip(), gr.skip()]
-        if self._page.shown.get(session) == said.id:
-            yield [chat_view(said.turns), said, _question(False), said.to_json()]
-        else:  # another conversation is there by now
-            yield [gr.skip(), gr.skip(), gr.skip(), said.to_json()]
+    async def follow(self, said: Conversation | None, request: gr.Request) -> AsyncIterator[list[Any]]:
+        """Show the response that a conversation is getting as it grows, and have the browser save it."""
+        session, saved = request.session_hash or "", 0.0
+        yield [gr.skip()] * 4  # Gradio empties the outputs of what yields nothing
+        async for generation, is_over in self._page.follow(said.id if said else "", session):
+            now = generation.conversation
+            is_shown, view = self._page.shown.get(session) == now.id, chat_view(now.turns)
+            is_saved = generation.followers[0] == session and (is_over or time.monotonic() - saved > _SAVE_SECONDS)
+            saved = time.monotonic() if is_saved else saved
+            kept = _kept(now, is_shown=is_shown) if is_saved else gr.skip()
+            if is_shown:
+                yield [view, now, _question(False) if is_over else gr.skip(), kept]
+            else:
+                yield [gr.skip(), gr.skip(), gr.skip(), kept]
 
-    def stop(self, request: gr.Request) -> None:
+    async def stop(self, request: gr.Request) -> None:
         """Stop the running response."""
         self._page.stop(request.session_hash)
 
-    def leave(self, request: gr.Request) -> None:
+    async def leave(self, request: gr.Request) -> None:
         """Hear that a browser's page was closed."""
         self._page.leave(request.session_hash)
 
-    def show(self, reported: Any, request: gr.Request) -> list[Any]:
+    async def show(self, reported: Any, request: gr.Request) -> list[Any]:
         """Show a conversation that the browser kept."""
-        if not reported:
+        said = self._newest(reported, None)
+        if said is None:
             return [gr.skip()] * (3 + len(updates_for(Settings())))
-        return self._show(conversation_of(reported, uploads.folder()), request)
+        return self._show(said, request)
 
-    def show_new(self, request: gr.Request, *values: Any) -> list[Any]:
+    async def show_new(self, request: gr.Request, *values: Any) -> list[Any]:
         """Begin a conversation, with the settings as they are but without a system prompt."""
         settings = settings_from(values)
         return self._show(Conversation(settings=Settings(**{**vars(settings), "system_prompt": ""})), request)
 
-    def show_response(self, said: Conversation | None, step: Any, request: gr.Request) -> list[Any]:
+    async def show_after_deletion(self, request: gr.Request, *values: Any) -> list[Any]:
+        """Begin a conversation in place of one that the browser keeps no more."""
+        self._page.stop(request.session_hash)
+        return await self.show_new(request, *values)
+
+    async def show_response(self, newer: Any, said: Conversation | None, step: Any) -> list[Any]:
         """Show another response to a question, or all of them."""
+        said = self._newest(newer, said)
         if said is None:
             return [gr.skip()] * 3
-        if isinstance(step, list) and len(step) == 2 and not self._page.is_generating(request.session_hash):
+        if isinstance(step, list) and len(step) == 2 and not self._page.is_generating(said.id):
             number, steps = step
             if isinstance(number, int) and 0 <= number < len(said.turns) and isinstance(steps, int):
                 turn = said.turns[number]
                 turn.is_compared = turn.is_compared != (steps == 0)
                 turn.show(steps)
-        return [said, chat_view(said.turns), said.to_json()]
+        return [said, chat_view(said.turns), _kept(said, is_shown=True)]
 
-    def take_file(self, file: dict[str, str], request: gr.Request) -> list[Any]:
+    async def take_file(self, file: dict[str, str], request: gr.Request) -> list[Any]:
         """Show a conversation that was exported, and keep it."""
         try:
-            said = imported(Path(file["path"]).read_text(encoding="utf-8", errors="replace"))
+            said = await asyncio.to_thread(_read, file["path"])
         except ValueError as error:
             gr.Warning(f"{error}.")
             return [gr.skip()] * (4 + len(updates_for(Settings())))
-        return [*self._show(said, request), said.to_json()]
+        return [*self._show(said, request), _kept(said, is_shown=True)]
 
     def as_json(self, reported: Any) -> dict[str, str] | None:
         """Export the shown conversation."""
@@ -134,16 +169,20 @@ class Asking:
         return {"name": file_name(said, "md"), "text": as_markdown(said)} if said.turns else None
 
     def _show(self, said: Conversation, request: gr.Request) -> list[Any]:
-        self._page.show(request.session_hash, said.id)
-        return [said, chat_view(said.turns), _question(False, value=None), *updates_for(said.settings)]
+        session = request.session_hash or ""
+        emptied = {} if self._page.shown.get(session) == said.id else {"value": None}
+        self._page.shown[session] = said.id
+        question = _question(self._page.is_generating(said.id), **emptied)
+        return [said, chat_view(said.turns), question, *updates_for(said.settings)]
 
 
-def _is_too_long(said: Conversation, text: str = "") -> bool:
-    """Return whether no more can be said, and say so to the reader."""
-    is_it = said.length + len(text) > _LONGEST or len(said.turns) >= MOST_TURNS
-    if is_it:
-        gr.Warning("This conversation is too long to continue. Begin a new one.")
-    return is_it
+def _read(path: str) -> Conversation:
+    return imported(Path(path).read_text(encoding="utf-8", errors="replace"))
+
+
+def _kept(said: Conversation, *, is_shown: bool) -> dict[str, Any]:
+    """Return what the browser is to keep of a conversation."""
+    return said.to_json() | {"is_shown": is_shown}
 
 
 def _question(is_running: bool, **further: Any) -> Any:

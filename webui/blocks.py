@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from webui.asking import Asking
-from webui.conversation_list import CHOSEN, CURRENT, LEAVE, STEP, conversation_list
+from webui.conversation_list import CHOSEN, CURRENT, LEAVE, STEP, conversation_list, newer
 from webui.conversations import Conversation
 from webui.markdown import LATEX
 from webui.metrics import Watch, default_metrics_url
@@ -99,7 +99,6 @@ def build(
             panel = settings_panel(model, page.default_settings)
 
         asks = Asking(page)
-        controls = [offered, *panel.inputs]
         shown = [conversation, chat, question, *panel.inputs]
 
         def defaults(choice: str | None, preset: str | None, said: Conversation | None) -> list[Any]:
@@ -125,28 +124,30 @@ def build(
             "show_progress": "hidden",
             "api_visibility": "private",
         }
-        generating: dict[str, Any] = {
-            "fn": asks.generate,
-            "inputs": [conversation, *controls],
+        following: dict[str, Any] = {
+            "fn": asks.follow,
+            "inputs": conversation,
             "outputs": [chat, conversation, question, kept.kept],
             "concurrency_limit": None,
+            "trigger_mode": "multiple",  # of several chats at once
             "preprocess": False,
             "show_progress": "hidden",
             "api_visibility": "private",
         }
         asked = [question, conversation, kept.kept]
-        settings = panel.inputs
-        question.submit(asks.ask, [question, conversation, *settings], asked, **at_once).then(**generating)
-        chat.retry(asks.ask_again, [conversation, *settings], asked, **at_once).then(**generating)
-        chat.edit(asks.ask_otherwise, [conversation, *settings], [chat, *asked], **at_once).then(**generating)
+        newest, settings = [kept.newer, conversation], panel.inputs
+        question.submit(asks.ask, [question, *newest, *settings], asked, js=newer(1), **at_once).then(**following)
+        chat.retry(asks.ask_again, [*newest, *settings], asked, js=newer(0), **at_once).then(**following)
+        chat.edit(asks.ask_otherwise, [*newest, *settings], [chat, *asked], js=newer(0), **at_once).then(**following)
         question.stop(asks.stop, **at_once)
         blocks.unload(asks.leave)
 
         showing: dict[str, Any] = {"fn": asks.show, "inputs": kept.kept, "outputs": shown, "js": CHOSEN}
-        kept.entries.select(**showing, **at_once)
-        gr.on([clear.click, kept.entries.clear], asks.show_new, panel.inputs, shown, js=LEAVE, **at_once)
+        kept.entries.select(**showing, **at_once).then(**following)
+        clear.click(asks.show_new, settings, shown, js=LEAVE, **at_once)
+        kept.entries.clear(asks.show_after_deletion, settings, shown, js=LEAVE, **at_once)
         kept.entries.apply(
-            asks.show_response, [conversation, kept.step], [conversation, chat, kept.kept], js=STEP, **at_once
+            asks.show_response, [*newest, kept.step], [conversation, chat, kept.kept], js=STEP, **at_once
         )
         kept.load.upload(asks.take_file, kept.load, [*shown, kept.kept], **at_once)
         kept.export_json.click(asks.as_json, kept.kept, kept.file, js=CURRENT, **at_once)
@@ -158,7 +159,7 @@ def build(
             "outputs": [header, offered, model, *panel.of_preset],
         }
         # One after the other: a chat that the browser kept has settings of its own.
-        blocks.load(**showing, **at_once).then(**looking, **at_once)
+        blocks.load(**showing, **at_once).then(**looking, **at_once).then(**following)
         model.input(defaults, [model, panel.preset, conversation], panel.of_preset, **at_once)
         looks = gr.Timer(STATUS_SECONDS)
         looks.tick(**looking, **at_once)

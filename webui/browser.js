@@ -11,6 +11,7 @@ window.chats = (() => {
   let list = null; // where the list is drawn
   let report = () => {}; // the server, of what was chosen
   let wanted = null;
+  const seen = {}; // when what this tab has of a chat was written
 
   const read = (id) => {
     try {
@@ -127,10 +128,12 @@ window.chats = (() => {
     const found = document.querySelector(sidebar);
     if (found && found.classList.contains("open") !== shouldBeOpen) found.querySelector(".toggle-button").click();
   };
-  const save = (chat) => {
-    if (!chat?.id || !chat.turns?.length) return;
-    sessionStorage.setItem(OPEN, chat.id);
-    write({ ...chat, name: read(chat.id)?.name || chat.name || "", changed: Date.now() });
+  const save = ({ is_shown: isShown, ...chat } = {}) => {
+    const kept = read(chat.id);
+    if (!chat.turns?.length || !(isShown || kept)) return; // deleted meanwhile
+    if (isShown) sessionStorage.setItem(OPEN, chat.id);
+    const changed = (seen[chat.id] = Math.max(Date.now(), (kept?.changed ?? 0) + 1));
+    write({ ...chat, name: kept?.name || chat.name || "", changed });
   };
   const leave = () => {
     sessionStorage.removeItem(OPEN);
@@ -140,7 +143,14 @@ window.chats = (() => {
   const chosen = () => {
     const chat = wanted ?? read(sessionStorage.getItem(OPEN));
     wanted = null;
+    if (chat) seen[chat.id] = chat.changed;
     return chat;
+  };
+  const current = () => read(sessionStorage.getItem(OPEN));
+  // The shown conversation, if another tab has written it since.
+  const newer = () => {
+    const chat = current();
+    return chat && chat.changed !== seen[chat.id] ? chat : null;
   };
   const download = (file) => {
     if (!file?.text) return;
@@ -213,7 +223,16 @@ window.chats = (() => {
     if (event.key === "Escape" && !event.defaultPrevented) document.querySelector("#question .stop-button")?.click();
   });
   document.addEventListener("visibilitychange", () => report(document.hidden ? "blur" : "focus"));
-  addEventListener("storage", draw); // another tab's
+  addEventListener("storage", (event) => {
+    draw(); // another tab's
+    if (event.key !== PREFIX + sessionStorage.getItem(OPEN)) return;
+    const [now, before] = [event.newValue, event.oldValue].map((text) => JSON.parse(text)?.turns ?? []);
+    const isRunning = now.at(-1)?.responses.at(-1).outcome === "running";
+    if (now.length && (now.length !== before.length || !isRunning)) {
+      wanted = current();
+      report("select");
+    }
+  });
 
-  return { mount, save, leave, chosen, download, current: () => read(sessionStorage.getItem(OPEN)), step: () => step };
+  return { mount, save, leave, chosen, download, current, newer, step: () => step };
 })();

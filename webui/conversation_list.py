@@ -14,9 +14,14 @@ BROWSER = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
 SAVE = "(conversation) => { chats.save(conversation); return [] }"
 CHOSEN = "() => [chats.chosen()]"
 CURRENT = "() => [chats.current()]"
-STEP = "(conversation, step) => [conversation, chats.step()]"
+STEP = "(newer, conversation, step) => [chats.newer(), conversation, chats.step()]"
 LEAVE = "(...settings) => { chats.leave(); return settings }"
 DOWNLOAD = "(file) => { chats.download(file); return [] }"
+
+
+def newer(place: int) -> str:
+    """Return JavaScript that puts the shown conversation, as another tab has changed it, among an event's values."""
+    return f"(...values) => values.with({place}, chats.newer())"
 
 
 @dataclass
@@ -30,6 +35,8 @@ class ConversationList:
         another response is to be shown.
     kept
         What the browser is to keep, or has kept.
+    newer
+        The shown conversation, where another tab has changed it.
     step
         Number of a turn, and where the response is that it is to show, seen from the shown one.
     file
@@ -38,6 +45,7 @@ class ConversationList:
 
     entries: Any
     kept: Any
+    newer: Any
     step: Any
     file: Any
     export_json: Any
@@ -57,7 +65,7 @@ def conversation_list() -> ConversationList:
         load = gr.UploadButton("Import", elem_id="import", size="sm", file_types=[".json"], min_width=60)
         export_json = gr.Button("Save .json", elem_id="export-json", size="sm", min_width=60)
         export_markdown = gr.Button("Save .md", elem_id="export-markdown", size="sm", min_width=60)
-    kept, step, file = gr.JSON(visible=False), gr.JSON(visible=False), gr.JSON(visible=False)
+    kept, changed, step, file = (gr.JSON(visible=False) for _ in range(4))
     kept.change(None, kept, None, js=SAVE)
     file.change(None, file, None, js=DOWNLOAD)
-    return ConversationList(entries, kept, step, file, export_json, export_markdown, load)
+    return ConversationList(entries, kept, changed, step, file, export_json, export_markdown, load)

@@ -15,7 +15,7 @@ from webui import uploads
 from webui.conversation import MOST_IMAGES, Call, Outcome, Response, Turn
 from webui.settings import Settings, settings_of
 
-_LONGEST_TITLE = 60
+MAX_TITLE = 60
 MOST_TURNS = 2000
 
 
@@ -45,7 +45,7 @@ class Conversation:
     def title(self) -> str:
         """What it is called in the list."""
         begins = " ".join(self.turns[0].question.split()) if self.turns else "New chat"
-        return self.name or (begins if len(begins) <= _LONGEST_TITLE else f"{begins[: _LONGEST_TITLE - 1]}…")
+        return self.name or (begins if len(begins) <= MAX_TITLE else f"{begins[: MAX_TITLE - 1]}…")
 
     @property
     def length(self) -> int:
@@ -84,7 +84,7 @@ def conversation_of(reported: object, images_below: Path | None = None) -> Conve
     turns = reported.get("turns")
     return Conversation(
         id=_text(reported.get("id"))[:64] or new_id(),
-        name=_text(reported.get("name"))[:_LONGEST_TITLE],
+        name=_text(reported.get("name"))[:MAX_TITLE],
         settings=settings_of(reported.get("settings")),
         turns=[
             _turn(each, images_below)

@@ -49,7 +49,7 @@ def _marked(found: re.Match[str]) -> str:
         case None:
             return found[0]
         case "tick":
-            return found["item"] + chr(_BOX + (found["tick"] != " "))
+            return str(found["item"]) + chr(_BOX + (found["tick"] != " "))
         case "link":
             return f"{verbatim('<')}{found['link']}{verbatim('>')}"
         case "text":
@@ -58,4 +58,4 @@ def _marked(found: re.Match[str]) -> str:
             return "``` "  # no diagram, whose labels are HTML
     number = int(kind.removeprefix("f"))
     formula = re.sub(r"<(?=[A-Za-z/!?])", "< ", found[kind])  # begins no tag, and means the same
-    return LATEX[number]["left"] + formula + LATEX[number]["right"]
+    return f"{LATEX[number]['left']}{formula}{LATEX[number]['right']}"

@@ -1,23 +1,49 @@
-"""The page's state: the connection to the server, and the running responses."""
+"""The page's state: the connection to the server, and the responses that are generated."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from lmdeploy.serve.client import TritonUnavailable
-from webui.conversation import Turn
+from webui.conversations import Conversation
 from webui.generating import Server, generate_last
 from webui.metrics import Watch
 from webui.settings import Settings, settings_of
-from webui.view import chat_view, header_html
+from webui.view import header_html
 
 REDRAW_SECONDS = 0.05
+LEFT_SECONDS = 15.0  # for which a response goes on without an open page: one that is loaded again comes back to it
+MOST_RUNNING = 4  # responses of a browser session
+_LOOK_SECONDS = 0.2
+
+
+@dataclass
+class Generation:
+    """The response that a conversation's last question is getting.
+
+    Attributes
+    ----------
+    work
+        Cancelling it cancels the request in the engine.
+    followers
+        Browser sessions whose page is open; the first of them saves the conversation.
+    left
+        When the last of them went, in ``time.monotonic()``.
+    is_seen
+        One of them has all of it.
+    """
+
+    conversation: Conversation
+    work: asyncio.Task[None]
+    followers: list[str] = field(default_factory=list)
+    left: float = field(default_factory=time.monotonic)
+    is_seen: bool = False
 
 
 @dataclass
 class Page:
-    """What all browsers share: the connection, and the running response of each browser session.
+    """What all browsers share: the connection, and the responses that are generated.
 
     Attributes
     ----------
@@ -25,8 +51,8 @@ class Page:
         Shown as title; ``None`` asks the server.
     watch
         Its metrics.
-    running
-        Tasks by Gradio session. Cancelling one cancels the request in the engine.
+    generations
+        By id of their conversation.
     shown
         Ids of the conversations that are shown, by Gradio session.
     """
@@ -34,8 +60,9 @@ class Page:
     server: Server
     model_name: str | None
     watch: Watch
-    running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    generations: dict[str, Generation] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
+    _owners: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def header(self) -> tuple[str, list[str]]:
         """Return the title line, and what may answer: the model itself first, then its adapters.
@@ -55,42 +82,72 @@ class Page:
         """Return the settings that a model recommends, or those of every model where the server reports none."""
         return settings_of(self.server.sampling_defaults(model))
 
-    def is_generating(self, session: str | None) -> bool:
-        """Return whether a response is running in a browser session."""
-        return (session or "") in self.running
+    def is_generating(self, conversation: str | None) -> bool:
+        """Return whether a conversation is getting a response."""
+        return conversation in self.generations and not self.generations[conversation or ""].work.done()
 
     def stop(self, session: str | None) -> None:
-        """Stop the running response of a browser session, if there is one."""
-        task = self.running.get(session or "")
-        if task is not None:
-            task.cancel()
-
-    def show(self, session: str | None, conversation: str) -> None:
-        """Hear which conversation a browser session shows from now on. A response in another one is stopped."""
-        if self.shown.get(session or "") != conversation:
-            self.stop(session)
-        self.shown[session or ""] = conversation
+        """Stop the response of the conversation that a browser session shows, if it is getting one."""
+        if generation := self.generations.get(self.shown.get(session or "", "")):
+            generation.work.cancel()
 
     def leave(self, session: str | None) -> None:
         """Forget a browser session."""
-        self.stop(session)
         self.shown.pop(session or "", None)
+        for generation in self.generations.values():
+            _unfollow(generation, session or "")
 
-    async def generate(
-        self, turns: list[Turn], settings: Settings, session: str
-    ) -> AsyncIterator[list[dict[str, Any]]]:
-        """Generate the last turn's response, and yield the chat to show whenever it has changed."""
-        task = asyncio.create_task(generate_last(self.server, turns, settings))
-        self.running[session] = task
+    def begin(self, said: Conversation, settings: Settings) -> None:
+        """Generate the response to a conversation's last question, whatever is shown meanwhile."""
+        work = asyncio.create_task(generate_last(self.server, said.turns, settings))
+        generation = self.generations[said.id] = Generation(said, work)
+        owner = asyncio.create_task(self._keep(generation))
+        self._owners.add(owner)
+        owner.add_done_callback(self._owners.discard)
+
+    async def _keep(self, generation: Generation) -> None:
+        """Keep a generation until somebody has seen all of it, or nobody comes back to it."""
+        try:
+            while not generation.is_seen:
+                if not generation.followers and time.monotonic() - generation.left > LEFT_SECONDS:
+                    break
+                if generation.work.done():
+                    await asyncio.sleep(_LOOK_SECONDS)
+                else:
+                    await asyncio.wait({generation.work}, timeout=_LOOK_SECONDS)
+        finally:
+            generation.work.cancel()
+            if self.generations.get(generation.conversation.id) is generation:
+                del self.generations[generation.conversation.id]
+
+    async def follow(self, conversation: str, session: str) -> AsyncIterator[tuple[Generation, bool]]:
+        """Yield a conversation's generation whenever it has changed, and whether it was the last time."""
+        generation = self.generations.get(conversation)
+        if generation is None or session in generation.followers:
+            return
+        generation.followers.append(session)
         try:
             shown = None
-            while not task.done():
-                if (size := turns[-1].response.size) != shown:
-                    shown = size
-                    yield chat_view(turns)
-                await asyncio.wait({task}, timeout=REDRAW_SECONDS)
-            yield chat_view(turns)
+            while not generation.work.done():
+                if (now := (generation.conversation.turns[-1].response.size, self.shown.get(session))) != shown:
+                    shown = now
+                    yield generation, False
+                await asyncio.wait({generation.work}, timeout=REDRAW_SECONDS)
+            yield generation, True
+            generation.is_seen = True
         finally:
-            task.cancel()
-            if self.running.get(session) is task:
-                del self.running[session]
+            _unfollow(generation, session)
+
+    async def close(self) -> None:
+        """Stop all responses, and close the connections."""
+        for owner in list(self._owners):
+            owner.cancel()
+        await asyncio.gather(*self._owners, return_exceptions=True)
+        await self.server.close()
+        await self.watch.close()
+
+
+def _unfollow(generation: Generation, session: str) -> None:
+    if session in generation.followers:
+        generation.followers.remove(session)
+        generation.left = time.monotonic()

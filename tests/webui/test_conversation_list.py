@@ -86,7 +86,7 @@ def test_open_pages_do_not_lose_each_others_conversations(open_page: Callable[[]
     page.wait(lambda: sorted(page.conversations) == ["from one", "from the other"])
 
 
-def test_a_question_in_other_words_replaces_what_followed(page: ChatPage, fake_triton: FakeTriton) -> None:
+def test_a_question_in_other_words_begins_a_branch(page: ChatPage, fake_triton: FakeTriton) -> None:
     for number, question in enumerate(("One", "Two"), 1):
         page.ask(question)
         page.wait_for_response(number)
@@ -94,6 +94,13 @@ def test_a_question_in_other_words_replaces_what_followed(page: ChatPage, fake_t
     page.wait_for_response(1)
     assert page.questions == ["Uno"]
     assert json.loads(fake_triton.requests[-1].inputs["messages"]) == [{"role": "user", "content": "Uno"}]
+    page.wait(lambda: page.conversations == ["Uno", "One"])
+    page.in_list(1).click()
+    page.wait(lambda: page.questions == ["One", "Two"])
+    page.rewrite(1, "Due")
+    page.wait_for_response(2)
+    assert page.questions == ["One", "Due"]
+    page.wait(lambda: page.conversations == ["One (edited)", "Uno", "One"])
 
 
 def test_responses_stand_alongside_each_other(
@@ -112,15 +119,58 @@ def test_responses_stand_alongside_each_other(
     assert json.loads(fake_triton.requests[-1].inputs["messages"])[1]["content"] == FIRST
 
 
-def test_leaving_a_conversation_stops_its_response_and_keeps_it(page: ChatPage, fake_triton: FakeTriton) -> None:
-    fake_triton.script = Script(hold_after=1)
+def test_a_response_goes_on_while_another_chat_is_shown_and_over_a_reload(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
+) -> None:
+    fake_triton.script = Script(hold_after=2, resume=True)
+    page.ask("Hello")
+    page.wait(lambda: page.responses == ["The capital of France"])
+    page.press("clear")
+    page.wait(lambda: page.questions == [] and page.conversations == ["Hello"] and not page.is_generating)
+    page.in_list(0).click()
+    page.wait(lambda: page.responses == ["The capital of France"] and page.is_generating)
+    kept = "return localStorage.getItem('lmdeploy-chat:' + sessionStorage.getItem('lmdeploy-chat-open'))"
+    page.wait(lambda: "The capital of France" in driver.execute_script(kept))
+    driver.refresh()
+    page.wait(lambda: page.responses == ["The capital of France"] and page.is_generating)
+    fake_triton.release.set()
+    page.wait_for_response(1)
+    assert page.responses[0] == FIRST
+    assert len(fake_triton.requests) == 1
+    driver.refresh()
+    page.wait(lambda: page.responses[:1] == [FIRST])
+
+
+def test_a_response_that_ends_behind_another_chat_is_kept(page: ChatPage, fake_triton: FakeTriton) -> None:
+    fake_triton.script = Script(hold_after=1, resume=True)
     page.ask("Hello")
     page.wait(lambda: page.responses == ["The capital"])
     page.press("clear")
-    assert fake_triton.requests[0].cancelled.wait(60)
-    page.wait(lambda: page.questions == [] and page.conversations == ["Hello"])
-    page.in_list(0).click()
-    page.wait(lambda: page.responses[:1] == ["The capital"])
+    page.wait(lambda: page.questions == [])
+    fake_triton.release.set()
+    fake_triton.script = Script(texts=[OTHER])
+    page.ask("And?")
+    page.wait_for_response(1)
+    page.wait(lambda: sorted(page.conversations) == ["And?", "Hello"])
+    assert page.questions == ["And?"]
+    page.in_list(page.conversations.index("Hello")).click()
+    page.wait(lambda: page.responses[:1] == [FIRST])
+
+
+def test_two_tabs_with_one_chat_lose_nothing_of_it(open_page: Callable[[], ChatPage], page: ChatPage) -> None:
+    page.ask("One")
+    page.wait_for_response(1)
+    other = open_page()
+    other.in_list(0).click()
+    other.wait(lambda: other.questions == ["One"])
+    other.ask("Two")
+    other.wait_for_response(2)
+    page.focus()
+    page.ask("Three")
+    page.wait_for_response(3)
+    assert page.questions == ["One", "Two", "Three"]
+    other.focus()
+    other.wait(lambda: other.questions == page.questions)
 
 
 def test_escape_stops_and_shift_enter_begins_a_line(page: ChatPage, fake_triton: FakeTriton) -> None:
