@@ -37,7 +37,7 @@ _NOT_HERE = {
     "/v1/conversations": ": conversations are not stored; send them as input",
     "/v1/videos": ": the models served here make no videos; they see those in messages",
 }
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiError:
@@ -142,6 +142,7 @@ def _allowed_methods(request: Request) -> list[str]:
     """Return the methods that a path takes, from whichever routes: the first one of a path knows its own alone."""
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
     routes = request.app.routes
-    return [
+    allowed = [
         method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
     ]
+    return [*allowed, "HEAD"] if "GET" in allowed else allowed

@@ -58,6 +58,9 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        method = scope["method"]
+        if method == "HEAD":  # to the application it is GET; the server keeps the body back
+            scope = {**scope, "method": "GET"}
         begin = time.perf_counter()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _GIVEN_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
@@ -90,11 +93,11 @@ class Access:
                 release()
             seconds = time.perf_counter() - begin
             route = scope.get("route")
-            self._metrics.observe(getattr(route, "path", "other"), scope["method"], status, seconds)
+            self._metrics.observe(getattr(route, "path", "other"), method, status, seconds)
             logger.info(
                 "request=%s method=%s path=%s status=%d ms=%.1f",
                 request_id,
-                scope["method"],
+                method,
                 one_line(path),
                 status,
                 seconds * 1000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -85,6 +85,23 @@ class _Parser(httptools.HttpRequestParser):
             if not self.is_offered_an_upgrade:
                 raise
             self.feed_data(self._connection.head_without_upgrade() + data[offer.args[0] :])
+
+
+def _until_closed(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Return an application whose responses of unknown length end with the connection: HTTP/1.0 has no chunks."""
+
+    async def framed(scope: Any, receive: Any, send: Any) -> None:
+        async def send_plainly(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                if not any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                    cycle.chunked_encoding = False
+            elif cycle.chunked_encoding is False and not cycle.expected_content_length:
+                cycle.expected_content_length = len(message["body"])  # what uvicorn checks
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return framed
 
 
 class _Connection(HttpToolsProtocol):
@@ -177,6 +194,8 @@ class _Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _until_closed(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def timeout_keep_alive_handler(self) -> None:

@@ -6,21 +6,26 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import aiohttp
 import httpx
 import openai
 import pytest
 
+from openai_gateway.docs_page import PATHS
 from openai_gateway.process import connection
 from openai_gateway.process.connection import MAX_HEAD, MAX_HEADERS, ClientTimeouts
+from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
+from tests.support.proxies import running_proxy
 from tests.support.waiting import eventually_sync
 
+REPLY = "The capital of France is Paris."
 SHORT = 0.3  # seconds; what tests wait for has 20
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
@@ -181,6 +186,43 @@ def test_an_offered_upgrade_leaves_the_request_whole(fake: FakeTriton, url: str,
             assert received.startswith(b"HTTP/1.1 200 ")
         client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + JAVA + b"\r\n")
         assert b"HTTP/1.1 200 " in client.recv(65536)
+
+
+@pytest.mark.parametrize("of_proxy", [False, True])
+def test_head_is_get_without_a_body(url: str, of_proxy: bool) -> None:
+    with running_proxy(ProxySettings()) if of_proxy else nullcontext(url) as server:
+        paths = [*PATHS, *(path for path, methods in description(server).items() if "get" in methods)]
+        for path in [path.replace("{model}", MODEL) for path in paths]:
+            plain = httpx.get(server + path, trust_env=False)
+            with connected(server) as client:
+                client.sendall(b"HEAD %s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode())
+                head, _, body = all_of(client).partition(b"\r\n\r\n")
+            assert (head.split()[1], body) == (b"%d" % plain.status_code, b""), path
+            assert b"content-length: " in head
+        refused = httpx.put(f"{server}/v1/models", trust_env=False)
+        assert refused.headers["allow"] == "GET, HEAD"
+
+
+def description(server: str) -> dict[str, Any]:
+    paths: dict[str, Any] = httpx.get(f"{server}/openapi.json", trust_env=False).json()["paths"]
+    return paths
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_gets_no_chunks(url: str, stream: bool) -> None:
+    body = json.dumps(json.loads(BODY) | {"stream": stream}).encode()
+    with connected(url) as client:
+        client.sendall(HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"content-length: %d\r\n\r\n%s" % (len(body), body))
+        head, _, received = all_of(client).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert (b"content-length" in head) == (not stream)
+    if not stream:
+        assert json.loads(received)["choices"][0]["message"]["content"] == REPLY
+        return
+    lines = received.decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-2]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == REPLY
 
 
 def test_a_head_with_too_many_headers_is_refused(url: str) -> None:
