@@ -74,7 +74,7 @@ class ResponseMachine:
         """Take the next chunks, of which the last one may end the choice."""
         events: list[Event] = []
         if self._reasoning is None:
-            self._take(ReasoningDelta(content="".join(chunk.text for chunk in chunks)), events)
+            self._answer(chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks), events)
         else:
             for chunk in chunks:
                 self._take(self._reasoning.feed(chunk.text, chunk.generate_token_len), events)
@@ -94,7 +94,7 @@ class ResponseMachine:
             found = [*self._calls.feed(unclosed), *self._calls.finish(is_cut=is_cut)]
             if unclosed:
                 found = [ReasoningFound(each.text) if isinstance(each, TextFound) else each for each in found]
-            events += self._wanted(found)
+            self._add(found, events)
             for kind in self._calls.recovered:
                 self._on_recovered(kind)
         events.append(Ended(reason, bool(self._reported), last.stop_string, last.generate_token_len))
@@ -102,23 +102,27 @@ class ResponseMachine:
     def _take(self, delta: ReasoningDelta, events: list[Event]) -> None:
         if delta.reasoning:
             events.append(ReasoningFound(delta.reasoning))
-        if delta.content:
-            events += (
-                [TextFound(delta.content)] if self._calls is None else self._wanted(self._calls.feed(delta.content))
-            )
+        self._answer(delta.content, events)
 
-    def _wanted(self, found: Iterable[Event]) -> Iterable[Event]:
+    def _answer(self, text: str, events: list[Event]) -> None:
+        if text and self._calls is None:
+            events.append(TextFound(text))
+        elif text and self._calls is not None:
+            self._add(self._calls.feed(text), events)
+
+    def _add(self, found: Iterable[Event], events: list[Event]) -> None:
         for event in found:
-            if isinstance(event, (CallBegun, ArgumentsFound, CallEnded, CallBroken)):
-                is_wanted = self._max_calls is None or event.index < self._max_calls
-                if isinstance(event, CallBroken):
-                    self._reported.discard(event.index)
-                    yield event if is_wanted else TextFound(event.text)
-                    continue
-                if not is_wanted:
-                    continue
+            if isinstance(event, (TextFound, ReasoningFound)):
+                events.append(event)
+            elif isinstance(event, CallBroken):
+                self._reported.discard(event.index)
+                events.append(event if self._is_wanted(event.index) else TextFound(event.text))
+            elif isinstance(event, (CallBegun, ArgumentsFound, CallEnded)) and self._is_wanted(event.index):
                 self._reported.add(event.index)
-            yield event
+                events.append(event)
+
+    def _is_wanted(self, call: int) -> bool:
+        return self._max_calls is None or call < self._max_calls
 
 
 def response_machine(

@@ -136,10 +136,11 @@ class ToolCallParser:
             self._group_ends = tuple(opening.group_ends)
             self._open(before[len(shown) :] + mark, opening.body())
             return after
-        reported = self._text[: self._marks.may_begin_at(self._text)].rstrip(self._blanks)
+        text = self._text
+        reported = text[: self._marks.may_begin_at(text)].rstrip(self._blanks)
         if reported:
             events.append(TextFound(reported))
-            self._text = self._text[len(reported) :]
+            self._text = text[len(reported) :]
             self._at_start = False
         return None
 
