@@ -155,7 +155,7 @@ def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(
     call: str, calls: int, by_nccl: bool, model: Path, cuda: NativeModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by_nccl:
-        monkeypatch.setenv("LMDEPLOY_CUDA_PEERS", "0")
+        monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "peers=library")
     with TokenEngine(model, device="cuda", tp=2) as engine:
         pending = submit(engine, PROMPT, 200)
         cuda.inject_fault(call, calls, LOST, False)  # of one rank, before it meets the other

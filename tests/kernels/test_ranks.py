@@ -56,7 +56,7 @@ def test_every_rank_gets_the_parts_of_all_launched_captured_and_repeated(device:
 def emulated(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     if cuda.name != "emulated":
         pytest.skip("asks the emulation what was called")
-    monkeypatch.delenv("LMDEPLOY_CUDA_PEERS", raising=False)
+    monkeypatch.delenv("LMDEPLOY_CUDA_KERNELS", raising=False)
     yield cuda
     cuda.module.clear_faults()
     cuda.module.set_pauses(False)
@@ -77,7 +77,7 @@ def test_the_environment_leaves_sums_to_nccl(
     check_sums(emulated, 5)
     assert "a sum over 4 GPUs in one launch agrees with the host's" in capfd.readouterr().err
     before = calls_of_nccl(emulated)
-    monkeypatch.setenv("LMDEPLOY_CUDA_PEERS", "0")
+    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "peers=library")
     check_sums(emulated, 5)
     assert calls_of_nccl(emulated) > before
     assert capfd.readouterr().err == ""

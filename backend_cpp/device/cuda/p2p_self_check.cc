@@ -5,12 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 #include <future>
 #include <numeric>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -30,9 +28,8 @@ constexpr std::array<size_t, 5> kCounts = {1, 1001, P2pAllReduce::kMaxCount, 409
 constexpr auto kTimeout = std::chrono::seconds(20);
 
 bool is_wanted() {
-  if (const auto said = wanted_kernels("turbomind", "peers")) return *said == KernelSource::kOwn;
-  const char* wanted = std::getenv("LMDEPLOY_CUDA_PEERS");
-  return wanted == nullptr || std::string_view(wanted) != "0";
+  const auto wanted = wanted_kernels("turbomind", "peers");
+  return !wanted || *wanted == KernelSource::kOwn;
 }
 
 struct DestroyStream {

@@ -7,8 +7,8 @@
 
 namespace turbomind {
 
-// The exchange between this many GPUs. Null where they do not reach each other's memory, where LMDEPLOY_CUDA_PEERS=0 in
-// the environment leaves it out, and where its sums are not those of the host.
+// The exchange between this many GPUs. Null where they do not reach each other's memory, where LMDEPLOY_CUDA_KERNELS
+// names the library, and where its sums are not those of the host.
 std::unique_ptr<cuda::P2pAllReduce> proven_peers(int ranks);
 
 }  // namespace turbomind

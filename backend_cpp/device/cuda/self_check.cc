@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <string_view>
 
@@ -15,25 +14,8 @@ namespace turbomind {
 
 bool may_use_library(LibraryUse use) {
   static constexpr std::array<std::string_view, 4> kNames = {"experts", "latents", "prompts", "scales"};
-  if (const auto wanted = wanted_kernels("turbomind", kNames[static_cast<size_t>(use)])) {
-    return *wanted == KernelSource::kLibrary;
-  }
-  const char* variable = std::getenv("LMDEPLOY_CUDA_LIBRARIES");
-  std::string_view wanted = variable != nullptr ? variable : "";
-  if (wanted.empty()) return true;
-  if (wanted == "0") return false;
-  bool is_named = false;
-  while (!wanted.empty()) {
-    const size_t size = std::min(wanted.find(','), wanted.size());
-    const auto name = std::ranges::find(kNames, wanted.substr(0, size));
-    if (name == kNames.end()) {
-      throw invalid_argument("LMDEPLOY_CUDA_LIBRARIES is " + std::string(variable) +
-                             ": it is 0, or names some of experts, latents, prompts and scales between commas");
-    }
-    is_named = is_named || name - kNames.begin() == static_cast<int>(use);
-    wanted.remove_prefix(std::min(size + 1, wanted.size()));
-  }
-  return is_named;
+  const auto wanted = wanted_kernels("turbomind", kNames[static_cast<size_t>(use)]);
+  return !wanted || *wanted == KernelSource::kLibrary;
 }
 
 double largest_difference(const SelfCheck& check) {

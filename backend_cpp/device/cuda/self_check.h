@@ -1,7 +1,7 @@
 // Libraries' kernels on probation: one is used on a device only after it came to what ours does there, on a small
 // random problem. What is found is written to stderr, once a problem.
 //
-// A kernel that breaks the device (an illegal address, say) breaks it for good: then LMDEPLOY_CUDA_LIBRARIES leaves it
+// A kernel that breaks the device (an illegal address, say) breaks it for good: then LMDEPLOY_CUDA_KERNELS leaves it
 // out.
 #pragma once
 
@@ -19,9 +19,8 @@ namespace turbomind {
 // What libraries' kernels are for.
 enum class LibraryUse { kExperts, kLatents, kPrompts, kScales };
 
-// Whether the environment lets a library's kernels be used: LMDEPLOY_CUDA_KERNELS (base/kernel_choice.h) says so, or it
-// says nothing of them and LMDEPLOY_CUDA_LIBRARIES is not set, or names what they are
-// for (experts, latents, prompts, scales) between commas; 0: none. Throws Error (kInvalidArgument) for other names.
+// Whether the environment lets a library's kernels be used: LMDEPLOY_CUDA_KERNELS (base/kernel_choice.h) does not name
+// others. Throws Error (kInvalidArgument) where it names what is not there.
 bool may_use_library(LibraryUse use);
 
 // What the two kernels came to. A library may differ from ours by relative * magnitude + absolute, element by element;

@@ -86,13 +86,11 @@ inline dim3 rows_and(int rows, int others) {
   return {static_cast<unsigned>(rows), static_cast<unsigned>(others), 1};
 }
 
-// Whether the environment lets kernels overlap: LMDEPLOY_CUDA_KERNELS says so, or it says nothing of `overlap` and
-// LMDEPLOY_CUDA_OVERLAP is not 0.
+// Whether the environment lets kernels overlap (LMDEPLOY_CUDA_KERNELS).
 inline bool may_overlap() {
   static const bool may = [] {
-    if (const auto said = wanted_kernels("turbomind", "overlap")) return *said != KernelSource::kOff;
-    const char* wanted = std::getenv("LMDEPLOY_CUDA_OVERLAP");
-    return wanted == nullptr || std::string_view(wanted) != "0";
+    const auto wanted = wanted_kernels("turbomind", "overlap");
+    return !wanted || *wanted != KernelSource::kOff;
   }();
   return may;
 }

@@ -136,7 +136,7 @@ LEFT_OUT = [
 @pytest.mark.parametrize(("kind", "rows", "reason"), LEFT_OUT)
 def test_a_librarys_products_are_left_out(kind: str, rows: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "the user said so":
-        monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "0")
+        monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "experts=own")
     with library("experts", WRONG if reason == "it is wrong" else RIGHT) as device:
         layer = make_layer(device, rows, kind)
         *_, theirs = layer.run(device)
@@ -148,16 +148,10 @@ def test_a_librarys_products_are_left_out(kind: str, rows: int, reason: str, mon
 
 
 @pytest.mark.parametrize(
-    ("wanted", "is_used"), [("", True), ("latents,experts", True), ("latents,prompts,scales", False)]
+    ("wanted", "is_used"), [("", True), ("own,experts=library", True), ("latents=library,experts=own", False)]
 )
 def test_the_user_says_what_libraries_are_for(wanted: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", wanted)
+    monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", wanted)
     with library("experts", RIGHT) as device:
         make_layer(device, 90).run(device)
         assert device.module.library_launches("experts") == (TRIAL + PRODUCTS if is_used else 0)
-
-
-def test_what_no_library_is_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "experts,latent")
-    with pytest.raises(ValueError, match="is experts,latent: it is 0, or names some of experts, latents"):
-        Device("emulated")

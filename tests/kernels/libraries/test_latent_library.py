@@ -162,7 +162,7 @@ def test_a_librarys_attention_is_left_out(
     reason: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if reason == "the user said so":
-        monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "0")
+        monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", "latents=own")
     with library("latents", WRONG if reason == "it is wrong" else RIGHT) as device:
         batch = latent_batch(device, [70], 32)
         batch.bits = 8 if reason == "the cache is int8" else 16
