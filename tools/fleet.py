@@ -115,7 +115,7 @@ def read(file: Path) -> Trace:
     Raises
     ------
     ValueError
-        A column is missing,mething is no number.
+        A column is missing, or something is no number.
     """
     with file.open(encoding="utf-8") as lines:
         names = [name.strip() for name in lines.readline().split(",")]
