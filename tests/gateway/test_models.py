@@ -23,10 +23,11 @@ def test_health_is_empty_when_ready_and_503_when_not(http: httpx.Client, triton:
     assert http.get("/health").status_code == 503
 
 
-def test_health_is_503_while_the_engine_does_not_respond(http: httpx.Client, triton: FakeTriton) -> None:
-    triton.hangs = True
+@pytest.mark.parametrize("model", ["turbomind", "preprocessing"])
+def test_health_is_503_while_a_model_does_not_respond(http: httpx.Client, triton: FakeTriton, model: str) -> None:
+    triton.hangs = model
     assert http.get("/health").status_code == 503
-    triton.hangs = False
+    triton.hangs = ""
     assert http.get("/health").status_code == 200
 
 

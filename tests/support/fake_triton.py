@@ -102,7 +102,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self, model_name: str = "fake-model", script: Script | None = None) -> None:
         self.script: Script | Callable[[Received], Script] = script or Script()
         self.ready = True
-        self.hangs = False  # the engine does not respond to what is asked about its adapters
+        self.hangs = ""  # the model, `turbomind` or `preprocessing`, that does not respond
         self.parameters = {"model_name": model_name}
         self.requests: list[Received] = []
         self.stops: queue.Queue[str] = queue.Queue()
@@ -140,7 +140,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def reset(self) -> None:
         """Forget what arrived and answer as at first."""
-        self.hangs = False
+        self.hangs = ""
         self.script, self.ready, self.requests, self.stops = Script(), True, [], queue.Queue()
         self.controls, self.sessions, self.adapters, self.cache_controls = [], set(), {}, []
         self.release.set()
@@ -184,10 +184,15 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         if given != self.repository_key:
             context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
 
+    def _hang(self, kind: str, context: Any) -> None:
+        while self.hangs == kind and context.is_active():
+            time.sleep(0.01)
+
     def ModelInfer(self, request: Any, context: Any) -> Any:
         received = _received(request)
         response = service_pb2.ModelInferResponse(model_name=request.model_name)
         kind = request.model_name.partition(".")[0]  # with several models, their names follow
+        self._hang(kind, context)
         if kind == "preprocessing":
             try:
                 ids = _prompt(received.inputs)
@@ -210,8 +215,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 self._control(received.inputs)
                 continue
             if "lora_control" in received.inputs:
-                while self.hangs and context.is_active():
-                    time.sleep(0.01)
+                self._hang("turbomind", context)
                 yield self._adapter_control(received)
                 continue
             if "cache_control" in received.inputs:
