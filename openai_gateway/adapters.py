@@ -26,13 +26,13 @@ class Adapters:
     def __init__(self, client: TritonClient) -> None:
         self._client = client
 
-    async def visible(self, key: str | None) -> list[str]:
-        """Return the names of the adapters that the holder of an API key may use; none where it has none."""
+    async def visible(self, *keys: str | None) -> list[str]:
+        """Return the names of the adapters that the holder of these API keys may use; None is no key."""
         try:
             adapters = await self._client.adapters()
         except TritonRequestError:  # an older engine, or one that was started with another control key
             return []
-        return [name for name, note in adapters.items() if _may_use(note, key)]
+        return [name for name, note in adapters.items() if _may_use(note, keys)]
 
     async def load(self, name: str, path: str, keys: Sequence[str]) -> None:
         """Load an adapter, for the holders of some API keys; without any, for everybody.
@@ -60,5 +60,5 @@ def _digest(key: str) -> str:
     return hashlib.sha256(b"adapter of " + key.encode()).hexdigest()
 
 
-def _may_use(note: str, key: str | None) -> bool:
-    return not note or (key is not None and _digest(key) in json.loads(note))
+def _may_use(note: str, keys: Sequence[str | None]) -> bool:
+    return not note or any(key is not None and _digest(key) in json.loads(note) for key in keys)

@@ -128,7 +128,7 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
     )
     app.add_middleware(AdminKeys, keys=settings.admin_keys)
     if settings.api_keys:
-        app.add_middleware(ApiKeys, keys=settings.api_keys)
+        app.add_middleware(ApiKeys, keys=settings.api_keys, node_key=settings.node_key)
     else:
         app.add_middleware(Origins, allowed=settings.allow_origins)
     if settings.allow_origins:

@@ -25,7 +25,7 @@ from openai_gateway.media import MediaFetcher, RequestMedia
 from openai_gateway.metrics.engine import EnginePage
 from openai_gateway.metrics.page import GatewayMetrics
 from openai_gateway.metrics.responses import Watch
-from openai_gateway.middleware.api_keys import caller_of_key, key_of, salt_of_key
+from openai_gateway.middleware.api_keys import caller_of_key, key_of, keys_of, salt_of_key
 from openai_gateway.middleware.own_requests import OpenRequests, is_own
 from openai_gateway.models import Chosen, Models, MultiModel, OneModel, ServedModel
 from openai_gateway.qos import Qos
@@ -88,7 +88,8 @@ class Gateway:
         settings = self.settings
         if settings.responses_store is not None:
             return FolderStore(settings.responses_store, Bounds(settings.max_key_bytes, _MOST_RESPONSES))
-        return MemoryStore(Bounds(_RESPONSES_MEMORY // max(1, len(settings.api_keys)), _MOST_RESPONSES))
+        bounds = Bounds(_RESPONSES_MEMORY // max(1, len(settings.api_keys)), _MOST_RESPONSES)
+        return MemoryStore(bounds, _RESPONSES_MEMORY)
 
     async def default_model(self) -> ServedModel:
         """Return the model that is asked where a request names none.
@@ -169,7 +170,7 @@ class Gateway:
             return Chosen(found, requested)
         if len(requested) <= LONGEST_NAME:  # no engine is asked about what no adapter is called
             for model in await self.models.all():
-                if requested in await model.adapters.visible(key_of(request.scope)):
+                if requested in await model.adapters.visible(*keys_of(request.scope)):
                     return Chosen(model, requested, is_adapter=True)
         raise ApiError(
             404, f"The model `{requested[:_SHOWN_NAME]}` does not exist.", param="model", code="model_not_found"
@@ -215,7 +216,7 @@ class Gateway:
         of_batch = is_own(request.scope)
         key = key_of(request.scope)
         if self._qos is not None:
-            admission = self._qos.admit(user, key, counts=not of_batch)
+            admission = self._qos.admit(user, *keys_of(request.scope), counts=not of_batch)
             request.scope["lmdeploy.finally"].append(admission.release)
             generate.fields["priority"] = admission.priority
         if of_batch:

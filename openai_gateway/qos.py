@@ -123,15 +123,15 @@ class Qos:
                     raise QosConfigError(f"QoS policy {path}: {problem}")
         return cls(policy, bool(api_keys))
 
-    def admit(self, user: str | None, key: str | None = None, *, counts: bool = True) -> Admission:
+    def admit(self, user: str | None, *keys: str | None, counts: bool = True) -> Admission:
         """Count a request as open.
 
         Parameters
         ----------
         user
             Who the request says it is from.
-        key
-            The API key that it came with; None: the server has none.
+        keys
+            The caller's API keys, of which the first one that the policy knows counts; none: the server has none.
         counts
             False: it is let through in addition to the quota.
 
@@ -142,7 +142,7 @@ class Qos:
         """
         if not self._enabled:
             return Admission(0, lambda: None)
-        name = self._name(user, key)
+        name = self._name(user, keys)
         limit = self._limits.get(name)
         if limit is None or limit.most_open == 0:
             how = "set user" if self._users_of_key is None else "this API key speaks for none of them"
@@ -155,10 +155,10 @@ class Qos:
         self._open[name] += 1
         return Admission(limit.priority, lambda: self._release(name))
 
-    def _name(self, user: str | None, key: str | None) -> str:
+    def _name(self, user: str | None, keys: Sequence[str | None]) -> str:
         if self._users_of_key is None:
             return user if user is not None and user in self._limits else DEFAULT_USER
-        own = self._users_of_key.get(key or "", [])
+        own = next((self._users_of_key[key] for key in keys if key in self._users_of_key), [])
         if len(own) == 1:
             return own[0]
         return user if user is not None and user in own else DEFAULT_USER

@@ -55,6 +55,8 @@ class Settings:
         Log probabilities of a response that is collected: ``n * max_tokens * (top_logprobs + 1)``.
     api_keys : tuple of str
         One of them is needed to use ``/v1``; empty: none is.
+    node_key : str, optional
+        The one of `api_keys` that a proxy shows, and then says whose requests they are.
     admin_keys : tuple of str
         One of them is needed to load and unload models and adapters; empty: nobody may.
     control_key : str
@@ -124,6 +126,7 @@ class Settings:
     max_requests: int = DEFAULT_MAX_REQUESTS
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     api_keys: tuple[str, ...] = ()
+    node_key: str | None = None
     admin_keys: tuple[str, ...] = ()
     control_key: str = ""
     salts_by_key: bool = False

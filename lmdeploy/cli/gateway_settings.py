@@ -22,7 +22,8 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         tool_call_parser=args.tool_call_parser,
         tool_call_recovery=args.tool_call_recovery == "on",
         generation_config=args.generation_config,
-        api_keys=tuple(args.api_keys),
+        api_keys=(*args.api_keys, *([args.node_key] if args.node_key else [])),
+        node_key=args.node_key,
         admin_keys=tuple(args.admin_keys),
         salts_by_key=args.cache_salt_by_key,
         max_requests=args.max_requests,
@@ -83,7 +84,7 @@ def check_qos(args: argparse.Namespace) -> None:
         It is unusable.
     """
     if args.qos_config_path:
-        Qos.load(Path(args.qos_config_path), args.api_keys)
+        Qos.load(Path(args.qos_config_path), [*args.api_keys, *([args.node_key] if args.node_key else [])])
 
 
 def scheme(args: argparse.Namespace) -> str:

@@ -289,6 +289,12 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--proxy-url", help="URL of a `lmdeploy serve proxy` to register at.")
     add_key(group, "proxy-key", "One of that proxy's --admin-keys")
+    add_key(
+        group,
+        "node-key",
+        "A proxy's --node-key: an API key with which the proxy says whose requests they are, so that its callers share "
+        "no responses, sessions and quotas",
+    )
     group.add_argument(
         "--qos-config-path", default="", metavar="FILE", help="JSON file with users, priorities and quotas."
     )

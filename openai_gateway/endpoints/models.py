@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from lmdeploy.serve.client import TritonUnavailable
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.middleware.api_keys import keys_of
 from openai_gateway.models import ServedModel
 from openai_gateway.protocol.generation import SamplingFields
 
@@ -66,7 +66,7 @@ async def list_models(request: Request, gateway: GatewayDependency) -> ModelList
     for model in await gateway.models.all():
         cards.append(await _card(gateway, model, model.name))
         with suppress(TritonUnavailable):  # the model's name is known without it
-            adapters = await model.adapters.visible(key_of(request.scope))
+            adapters = await model.adapters.visible(*keys_of(request.scope))
             cards += [await _card(gateway, model, name, parent=model.name) for name in adapters]
     named = await gateway.models.named()
     cards += [await _card(gateway, model, name, root=model.name) for name, model in named.items() if name != model.name]

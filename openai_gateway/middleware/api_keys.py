@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import Headers
@@ -14,6 +15,10 @@ from openai_gateway.errors import ApiError
 from openai_gateway.middleware.own_requests import is_own
 from openai_gateway.registry import ADMINISTERED, MONITORING
 
+CALLER = "x-lmdeploy-caller"
+"""The header in which a proxy tells a node who calls, by `digest_for_node`; of others it says nothing."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 # Administered paths need an administrator's key instead (`AdminKeys`).
 _OPEN_PATHS = frozenset({*docs_page.PATHS, *MONITORING, *ADMINISTERED})
 
@@ -21,30 +26,37 @@ _OPEN_PATHS = frozenset({*docs_page.PATHS, *MONITORING, *ADMINISTERED})
 class ApiKeys:
     """ASGI middleware that answers 401 to a request without ``Authorization: Bearer KEY`` or ``x-api-key: KEY``.
 
-    It puts the key into the request's scope, for `key_of`.
+    It puts the caller's key into the request's scope, for `key_of`.
 
     Parameters
     ----------
     keys : sequence of str
         Any of them will do.
+    node_key : str, optional
+        The one of them that a proxy shows, which says whose requests it brings (`CALLER`).
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], node_key: str | None = None) -> None:
         self._app = app
         self._keys = keys
+        self._node_key = node_key
+        # A caller with a key of this server is the same one through the proxy.
+        self._known = {} if node_key is None else {digest_for_node(node_key, key): key for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if is_own(scope):  # has a key already, of who made the batch
+        if scope["type"] != "http" or is_own(scope):  # has a key already, of who made the batch
             await self._app(scope, receive, send)
             return
-        guarded = scope["type"] == "http" and needs_key(scope["path"], scope["method"])
-        key = matching_key(Headers(scope=scope), self._keys) if guarded else None
+        guarded, headers = needs_key(scope["path"], scope["method"]), Headers(scope=scope)
+        key = matching_key(headers, self._keys) if guarded else None
         if guarded and key is None:
             refusal = ApiError(401, "Please request with valid api key!", code="invalid_api_key")
             await refusal.response(scope["path"])(scope, receive, send)
             return
-        scope["lmdeploy.key"] = key
+        scope["lmdeploy.key"] = scope["lmdeploy.shown_key"] = key
+        if key is not None and key == self._node_key and _DIGEST.fullmatch(caller := headers.get(CALLER, "")):
+            scope["lmdeploy.key"] = self._known.get(caller, caller)
         await self._app(scope, receive, send)
 
 
@@ -63,9 +75,23 @@ def matching_key(headers: Headers, keys: Iterable[str]) -> str | None:
 
 
 def key_of(scope: Scope) -> str | None:
-    """Return the key a request came with; None where no keys are set."""
+    """Return the caller's key; None where no keys are set.
+
+    It says whose sessions, files, responses and cached prompts a request may use. Of a caller behind a proxy whose key
+    this server does not have, it is the proxy's digest of the key.
+    """
     key: str | None = scope.get("lmdeploy.key")
     return key
+
+
+def keys_of(scope: Scope) -> tuple[str | None, ...]:
+    """Return the keys that give a caller rights: its own and, behind a proxy, the proxy's."""
+    return key_of(scope), scope.get("lmdeploy.shown_key")
+
+
+def digest_for_node(node_key: str, key: str) -> str:
+    """Return what a proxy tells a node of a caller's key: the same for each request, and no use without `node_key`."""
+    return hmac.new(node_key.encode(), b"caller behind a proxy " + key.encode(), hashlib.sha256).hexdigest()
 
 
 def caller_of_key(key: str) -> str:

@@ -22,7 +22,7 @@ from openai_gateway.errors import ApiError, ErrorResponse
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.metrics.requests import RequestMetrics
 from openai_gateway.middleware.access import Access
-from openai_gateway.middleware.api_keys import ApiKeys
+from openai_gateway.middleware.api_keys import ApiKeys, key_of
 from openai_gateway.middleware.body_limit import BodyLimit
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.proxy.addresses import THIS_MACHINE, CheckedResolver, base_url, checked_url
@@ -163,7 +163,8 @@ async def _forward(request: Request, body: _Forwarded) -> Response:
         raise ApiError(400, "model must be a string", param="model", code="invalid_value")
     forwarder: Forwarder = request.app.state.forwarder
     # The route's path, not the request's: what is sent to nodes is not for callers to choose.
-    work = forwarder.forward(request.scope["route"].path, await request.body(), model, request.headers)
+    path, key = request.scope["route"].path, key_of(request.scope)
+    work = forwarder.forward(path, await request.body(), model, request.headers, key)
     return await run_unless_disconnected(request.receive, work)
 
 

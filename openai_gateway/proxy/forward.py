@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.cancellation import ClientDisconnected, run_unless_disconnected
 from openai_gateway.generation.streaming import event
+from openai_gateway.middleware.api_keys import CALLER, digest_for_node
 from openai_gateway.proxy.health import check
 from openai_gateway.proxy.node import Node, Work
 from openai_gateway.proxy.nodes import NodeTable
@@ -47,12 +48,17 @@ class Forwarder:
     def __init__(self, table: NodeTable, http: aiohttp.ClientSession, settings: ProxySettings) -> None:
         self._table = table
         self._http = http
-        self._key = node_headers(settings)
+        self._key, self._node_key = node_headers(settings), settings.node_key
         self._retry_seconds = settings.retry_seconds
         self._timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_seconds, sock_read=settings.read_seconds)
 
-    async def forward(self, path: str, body: bytes, model: str, headers: Headers) -> Response:
+    async def forward(self, path: str, body: bytes, model: str, headers: Headers, key: str | None) -> Response:
         """Return the response of the first node that gives one.
+
+        Parameters
+        ----------
+        key
+            The caller's, which nodes learn a digest of; None: the proxy asks for none.
 
         Raises
         ------
@@ -63,6 +69,8 @@ class Forwarder:
             message = f"The model `{model[:_SHOWN_NAME]}` does not exist."
             raise ApiError(404, message, param="model", code="model_not_found")
         sent_on = {name: headers[name] for name in _SENT_ON if name in headers} | self._key
+        if key is not None and self._node_key is not None:
+            sent_on[CALLER] = digest_for_node(self._node_key, key)
         deadline = time.monotonic() + self._retry_seconds
         refusal: Response | None = None
         refused_by: set[str] = set()

@@ -34,7 +34,7 @@ class ProxySettings:
     admin_keys : tuple of str
         One of them is needed to register and remove nodes; empty: that is for callers on this machine.
     node_key : str, optional
-        Shown to nodes, which may ask for a key too.
+        Shown to nodes, which ask for a key too, and with it a digest of the caller's.
     allow_private_nodes : bool
         Whether nodes may have private addresses (`openai_gateway.proxy.addresses`).
     check_seconds : float

@@ -15,10 +15,14 @@ class MemoryStore:
     ----------
     bounds
         For each API key.
+    most_bytes
+        Of all together, as there may be any number of callers behind a proxy; who keeps most loses what it has not used
+        for longest.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, most_bytes: int) -> None:
         self._bounds = bounds
+        self._most_bytes = most_bytes
         self._owned: dict[str | None, _Owned] = {}
 
     async def put(self, key: str | None, stored: StoredResponse) -> bool:
@@ -29,6 +33,8 @@ class MemoryStore:
         owned = self._owned.setdefault(key, _Owned())
         owned.add(stored.id, text)
         owned.drop_old(self._bounds)
+        while sum(each.bytes for each in self._owned.values()) > self._most_bytes:
+            max(self._owned.values(), key=lambda each: each.bytes).drop_oldest()
         return True
 
     async def get(self, key: str | None, response_id: str) -> bytes | None:
@@ -50,12 +56,12 @@ class _Owned:
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # and when it was used
-        self._bytes = 0
+        self.bytes = 0
 
     def add(self, response_id: str, text: bytes) -> None:
         self.remove(response_id)
         self._texts[response_id] = text, time.monotonic()
-        self._bytes += len(text)
+        self.bytes += len(text)
 
     def use(self, response_id: str) -> bytes | None:
         found = self._texts.pop(response_id, None)
@@ -68,14 +74,17 @@ class _Owned:
         found = self._texts.pop(response_id, None)
         if found is None:
             return False
-        self._bytes -= len(found[0])
+        self.bytes -= len(found[0])
         return True
+
+    def drop_oldest(self) -> None:
+        self.remove(next(iter(self._texts)))
 
     def drop_old(self, bounds: Bounds) -> None:
         expired = time.monotonic() - bounds.seconds
         while self._texts:
             response_id, (_, used) = next(iter(self._texts.items()))
-            is_full = self._bytes > bounds.owner_bytes or len(self._texts) > bounds.owner_count
+            is_full = self.bytes > bounds.owner_bytes or len(self._texts) > bounds.owner_count
             if used > expired and not is_full:
                 return
             self.remove(response_id)

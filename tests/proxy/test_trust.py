@@ -13,9 +13,12 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from openai_gateway.errors import ApiError
+from openai_gateway.middleware.api_keys import CALLER, digest_for_node
 from openai_gateway.proxy.addresses import CheckedResolver, checked_url
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.settings import Settings
+from openai_gateway.stored_responses.memory import MemoryStore
+from openai_gateway.stored_responses.record import Bounds, StoredResponse
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
 from tests.support.proxies import running_proxy
@@ -218,3 +221,43 @@ def test_nodes_with_keys_are_shown_the_proxy_s(stack: ExitStack) -> None:
     proxy.headers["authorization"] = "Bearer of-the-caller"
     assert proxy.post("/nodes/add", json={"url": node}).json() == "Added successfully"  # asked for its models
     assert proxy.post("/v1/chat/completions", json=BODY).status_code == 200
+
+
+def test_callers_of_a_proxy_stay_apart_at_its_nodes(stack: ExitStack) -> None:
+    fake, node = node_of(stack, api_keys=("alice", "nodes"), node_key="nodes", salts_by_key=True)
+    proxy = proxy_of(stack, node_key="nodes", api_keys=("alice", "bob"))
+    alice = {"authorization": "Bearer alice"}
+    assert proxy.post("/nodes/add", json={"url": node}, headers=alice).status_code == 200
+    made = proxy.post("/v1/responses", json={"model": "m", "input": "Hello"}, headers=alice).json()
+    of_alice = digest_for_node("nodes", "alice")
+    asked = {"model": "m", "input": "And?", "previous_response_id": made["id"]}
+    for url, key, named, status in (
+        (str(proxy.base_url), "bob", None, 400),
+        (str(proxy.base_url), "bob", of_alice, 400),  # only proxies say who calls
+        (str(proxy.base_url), "alice", None, 200),
+        (node, "alice", None, 200),  # the same caller, straight
+        (node, "alice", digest_for_node("nodes", "bob"), 200),
+        (node, "nodes", None, 400),
+        (node, "nodes", "alice", 400),
+        (node, "bob", of_alice, 401),
+    ):
+        headers = {"authorization": f"Bearer {key}"} | ({} if named is None else {CALLER: named})
+        response = httpx.post(f"{url.rstrip('/')}/v1/responses", json=asked, headers=headers, trust_env=False)
+        assert response.status_code == status, (url, key, named, response.text)
+    marks = {}
+    for key in ("alice", "bob"):
+        proxy.post("/v1/chat/completions", json=BODY, headers={"authorization": f"Bearer {key}"})
+        marks[key] = {name: fake.requests[-1].inputs[name] for name in ("cache_salt", "caller")}
+    httpx.post(f"{node}/v1/chat/completions", json=BODY, headers=alice, trust_env=False)
+    assert {name: fake.requests[-1].inputs[name] for name in ("cache_salt", "caller")} == marks["alice"]
+    assert not set(marks["alice"].values()) & set(marks["bob"].values())
+
+
+async def test_callers_of_a_proxy_fill_no_memory_however_many_they_are() -> None:
+    store = MemoryStore(Bounds(1000, 100), 3000)
+    texts = {f"resp_{number}": StoredResponse({"id": f"resp_{number}"}, [{"a": "x" * 700}]) for number in range(9)}
+    for name, stored in texts.items():
+        assert await store.put(f"key of {name}", stored)
+    kept = [name for name in texts if await store.get(f"key of {name}", name)]
+    assert len(kept) in (3, 4)
+    assert "resp_8" in kept

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 _POLL = 0.1  # seconds
 _SHOWN_LINES = 20
-_KEYS_OF_OTHERS = frozenset({variable_of("admin-keys"), variable_of("proxy-key")})  # no option of a replica either
+# No options of a replica either.
+_KEYS_OF_OTHERS = frozenset(map(variable_of, ("admin-keys", "proxy-key", "node-key")))
 # Ray's proxy writes the request's id itself.
 _SENT_BACK = ("content-type", "retry-after", "cache-control", "www-authenticate", "location", "allow")
 _ALLOWED_BACK = "access-control-"

@@ -21,6 +21,7 @@ _NOT_FOR_REPLICAS = {
     "ssl": "Ray Serve's HTTP options have the certificate",
     "proxy-url": "Ray Serve is the proxy",
     "proxy-key": "Ray Serve is the proxy",
+    "node-key": "Ray Serve is the proxy",
     "admin-keys": "adapters are those of `adapters`, the same in each replica",
     "admin-keys-file": "adapters are those of `adapters`, the same in each replica",
     "models-file": "each replica has one model",

@@ -18,7 +18,7 @@ from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect
-from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.middleware.api_keys import keys_of
 from openai_gateway.models import Chosen
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ async def with_task(
     request: Request, chosen: Chosen, pooling: Pooling, wanted: Wanted, task: str
 ) -> tuple[Chosen, Wanted]:
     """Return the adapter for a task, and how vectors are made with it."""
-    known = await chosen.model.adapters.visible(key_of(request.scope))
+    known = await chosen.model.adapters.visible(*keys_of(request.scope))
     if task not in known:
         names = ", ".join(known) or "none"
         message = f"task must be an adapter of the model `{chosen.model.name}` ({names}), got {task}"

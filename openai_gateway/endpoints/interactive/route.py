@@ -17,7 +17,7 @@ from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect, finish_reason
 from openai_gateway.generation.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.generation.watching import cut_if_too_long
-from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.middleware.api_keys import key_of, keys_of
 from openai_gateway.models import Chosen, ServedModel
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.outputs import Usage
@@ -65,7 +65,7 @@ async def _turn(
     alone = GenerateRequest(**inputs)
     chosen = None
     if body.adapter_name:
-        if body.adapter_name not in await model.adapters.visible(key_of(request.scope)):
+        if body.adapter_name not in await model.adapters.visible(*keys_of(request.scope)):
             raise ApiError(400, "There is no adapter of that name.", param="adapter_name")
         chosen = Chosen(model, body.adapter_name, is_adapter=True)
     gateway.admit(request, alone, chosen=chosen, user=body.user)

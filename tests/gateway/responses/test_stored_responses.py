@@ -198,7 +198,7 @@ def date_files(folder: Path, name: str, date: float) -> None:
 async def test_the_least_recently_used_make_room(tmp_path: Path, kind: str) -> None:
     length = len(response(0, "x" * 100).encoded())
     bounds = Bounds(owner_bytes=40 * length, owner_count=20, seconds=1000)
-    store = MemoryStore(bounds) if kind == "memory" else FolderStore(tmp_path, bounds)
+    store = MemoryStore(bounds, 10**9) if kind == "memory" else FolderStore(tmp_path, bounds)
     for number in range(10):
         assert await store.put("k", response(number, "x" * 100))
         await store.put("other", response(number))
@@ -226,7 +226,7 @@ async def test_what_was_not_used_for_a_time_is_forgotten(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounds = Bounds(owner_bytes=10_000, owner_count=10, seconds=100)
-    store = MemoryStore(bounds) if kind == "memory" else FolderStore(tmp_path, bounds)
+    store = MemoryStore(bounds, 10**9) if kind == "memory" else FolderStore(tmp_path, bounds)
     await store.put("k", response(1))
     await store.put("k", response(2))
     begin, monotonic = time.time(), time.monotonic()
