@@ -103,7 +103,7 @@ class Asking:
         async for generation, is_over in self._page.follow(said.id if said else "", session):
             now = generation.conversation
             is_shown, view = self._page.shown.get(session) == now.id, chat_view(now.turns)
-            is_saved = generation.followers[0] == session and (is_over or time.monotonic() - saved > _SAVE_SECONDS)
+            is_saved = generation.followers[:1] == [session] and (is_over or time.monotonic() - saved > _SAVE_SECONDS)
             saved = time.monotonic() if is_saved else saved
             kept = _kept(now, is_shown=is_shown) if is_saved else gr.skip()
             if is_shown:

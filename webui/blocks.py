@@ -75,6 +75,7 @@ def build(
                     elem_id="chat",
                     show_label=False,
                     height="100%",
+                    autoscroll=False,  # browser.js scrolls, and leaves alone who reads further up
                     buttons=["copy"],
                     editable="user",
                     placeholder=PLACEHOLDER,

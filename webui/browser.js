@@ -192,11 +192,34 @@ window.chats = (() => {
     }
     for (const code of coloured) window.Prism?.highlightElement(code); // its tags had other characters
   };
+  // The chat stays at its end while it grows, unless its reader has scrolled up; a new question is always shown.
+  const ROUND = 24; // pixels from the end that are at the end
+  let [isAtEnd, top, questions] = [true, 0, 0];
+  document.addEventListener(
+    "scroll",
+    ({ target }) => {
+      if (!target.matches?.("#chat .bubble-wrap")) return;
+      if (target.scrollHeight - target.scrollTop - target.clientHeight < ROUND) isAtEnd = true;
+      else if (target.scrollTop < top) isAtEnd = false;
+      top = target.scrollTop;
+    },
+    true,
+  );
+  const stayAtEnd = () => {
+    const chat = document.querySelector("#chat .bubble-wrap");
+    if (!chat) return;
+    const count = chat.querySelectorAll(".user-row").length;
+    isAtEnd ||= count > questions;
+    questions = count;
+    if (isAtEnd) chat.scrollTop = chat.scrollHeight;
+  };
   new MutationObserver((changes) => {
     for (const change of changes) {
       if (!change.target.parentElement?.closest("#chat")) continue;
       for (const node of change.type === "childList" ? change.addedNodes : [change.target]) reveal(node);
     }
+    stayAtEnd();
+    requestAnimationFrame(stayAtEnd); // once more, when all of it has its size
   }).observe(document, {
     subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: LABELS,
   });

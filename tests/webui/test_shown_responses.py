@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -198,6 +199,25 @@ def test_a_question_is_shown_edited_and_copied_as_it_was_written(page: ChatPage,
     page.wait(lambda: driver.execute_async_script(read) == text)
     page.click(driver.find_element(By.CSS_SELECTOR, '#chat button[aria-label="Edit"]'))
     page.wait(lambda: driver.find_element(By.CSS_SELECTOR, "#chat .edit-textarea").get_attribute("value") == text)
+
+
+def test_who_reads_further_up_is_left_there(page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton) -> None:
+    lines = [f"Line {number}\n\n" for number in range(80)]
+    fake_triton.script = Script(texts=["".join(lines), "More\n\n" * 20, "and the end."], hold_after=1, resume=True)
+    page.ask("Hello")
+    left = (
+        "const e = document.querySelector('#chat .bubble-wrap'); return e.scrollHeight - e.scrollTop - e.clientHeight"
+    )
+    page.wait(lambda: "Line 79" in " ".join(page.responses) and driver.execute_script(left) < 5)
+    driver.execute_script("document.querySelector('#chat .bubble-wrap').scrollTop -= 60")
+    fake_triton.release.set()
+    page.wait_for_response(1)
+    time.sleep(0.5)  # Gradio scrolled 0.3 seconds later
+    assert driver.execute_script(left) > 200
+    fake_triton.script = Script()
+    page.ask("And?")
+    page.wait_for_response(2)
+    page.wait(lambda: driver.execute_script(left) < 5)
 
 
 def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton) -> None:
