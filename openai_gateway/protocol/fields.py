@@ -82,6 +82,9 @@ Text = Annotated[AnyText, Field(min_length=1)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(small), AfterValidator(_shallow), AfterValidator(_all_encodable)]
 
 
+PROMPTS_ARE_CACHED = "prompts are cached without being asked to"
+ONE_TIER = "there is one service tier"
+
 NotImplementedFields = Mapping[str, tuple[object, ...]]
 
 
@@ -116,11 +119,14 @@ class Strict(BaseModel):
     # Fields of the API that are not implemented, with the values that ask for nothing beyond what is.
     # Any other value is refused: a client must not believe it was honoured.
     not_implemented: ClassVar[NotImplementedFields] = {}
+    # Fields that are taken and change nothing, and why. The reference of the HTTP API lists both.
+    no_effect: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        inherited = [vars(base).get("not_implemented", {}) for base in reversed(cls.__mro__)]
-        cls.not_implemented = {name: neutral for fields in inherited for name, neutral in fields.items()}
+        for table in ("not_implemented", "no_effect"):
+            inherited = [vars(base).get(table, {}) for base in reversed(cls.__mro__)]
+            setattr(cls, table, {name: value for fields in inherited for name, value in fields.items()})
 
     @model_validator(mode="before")
     @classmethod

@@ -4,18 +4,47 @@ import dataclasses
 import re
 from pathlib import Path
 
+import ollama
 import pytest
+from anthropic.types.beta import message_create_params as anthropic_messages
 from google.protobuf import text_format
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from pydantic import ValidationError
 from tritonclient.grpc import model_config_pb2
 
 from lmdeploy.fields import field
 from lmdeploy.fields.field import Kind, fields_of
 from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.serve.request import FIELDS, GenerateRequest
+from openai_gateway.endpoints.ollama.options import HONOURED_OPTIONS, OPTIONS_WITHOUT_EFFECT
 from tools.fields.__main__ import WRITERS, stale
+from tools.fields.http import PAGE_FIELDS, fates
 from tools.fields.pbtxt import tensors
 
 ROOT = Path(__file__).resolve().parents[2]
+IN_HEADERS = {"betas", "user_profile_id", "workspace_id"}  # of Anthropic's requests
+DOCUMENTED = {  # by the packages of each API, else by its reference
+    "OpenAI: `POST /v1/chat/completions`": {*chat_create_params.CompletionCreateParamsBase.__annotations__, "stream"},
+    "OpenAI: `POST /v1/completions`": {*completion_create_params.CompletionCreateParamsBase.__annotations__, "stream"},
+    "OpenAI: `POST /v1/responses`": {*response_create_params.ResponseCreateParamsBase.__annotations__, "stream"},
+    "OpenAI: `POST /v1/embeddings`": {*embedding_create_params.EmbeddingCreateParams.__annotations__},
+    "Anthropic: `POST /v1/messages`": {*anthropic_messages.MessageCreateParamsBase.__annotations__, "stream"}
+    - IN_HEADERS,
+    "Ollama: `POST /api/chat`": {*ollama._types.ChatRequest.model_fields},
+    "Ollama: `POST /api/generate`": {*ollama._types.GenerateRequest.model_fields},
+    "Ollama: `POST /api/embed`": {*ollama._types.EmbedRequest.model_fields},
+    "Ollama: `POST /api/embeddings`": {*ollama._types.EmbeddingsRequest.model_fields},
+    "TEI: `POST /embed`": {"inputs", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"},
+    "TEI: `POST /embed_all`, `/embed_sparse`": {"inputs", "truncate", "truncation_direction", "prompt_name"},
+    "TEI: `POST /predict`": {"inputs", "truncate", "truncation_direction", "raw_scores"},
+    "Cohere and TEI: `POST /v1/rerank`, `/v2/rerank`, `/rerank`": {
+        *("model", "query", "documents", "top_n", "max_tokens_per_doc", "priority"),  # Cohere's second version
+        *("rank_fields", "return_documents", "max_chunks_per_doc"),  # and its first one
+        *("texts", "raw_scores", "return_text", "truncate", "truncation_direction"),
+    },
+}
 CONFIGS = (GenerationConfig, TurbomindEngineConfig, PytorchEngineConfig)
 
 
@@ -30,6 +59,23 @@ def test_lines_that_are_missing_are_written_again(name: str) -> None:
     damaged = "".join(line for line in written.splitlines(keepends=True) if not any(mark in line for mark in marks))
     assert damaged != written
     assert WRITERS[name](damaged) == written
+
+
+@pytest.mark.parametrize("title", PAGE_FIELDS)
+def test_every_documented_field_of_a_request_is_honoured_refused_or_said_to_have_no_effect(title: str) -> None:
+    assert DOCUMENTED[title] - fates(PAGE_FIELDS[title]).keys() == set()
+
+
+def test_every_option_of_ollama_is_honoured_or_said_to_have_no_effect() -> None:
+    assert {*ollama.Options.model_fields} - {*HONOURED_OPTIONS, *OPTIONS_WITHOUT_EFFECT} == set()
+
+
+@pytest.mark.parametrize("title", PAGE_FIELDS)
+def test_refused_fields_are_named(title: str) -> None:
+    model = PAGE_FIELDS[title]
+    for name in model.not_implemented:
+        with pytest.raises(ValidationError, match=f"{name} is not supported by this server"):
+            model.model_validate({name: {"any": "value"}})
 
 
 @pytest.mark.parametrize("model", ["turbomind", "ensemble", "ensemble_vision"])

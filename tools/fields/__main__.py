@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.fields import cli, cpp, docs, pbtxt, spec
+from tools.fields import cli, cpp, docs, http, pbtxt, spec
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS: dict[str, Callable[[str], str]] = {
@@ -20,6 +20,7 @@ WRITERS: dict[str, Callable[[str], str]] = {
     "backend_cpp/model/spec/model_spec_fields.h": spec.structs,
     "docs/reference/settings.md": docs.settings,
     "docs/reference/cli.md": cli.command_line,
+    "docs/reference/http-api/fields.md": http.request_fields,
 }
 
 

@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field, model_validator
 from lmdeploy.messages import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS
 from openai_gateway.protocol.fields import (
     MAX_INT32,
+    ONE_TIER,
+    PROMPTS_ARE_CACHED,
     FieldError,
     JsonObject,
     NotImplementedFields,
@@ -156,9 +158,20 @@ class ChatCompletionRequest(RenderingFields, GenerationFields, StructuredFields)
         "audio": (),
         "prediction": (),
         "web_search_options": (),
+        "moderation": (),
         "chat_template": (),
         "documents": ([],),
         "echo": (False,),
+    }
+    no_effect: ClassVar[Mapping[str, str]] = {
+        "store": "chat completions are not stored",
+        "metadata": "chat completions are not stored",
+        "prompt_cache_key": PROMPTS_ARE_CACHED,
+        "prompt_cache_options": PROMPTS_ARE_CACHED,
+        "prompt_cache_retention": PROMPTS_ARE_CACHED,
+        "safety_identifier": "nobody is reported",
+        "service_tier": ONE_TIER,
+        "verbosity": "models have no such setting; ask for short answers in the prompt",
     }
 
     messages: Messages | Text

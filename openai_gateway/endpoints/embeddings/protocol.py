@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from openai_gateway.protocol.fields import MAX_INT32, Strict, Text
+from openai_gateway.protocol.fields import MAX_INT32, NotImplementedFields, Strict, Text
 from openai_gateway.protocol.prompts import PromptTokens, each_of
 
 MOST_TEXTS = 2048  # OpenAI's
@@ -17,6 +17,8 @@ Inputs = Text | Texts | PromptTokens | Annotated[list[PromptTokens], Field(min_l
 
 class EmbeddingRequest(Strict):
     """Body of ``POST /v1/embeddings``: a text, several, or the same as tokens."""
+
+    not_implemented: ClassVar[NotImplementedFields] = {"truncate_prompt_tokens": ()}
 
     model: Text | None = None
     input: Inputs

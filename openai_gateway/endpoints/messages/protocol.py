@@ -22,6 +22,8 @@ from openai_gateway.endpoints.messages.tools import ToolChoice, ToolParam
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     MAX_ITEMS,
+    ONE_TIER,
+    PROMPTS_ARE_CACHED,
     AnyText,
     FieldError,
     JsonObject,
@@ -184,7 +186,20 @@ class Prompted(Strict):
 class MessagesRequest(Prompted, SamplingFields):
     """Body of ``POST /v1/messages``."""
 
-    not_implemented: ClassVar[NotImplementedFields] = {"mcp_servers": ([],), "container": ()}
+    not_implemented: ClassVar[NotImplementedFields] = {
+        "mcp_servers": ([],),
+        "container": (),
+        "compaction": (),
+        "thread": (),
+    }
+    no_effect: ClassVar[Mapping[str, str]] = {
+        "cache_control": PROMPTS_ARE_CACHED,
+        "context_management": "nothing is taken out of a conversation",
+        "diagnostics": PROMPTS_ARE_CACHED,
+        "fallbacks": "the model that is named answers",
+        **dict.fromkeys(("billing_policy", "fallback_credit_token"), "nothing is billed"),
+        **dict.fromkeys(("inference_geo", "service_tier", "speed"), ONE_TIER),
+    }
 
     max_tokens: Tokens
     stop_sequences: Annotated[list[StopWord], Field(max_length=32, fail_fast=True)] | None = None

@@ -21,6 +21,17 @@ _NUMBERS = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
+HONOURED_OPTIONS = (*_NUMBERS, "top_k", "seed", "num_predict", "stop", "tool_choice")
+_RUNNING, _NO_SAMPLER = "how models run is up to the server", "there is no such sampler"
+OPTIONS_WITHOUT_EFFECT = dict.fromkeys(
+    [
+        *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
+        *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep"),
+    ],
+    _RUNNING,
+) | dict.fromkeys(
+    ("tfs_z", "typical_p", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline"), _NO_SAMPLER
+)
 _LEAST = 1e-6  # added to a limit that a number has to be above
 _NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")  # Go's durations of no length
 

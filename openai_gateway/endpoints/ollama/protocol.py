@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BeforeValidator, Field, ValidationError
@@ -12,7 +13,16 @@ from lmdeploy.messages import MAX_TOP_LOGPROBS
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS
 from openai_gateway.endpoints.ollama.options import KeepAlive, ends_at_once, fields_of_options
-from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, JsonObject, Strict, Text, at_most
+from openai_gateway.protocol.fields import (
+    MAX_INT32,
+    MAX_ITEMS,
+    AnyText,
+    JsonObject,
+    NotImplementedFields,
+    Strict,
+    Text,
+    at_most,
+)
 from openai_gateway.protocol.tools import ArgumentsObject
 
 _LATEST = ":latest"  # clients add it to names without a tag
@@ -60,8 +70,14 @@ class OllamaMessage(Strict):
         return message
 
 
+_MODELS_STAY = {"keep_alive": "models stay loaded; 0 is refused where nothing else is asked"}
+_EMBEDDING: dict[str, str] = {**_MODELS_STAY, "options": "they are about generation and how models run"}
+
+
 class Asked(Strict):
     """What both ways to generate share."""
+
+    no_effect: ClassVar[Mapping[str, str]] = _MODELS_STAY
 
     model: Text
     stream: bool | None = None
@@ -119,6 +135,12 @@ class ChatRequest(Asked):
 class GenerateRequest(Asked):
     """Body of ``POST /api/generate``."""
 
+    not_implemented: ClassVar[NotImplementedFields] = {
+        "template": ("",),
+        "context": ([],),
+        **dict.fromkeys(("width", "height", "steps"), (0,)),
+    }
+
     prompt: AnyText = ""
     suffix: AnyText | None = None
     system: AnyText | None = None
@@ -143,6 +165,8 @@ class GenerateRequest(Asked):
 class EmbedRequest(Strict):
     """Body of ``POST /api/embed``."""
 
+    no_effect: ClassVar[Mapping[str, str]] = _EMBEDDING
+
     model: Text
     input: AnyText | Annotated[list[Text], Field(max_length=MOST_TEXTS, fail_fast=True)]
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
@@ -156,6 +180,8 @@ class EmbedRequest(Strict):
 
 class EmbeddingsRequest(Strict):
     """Body of ``POST /api/embeddings``, which Ollama had before ``/api/embed``."""
+
+    no_effect: ClassVar[Mapping[str, str]] = _EMBEDDING
 
     model: Text
     prompt: AnyText = ""

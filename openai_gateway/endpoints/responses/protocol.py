@@ -21,6 +21,8 @@ from openai_gateway.endpoints.responses.items import (
 )
 from openai_gateway.endpoints.responses.tools import AllowedTools, NamedChoice, OfferedTools, OtherTool, ResponsesTools
 from openai_gateway.protocol.fields import (
+    ONE_TIER,
+    PROMPTS_ARE_CACHED,
     AnyText,
     FieldError,
     JsonObject,
@@ -81,6 +83,19 @@ class ResponsesRequest(SamplingFields):
         "prompt": (),
         "background": (False,),
         "truncation": ("disabled",),
+        "moderation": (),
+    }
+    no_effect: ClassVar[Mapping[str, str]] = {
+        "access_programs": "of OpenAI's accounts",
+        "context_management": "nothing is taken out of a conversation",
+        "image": "each image says itself how it is looked at",
+        "max_tool_calls": "of tools that the server runs; there are none",
+        "prompt_cache_key": f"repeated in the response; {PROMPTS_ARE_CACHED}",
+        "prompt_cache_options": PROMPTS_ARE_CACHED,
+        "prompt_cache_retention": PROMPTS_ARE_CACHED,
+        "safety_identifier": "repeated in the response; nobody is reported",
+        "service_tier": ONE_TIER,
+        "stream_options": "events are not padded",
     }
 
     model: Text

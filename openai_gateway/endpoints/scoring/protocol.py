@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS, Inputs, Texts, TokenCounts
-from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, Strict, Text
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields, Strict, Text
 from openai_gateway.protocol.messages import Messages
 from openai_gateway.protocol.prompts import each_of
 
@@ -30,6 +31,15 @@ class PairSettings(Strict):
 
 class RerankRequest(PairSettings):
     """Body of ``POST /v1/rerank``."""
+
+    not_implemented: ClassVar[NotImplementedFields] = {
+        "rank_fields": ([], ["text"]),
+        "truncation_direction": ("right", "Right"),
+    }
+    no_effect: ClassVar[Mapping[str, str]] = {
+        "max_chunks_per_doc": "documents are not cut into chunks",
+        "priority": "keys have turns, and their requests too",
+    }
 
     query: Text
     documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)] | None = (
