@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
 import uuid
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +27,7 @@ from openai_gateway.tools.events import (
     TextFound,
 )
 
+_KEY = secrets.token_bytes(32)
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
 
 
@@ -136,12 +140,21 @@ class MessageWriter:
         """End the block being written, if there is one."""
         if self._block is None:
             return b""
+        events = b""
+        if self._block["type"] == "thinking":
+            self._block["signature"] = _signature(self._block["thinking"])
+            events = self._delta({"type": "signature_delta", "signature": self._block["signature"]})
         self._block = None
-        return _event("content_block_stop", index=self._index)
+        return events + _event("content_block_stop", index=self._index)
 
     @property
     def _index(self) -> int:
         return len(self.message["content"]) - 1
+
+
+def _signature(text: str) -> str:
+    """Return what clients send back with reasoning; they leave out reasoning without one. Here nobody checks it."""
+    return b64encode(hmac.digest(_KEY, text.encode(), "sha256")).decode()
 
 
 def _prompt_usage(tokens: int, cached: int) -> dict[str, int]:

@@ -194,6 +194,9 @@ def test_reasoning_has_blocks_of_its_own_and_can_be_left_out(claude: anthropic.A
         reasoning, text = stream.get_final_message().content
     assert reasoning.type == "thinking"
     assert (reasoning.thinking, text.type) == ("Two and two.", "text")
+    whole = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, thinking=enabled)
+    assert reasoning.signature
+    assert whole.content[0] == reasoning
     assert sent(triton)["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
     response = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, thinking={"type": "disabled"})
     assert [block.type for block in response.content] == ["text"]
