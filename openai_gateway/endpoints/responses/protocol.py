@@ -73,6 +73,7 @@ class ReasoningSettings(Strict):
     """``reasoning`` of a request."""
 
     effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesRequest(SamplingFields):
@@ -242,7 +243,7 @@ class ResponsesRequest(SamplingFields):
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": self.previous_response_id,
-            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
+            "reasoning": (self.reasoning or ReasoningSettings()).model_dump(),
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",

@@ -50,6 +50,7 @@ class ResponseWriter:
     ) -> None:
         self._machine = machine
         self._texts = served.token_texts if body.wants_logprobs else None
+        self._summarizes = body.reasoning is not None and body.reasoning.summary is not None
         self._number = 0
         self._item: dict[str, Any] | None = None  # being written
         self._logprobs: list[Any] = []
@@ -128,8 +129,16 @@ class ResponseWriter:
             events = self._open(item)
             item["content"] = [{"type": "reasoning_text", "text": ""}]
             events += self._event("response.content_part.added", **self._place, content_index=0, part=self._part)
+            if self._summarizes:
+                item["summary"] = [{"type": "summary_text", "text": ""}]
+                events += self._of_summary("part.added", part=item["summary"][0])
         self._part["text"] += text
-        return events + self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=text)
+        events += self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=text)
+        return events + self._of_summary("text.delta", delta=text) if self._summarizes else events
+
+    def _of_summary(self, kind: str, **members: Any) -> bytes:
+        """Return an event of the summary of reasoning, which is all of it."""
+        return self._event(f"response.reasoning_summary_{kind}", **self._place, summary_index=0, **members)
 
     def _written(self, event: Event) -> bytes:
         match event:
@@ -212,6 +221,10 @@ class ResponseWriter:
             where = {**self._place, "content_index": 0}
             events = self._event("response.reasoning_text.done", **where, text=self._part["text"])
             events += self._event("response.content_part.done", **where, part=self._part)
+            for summary in item["summary"]:
+                summary["text"] = self._part["text"]
+                events += self._of_summary("text.done", text=summary["text"])
+                events += self._of_summary("part.done", part=summary)
         elif item["type"] == "custom_tool_call":
             item["input"] = input_of(self._arguments)
             events = self._event("response.custom_tool_call_input.delta", **self._place, delta=item["input"])

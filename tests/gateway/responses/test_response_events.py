@@ -102,6 +102,17 @@ def without_ids(value: Any) -> Any:
     return value
 
 
+def test_reasoning_is_its_own_summary_where_one_is_asked_for(asked: Any) -> None:
+    says = {"says": "I think.</think>It is so.", "stream": True}
+    events = events_of(asked(**says, reasoning={"summary": "auto"}))
+    deltas = [each["delta"] for each in events if each["type"] == "response.reasoning_summary_text.delta"]
+    final = events[-1]["response"]
+    assert "".join(deltas) == "I think."
+    assert final["output"][0]["summary"] == [{"type": "summary_text", "text": "I think."}]
+    assert final["reasoning"] == {"effort": None, "summary": "auto"}
+    assert not any("summary" in each["type"] for each in events_of(asked(**says)))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_event_is_one_of_openai_s_and_they_add_up_to_the_response(asked: Any, name: str) -> None:
     raw = events_of(asked(**CASES[name], stream=True))
