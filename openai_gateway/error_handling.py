@@ -80,9 +80,9 @@ def _in_words_of(message: str, status: int, path: str, body: object) -> ApiError
     names = {name: next((other for other in info.also if other in given), name) for name, info in FIELDS.items()}
     names["max_new_tokens"] = getattr(body, "limit_field", "max_tokens")
     names |= dict.fromkeys(("input_ids", "text_input"), "input" if endpoint is None else endpoint.prompt)
-    begin = message.partition(" ")[0]
+    field = message.partition(" must ")[0].rpartition(" ")[2]
     message = _FIELD.sub(lambda found: names.get(found[0], found[0]), message)
-    return ApiError(status, message, param=names.get(begin))
+    return ApiError(status, message, param=names.get(field))
 
 
 def install_error_handlers(

@@ -141,6 +141,7 @@ def test_other_names_of_a_field_reach_the_engine_from_every_body(
         ("min_tokens", "min_new_tokens must be even", "min_tokens"),
         ("min_new_tokens", "min_new_tokens must be even", "min_new_tokens"),
         ("max_tokens", "text_input must be even", "messages"),
+        ("max_tokens", "each token of logit_bias must be even", "logit_bias"),
         ("max_tokens", "there is no GPU", None),
     ],
 )
@@ -150,7 +151,7 @@ def test_errors_of_the_engine_have_the_caller_s_names(
     triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
     error = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, given: 5}).json()["error"]
     assert error["param"] == param
-    assert error["message"] == (f"{param} must be even" if param else words)
+    assert error["message"].endswith(f"{param} must be even" if param else words)
 
 
 def test_absent_and_null_options_have_lmdeploy_s_defaults(http: httpx.Client, triton: FakeTriton) -> None:
