@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient
+from lmdeploy.serve.client import CALLER, GenerateChunk, GenerateRequest, TritonClient
 from lmdeploy.serve.multi_model.administration import Administration
 from lmdeploy.serve.multi_model.registry import Registry
 from openai_gateway.adapters import LONGEST_NAME
@@ -163,6 +163,8 @@ class Gateway:
         requested
             The name; None: the model that is asked where a request names none.
         """
+        if (key := key_of(request.scope)) is not None:
+            CALLER.set(caller_of_key(key))
         if requested is None:
             model = await self.default_model()
             return Chosen(model, model.name)

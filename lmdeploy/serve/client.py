@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextvars import ContextVar
 from pathlib import PurePath
 from typing import Any, Protocol
 
@@ -62,6 +63,9 @@ _CANCEL_RETRIES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before each
 _REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
 _RESPONSES = _REFUSALS | {"INTERNAL"}  # so are those without a code, of older engines
 _TOKENIZE_TIMEOUT = 30.0  # seconds
+
+CALLER: ContextVar[str] = ContextVar("caller", default="")
+"""Whom the texts are for that this task has tokenized: callers take turns in preprocessing."""
 
 
 class Ledger(Protocol):
@@ -355,13 +359,11 @@ class TritonClient:
         TritonRequestError
             The prompt was refused.
         """
+        name, content, reported = "text_input", text or "", ""
         if messages is not None:
+            name, content = "messages", conversation_json(messages, template_options)
             reported = json.dumps(list(tools), ensure_ascii=False) if tools else ""
-            message = encode_tokenize(
-                "messages", conversation_json(messages, template_options), reported, adapter or "", add_special_tokens
-            )
-        else:
-            message = encode_tokenize("text_input", text or "", add_special_tokens=add_special_tokens)
+        message = encode_tokenize(name, content, reported, adapter or "", CALLER.get(), add_special_tokens)
         return decode_token_ids(await self._infer(message))
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -229,11 +229,16 @@ def encode_adapter_template(action: str, name: str, path: str = "", key: str = "
 
 
 def encode_tokenize(
-    name: str, text: str, tools: str = "", adapter: str = "", add_special_tokens: bool | None = None
+    name: str,
+    text: str,
+    tools: str = "",
+    adapter: str = "",
+    caller: str = "",
+    add_special_tokens: bool | None = None,
 ) -> service_pb2.ModelInferRequest:
     """Return the request for token ids; `name` is ``text_input``, ``messages`` (JSON text, as `tools`) or ``QUERY``."""
     message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
-    for tensor, content in {name: text, "tools": tools, "lora_name": adapter}.items():
+    for tensor, content in {name: text, "tools": tools, "lora_name": adapter, "caller": caller}.items():
         if content or tensor == name:
             _add_texts(message, tensor, [content])
     if add_special_tokens is not None:
