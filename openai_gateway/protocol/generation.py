@@ -161,6 +161,12 @@ class GenerationFields(_Completions):
         return value
 
     @model_validator(mode="after")
+    def _options_are_of_a_stream(self) -> GenerationFields:
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "stream_options is about streams; set stream to true, or leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _streams_leave_prompts_out(self) -> GenerationFields:
         if self.stream and self.prompt_logprobs is not None:
             raise FieldError("prompt_logprobs", "prompt_logprobs comes with whole responses only; leave stream out")

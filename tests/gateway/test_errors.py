@@ -85,6 +85,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("function_call", {"name": "f"}),
     ("allowed_token_ids", []),
     ("modalities", ["text", "audio"]),
+    ("stream_options", {"include_usage": True}),
 ]
 MISTYPED_FIELDS: list[tuple[str, Any]] = [
     ("messages", 3),

@@ -60,12 +60,7 @@ class MessageWriter:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {
-                "input_tokens": 0,
-                "output_tokens": 0,
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
-            },
+            "usage": {"output_tokens": 0, **_prompt_usage(0, 0)},
         }
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
@@ -159,7 +154,7 @@ def _signature(text: str) -> str:
 
 def _prompt_usage(tokens: int, cached: int) -> dict[str, int]:
     """Return how a prompt is counted: what was found in the cache is separate."""
-    return {"input_tokens": tokens - cached, "cache_read_input_tokens": cached}
+    return {"input_tokens": tokens - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
 
 
 def _event(kind: str, **members: Any) -> bytes:

@@ -75,6 +75,8 @@ def test_tokens_of_the_cache_are_counted_apart(claude: anthropic.Anthropic, trit
     asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED}
     if stream:
         with claude.messages.stream(**asked) as events:
+            (last,) = (event.usage for event in events if event.type == "message_delta")
+            assert (last.cache_creation_input_tokens, last.cache_read_input_tokens) == (0, 4)
             usage = events.get_final_message().usage
     else:
         usage = claude.messages.create(**asked).usage
