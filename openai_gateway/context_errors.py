@@ -10,6 +10,8 @@ from lmdeploy.serve.errors import ContextExceeded
 from openai_gateway.errors import ApiError, api_of
 from openai_gateway.registry import OF_PATH
 
+_EMBEDS = "/api/embed"  # begins paths of Ollama's where no token is left to answer with
+
 
 def context_error(error: ContextExceeded, path: str, limit_field: str) -> ApiError:
     """Return what a client reads.
@@ -31,7 +33,8 @@ def context_error(error: ContextExceeded, path: str, limit_field: str) -> ApiErr
             most = error.limit - 1  # a token is left to answer with
             message = f"prompt is too long: {error.tokens or error.limit} tokens > {most} maximum"
         case "ollama":
-            message = f"the input length exceeds the context length: {counted} tokens, at most {error.limit - 1}"
+            most = error.limit - (not path.startswith(_EMBEDS))
+            message = f"the input length exceeds the context length: {counted} tokens, at most {most}"
         case _:
             message = (
                 f"This model's maximum context length is {error.limit} tokens. However, your {field} resulted in "

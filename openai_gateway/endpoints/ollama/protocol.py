@@ -103,9 +103,11 @@ class Asked(Strict):
         fields = fields_of_options(self.options or {}, context_len)
         if self.logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
-        if self.format:
-            schema = {"type": "json_schema", "json_schema": {"name": "format", "schema": self.format}}
-            fields["response_format"] = {"type": "json_object"} if self.format == "json" else schema
+        if self.format in ("json", {}):
+            fields["response_format"] = {"type": "json_object"}
+        elif self.format:
+            schema = {"name": "format", "schema": self.format}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         if isinstance(self.think, bool):
             fields["enable_thinking"] = self.think
         elif self.think is not None:
@@ -118,6 +120,7 @@ class ChatRequest(Asked):
 
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = None
     tools: list[JsonObject] | None = None
+    tool_choice: AnyText | JsonObject | None = Field(None, description="As for OpenAI's chat completions.")
 
     @property
     def is_empty(self) -> bool:
@@ -127,8 +130,8 @@ class ChatRequest(Asked):
     def as_openai(self, context_len: int | None) -> ChatCompletionRequest:
         """Return the chat completion; refuse what it refuses."""
         fields = self._fields(context_len) | {"model": self.model, "tools": self.tools}
-        # Ollama has no option that makes a model call; here there is one, as OpenAI's.
-        fields["tool_choice"] = (self.options or {}).get("tool_choice")
+        # Ollama has nothing that makes a model call; here there is, as OpenAI's.
+        fields["tool_choice"] = self.tool_choice or (self.options or {}).get("tool_choice")
         return _checked(fields | {"messages": [message.as_openai() for message in self.messages or ()]})
 
 

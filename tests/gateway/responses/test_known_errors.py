@@ -9,6 +9,8 @@ import httpx
 import ollama
 import pytest
 
+from lmdeploy.serve.errors import request_error
+from openai_gateway.error_handling import as_api_error
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
@@ -68,6 +70,11 @@ def test_a_prompt_that_is_too_long_has_anthropic_s_words(
         "type": "invalid_request_error",
         "message": f"prompt is too long: {tokens} tokens > 4095 maximum",
     }
+
+
+def test_a_text_may_fill_the_context_where_nothing_answers_it() -> None:
+    error = request_error("INVALID_ARGUMENT", TOO_LONG)
+    assert as_api_error(error, "/api/embed").message.endswith("5000 tokens, at most 4096")
 
 
 def test_a_prompt_that_is_too_long_is_one_of_ollama_s_errors(triton: FakeTriton, url: str) -> None:

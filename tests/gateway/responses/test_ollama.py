@@ -53,7 +53,7 @@ def test_a_chat_whole_and_streamed(client: ollama.Client, triton: FakeTriton) ->
     assert [request.inputs["stream"] for request in triton.requests] == [False, True]
 
 
-def test_options_formats_and_images_reach_the_engine(client: ollama.Client, triton: FakeTriton) -> None:
+def test_options_formats_and_images_reach_the_engine(client: ollama.Client, triton: FakeTriton, url: str) -> None:
     options: Any = {
         "temperature": 0.5,
         "top_k": 3,
@@ -64,6 +64,11 @@ def test_options_formats_and_images_reach_the_engine(client: ollama.Client, trit
     }
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     seen = [{"role": "user", "content": "What is it?", "images": [PIXEL]}]
+    body = {"model": MODEL, "messages": HELLO, "tools": [TOOL], "tool_choice": "required", "stream": False}
+    httpx.post(f"{url}/api/chat", json=body, trust_env=False)
+    assert "structural_tag" in triton.requests.pop().inputs["response_format"]
+    client.chat(MODEL, HELLO, format={})  # JSON of any form
+    assert json.loads(triton.requests.pop().inputs["response_format"]) == {"type": "json_object"}
     client.chat(MODEL, [{"role": "system", "content": "Be brief."}, *HELLO], options=options, format=schema)
     client.chat(MODEL, HELLO, format="json", options={"num_predict": -1, "stop": ["x"]})
     client.chat(MODEL, seen)
