@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "ABORTED": 409, "UNAVAILABLE": 503}
 # LMDeploy's clients distinguish wrong types (422) from wrong values (400) here; on all other paths both are 400.
+_BUSY = "has a running request"  # the engine, of a session whose client may just have left
 _OF_NODES = "/nodes/"  # of the proxy
 _FIELD = re.compile(r"[a-z]+(_[a-z]+)+")
 _LOGGED = 1000  # characters of what the engine says
@@ -58,6 +59,8 @@ def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiEr
         case TritonUnavailable():
             logger.warning("%s", one_line(str(error), _LOGGED))
             return ApiError(503, "The model is not available now; try again later.", code="service_unavailable")
+        case TritonRequestError(message=message) if _BUSY in message:
+            return ApiError(409, message.partition("\n")[0], code="session_busy", headers={"retry-after": "1"})
         case TritonRequestError(code=code, message=message):
             status = _STATUS_OF_GRPC.get(code, 500)
             if status == 500:

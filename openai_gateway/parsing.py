@@ -71,6 +71,9 @@ class BoundedRoute(APIRoute):
         annotation = cast(Any, self.body_field.field_info.annotation)
 
         async def bounded(request: Request) -> Response:
+            if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+                message = f"Bodies with content-encoding {encoding[:64]} are not read; send them without."
+                raise ApiError(415, message, code="unsupported_encoding")
             raw = await request.body()
             # Not all of Ollama's clients say that they send JSON; OpenAI and Anthropic want it said.
             is_json = _is_json(request.headers.get("content-type", ""))

@@ -8,6 +8,7 @@ Both have the form of OpenAI's batch API (platform.openai.com/docs/api-reference
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +179,8 @@ def _result(name: str, line: int, custom_id: str | None, response: Any, error: A
 def _lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
     """Yield number and text of each line: empty for a blank one, None for one that is too long."""
     number = 0
+    if file.read(len(BOM_UTF8)) != BOM_UTF8:
+        file.seek(0)
     while text := file.readline(max_bytes + 1):
         number += 1
         is_long = len(text) > max_bytes and not text.endswith(b"\n")

@@ -169,6 +169,8 @@ class _Connection(HttpToolsProtocol):
         if self.parser.is_offered_an_upgrade:
             return
         self._in_head = False
+        if self.url.startswith(b"//"):  # a path, not a host and a path
+            self.url = b"http://-" + self.url
         self._count_head(-self._head_bytes)
         self.idle.pop(self, None)
         self._read_by(self.timeouts.body)

@@ -1,3 +1,4 @@
+import gzip
 import json
 from typing import Any
 
@@ -212,6 +213,20 @@ def test_a_body_that_is_not_said_to_be_json_is_refused_and_reported_so(http: htt
     assert "application/json" in error["message"]
 
 
+def test_a_compressed_body_is_a_415(http: httpx.Client) -> None:
+    body = gzip.compress(json.dumps({"model": MODEL, "messages": HELLO}).encode())
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert "gzip" in error_of(http.post("/v1/chat/completions", content=body, headers=headers), 415)["message"]
+
+
+def test_a_busy_session_is_asked_to_come_again(http: httpx.Client, triton: FakeTriton) -> None:
+    words = "session 7 has a running request; wait for it or stop it"
+    triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
+    response = http.post("/v1/chat/interactive", json={"prompt": "a", "session_id": 7, "interactive_mode": True})
+    assert words in error_of(response, 409)["message"]
+    assert response.headers["retry-after"] == "1"
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_beyond_the_limit_is_a_413(http: httpx.Client, chunked: bool) -> None:
     body = b" " * (MAX_BODY + 1)
@@ -244,6 +259,8 @@ def test_what_no_model_here_does_is_said(http: httpx.Client, path: str, why: str
 
 def test_unknown_urls_and_methods_are_openai_errors(http: httpx.Client) -> None:
     assert "/v1/nothing" in error_of(http.get("/v1/nothing"), 404)["message"]
+    doubled = httpx.URL(http.base_url, raw_path=b"//v1/models")
+    assert "GET //v1/models" in error_of(http.get(doubled), 404)["message"]
     assert "GET" in error_of(http.get("/v1/chat/completions"), 405)["message"]
 
 

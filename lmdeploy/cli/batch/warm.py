@@ -48,7 +48,7 @@ def read_prompts(path: Path) -> list[Any]:
         The file cannot be read.
     """
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         if not line.strip():
             continue
         try:

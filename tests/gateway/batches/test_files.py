@@ -1,5 +1,6 @@
 """Files, with OpenAI's own client: kept, listed, read and deleted by who made them, and nobody else."""
 
+import codecs
 import io
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ import openai
 import pytest
 
 from openai_gateway.batches.files import Limits
-from openai_gateway.batches.requests import MAX_LINES, MAX_REQUESTS, count_requests
+from openai_gateway.batches.requests import MAX_LINES, MAX_REQUESTS, BatchRequests, count_requests
 from openai_gateway.batches.store import Store
 from openai_gateway.settings import Settings
 from tests.gateway.batches.conftest import LIMITS, jsonl, request
@@ -92,6 +93,14 @@ def test_blank_lines_cost_bounded_work(tmp_path: Path) -> None:
     path.write_bytes(b"\n" * 20_000_000)
     assert calls_made_by(lambda: count_requests(path, MAX_REQUESTS, MAX_LINES)) < 5 * MAX_LINES
     assert count_requests(path, MAX_REQUESTS, MAX_LINES) > MAX_REQUESTS
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n'
+    path = tmp_path / "marked"
+    for text in (line, codecs.BOM_UTF8 + line):
+        path.write_bytes(text)
+        assert [getattr(each, "url", each) for each in BatchRequests(path, None, 1000)] == ["/v1/completions"]
 
 
 def test_a_file_may_be_longer_than_a_body_and_is_refused_when_it_is_longer_than_a_file(
@@ -180,6 +189,10 @@ def test_a_server_that_keeps_nothing_says_how_it_would(asking_client: openai.Ope
 
 def test_a_path_with_several_methods_names_them_all(base_url: str) -> None:
     headers = {"authorization": "Bearer ann"}
-    for path, allowed in (("files", "GET, POST"), ("files/file-1", "GET, DELETE"), ("files/x/content", "GET")):
+    for path, allowed in (
+        ("files", "GET, POST, HEAD"),
+        ("files/file-1", "GET, DELETE, HEAD"),
+        ("files/x/content", "GET, HEAD"),
+    ):
         response = httpx.put(f"{base_url}/{path}", headers=headers, trust_env=False)
         assert (response.status_code, response.headers["allow"]) == (405, allowed)
