@@ -106,6 +106,8 @@ class BaseChatTemplate(ChatTemplate):
         self.capability = capability
         self.layout = layout or Layout()
         self.stop_words = list(stop_words or [])
+        if self.layout.infilling is not None:  # as LMDeploy's templates of code models, at once
+            self.require_capability()
         if capability == "infilling":
             self.stop_words += self.layout.infilling_stop_words
 

@@ -263,6 +263,8 @@ def test_another_capability_is_an_assertion_error_of_the_first_prompt() -> None:
     template = MODELS.get("vicuna")(capability="voice")
     with pytest.raises(AssertionError, match="capability must be one of"):
         template.get_prompt("Hi")
+    with pytest.raises(AssertionError, match="capability must be one of"):
+        MODELS.get("codellama")(capability="java")
 
 
 def test_classes_of_lmdeploy_s_templates_can_be_made_and_inherited_from() -> None:
