@@ -77,10 +77,6 @@ class LocalClient:
         """Return how many tokens prompt and response have together at most."""
         return self._pipe.engine.session_len
 
-    async def bos_token_id(self) -> int | None:
-        """Return the token that begins a sequence; None when the tokenizer has none."""
-        return self._pipe.tokenizer.bos_token_id
-
     def _submitted(
         self, request: GenerateRequest, prompt: PreparedPrompt, config: GenerationConfig | None, outputs: AsyncOutputs
     ) -> int:
