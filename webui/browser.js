@@ -132,6 +132,7 @@ window.chats = (() => {
     const kept = read(chat.id);
     if (!chat.turns?.length || !(isShown || kept)) return; // deleted meanwhile
     if (isShown) sessionStorage.setItem(OPEN, chat.id);
+    if (isShown && !kept && innerWidth < 768) fold("#conversations", false);
     const changed = (seen[chat.id] = Math.max(Date.now(), (kept?.changed ?? 0) + 1));
     write({ ...chat, name: kept?.name || chat.name || "", changed });
   };
@@ -192,6 +193,19 @@ window.chats = (() => {
     }
     for (const code of coloured) window.Prism?.highlightElement(code); // its tags had other characters
   };
+  // What is folded takes no focus, and says that it is folded.
+  const describe = () => {
+    const isFolded = (button, isOpen) =>
+      button.getAttribute("aria-expanded") === `${isOpen}` || button.setAttribute("aria-expanded", isOpen);
+    for (const side of document.querySelectorAll(".sidebar")) {
+      const isOpen = side.classList.contains("open");
+      side.querySelector(".sidebar-content").inert = !isOpen;
+      isFolded(side.querySelector(".toggle-button"), isOpen);
+    }
+    for (const fold of document.querySelectorAll(".label-wrap")) isFolded(fold, fold.classList.contains("open"));
+    for (const thought of document.querySelectorAll("#chat .thought-group > .title"))
+      isFolded(thought, thought.classList.contains("expanded"));
+  };
   // The chat stays at its end while it grows, unless its reader has scrolled up; a new question is always shown.
   const ROUND = 24; // pixels from the end that are at the end
   let [isAtEnd, top, questions] = [true, 0, 0];
@@ -215,13 +229,14 @@ window.chats = (() => {
   };
   new MutationObserver((changes) => {
     for (const change of changes) {
-      if (!change.target.parentElement?.closest("#chat")) continue;
+      if (change.attributeName === "class" || !change.target.parentElement?.closest("#chat")) continue;
       for (const node of change.type === "childList" ? change.addedNodes : [change.target]) reveal(node);
     }
+    describe();
     stayAtEnd();
     requestAnimationFrame(stayAtEnd); // once more, when all of it has its size
   }).observe(document, {
-    subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: LABELS,
+    subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: [...LABELS, "class"],
   });
   document.addEventListener("copy", (event) => {
     if (!OURS.test(event.target.value)) return;

@@ -17,6 +17,10 @@ def theme() -> Any:
         primary_hue="emerald", secondary_hue="emerald", neutral_hue="slate", radius_size="lg", font=SANS, font_mono=MONO
     )
     return base.set(
+        body_text_color_subdued="*neutral_600",  # contrasts of at least 4.5 (WCAG 2.1, 1.4.3)
+        block_info_text_color="*neutral_600",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_300",
         block_title_background_fill="transparent",
         block_title_background_fill_dark="transparent",
         block_title_padding="0",

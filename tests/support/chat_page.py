@@ -211,10 +211,10 @@ class ChatPage:
     def _fold(self, side: str) -> None:
         if "open" in (self._one(side).get_attribute("class") or "").split():
             self._one(f"{side} .toggle-button").click()
-            self.wait(lambda: self._is_still)
+            self.wait(lambda: self.is_still)
 
     @property
-    def _is_still(self) -> bool:
+    def is_still(self) -> bool:
         """Whether nothing slides: while a side does, what is alongside it may be too narrow to be typed into."""
         moving = "return document.getAnimations().some((one) => one instanceof CSSTransition)"
         return not self._driver.execute_script(moving)

@@ -25,6 +25,10 @@ TEXT = r"""A formula $e^{i\pi}$ and another \(a^2\):
 |---|---|
 | alpha | 1.5 |
 
+| One | Another |
+|---|---|
+| internationalizationofeverything | counterrevolutionarythoughts |
+
 ```python
 very_long_name = "a line that is wider than any telephone that was ever held in a hand, and wider still"
 ```
@@ -118,7 +122,7 @@ def test_formulas_tables_and_code_are_set_and_nothing_is_fetched(
     page.ask("Show me")
     page.wait_for_response(1)
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
-    assert shown(driver, "#chat td") == ["alpha", "1.5"]
+    assert shown(driver, "#chat td")[:2] == ["alpha", "1.5"]
     assert len(driver.find_elements(By.CSS_SELECTOR, "#chat .copy_code_button")) == 1
     assert requested_hosts(driver) <= {"127.0.0.1"}
 
@@ -232,29 +236,76 @@ def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str
         page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
         wide = "return [...document.querySelectorAll('html, body, #chat .bubble-wrap')].map(e => e.scrollWidth)"
         assert max(driver.execute_script(wide)) <= 390
+        table, cells = (
+            "#chat table:last-of-type",
+            "return [...document.querySelectorAll('#chat td')].map(e => e.clientHeight)",
+        )
+        assert max(driver.execute_script(cells)) < 50  # no word is broken
+        assert driver.execute_script(
+            f"const e = document.querySelector('{table}'); return e.scrollWidth > e.clientWidth"
+        )
+        covered = "const [b, c] = ['button', 'code'].map(e => document.querySelector(`#chat .code_wrap ${e}`)"
+        assert driver.execute_script(f"{covered}.getBoundingClientRect()); return b.bottom <= c.top + 1")
     finally:
         page.close()
 
 
-def test_a_dark_page_is_readable(page: ChatPage, driver: webdriver.Chrome) -> None:
-    page.ask("Hello")
-    page.wait_for_response(1)
-    driver.execute_script("document.body.classList.add('dark')")
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_everybody_can_read_and_press_what_is_shown(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton, is_dark: bool
+) -> None:
+    page.close_list()
+    assert driver.execute_script(_FOLDED) == [["false", True], ["false", True]]
+    fake_triton.script = Script(texts=["<think>Well.</think>Yes: `a`\n\n```python\n", CODE, "\n```"])
+    driver.execute_script("document.body.classList.toggle('dark', arguments[0])", is_dark)
     try:
-        for selector in ('[data-testid="bot"] p', '[data-testid="user"] p', "small"):
-            colours = driver.execute_script(_COLOURS, driver.find_element(By.CSS_SELECTOR, f"#chat {selector}"))
-            assert contrast(*colours) > 4.5, selector  # WCAG 2.1, 1.4.3
+        page.ask("Hello")
+        page.wait_for_response(1)
+        assert driver.find_element(By.CSS_SELECTOR, ".thought-group .title").get_attribute("aria-expanded") == "false"
+        page.open_list()
+        page.open_settings()
+        page.wait(lambda: driver.execute_script(_FOLDED) == [["true", False], ["true", False]])
+        folds = driver.find_elements(By.CSS_SELECTOR, "#settings .label-wrap")
+        assert {fold.get_attribute("aria-expanded") for fold in folds} == {"true"}
+        page.wait(lambda: page.is_still)
+        faint = {text: colours for text, *colours in driver.execute_script(_TEXTS) if contrast(*colours) < 4.5}
+        assert not faint, faint  # WCAG 2.1, 1.4.3
+        assert driver.execute_script(_SMALL) == []  # WCAG 2.2, 2.5.8
     finally:
         driver.execute_script("document.body.classList.remove('dark')")
 
 
-# The colour of a text and of what is behind it, as numbers.
-_COLOURS = """
+CODE = "@a\nclass A(int):\n    # one\n    b = f'two {3!r}' and True\n    def c(self): return len(b) + 4.5"
+_FOLDED = """
+return [...document.querySelectorAll(".sidebar")].map((side) => [
+  side.querySelector(".toggle-button").getAttribute("aria-expanded"), side.querySelector(".sidebar-content").inert,
+]);
+"""
+# What is pressed, but for sliders, whose thumbs are larger, and radio buttons, which their labels are for.
+_SMALL = """
+const pressed = [...document.querySelectorAll("button, a, input:not([type=range], [type=radio]), [role=tab]")];
+const isShown = (e) => e.checkVisibility({ visibilityProperty: true }) && e.getBoundingClientRect().width > 0;
+const isSmall = ({ width, height }) => width < 24 || height < 24;
+return pressed.filter((e) => isShown(e) && isSmall(e.getBoundingClientRect())).map((e) => e.outerHTML.slice(0, 150));
+"""
+# Each text, its colour, and that of what is behind it, as numbers.
+_TEXTS = """
+const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
 const behind = (e) => {
-  const colour = getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).map(Number);
+  const colour = e ? numbers(getComputedStyle(e).backgroundColor) : [255, 255, 255];
   return colour.length === 3 || colour[3] === 1 ? colour : behind(e.parentElement);
 };
-return [getComputedStyle(arguments[0]).color.match(/[\\d.]+/g).map(Number), behind(arguments[0])];
+const found = [];
+const nodes = document.createTreeWalker(document.querySelector(".gradio-container"), NodeFilter.SHOW_TEXT);
+while (nodes.nextNode()) {
+  const e = nodes.currentNode.parentElement, text = nodes.currentNode.data.trim();
+  if (!text || e.closest("style, script, svg, .check, .copy-text")) continue;
+  if (e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) && e.getBoundingClientRect().width > 1)
+    found.push([text, numbers(getComputedStyle(e).color), behind(e)]);
+}
+for (const e of document.querySelectorAll("#question textarea, #settings :is(input, textarea)"))
+  if (e.placeholder) found.push([e.placeholder, numbers(getComputedStyle(e, "::placeholder").color), behind(e)]);
+return found;
 """
 
 
