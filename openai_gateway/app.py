@@ -17,7 +17,7 @@ from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.work import asking
 from openai_gateway.docs_page import DESCRIPTION, add_docs_page
-from openai_gateway.endpoints import adapters, cache, loading, metrics, models, render, tokens
+from openai_gateway.endpoints import adapters, cache, loading, metrics, models, probes, render, tokens
 from openai_gateway.endpoints.batches import route as batches
 from openai_gateway.endpoints.chat import route as chat
 from openai_gateway.endpoints.completions import route as completions
@@ -48,7 +48,7 @@ from openai_gateway.stored_responses.folder import FolderStore
 ROUTERS: tuple[APIRouter, ...] = tuple(
     routes.router
     for routes in (
-        *(models, loading, adapters, cache, chat, completions, responses, messages, ollama, pulling),
+        *(models, loading, adapters, cache, chat, completions, responses, messages, ollama, pulling, probes),
         *(embeddings, scoring, tei, files, batches, render, tokens, interactive, metrics),
     )
 )

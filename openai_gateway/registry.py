@@ -79,6 +79,8 @@ ENDPOINTS = (
     # Ollama's
     *map(Endpoint, ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")),
     *map(Endpoint, ("/api/show", "/api/tags", "/api/ps", "/api/version")),
+    # LM Studio's and llama.cpp's, for clients that look for models there
+    *map(Endpoint, ("/api/v0/models", "/api/v1/models", "/props", "/slots")),
     Endpoint(PULL_MODEL, administers=_MODELS),
     Endpoint(DELETE_MODEL, administers=_MODELS, method="DELETE"),
     # vLLM's; the short paths are aliases

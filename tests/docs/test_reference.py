@@ -24,6 +24,7 @@ PAGES = {
     "/v1/responses": "responses",
     "/v1/messages": "messages",
     "/api/": "ollama",
+    **dict.fromkeys(("/api/v0/", "/api/v1/", "/props", "/slots"), "models"),
     "/v1/embeddings": "embeddings",
     "/embed": "embeddings",
     "/predict": "reranking",

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.capacity.sizes import Sizes
+from lmdeploy.errors import CheckpointError
 from lmdeploy.turbomind.spec import ModelSpec
 from openai_gateway.models import ServedModel
 
@@ -29,7 +31,7 @@ def listed(model: ServedModel, started: int) -> dict[str, Any]:
         "name": model.name,
         "model": model.name,
         "modified_at": datetime.fromtimestamp(started, timezone.utc).isoformat(),
-        "size": 0,
+        "size": _weight_bytes(model.engine_dir),
         "digest": hashlib.sha256(model.name.encode()).hexdigest(),
         "details": _details(model),
     }
@@ -43,10 +45,6 @@ def shown(model: ServedModel, started: int, context_len: int | None) -> dict[str
     context_len
         Tokens of prompt and response together; None: not known.
     """
-    traits = {"embedding": model.pooling, "insert": model.infilling, "thinking": model.thinking}
-    capabilities = ["completion", "tools", *(name for name, trait in traits.items() if trait is not None)]
-    if model.engine_dir is not None and (model.engine_dir / "vision.json").is_file():
-        capabilities.append("vision")
     entry, recommended = listed(model, started), model.sampling_defaults.items()
     return {
         "modelfile": "",
@@ -54,9 +52,17 @@ def shown(model: ServedModel, started: int, context_len: int | None) -> dict[str
         "template": "",
         "details": entry["details"],
         "model_info": _model_info(model, context_len),
-        "capabilities": capabilities,
+        "capabilities": capabilities(model),
         "modified_at": entry["modified_at"],
     }
+
+
+def capabilities(model: ServedModel) -> list[str]:
+    """Return what a model can do, in Ollama's words."""
+    traits = {"embedding": model.pooling, "insert": model.infilling, "thinking": model.thinking}
+    found = ["completion", "tools", *(name for name, trait in traits.items() if trait is not None)]
+    sees = model.engine_dir is not None and not model.is_text_only
+    return [*found, "vision"] if sees else found
 
 
 def _details(model: ServedModel) -> dict[str, Any]:
@@ -68,7 +74,7 @@ def _details(model: ServedModel) -> dict[str, Any]:
         "format": "safetensors",
         "family": family if known else "",
         "families": [family] if known else [],
-        "parameter_size": "",
+        "parameter_size": _parameter_size(_parameters(model.engine_dir)),
         "quantization_level": "" if spec is None else _QUANTIZATIONS.get(spec.dtype, ""),
     }
 
@@ -76,6 +82,8 @@ def _details(model: ServedModel) -> dict[str, Any]:
 def _model_info(model: ServedModel, context_len: int | None) -> dict[str, Any]:
     architecture, spec = _architecture(model.engine_dir), _spec(model.engine_dir)
     info: dict[str, Any] = {"general.architecture": architecture, "general.basename": model.name}
+    if parameters := _parameters(model.engine_dir):
+        info["general.parameter_count"] = parameters
     if context_len is not None:
         info[f"{architecture}.context_length"] = context_len
     if spec is not None:
@@ -97,6 +105,36 @@ def _spec(engine_dir: Path | None) -> ModelSpec | None:
         return ModelSpec.from_json((engine_dir / "spec.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+@lru_cache(maxsize=64)
+def _weight_bytes(engine_dir: Path | None) -> int:
+    """Return how many bytes the files of a checkpoint have; 0: not known."""
+    if engine_dir is None:
+        return 0
+    try:
+        files = json.loads((engine_dir / "manifest.json").read_text(encoding="utf-8"))["files"]
+        return sum((engine_dir / file).stat().st_size for file in files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+@lru_cache(maxsize=64)
+def _parameters(engine_dir: Path | None) -> int:
+    """Return how many parameters a decoder has; 0: not known."""
+    if engine_dir is None:
+        return 0
+    try:
+        return Sizes.read(engine_dir / "tokenizer" / "config.json").parameters
+    except CheckpointError:
+        return 0
+
+
+def _parameter_size(parameters: int) -> str:
+    """Return a number of parameters as Ollama writes it: ``134.48M``, ``7.6B``; empty for 0."""
+    if not parameters:
+        return ""
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
 
 
 @lru_cache(maxsize=64)

@@ -105,7 +105,12 @@ async def tags(gateway: GatewayDependency) -> dict[str, Any]:
 async def loaded(gateway: GatewayDependency) -> dict[str, Any]:
     """Return the models, all of which are in memory."""
     more = {"expires_at": _FOREVER, "size_vram": 0}
-    return {"models": [listed(model, gateway.started) | more for model in await gateway.models.all()]}
+    return {
+        "models": [
+            listed(model, gateway.started) | more | {"context_length": await model.context_len()}
+            for model in await gateway.models.all()
+        ]
+    }
 
 
 @router.post("/api/show")

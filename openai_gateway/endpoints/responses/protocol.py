@@ -100,7 +100,7 @@ class ResponsesRequest(SamplingFields):
     }
 
     model: Text
-    input: Text | InputItems
+    input: AnyText | InputItems
     previous_response_id: AnyText | None = Field(None, description="A stored response, which this one continues.")
     store: bool | None = Field(None, description="Whether the response is kept to be continued; null: it is.")
     instructions: AnyText | None = None

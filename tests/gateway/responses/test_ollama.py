@@ -157,7 +157,27 @@ def test_a_model_whose_directory_is_here_is_described_by_it(triton: FakeTriton) 
     assert info["general.architecture"] == "llama"
     assert info["llama.embedding_length"] == engine.spec.hidden_size
     assert listed.details is not None
-    assert (listed.details.family, listed.details.quantization_level) == ("llama", "BF16")
+    details = (listed.details.family, listed.details.quantization_level, listed.details.parameter_size)
+    assert details == ("llama", "BF16", "134.48M")
+    assert listed.size is not None
+    assert listed.size > 2 * info["general.parameter_count"] > 2e8  # two bytes each, and a header
+
+
+def test_clients_of_other_servers_find_the_model_and_its_context(http: httpx.Client) -> None:
+    (older,) = http.get("/api/v0/models").json()["data"]
+    assert (older["id"], older["type"], older["max_context_length"]) == (MODEL, "vlm", CONTEXT_LEN)
+    (newer,) = http.get("/api/v1/models").json()["models"]
+    (instance,) = newer["loaded_instances"]
+    assert (newer["key"], instance["config"]["context_length"]) == (MODEL, CONTEXT_LEN)
+    properties = http.get("/props").json()
+    assert properties["default_generation_settings"]["n_ctx"] == CONTEXT_LEN
+    assert properties["modalities"] == {"vision": True, "audio": False}
+    assert http.get("/slots").json() == [{"id": 0, "n_ctx": CONTEXT_LEN, "is_processing": False}]
+
+
+def test_codex_preloads_a_model_of_lm_studio_with_an_empty_input(http: httpx.Client) -> None:
+    body = {"model": MODEL, "input": "", "max_output_tokens": 1}
+    assert http.post("/v1/responses", json=body).status_code == 200
 
 
 def test_a_request_without_a_prompt_loads_and_keep_alive_0_says_that_models_stay(
