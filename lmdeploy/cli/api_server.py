@@ -41,7 +41,13 @@ def _served(args: argparse.Namespace) -> AbstractContextManager[ServedModel]:
         from lmdeploy.cli.multi_model import served_models
 
         return served_models(args)
-    return served_model(args.model, args)
+    from lmdeploy.serve.multi_model.wanted import split_argument
+
+    name, path = split_argument(args.model)
+    if name and args.model_name:
+        raise CommandError(f"the model is called {name} and {args.model_name}; give --model-name or NAME=PATH")
+    args.model_name = name or args.model_name
+    return served_model(path, args)
 
 
 def _serve(args: argparse.Namespace, served: ServedModel) -> None:

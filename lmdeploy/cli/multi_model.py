@@ -33,7 +33,7 @@ def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
     """
     try:
         wanted = _wanted(args)
-        prepared = [prepare(model) for model in wanted]
+        prepared = [prepare(model, engine_config(args).get("session_len")) for model in wanted]
         log_file, log = open_log(args)
         scratch = Scratch(Path(gettempdir()), "lmdeploy-models-")
     except (ValueError, OSError, MissingExtraError) as error:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from lmdeploy.cli import api_server
+from lmdeploy.cli.main import make_parser
+from lmdeploy.cli.triton import CommandError
 from lmdeploy.serve.multi_model import placing
 from lmdeploy.serve.multi_model.memory import Need, divide
 from lmdeploy.serve.multi_model.placing import place_another, place_first
@@ -17,6 +20,7 @@ from lmdeploy.serve.multi_model.wanted import WantedModel, from_arguments, newes
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import MODELS, get_parameter
 from tests.support.hybrid_models import make_hybrid
+from tests.support.tiny_encoders import make_encoder
 
 GB = 10**9
 
@@ -40,6 +44,27 @@ def test_a_model_of_a_command_line_is_called_as_said_or_as_its_folder(tmp_path: 
         ("odd=name", given[-1]),
     ]
     assert {json.dumps(model.engine) for model in models} == {'{"session_len": 64}'}
+
+
+def test_the_only_model_may_be_named_in_front_of_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[str, str]] = []
+    monkeypatch.setattr(api_server, "served_model", lambda path, args: served.append((path, args.model_name)))
+    for arguments in (["chat=/models/a"], ["/models/a", "--model-name", "chat"], ["/models/a=b"]):
+        api_server._served(make_parser().parse_everything(["serve", "api_server", *arguments]))
+    assert served == [("/models/a", "chat"), ("/models/a", "chat"), ("/models/a=b", "")]
+    twice = make_parser().parse_everything(["serve", "api_server", "chat=/models/a", "--model-name", "b"])
+    with pytest.raises(CommandError, match="called chat and b"):
+        api_server._served(twice)
+
+
+def test_a_length_for_all_models_is_what_each_can_have(tmp_path: Path) -> None:
+    make_encoder(tmp_path, "Bert")
+    positions = resolve(tmp_path).spec.learned_positions
+    assert 0 < positions < 65536
+    for length in (65536, positions, positions - 1):
+        wanted = WantedModel("encoder", str(tmp_path), engine={"session_len": length})
+        assert prepare(wanted, length).engine["session_len"] == min(length, positions)
+        assert prepare(wanted).engine["session_len"] == length  # its own, which the engine may refuse
 
 
 @pytest.mark.parametrize("backend", ["turbomind", "pytorch"])

@@ -29,8 +29,13 @@ _GROUP_BITS = 0.5  # of a rounded weight's scale (lmdeploy/capacity/plan.py)
 _BATCH = {"cpu": 64, "cuda": 256}  # as backend_cpp/engine/load_engine.cc
 
 
-def prepare(wanted: WantedModel) -> PreparedModel:
+def prepare(wanted: WantedModel, common_session_len: int | None = None) -> PreparedModel:
     """Return a model that can be loaded, converted where it was not yet.
+
+    Parameters
+    ----------
+    common_session_len
+        What was asked for all models: one that has learned fewer positions gets these.
 
     Raises
     ------
@@ -38,7 +43,10 @@ def prepare(wanted: WantedModel) -> PreparedModel:
         There is no such model, or the engine cannot run it.
     """
     found = resolved_model(wanted.path, wanted.backend, wanted.chat_template, wanted.engine)
-    made, engine = found.engine, found.settings
+    made, engine = found.engine, dict(found.settings)
+    positions = made.spec.learned_positions
+    if 0 < positions < (engine.get("session_len") or 0) == common_session_len:
+        engine["session_len"] = positions
     known = {field.name for field in fields(TurbomindEngineConfig)}
     config = TurbomindEngineConfig(**{name: value for name, value in engine.items() if name in known})
     device = _device(config.device)

@@ -117,6 +117,12 @@ def require_distinct(names: Sequence[str]) -> None:
         raise ValueError(f"{mixed} is served with versions and without; give each a version, as {mixed}{VERSION}1")
 
 
+def split_argument(argument: str) -> tuple[str, str]:
+    """Return name and path of ``NAME=PATH``, or no name and ``PATH``."""
+    name, equals, path = argument.partition("=")
+    return ("", argument) if not equals or "/" in name or Path(argument).is_dir() else (name, path)
+
+
 def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[WantedModel]:
     """Return the models of a command line, each ``PATH`` or ``NAME=PATH``.
 
@@ -132,10 +138,8 @@ def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[
     """
     models = []
     for argument in arguments:
-        name, equals, path = argument.partition("=")
-        if not equals or "/" in name or Path(argument).is_dir():
-            path = argument
-            name = model_name_of(Path(path).expanduser().absolute())
+        name, path = split_argument(argument)
+        name = name or model_name_of(Path(path).expanduser().absolute())
         models.append(WantedModel(name=name, path=path, **common))
     require_distinct([model.name for model in models])
     return models
