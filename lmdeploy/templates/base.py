@@ -150,7 +150,10 @@ class ChatTemplate(ABC):
     def get_prompt(self, prompt: str, sequence_start: bool = True) -> str:
         """Return the prompt of a user's text, as LMDeploy's own templates do; else of one in a later turn."""
         messages = [{"role": "user", "content": prompt}]
-        return self.render(messages) if sequence_start else self.render_continuation(messages)
+        # Not what a class may have made of these, which may call this.
+        return (
+            ChatTemplate.render(self, messages) if sequence_start else ChatTemplate.render_continuation(self, messages)
+        )
 
     def messages2prompt(
         self,
@@ -176,9 +179,9 @@ class ChatTemplate(ABC):
             return self.get_prompt(messages, sequence_start)
         template = self.with_options(options) if options else self
         if not sequence_start:
-            return template.render_continuation(messages)
+            return ChatTemplate.render_continuation(template, messages)
         continues = bool(messages) and messages[-1]["role"] == "assistant" and bool(messages[-1].get("content"))
-        return template.render(messages, tools, continue_final_message=continues)
+        return ChatTemplate.render(template, messages, tools, continue_final_message=continues)
 
     def _with_tools_in_place(
         self, messages: list[Message], tools: list[dict[str, Any]] | None

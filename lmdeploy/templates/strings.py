@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from lmdeploy.checks import one_of
 from lmdeploy.templates.base import ChatTemplate
-from lmdeploy.templates.conversation import Message
+from lmdeploy.templates.conversation import Message, read_messages
 
 Capability = Literal["completion", "infilling", "chat", "python"]
 
@@ -130,8 +130,27 @@ class BaseChatTemplate(ChatTemplate):
         prompt = "".join(self._turn(message) for message in self._arranged(messages))
         return prompt + self.generation_prompt if add_generation_prompt else prompt
 
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the prompt of a conversation, by the class's own ``messages2prompt`` if it has one."""
+        if not self._has_own_prompts or not add_generation_prompt:
+            return super().render(messages, tools, add_generation_prompt, continue_final_message)
+        options = {"tools": tools} if tools else {}
+        return self.messages2prompt(read_messages(messages), **options)  # type: ignore[arg-type]
+
+    @property
+    def _has_own_prompts(self) -> bool:
+        return type(self).messages2prompt is not ChatTemplate.messages2prompt
+
     def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, rounds_held: int = 1) -> str:
         """Return what follows the assistant's last turn; see :meth:`ChatTemplate.render_continuation`."""
+        if self._has_own_prompts:
+            return self.messages2prompt(read_messages(messages), sequence_start=False)
         if self.capability == "infilling":
             raise ValueError(
                 "messages must begin a conversation: with capability 'infilling' there is nothing to continue"

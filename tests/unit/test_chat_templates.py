@@ -259,6 +259,21 @@ def test_templates_have_the_methods_of_lmdeploy_s(
     assert begun.endswith("It is")
 
 
+def test_a_class_may_write_prompts_itself() -> None:
+    class Own(BaseChatTemplate):
+        def messages2prompt(self, messages: Any, sequence_start: bool = True, **options: Any) -> str:
+            if isinstance(messages, str):
+                return str(super().messages2prompt(messages, sequence_start))
+            names = [tool["function"]["name"] for tool in options.get("tools", ())]
+            return f"{sequence_start} {names} " + "/".join(message["content"] for message in messages)
+
+    template = Own(user="<u>", eoh="<e>")
+    tool = {"type": "function", "function": {"name": "look"}}
+    assert template.render(MULTI_TURN, [tool]) == "True ['look'] Hi, 你好/Hello!/and now?"
+    assert template.render_continuation([USER]) == "False [] Hi, 你好"
+    assert template.messages2prompt("Hi") == template.get_prompt("Hi") == "<u>Hi<e>"
+
+
 def test_another_capability_is_an_assertion_error_of_the_first_prompt() -> None:
     template = MODELS.get("vicuna")(capability="voice")
     with pytest.raises(AssertionError, match="capability must be one of"):
