@@ -97,9 +97,9 @@ window.chats = (() => {
   };
 
   const draw = () => {
-    if (!list || list.contains(document.activeElement?.closest("input"))) return;
+    if (!list || rows.contains(document.activeElement?.closest("input"))) return;
     const current = sessionStorage.getItem(OPEN);
-    const entries = all().map((chat) => {
+    const entries = all().filter(isFound).map((chat) => {
       const entry = element("li", chat.id === current ? { class: "current" } : {});
       const title = element("button", { class: "title", click: () => open(chat.id) }, chat.name || chat.title);
       title.title = chat.name || chat.title;
@@ -108,11 +108,18 @@ window.chats = (() => {
       entry.append(title, icon("rename", "Rename", () => rename(chat, entry)), bin);
       return entry;
     });
-    list.replaceChildren(element("ul", {}, ...entries));
+    search.hidden = !all().length;
+    rows.replaceChildren(...entries);
   };
+  const search = element("input", {
+    type: "search", placeholder: "Search chats", "aria-label": "Search chats", input: () => draw(),
+  });
+  const rows = element("ul");
+  const isFound = (chat) => JSON.stringify([chat.name, chat.turns]).toLowerCase().includes(search.value.toLowerCase());
 
   const mount = (where, trigger) => {
     list = where;
+    list.replaceChildren(search, rows);
     report = trigger;
     draw();
     label("#conversations", "Chats");
@@ -259,6 +266,13 @@ window.chats = (() => {
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.defaultPrevented) document.querySelector("#question .stop-button")?.click();
+  });
+  // What is no number is marked: the server would leave it out.
+  document.addEventListener("input", ({ target }) => {
+    if (!target.closest("#seed, #thinking-budget")) return;
+    const isWrong = !/^\s*\d{0,15}\s*$/.test(target.value);
+    target.setAttribute("aria-invalid", isWrong);
+    target.title = isWrong ? "A whole number of at most 15 digits, or nothing" : "";
   });
   document.addEventListener("visibilitychange", () => report(document.hidden ? "blur" : "focus"));
   addEventListener("storage", (event) => {

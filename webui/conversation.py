@@ -74,6 +74,8 @@ class Response:
         Seconds to the first token, until the end of reasoning, and from the first to the last token.
     token_ids
         What the text was written in, for the server that wrote it; kept as long as the page is open.
+    context_len
+        Tokens that the model has room for; None: not known.
     """
 
     text: str = ""
@@ -88,6 +90,7 @@ class Response:
     thought: float = 0.0
     decoded: float = 0.0
     token_ids: list[int] = field(default_factory=list)
+    context_len: int | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -136,6 +139,9 @@ class Response:
         if self.prompt_count:
             cached = f", {self.cached_count:,} cached" if self.cached_count else ""
             parts.append(f"prompt {self.prompt_count:,}{cached}")
+        if self.prompt_count and self.context_len:
+            share = (self.prompt_count + self.token_count) / self.context_len
+            parts.append(f"context {share:.0%} of {self.context_len:,}")
         endings = {Outcome.LENGTH: "stopped at the token limit", Outcome.STOPPED: "stopped"}
         if self.outcome in endings:
             parts.append(endings[self.outcome])

@@ -144,7 +144,6 @@ def _turn(reported: Mapping[str, Any], images_below: Path | None) -> Turn:
 def _response(reported: Mapping[str, Any]) -> Response:
     calls = reported.get("calls")
     outcomes = {outcome.value: outcome for outcome in Outcome if outcome is not Outcome.RUNNING}
-    counts = [reported.get(name) for name in ("prompt_count", "cached_count")]
     return Response(
         text=_text(reported.get("text")),
         reasoning=_text(reported.get("reasoning")),
@@ -156,11 +155,12 @@ def _response(reported: Mapping[str, Any]) -> Response:
         outcome=outcomes.get(_text(reported.get("outcome")), Outcome.STOPPED),  # its page was closed
         error=_text(reported.get("error")),
         token_count=int(_number(reported.get("token_count"))),
-        prompt_count=None if counts[0] is None else int(_number(counts[0])),
-        cached_count=None if counts[1] is None else int(_number(counts[1])),
+        prompt_count=_count(reported.get("prompt_count")),
+        cached_count=_count(reported.get("cached_count")),
         waited=_number(reported.get("waited")),
         thought=_number(reported.get("thought")),
         decoded=_number(reported.get("decoded")),
+        context_len=_count(reported.get("context_len")),
     )
 
 
@@ -191,3 +191,7 @@ def _text(reported: object) -> str:
 def _number(reported: object) -> float:
     """Return a number that is not negative, 0 for anything else."""
     return float(reported) if isinstance(reported, int | float) and 0 <= reported < 2**53 else 0.0
+
+
+def _count(reported: object) -> int | None:
+    return None if reported is None else int(_number(reported))

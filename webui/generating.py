@@ -15,6 +15,13 @@ from webui.settings import Settings
 
 logger = logging.getLogger(__name__)
 _MAX_IMAGE_BYTES = 256 * 2**20
+_REFUSALS = {  # by HTTP status and gRPC code
+    "401": "The model server wants an API key (--api-key of the page)",
+    "403": "The API key of the page may not do this",
+    "429": "The model server has too many requests; press Retry in a while",
+    "503": "The model server cannot answer now; press Retry in a while",
+    "INVALID_ARGUMENT": "The model server refused this",
+}
 
 
 class Server(Protocol):
@@ -44,6 +51,10 @@ class Server(Protocol):
 
     def sampling_defaults(self, model: str) -> Mapping[str, Any]:
         """Return the sampling parameters that a model of `models` has by default; empty: they are not known."""
+        ...
+
+    def context_size(self, model: str) -> int | None:
+        """Return how many tokens a model of `models` has room for; empty: the first; None: that is not known."""
         ...
 
     async def is_ready(self) -> bool:
@@ -91,6 +102,7 @@ async def generate_last(server: Server, turns: Sequence[Turn], settings: Setting
         with _images.held(image_bytes(turns)):
             async for piece in server.respond(to_messages(settings.system_prompt, turns), settings):
                 response.take(piece, time.monotonic() - started)
+        response.context_len = server.context_size(settings.model)
         if response.outcome is Outcome.RUNNING:
             response.outcome, response.error = Outcome.FAILED, "The server ended the response early."
     except asyncio.CancelledError:
@@ -107,5 +119,7 @@ def readable(error: Exception) -> str:
         return "The model server is away. Press Retry when it is back."
     if isinstance(error, ValueError):
         return f"{error}."
-    text = error.message if isinstance(error, TritonRequestError) else str(error)
-    return f"The model server refused or failed this: {text or type(error).__name__}"
+    if not isinstance(error, TritonRequestError):
+        return f"The model server failed: {error or type(error).__name__}"
+    begins = _REFUSALS.get(error.code, "The model server refused this" if error.code.startswith("4") else "")
+    return f"{begins or 'The model server failed'}: {error.message}"

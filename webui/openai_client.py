@@ -37,6 +37,7 @@ class OpenAIClient:
         self._model = ""
         self._is_ours = False
         self._sampling_defaults: dict[str, Mapping[str, Any]] = {}
+        self._context_lens: dict[str, int] = {}
 
     async def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the response to messages.
@@ -69,7 +70,7 @@ class OpenAIClient:
                         piece.token_count = count
                     yield piece
         except openai.APIStatusError as error:
-            raise TritonRequestError(str(error.status_code), error.message) from None
+            raise TritonRequestError(str(error.status_code), _reason(error)) from None
         except openai.APIConnectionError as error:
             raise TritonUnavailable(str(error)) from None
 
@@ -98,7 +99,13 @@ class OpenAIClient:
         self._is_ours = models[0].owned_by == "lmdeploy"
         reported = {model.id: (model.model_extra or {}).get("sampling_defaults") for model in models}
         self._sampling_defaults = {name: given for name, given in reported.items() if isinstance(given, dict)}
+        lengths = {model.id: (model.model_extra or {}).get("max_model_len") for model in models}
+        self._context_lens = {name: length for name, length in lengths.items() if isinstance(length, int)}
         return [model.id for model in models]
+
+    def context_size(self, model: str) -> int | None:
+        """Return how many tokens a model has room for (`webui.generating.Server`)."""
+        return self._context_lens.get(model or self._model)
 
     def sampling_defaults(self, model: str) -> Mapping[str, Any]:
         """Return what a model has by default (`webui.generating.Server`); ours reports it with its models."""
@@ -140,6 +147,13 @@ def _fields(settings: Settings, default: Settings) -> dict[str, Any]:
         "extra_body": further or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _reason(error: openai.APIStatusError) -> str:
+    """Return what a server says about a refusal, without the status and the JSON around it."""
+    body = error.body if isinstance(error.body, dict) else {}
+    said = body.get("message") or body.get("detail") or body.get("error")
+    return said if isinstance(said, str) else error.response.reason_phrase
 
 
 def _with_tokens(fields: dict[str, Any]) -> dict[str, Any]:

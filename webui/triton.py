@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError
@@ -25,10 +26,16 @@ class TritonServer(TritonClient):
     def __init__(self, address: str, control_key: str = "", sampling_defaults: Mapping[str, Any] | None = None) -> None:
         super().__init__(address, control_key=control_key)
         self._sampling_defaults = sampling_defaults or {}
+        self._context_size: int | None = None
+        self._context_len: int | None = None
 
     def sampling_defaults(self, model: str) -> Mapping[str, Any]:
         """Return what the model has by default (`webui.generating.Server`), as this process was given."""
         return self._sampling_defaults
+
+    def context_size(self, model: str) -> int | None:
+        """Return how many tokens the model has room for (`webui.generating.Server`)."""
+        return self._context_size
 
     async def models(self) -> list[str]:
         """Return the model's name, then those of its LoRA adapters.
@@ -41,6 +48,9 @@ class TritonServer(TritonClient):
             The server cannot be reached.
         """
         name = await self.model_name()
+        if self._context_size is None:
+            with suppress(TritonRequestError):  # an older server does not report it
+                self._context_size = await self.context_len()
         try:
             adapters = await self.adapters()
         except TritonRequestError:  # asked to those alone who know the control key

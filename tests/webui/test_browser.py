@@ -228,7 +228,7 @@ def test_refusal_of_the_engine_is_shown(page: ChatPage, fake_triton: FakeTriton)
     fake_triton.script = Script(fail_after=0, error=refusal)
     page.ask("Hello")
     page.wait_for_response(1)
-    assert page.responses == [f"The model server refused or failed this: {refusal[1]}"]
+    assert page.responses == [f"The model server refused this: {refusal[1]}"]
 
 
 def test_page_asks_no_other_host(page: ChatPage, driver: webdriver.Chrome) -> None:

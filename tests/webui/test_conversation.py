@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmdeploy.serve.client import TritonUnavailable
+from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from tests.support.fake_triton import FakeTriton
 from tests.support.waiting import eventually
 from webui.conversation import Call, Outcome, Piece, Response, Turn, to_messages
@@ -31,6 +31,9 @@ class Scripted:
     def __init__(self, *steps: Piece | Exception | None) -> None:
         self.steps = steps
         self.left = False
+
+    def context_size(self, model: str) -> int | None:
+        return 8
 
     async def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         try:
@@ -57,7 +60,8 @@ async def test_response_grows_and_counts_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "ending"), [("stop", "prompt 3"), ("length", "stopped at the token limit"), ("cancelled", "stopped")]
+    ("reason", "ending"),
+    [("stop", "context 50% of 8"), ("length", "stopped at the token limit"), ("cancelled", "stopped")],
 )
 async def test_metrics_say_why_a_response_ended_early(reason: str, ending: str) -> None:
     metrics = (await answered(piece("Hello", 1, reason))).metrics()
@@ -81,6 +85,19 @@ async def test_error_midway_keeps_the_text_and_is_said() -> None:
     assert turns[0].response.outcome is Outcome.FAILED
     assert [message["content"] for message in chat_view(turns)][1] == "Hel"
     assert "server is away" in turns[0].response.error
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("400", "The model server refused this: too long"),
+        ("INVALID_ARGUMENT", "The model server refused this: too long"),
+        ("401", "The model server wants an API key (--api-key of the page): too long"),
+        ("500", "The model server failed: too long"),
+    ],
+)
+async def test_a_refusal_is_said_in_plain_words(code: str, shown: str) -> None:
+    assert (await answered(TritonRequestError(code, "too long"))).error == shown
 
 
 async def test_stream_without_an_end_is_a_failure() -> None:

@@ -157,6 +157,19 @@ def test_a_response_that_ends_behind_another_chat_is_kept(page: ChatPage, fake_t
     page.wait(lambda: page.responses[:1] == [FIRST])
 
 
+def test_chats_are_found_by_what_was_said_in_them(page: ChatPage, driver: webdriver.Chrome) -> None:
+    for question in ("First", "Second"):
+        page.ask(question)
+        page.wait_for_response(1)
+        page.press("clear")
+        page.wait(lambda: page.questions == [])
+    page.wait(lambda: page.conversations == ["Second", "First"])
+    page.type("fIRs", into="#chats input[type=search]")
+    page.wait(lambda: page.conversations == ["First"])
+    page.type("capital of france", into="#chats input[type=search]")
+    page.wait(lambda: page.conversations == ["Second", "First"])
+
+
 def test_two_tabs_with_one_chat_lose_nothing_of_it(open_page: Callable[[], ChatPage], page: ChatPage) -> None:
     page.ask("One")
     page.wait_for_response(1)

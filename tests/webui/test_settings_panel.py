@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.by import By
 
 from openai_gateway.settings import Settings
 from tests.support.chat_page import ChatPage
@@ -40,6 +41,13 @@ def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> N
     sent = json.loads(inputs["messages"])
     assert sent["messages"][0] == {"role": "system", "content": "Answer in verse."}
     assert sent["chat_template_kwargs"]["enable_thinking"] is False
+
+
+def test_what_is_no_number_is_marked(page: ChatPage, driver: webdriver.Chrome) -> None:
+    for text, is_wrong in (("-5x", "true"), ("7", "false")):
+        page.set(seed=text)
+        field = driver.find_element(By.CSS_SELECTOR, "#seed :is(input, textarea)")
+        page.wait(lambda field=field, is_wrong=is_wrong: field.get_attribute("aria-invalid") == is_wrong)
 
 
 def test_a_preset_sets_the_numbers_until_one_is_changed(page: ChatPage) -> None:
