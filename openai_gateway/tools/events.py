@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from openai_gateway.protocol.outputs import FinishReason
@@ -138,14 +138,6 @@ class Call:
 
     name: str
     arguments: str
-
-
-@dataclass(slots=True)
-class Found:
-    """Everything in a whole response."""
-
-    text: str = ""
-    calls: list[Call] = field(default_factory=list)
 
 
 def may_begin_name(text: str, names: Collection[str]) -> bool:

@@ -8,12 +8,10 @@ from openai_gateway.text_marks import marks_of
 from openai_gateway.tools.events import (
     ArgumentsFound,
     Body,
-    Call,
     CallBegun,
     CallBroken,
     CallEnded,
     Event,
-    Found,
     Progress,
     TextFound,
 )
@@ -224,28 +222,3 @@ class ToolCallParser:
         else:
             events.append(TextFound(text))
         return unread
-
-
-def parse(text: str, functions: Schemas | Collection[str], parser: str = "auto") -> Found:
-    """Return the text and the calls of a whole response; what is no proper call stays text."""
-    return parse_with(ToolCallParser(functions, parser=parser), text)
-
-
-def parse_with(parser: ToolCallParser, text: str) -> Found:
-    """Return what a new parser finds in a whole response."""
-    found = Found()
-    calls: dict[int, Call] = {}
-    for event in [*parser.feed(text), *parser.finish()]:
-        match event:
-            case TextFound():
-                found.text += event.text
-            case CallBegun():
-                calls[event.index] = Call(event.name, "")
-            case ArgumentsFound():
-                begun = calls[event.index]
-                calls[event.index] = Call(begun.name, begun.arguments + event.text)
-            case CallBroken():
-                del calls[event.index]
-                found.text += event.text
-    found.calls = list(calls.values())
-    return found

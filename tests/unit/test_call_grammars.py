@@ -14,8 +14,8 @@ from lmdeploy.json_schema import SchemaError
 from lmdeploy.templates.tool_call_formats import TOOL_CALL_FORMATS
 from lmdeploy.templates.tool_call_formats.grammar import FunctionSchema
 from openai_gateway.reasoning_grammar import or_calls
-from openai_gateway.tools.parser import parse
 from tests.support.random_schemas import RandomSchemas
+from tests.support.tool_calls import parse
 
 FORMATS: dict[str, Any] = {}  # by the first of their names
 for _name, _named in TOOL_CALL_FORMATS.items():

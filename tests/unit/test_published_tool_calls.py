@@ -7,8 +7,8 @@ import pytest
 
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.templates.tool_call_formats import TOOL_CALL_FORMATS, format_of_template
-from openai_gateway.tools.parser import parse
 from tests.support.published_templates import DATA, INDEX, published, stop_clocks
+from tests.support.tool_calls import parse
 
 # template -> what its calls are written in
 FORMATS = {

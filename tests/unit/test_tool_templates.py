@@ -11,8 +11,8 @@ import pytest
 from lmdeploy.model import MODELS
 from lmdeploy.templates.calls import parsed_arguments
 from lmdeploy.templates.jinja import JinjaChatTemplate
-from openai_gateway.tools.parser import parse
 from tests.support.published_templates import DATA, published
+from tests.support.tool_calls import parse
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
 FUNCTION = '{"name": "add", "description": "Add.", "parameters": {"type": "object"}}'

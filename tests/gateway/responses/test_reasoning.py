@@ -30,11 +30,11 @@ from lmdeploy.turbomind.checkpoint_files import copy_texts
 from openai_gateway.protocol.fields import thinking_options
 from openai_gateway.reasoning import ReasoningDelta, ReasoningParser, reasoning_parser
 from openai_gateway.settings import Settings
-from openai_gateway.tools.events import Call, Found
-from openai_gateway.tools.parser import parse
+from openai_gateway.tools.events import Call
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Script
 from tests.support.gateways import running_gateway
 from tests.support.published_templates import DATA, INDEX
+from tests.support.tool_calls import Found, parse
 
 # As Qwen3's: thinking is on unless it is switched off, and then found done. With `always` prompts end with the mark.
 TEMPLATE = (

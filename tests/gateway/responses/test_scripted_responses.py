@@ -3,11 +3,13 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import httpx
+import pytest
 
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient
 from lmdeploy.templates.thinking import GEMMA4, MAGISTRAL, SEED_OSS, THINK, NamedThinking, Thinking
@@ -290,10 +292,11 @@ def parsed(response: Response) -> Response:
     return Response(response.reasoning, response.content, calls, response.reason)
 
 
-def cases(all_cases: bool) -> list[tuple[int, str, str]]:
-    names, apis = list(FORMATS), list(READERS)
-    count = SEEDS if all_cases else SAMPLE
-    return [(seed, names[seed % len(names)], apis[seed // len(names) % len(apis)]) for seed in range(count)]
+def cases(api: str, *, all_cases: bool) -> Iterator[tuple[int, str]]:
+    """Yield seeds and formats."""
+    names, count = list(FORMATS), (SEEDS if all_cases else SAMPLE) // len(READERS)
+    for number in range(count):
+        yield number * len(READERS) + list(READERS).index(api), names[number % len(names)]
 
 
 REASONS = {"chat": "tool_calls", "responses": "stop", "messages": "tool_use", "ollama": "stop"}
@@ -301,13 +304,14 @@ CUT = {"chat": "length", "responses": "max_output_tokens", "ollama": "length"}
 CUT |= {"messages": "model_context_window_exceeded"}
 
 
-def test_no_call_of_a_response_is_lost(*, all_cases: bool) -> None:
+@pytest.mark.parametrize("api", READERS)
+def test_no_call_of_a_response_is_lost(api: str, *, all_cases: bool) -> None:
     async def run() -> None:
         model = Scripted()
-        for seed, name, api in cases(all_cases):
+        for seed, name in cases(api, all_cases=all_cases):
             said, expected, schemas, thinking = scripted(seed, name)
             expected.reason = REASONS[api]
-            parser = name if seed % 2 or name in WITHOUT_TAGS else "auto"
+            parser = name if seed // 4 % 2 or name in WITHOUT_TAGS else "auto"
             model.says(pieces_of(random.Random(seed), said), parser, thinking)
             streamed = await model.asked(api, schemas, streams=True)
             whole = await model.asked(api, schemas, streams=False)
@@ -317,10 +321,11 @@ def test_no_call_of_a_response_is_lost(*, all_cases: bool) -> None:
     asyncio.run(run())
 
 
-def test_a_response_that_is_cut_is_the_same_whole_and_streamed(*, all_cases: bool) -> None:
+@pytest.mark.parametrize("api", READERS)
+def test_a_response_that_is_cut_is_the_same_whole_and_streamed(api: str, *, all_cases: bool) -> None:
     async def run() -> None:
         model = Scripted()
-        for seed, name, api in cases(all_cases)[:: 1 if all_cases else 4]:
+        for seed, name in islice(cases(api, all_cases=all_cases), 0, None, 3):
             said, _, schemas, thinking = scripted(seed, name)
             rng = random.Random(seed)
             said = said[: rng.randrange(1, len(said))]

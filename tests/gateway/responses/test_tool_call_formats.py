@@ -14,7 +14,8 @@ from lmdeploy.templates.tool_call_formats import (
 )
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
 from openai_gateway.tools.formats import Readers
-from openai_gateway.tools.parser import ToolCallParser, parse
+from openai_gateway.tools.parser import ToolCallParser
+from tests.support.tool_calls import parse
 
 CALLS, SAMPLE = 200, 30
 FUNCTIONS = ("get_weather", "add", "math.sqrt", "read-file", "F2")
