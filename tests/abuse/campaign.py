@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import random
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.abuse.attacks import Trap, received_by, statuses_in
-from tests.abuse.bodies import CHAT, MODEL
+from tests.abuse.attacks import Attack, Trap, received_by, statuses_in
+from tests.abuse.bodies import BODIES, MODEL
+from tests.abuse.gateway import JSON
 from tests.abuse.servers import KEY, OTHER_KEY, Servers, Target
 from tests.abuse.shots import Shot
 from tools.bench.stats import percentile
@@ -42,7 +46,6 @@ MOST_SLOWER = 2.0  # times as long as alone may another caller's short text take
 UNNOTICED_SECONDS = 0.25  # unless that is less than this,
 MOST_SECONDS = 2.0  # and never longer than this
 ALONE_SECONDS = 5.0  # of the measurement without attacks
-TEXT = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
 FIRST_SECONDS = 90.0  # of a long campaign: memory that is taken when it is first used is taken then
 _BETWEEN_SECONDS = 35.0  # in which freed memory goes back
 _IDLE_SECONDS = 60.0  # until when memory has come back
@@ -244,6 +247,8 @@ def _warm(attacks: Sequence[Shot], servers: Servers, seed: int) -> None:
         headers = {"authorization": f"Bearer {KEY}"}
         url = f"{servers.gateway.url}/v1/chat/completions"
         httpx.post(url, json=body, headers=headers, trust_env=False, timeout=60).raise_for_status()
+    for name in ("empty messages", "lists for messages"):  # start what parses long bodies
+        httpx.post(url, content=BODIES[name].make(), headers=headers | JSON, trust_env=False, timeout=60)
     for target in servers.targets:
         served = [shot for shot in attacks if shot.target == target and shot.may_be_served]
         sample = random.Random(seed).sample(served, min(WARM_REQUESTS, len(served)))
@@ -285,8 +290,13 @@ def _attack_one_by_one(seconds: float, attacks: Sequence[Shot], servers: Servers
     for shot in attacks:
         by_name.setdefault((shot.target, shot.name), []).append(shot)
     for (target, name), shots in by_name.items():
+        shots = [replace(shot, make=partial(_same, shot.make())) for shot in shots[:MOST_ALIKE]]  # made before
         with _asking_texts(target, servers, report, name):
-            _send(shots[:MOST_ALIKE], seconds, servers, report, senders=1 if shots[0].is_flood else SENDERS)
+            _send(shots, seconds, servers, report, senders=1 if shots[0].is_flood else SENDERS)
+
+
+def _same(attack: Attack) -> Attack:
+    return attack
 
 
 def _send(
@@ -345,24 +355,19 @@ def _asking_texts(target: Target, servers: Servers, report: Report, attack: str)
     asked = servers.gateway if target.name == "page" else target
     times = report.texts.setdefault(target.name, {}).setdefault(attack, [])
 
-    def ask() -> None:
-        begin = time.monotonic()
-        headers = {"authorization": f"Bearer {OTHER_KEY}", "content-type": "application/json"}
-        connection = http.client.HTTPConnection("127.0.0.1", asked.port, timeout=60)
+    command = [sys.executable, "-m", "tests.abuse.probe", str(asked.port), OTHER_KEY, MODEL]
+    with tempfile.TemporaryFile("w+") as printed:
+        probe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=printed)
         try:
-            connection.request("POST", CHAT, json.dumps(TEXT), headers)
-            response = connection.getresponse()
-            response.read()
-            if response.status != 200:
-                report.refused.append(f"beside {attack!r} on the {target.name}: {response.status}")
-        except OSError as error:
-            report.refused.append(f"beside {attack!r} on the {target.name}: {error!r}")
+            yield
         finally:
-            connection.close()
-        times.append(time.monotonic() - begin)
-
-    with _repeating(ask):
-        yield
+            probe.communicate()
+        printed.seek(0)
+        for line in printed:
+            status, seconds = line.split()
+            times.append(float(seconds))
+            if status != "200":
+                report.refused.append(f"beside {attack!r} on the {target.name}: {status}")
 
 
 def _ask_health(target: Target, report: Report) -> None:
