@@ -113,10 +113,11 @@ def build(
         ) -> list[Any]:
             header_now, names_now = await page.header()
             if not names_now or names_now == names:
-                return [header_now, *[gr.skip()] * (2 + len(panel.of_preset))]
+                return [header_now, *[gr.skip()] * (3 + len(panel.of_preset))]
             choice = chosen if chosen in names_now else names_now[0]
             choices = gr.update(choices=names_now, value=choice, visible=len(names_now) > 1)
-            return [header_now, names_now, choices, *defaults(choice, preset, said)]
+            images = gr.update(sources=["upload"] if await served.takes_images() else [])
+            return [header_now, names_now, choices, images, *defaults(choice, preset, said)]
 
         # What is sent is checked by `webui.guard`, and values that cannot be have defaults.
         at_once: dict[str, Any] = {
@@ -157,7 +158,7 @@ def build(
         looking: dict[str, Any] = {
             "fn": look,
             "inputs": [offered, model, panel.preset, conversation],
-            "outputs": [header, offered, model, *panel.of_preset],
+            "outputs": [header, offered, model, question, *panel.of_preset],
         }
         # One after the other: a chat that the browser kept has settings of its own.
         blocks.load(**showing, **at_once).then(**looking, **at_once).then(**following)

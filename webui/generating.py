@@ -53,6 +53,10 @@ class Server(Protocol):
         """Return the sampling parameters that a model of `models` has by default; empty: they are not known."""
         ...
 
+    async def takes_images(self) -> bool:
+        """Return whether questions may have images."""
+        ...
+
     def context_size(self, model: str) -> int | None:
         """Return how many tokens a model of `models` has room for; empty: the first; None: that is not known."""
         ...

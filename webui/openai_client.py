@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import httpx
 import openai
 from openai.types.chat import ChatCompletionChunk
 
@@ -32,12 +33,13 @@ class OpenAIClient:
         root = base_url.rstrip("/").removesuffix("/v1")
         is_here = urlsplit(root).hostname in ("localhost", "127.0.0.1", "::1")  # no proxy knows the way to it
         http = openai.DefaultAsyncHttpxClient(trust_env=not is_here)
-        url = f"{root}/v1"
+        self._root, url = root, f"{root}/v1"
         self._client = openai.AsyncOpenAI(base_url=url, api_key=api_key or "none", max_retries=0, http_client=http)
         self._model = ""
         self._is_ours = False
         self._sampling_defaults: dict[str, Mapping[str, Any]] = {}
         self._context_lens: dict[str, int] = {}
+        self._modalities: dict[str, Any] | None = None
 
     async def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the response to messages.
@@ -102,6 +104,16 @@ class OpenAIClient:
         lengths = {model.id: (model.model_extra or {}).get("max_model_len") for model in models}
         self._context_lens = {name: length for name, length in lengths.items() if isinstance(length, int)}
         return [model.id for model in models]
+
+    async def takes_images(self) -> bool:
+        """Return whether questions may have images: unless the server says no, as ours and llama.cpp's do."""
+        if self._modalities is None:
+            try:
+                properties = await self._client.get(f"{self._root}/props", cast_to=httpx.Response)
+                self._modalities = {**properties.json()["modalities"]}
+            except (openai.OpenAIError, KeyError, TypeError, ValueError):
+                self._modalities = {}
+        return self._modalities.get("vision") is not False
 
     def context_size(self, model: str) -> int | None:
         """Return how many tokens a model has room for (`webui.generating.Server`)."""

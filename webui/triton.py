@@ -33,6 +33,10 @@ class TritonServer(TritonClient):
         """Return what the model has by default (`webui.generating.Server`), as this process was given."""
         return self._sampling_defaults
 
+    async def takes_images(self) -> bool:
+        """Return whether questions may have images; Triton does not say."""
+        return True
+
     def context_size(self, model: str) -> int | None:
         """Return how many tokens the model has room for (`webui.generating.Server`)."""
         return self._context_size

@@ -72,7 +72,7 @@ async def llama_cpp_properties(gateway: GatewayDependency) -> dict[str, Any]:
         "total_slots": gateway.settings.max_requests,
         "model_alias": model.name,
         "model_path": model.name,
-        "modalities": {"vision": "vision" in capabilities(model), "audio": False},
+        "modalities": {"vision": not model.is_text_only, "audio": False},
     }
 
 

@@ -115,6 +115,7 @@ def test_images_go_with_the_next_question_and_stay_in_the_conversation(
         file.write_bytes(file_of(make_image(40, 30, seed)))
     driver.find_element(By.CSS_SELECTOR, "#question input[type=file]").send_keys("\n".join(map(str, files)))
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 2)
+    assert driver.find_elements(By.CSS_SELECTOR, "#question .upload-button")
     page.ask("What is this?")
     page.wait(lambda: page.responses[:1] == [REPLY] and not page.is_generating)
     assert fake_triton.requests[-1].model == "ensemble_vision"

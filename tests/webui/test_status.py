@@ -73,7 +73,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if is_metrics := self.path == "/metrics":
             self.server.asked += 1
-        body = (self.server.reported if is_metrics else json.dumps(MODELS)).encode()
+        described = {"modalities": {"vision": False}} if self.path == "/props" else MODELS
+        body = (self.server.reported if is_metrics else json.dumps(described)).encode()
         self.send_response(200)
         self.send_header("content-type", "text/plain" if is_metrics else "application/json")
         self.send_header("content-length", str(len(body)))
@@ -115,6 +116,8 @@ def test_metrics_are_asked_for_while_their_tab_is_open(server: Server, driver: w
     with running_page(f"http://127.0.0.1:{server.server_port}") as url:
         page = ChatPage(driver, url)
         try:
+            page.wait(lambda: page.status == "ready")
+            page.wait(lambda: not driver.find_elements(By.CSS_SELECTOR, "#question .upload-button"))  # text alone
             assert server.asked == 0
             page.open_tab("Status")
             page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#status svg")) == 6)
