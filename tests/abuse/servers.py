@@ -23,7 +23,7 @@ from tests.support.processes import session_members
 from tests.support.tiny_vision_models import make_tiny_llava
 from tests.support.waiting import eventually_sync
 
-KEY, ADMIN_KEY = "sk-attacker", "sk-administrator"
+KEY, ADMIN_KEY, NODE_KEY = "sk-attacker", "sk-administrator", "sk-node"
 OTHER_KEY = "sk-other"  # of the caller who asks for a short text meanwhile
 ALLOWED_HOST = "allowed.invalid"
 SERVERS = ("gateway", "page", "proxy", "ray")
@@ -109,7 +109,7 @@ def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
                 *("--model-name", MODEL, "--webui", "--webui-port", str(page_port), *security, *engine),
                 *("--server-name", "127.0.0.1", "--adapters", f"verses={adapter}"),
                 *("--files-dir", str(folder / "files"), "--responses-store", str(folder / "responses")),
-                *("--split-special-tokens", "--cache-salt-by-key"),
+                *("--split-special-tokens", "--cache-salt-by-key", "--node-key", NODE_KEY),
                 *("--allowed-media-domains", ALLOWED_HOST, "--allowed-local-media-path", str(media)),
                 *("--speculative-config", '{"method": "ngram"}'),
             )
@@ -129,7 +129,7 @@ def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
             "/health",
             stack.enter_context(
                 _command("proxy", "--server-name", "127.0.0.1", "--server-port", str(proxy_port),
-                         "--node-key", KEY, "--allow-private-nodes", *security)
+                         "--node-key", NODE_KEY, "--allow-private-nodes", *security)
             ),
         )  # fmt: skip
         eventually_sync(lambda: _accepts(proxy_port), timeout=START_SECONDS)
