@@ -61,6 +61,7 @@ DEVICES = ("auto", "cpu", "cuda")
 MAX_RESPONSES = 128
 MAX_TOP_LOGPROBS = 20
 ALL_THAT_IS_LEFT = -1  # as max_new_tokens: up to the session length
+REPETITION = "repetition"  # as the engine ends a response that repeats itself; for clients this is ``length``
 
 # How far a field reaches: to the engine, also as a tensor; into bodies of the HTTP API; and it makes a request sample.
 _ENGINE: dict[str, Any] = {"is_tensor": True, "is_param": True}
@@ -209,6 +210,13 @@ class GenerationConfig(field.RecordsGiven):
         low=-2,
         high=2,
         **_ENGINE,
+    )
+    repetition_detection: Literal["off", "reasoning", "all"] = field.string(
+        "reasoning",
+        "End what only repeats one span: at most 64 tokens, at least 4 times and for at least 256 tokens. reasoning: "
+        "reasoning, after which the answer begins; all: also the response, with finish_reason length; off: nothing.",
+        choices=("off", "reasoning", "all"),
+        **_IN_BODIES,
     )
     logit_bias: dict[int, float] | None = field.biases(
         "Values added to the logits of tokens, by token id.", max_items=1024, **_ENGINE
@@ -498,6 +506,8 @@ class Response:
         Number of tokens of the session before this prompt.
     session_id
         The session id; a prompt without a session gets a new one.
+    stop_reason
+        ``repetition`` where `GenerationConfig.repetition_detection` ended the response, with ``length``.
     """
 
     text: str
@@ -512,6 +522,7 @@ class Response:
     choice: int = 0
     history_token_len: int = 0
     session_id: int | None = None
+    stop_reason: str | None = None
 
 
 class ResponseType(Enum):

@@ -215,7 +215,7 @@ def requests_reasoning(
     budget: int | None = None,
     counts_tokens: bool = True,
 ) -> dict[str, Any]:
-    """Return the fields of `GenerateRequest` such that reasoning can be found, and their tokens counted and bounded.
+    """Return the fields of `GenerateRequest` such that reasoning can be found, counted and ended.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def requests_reasoning(
         fields["response_format"] = after_reasoning(
             wanted, thinking.marks, begins_inside=begins_inside, is_call=is_call, budget=budget
         )
-    elif budget is not None and thinking.end_ids:
+    elif thinking.end_ids and (budget is not None or inputs.get("repetition_detection") != "off"):
         fields |= {
             "thinking_budget": budget,
             "thinking_begin": None if begins_inside else thinking.marks.begin,

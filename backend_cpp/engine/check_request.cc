@@ -93,6 +93,9 @@ void check_combinations(const Request& request) {
   if (params.n > 1 && (request.session || params.generates_nothing())) {
     throw invalid_argument("n must be 1 in a session and where nothing is generated, got " + std::to_string(params.n));
   }
+  if (params.thinking_end.empty() != params.thinking_end_ids.empty()) {
+    throw invalid_argument("thinking_end and thinking_end_ids must be given together");
+  }
   if (params.thinking_budget && (params.thinking_end.empty() || params.thinking_end_ids.empty())) {
     throw invalid_argument("thinking_budget needs thinking_end and thinking_end_ids");
   }

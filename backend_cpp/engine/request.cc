@@ -48,6 +48,8 @@ const char* finish_reason_name(FinishReason reason) {
       return "stop";
     case FinishReason::kLength:
       return "length";
+    case FinishReason::kRepetition:
+      return "repetition";
     case FinishReason::kCancelled:
       return "cancelled";
     case FinishReason::kError:

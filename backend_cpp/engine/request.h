@@ -48,6 +48,7 @@ struct GenerationParams : GenerationFields {
   bool generates_nothing() const { return scores_prompt || output_embedding || max_new_tokens == 0; }
   // Whether the model has to run: else only a session takes the prompt.
   bool runs_model() const { return max_new_tokens != 0 || scores_prompt || prompt_logprobs || output_embedding; }
+  bool detects_repetition() const { return repetition_detection != "off"; }
   bool is_greedy() const { return !do_sample || temperature == 0 || top_k == 1; }
 
   // Throws Error(kInvalidArgument) naming the field, what was expected and what was given.
@@ -63,9 +64,9 @@ struct SessionParams {
   int step = -1;       // keep only this many of its tokens first; negative: all
 };
 
-enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
+enum class FinishReason { kNone, kStop, kLength, kRepetition, kCancelled, kError };
 
-// "", "stop", "length", "cancelled", "error".
+// "", "stop", "length", "repetition", "cancelled", "error".
 const char* finish_reason_name(FinishReason reason);
 
 struct TokenLogprobs {

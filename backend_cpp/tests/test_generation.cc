@@ -1,4 +1,5 @@
 // One response: its next token, its text, its end.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <random>
@@ -230,6 +231,82 @@ TEST(reasoning_ends_when_its_budget_is_spent) {
   Asked at_once = thinking(0, "");
   for (int i = 0; i < 4; ++i) at_once.advance({8});
   CHECK(at_once.generated() == std::vector<int32_t>({9, 2, 3, 8}));
+}
+
+// By comparing all of the last tokens.
+bool ends_in_repetitions(const std::vector<int32_t>& tokens) {
+  if (tokens.size() < 256) return false;
+  for (ptrdiff_t span = 1; span <= 64; ++span) {
+    if (std::equal(tokens.end() - 256 + span, tokens.end(), tokens.end() - 256)) return true;
+  }
+  return false;
+}
+
+TEST(a_span_that_came_often_enough_is_noticed_with_its_last_token_and_nothing_else_is) {
+  std::mt19937 random(5);
+  int found = 0, periodic = 0;
+  for (int round = 0; round < 300; ++round) {
+    const size_t span = 1 + random() % 80;
+    const int most = 1 + static_cast<int>(random() % 4);
+    std::vector<int32_t> tokens;
+    RepetitionDetector detector;
+    for (int size = 0; size < 600; ++size) {
+      const bool is_new = tokens.size() < span || random() % 400 == 0;
+      tokens.push_back(is_new ? static_cast<int32_t>(random() % most) : tokens[tokens.size() - span]);
+      const bool repeats = detector.advance(tokens.back());
+      CHECK_EQUAL(repeats, ends_in_repetitions(tokens));
+      found += repeats;
+      ++periodic;
+    }
+  }
+  CHECK(found > periodic / 10 && found < periodic * 9 / 10);
+}
+
+Asked repeating(const std::string& detection, const std::string& begin) {
+  return Asked([&](GenerationParams& params) {
+    params.max_new_tokens = 2000;
+    params.repetition_detection = detection;
+    params.thinking_begin = begin;
+    params.thinking_end = "23";
+    params.thinking_end_ids = {9, 2, 3};
+  });
+}
+
+TEST(reasoning_that_repeats_itself_ends_as_by_its_budget_and_the_answer_only_if_wanted) {
+  for (const char* detection : {"reasoning", "all"}) {
+    Asked asked = repeating(detection, "1");
+    CHECK(!asked.generation.needs_known_tokens());
+    asked.advance({1});
+    for (int i = 0; i < 300 && !asked.generation.needs_known_tokens(); ++i) asked.advance({4 + i % 3});
+    CHECK_EQUAL(asked.generated().size(), size_t{257});
+    for (int i = 0; i < 3; ++i) asked.advance({8});
+    const std::vector<int32_t> so_far = asked.generated();
+    CHECK(std::vector<int32_t>(so_far.end() - 3, so_far.end()) == std::vector<int32_t>({9, 2, 3}));
+    CHECK(!asked.generation.needs_known_tokens());
+    FinishReason finish = FinishReason::kNone;
+    int answer = 0;
+    while (finish == FinishReason::kNone && answer < 400) finish = asked.advance({4 + answer++ % 3});
+    const bool ends = std::string(detection) == "all";
+    CHECK_EQUAL(answer, ends ? 256 : 400);
+    CHECK(finish == (ends ? FinishReason::kRepetition : FinishReason::kNone));
+  }
+  for (const char* detection : {"off", "reasoning"}) {  // of a response without reasoning
+    Asked asked = repeating(detection, "7");
+    for (int i = 0; i < 400; ++i) CHECK(asked.advance({4}) == FinishReason::kNone);
+  }
+  Asked off = repeating("off", "");
+  for (int i = 0; i < 400; ++i) CHECK(off.advance({4}) == FinishReason::kNone);
+  CHECK(off.generated() == std::vector<int32_t>(400, 4));
+}
+
+TEST(tokens_on_their_way_when_reasoning_is_ended_belong_to_it) {
+  Asked asked = repeating("reasoning", "");
+  for (int i = 0; i < 258; ++i) asked.generation.advance(ChosenToken{4, 0, nullptr, nullptr});  // two were in flight
+  CHECK(asked.generation.needs_known_tokens());
+  for (int i = 0; i < 4; ++i) asked.advance({8});
+  std::vector<int32_t> want(258, 4);
+  want.insert(want.end(), {9, 2, 3, 8});
+  CHECK(asked.generated() == want);
 }
 
 TEST(reasoning_that_ends_in_time_and_responses_without_reasoning_are_left_alone) {

@@ -197,6 +197,7 @@ def response_of(output: EngineOutput, index: int = 0, session_id: int | None = N
         choice=output.index,
         history_token_len=output.history_token_len,
         session_id=session_id,
+        stop_reason=output.stop_reason,
     )
 
 

@@ -142,6 +142,7 @@ def _chunk(output: EngineOutput, most_likely: int | None) -> GenerateChunk:
         text=output.text,
         token_ids=tuple(output.token_ids),
         finish_reason=output.finish_reason or None,
+        stop_reason=output.stop_reason,
         input_token_len=output.input_token_len,
         generate_token_len=output.generate_token_len,
         index=output.index,

@@ -59,20 +59,20 @@ class RequestFields:
     )
     thinking_begin: str | None = field.string(
         None,
-        "With thinking_budget: text that begins reasoning; null: the prompt ends with it.",
+        "With thinking_end: text that begins reasoning; null: the prompt ends with it.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
     thinking_end: str | None = field.string(
         None,
-        "With thinking_budget: text that ends reasoning.",
+        "Text that ends reasoning, for thinking_budget and repetition_detection; with thinking_end_ids.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
     thinking_end_ids: list[int] | None = field.tokens(
-        "With thinking_budget: tokens that end reasoning.",
+        "With thinking_end: tokens that the engine generates to end reasoning.",
         max_items=64,
         is_tensor=True,
         is_param=True,
@@ -243,6 +243,8 @@ class GenerateChunk:
         New token ids; empty unless the request wanted them.
     finish_reason : str or None
         None until the choice's last chunk; then ``stop``, ``length`` or ``cancelled``.
+    stop_reason : str or None
+        With ``length``: ``repetition`` where ``repetition_detection`` ended the choice.
     stop_string : str
         With ``want_stop_string``, in a choice's last chunk: the one of ``stop_words``, or of the chat template's, that
         ended it; empty: none did.
@@ -273,6 +275,7 @@ class GenerateChunk:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
+    stop_reason: str | None = None
     stop_string: str = ""
     input_token_len: int = 0
     generate_token_len: int = 0

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from tritonclient.grpc import service_pb2
 
 from lmdeploy.fields.field import FieldInfo, Kind
+from lmdeploy.messages import REPETITION
 from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, new_request_id
 
 _Number = TypeVar("_Number", int, float)
@@ -280,6 +281,8 @@ def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
             chunk.text = raw[4:].decode()  # BYTES: 4 bytes of length, then one UTF-8 string
         elif name == "finish_reason":
             chunk.finish_reason = raw[4:].decode() or None
+            if chunk.finish_reason == REPETITION:
+                chunk.finish_reason, chunk.stop_reason = "length", REPETITION
         elif name in _COUNTS:
             setattr(chunk, name, int.from_bytes(raw, "little", signed=True))
         elif name == "stop_string":

@@ -14,6 +14,7 @@ import lmdeploy._turbomind as _turbomind
 from lmdeploy.fields.field import FieldInfo, Kind, fields_of
 from lmdeploy.messages import (
     ALL_THAT_IS_LEFT,
+    REPETITION,
     GenerationConfig,
     LogitsProcessor,
 )
@@ -85,6 +86,8 @@ class EngineOutput:
         Result of ``Engine.score``: the sum of -log p over the tokens of the text, and their number.
     error, is_bad_request
         With finish reason ``error``: the message, and whether the request was invalid.
+    stop_reason
+        With ``length``: ``repetition`` where `GenerationConfig.repetition_detection` ended the response.
     """
 
     request: int
@@ -103,6 +106,7 @@ class EngineOutput:
     ppl: tuple[float, int] | None
     error: str
     is_bad_request: bool
+    stop_reason: str | None = None
 
 
 OutputCallback = Callable[[EngineOutput], None]
@@ -354,7 +358,10 @@ def _read_output(members: dict[str, Any]) -> EngineOutput:
     logprobs = [
         {token: chosen, **dict(top)} for token, (chosen, top) in zip(members["token_ids"], entries, strict=False)
     ]
-    return EngineOutput(**members, logprobs=logprobs or None, ppl=(total, count) if count else None)
+    ppl = (total, count) if count else None
+    if members["finish_reason"] == REPETITION:
+        members |= {"finish_reason": "length", "stop_reason": REPETITION}
+    return EngineOutput(**members, logprobs=logprobs or None, ppl=ppl)
 
 
 def _added(images: Sequence[ImageRows], adapter_name: str | None) -> dict[str, Any]:

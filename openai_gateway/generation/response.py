@@ -97,7 +97,8 @@ class ResponseMachine:
             self._add(found, events)
             for kind in self._calls.recovered:
                 self._on_recovered(kind)
-        events.append(Ended(reason, bool(self._reported), last.stop_string, last.generate_token_len))
+        has_calls = bool(self._reported)
+        events.append(Ended(reason, has_calls, last.stop_string, last.generate_token_len, last.stop_reason))
 
     def _take(self, delta: ReasoningDelta, events: list[Event]) -> None:
         if delta.reasoning:

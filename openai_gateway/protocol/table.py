@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
@@ -23,6 +23,8 @@ def body_member(info: FieldInfo) -> Any:
             return Annotated[int, Field(ge=info.low, le=MAX_INT32 if info.high is None else info.high)]
         case Kind.NUMBER:
             return Annotated[float, Field(ge=info.low, gt=info.above, le=info.high)]
+        case Kind.STRING if info.choices:
+            return Literal[info.choices]
         case Kind.STRING:
             return Annotated[Text, Field(max_length=info.max_bytes)]
         case Kind.STRINGS:

@@ -83,12 +83,15 @@ class Ended:
         The stop word that ended it.
     tokens : int
         Of the whole response.
+    stop_reason : str, optional
+        What made a response end by ``length`` before its limit.
     """
 
     reason: FinishReason
     has_calls: bool
     stop_string: str
     tokens: int
+    stop_reason: str | None = None
 
 
 Event = ReasoningFound | TextFound | CallBegun | ArgumentsFound | CallEnded | CallBroken | Ended

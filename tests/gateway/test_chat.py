@@ -204,6 +204,23 @@ def test_a_plain_string_is_completed_without_a_template(http: httpx.Client, trit
     assert "messages" not in triton.requests[0].inputs
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_response_that_repeats_itself_is_cut_and_says_why(
+    http: httpx.Client, triton: FakeTriton, path: str, *, whole: bool
+) -> None:
+    triton.script = Script(finish_reason="repetition")
+    body = PROMPTS[path] | {"model": MODEL, "repetition_detection": "all", "stream": not whole}
+    response = http.post(path, json=body)
+    assert triton.requests[-1].inputs["repetition_detection"] == "all"
+    text = response.text if whole else response.text.split("\n\n")[-3].removeprefix("data: ")
+    (choice,) = json.loads(text)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition")
+    refused = http.post(path, json=body | {"repetition_detection": "some"})
+    assert refused.status_code == 400
+    assert all(allowed in refused.json()["error"]["message"] for allowed in ("off", "reasoning", "all"))
+
+
 def test_a_response_cut_by_its_limit_says_so(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(finish_reason="length")
     assert client.chat.completions.create(model=MODEL, messages=HELLO).choices[0].finish_reason == "length"

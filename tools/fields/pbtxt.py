@@ -37,7 +37,8 @@ def default_text(field: FieldInfo) -> str:
         return field.tensor_default
     if field.default is None:
         return "none"
-    return str(field.default).lower() if isinstance(field.default, bool) else f"{field.default:g}"
+    default = field.default
+    return str(default).lower() if isinstance(default, bool | str) else f"{default:g}"
 
 
 def engine(text: str) -> str:

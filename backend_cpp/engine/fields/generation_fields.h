@@ -61,6 +61,9 @@ struct GenerationFields {
   float presence_penalty = 0.0f;
   // Subtracted from the logit of a token once per occurrence in the response so far.
   float frequency_penalty = 0.0f;
+  // End what only repeats one span: at most 64 tokens, at least 4 times and for at least 256 tokens. reasoning:
+  // reasoning, after which the answer begins; all: also the response, with finish_reason length; off: nothing.
+  std::string repetition_detection = "reasoning";
   // Values added to the logits of tokens, by token id.
   std::vector<std::pair<int32_t, float>> logit_bias;
   // Return the log probability of each prompt token and of this many alternatives, in the outputs prompt_*; not in
@@ -77,11 +80,11 @@ struct GenerationFields {
   // Maximum number of reasoning tokens, after which the engine generates thinking_end_ids. Not with
   // response_format.
   std::optional<int> thinking_budget;
-  // With thinking_budget: text that begins reasoning; null: the prompt ends with it.
+  // With thinking_end: text that begins reasoning; null: the prompt ends with it.
   std::string thinking_begin;
-  // With thinking_budget: text that ends reasoning.
+  // Text that ends reasoning, for thinking_budget and repetition_detection; with thinking_end_ids.
   std::string thinking_end;
-  // With thinking_budget: tokens that end reasoning.
+  // With thinking_end: tokens that the engine generates to end reasoning.
   std::vector<int32_t> thinking_end_ids;
   // Prefixes are shared only among requests with the same salt; null: among all without one. Without a salt, the
   // time to first token reveals whether another caller has sent the same prefix.
@@ -117,6 +120,7 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("response_format", fields.response_format, Limits{});
   visit("presence_penalty", fields.presence_penalty, Limits{.low = -2, .high = 2});
   visit("frequency_penalty", fields.frequency_penalty, Limits{.low = -2, .high = 2});
+  visit("repetition_detection", fields.repetition_detection, Limits{.choices = "off, reasoning, all"});
   visit("logit_bias", fields.logit_bias, Limits{.max_items = 1024});
   visit("prompt_logprobs", fields.prompt_logprobs, Limits{.low = 0, .high = 20});
   visit("output_embedding", fields.output_embedding, Limits{});

@@ -148,12 +148,25 @@ FinishReason Generation::append(int32_t token) {
   unsent_.token_ids.push_back(token);
   if (matcher_) matcher_->accept(token);
   rules_->bad_words.advance(bad_word_states_, table.bytes(token));
-  thinking_.advance(table.bytes(token));
+  const bool is_endless_now = is_endless(token);
+  thinking_.advance(token, table.bytes(token));
   const bool is_hidden = params.skip_special_tokens && table.is_special(token);
   const bool may_stop = generated() >= params.min_new_tokens;
   if (!is_hidden && text_.append(table.bytes(token), may_stop)) return FinishReason::kStop;
   if (is_complete()) return FinishReason::kStop;
+  if (is_endless_now && may_stop) return FinishReason::kRepetition;
   return generated() >= params.max_new_tokens ? FinishReason::kLength : FinishReason::kNone;
+}
+
+// Ends reasoning that only repeats itself. Whether the response has to end for that reason.
+bool Generation::is_endless(int32_t token) {
+  const bool ends_response = rules_->params.repetition_detection == "all";
+  if (!thinking_.is_reasoning() && !ends_response) return false;
+  if (!repetition_.advance(token)) return false;
+  if (!thinking_.is_reasoning()) return ends_response;
+  thinking_.end();
+  repetition_ = {};
+  return false;
 }
 
 FinishReason Generation::append_and_jump(int32_t token) {

@@ -16,6 +16,7 @@
 #include "engine/generation/generation_rules.h"
 #include "engine/generation/penalties.h"
 #include "engine/generation/prompt_outputs.h"
+#include "engine/generation/repetition_detector.h"
 #include "engine/generation/sampler.h"
 #include "engine/generation/text_stream.h"
 #include "engine/generation/thinking_budget.h"
@@ -40,7 +41,7 @@ class Generation {
   bool needs_logits() const;
   // Whether the allowed tokens depend on the previous tokens.
   bool needs_known_tokens() const {
-    return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
+    return matcher_ != nullptr || thinking_.is_bound() || rules_->bad_words.depends_on_tokens();
   }
   // Whether it can verify draft tokens.
   bool can_take_drafts() const { return generated() > 0; }
@@ -78,6 +79,7 @@ class Generation {
   const int32_t* mask_of_only(int32_t token);
   bool is_ended_by(int32_t token);
   FinishReason append(int32_t token);
+  bool is_endless(int32_t token);
   FinishReason append_and_jump(int32_t token);
   FinishReason jump_forward();
 
@@ -88,7 +90,8 @@ class Generation {
   Penalties penalties_;
   BadWords::States bad_word_states_;
   ThinkingBudget thinking_;
-  std::vector<int32_t> only_;  // a mask that allows only the forced token
+  RepetitionDetector repetition_;  // of the reasoning, or of what comes after it
+  std::vector<int32_t> only_;      // a mask that allows only the forced token
   std::unique_ptr<GrammarMatcher> matcher_;
   TextStream text_;
   PromptOutputs prompt_outputs_;

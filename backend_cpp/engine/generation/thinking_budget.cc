@@ -1,6 +1,7 @@
 #include "engine/generation/thinking_budget.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace turbomind {
 
@@ -11,16 +12,19 @@ constexpr std::string_view kBlank = " \t\r\n";
 }  // namespace
 
 ThinkingBudget::ThinkingBudget(const GenerationParams& params)
-    : params_(params), is_open_(params.thinking_budget.has_value()), has_begun_(params.thinking_begin.empty()) {}
+    : params_(params),
+      is_open_(!params.thinking_end_ids.empty() && (params.thinking_budget || params.detects_repetition())),
+      has_begun_(params.thinking_begin.empty()),
+      budget_(params.thinking_budget.value_or(std::numeric_limits<int>::max())) {}
 
 int32_t ThinkingBudget::forced() const {
-  if (!is_open_ || !has_begun_ || tokens_ < *params_.thinking_budget) return -1;
+  if (!is_open_ || !has_begun_ || tokens_ < budget_) return -1;
   return params_.thinking_end_ids[forced_];
 }
 
-void ThinkingBudget::advance(std::string_view bytes) {
+void ThinkingBudget::advance(int32_t token, std::string_view bytes) {
   if (!is_open_) return;
-  if (forced() >= 0) {
+  if (forced() == token) {
     is_open_ = ++forced_ < params_.thinking_end_ids.size();
     return;
   }

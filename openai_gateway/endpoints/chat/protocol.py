@@ -231,6 +231,7 @@ class ChatChoice(BaseModel):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
+    stop_reason: Literal["repetition"] | None = None
     token_ids: list[int] | None = None
 
 

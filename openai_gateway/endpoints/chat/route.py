@@ -164,4 +164,9 @@ def _choice(body: ChatCompletionRequest, index: int, whole: WholeResponse) -> Ch
         message.function_call = calls[0].function
     elif calls:
         message.tool_calls = calls
-    return ChatChoice(index=index, message=message, finish_reason=reason_of(whole.ended, body.reason_of_calls))
+    return ChatChoice(
+        index=index,
+        message=message,
+        finish_reason=reason_of(whole.ended, body.reason_of_calls),
+        stop_reason=whole.ended.stop_reason,
+    )

@@ -98,7 +98,9 @@ class ChatWriter:
             case ArgumentsFound():
                 return self._call(event.index, {"arguments": SLOT}).fill(event.text)
             case Ended():
-                further = {} if self._tokens is None else {"token_ids": self._tokens}
+                further: dict[str, Any] = {} if self._tokens is None else {"token_ids": self._tokens}
+                if event.stop_reason is not None:
+                    further["stop_reason"] = event.stop_reason
                 return self._event({}, finish_reason=SLOT, **further).fill(reason_of(event, self._reason_of_calls))
         return b""
 

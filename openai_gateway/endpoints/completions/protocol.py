@@ -91,6 +91,7 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
     finish_reason: FinishReason
+    stop_reason: Literal["repetition"] | None = None
     token_ids: list[int] | None = None
 
 

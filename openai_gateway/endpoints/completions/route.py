@@ -113,5 +113,6 @@ async def _choice(
         logprobs=logprobs,
         prompt_logprobs=scores,
         finish_reason=response.finish_reason,
+        stop_reason=response.chunks[-1].stop_reason,
         token_ids=response.token_ids if body.return_token_ids else None,
     )

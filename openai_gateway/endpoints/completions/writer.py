@@ -50,7 +50,6 @@ class CompletionWriter:
         self._has_begun = not echo.text
         self._place: TextPlace | None = None
         self._text = self._event(SLOT)
-        self._finish = self._event("", finish_reason=SLOT)
         self._tokens: list[int] | None = [] if reports_tokens else None
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
@@ -65,9 +64,12 @@ class CompletionWriter:
         last = chunks[-1]
         if self._tokens is not None:
             self._tokens += [token for chunk in chunks for token in chunk.token_ids]
-            if last.finish_reason is not None:
-                self._finish = self._event("", finish_reason=SLOT, token_ids=self._tokens)
-        return events if last.finish_reason is None else events + self._finish.fill(finish_reason(last))
+        if last.finish_reason is None:
+            return events
+        further: dict[str, Any] = {} if self._tokens is None else {"token_ids": self._tokens}
+        if last.stop_reason is not None:
+            further["stop_reason"] = last.stop_reason
+        return events + self._event("", finish_reason=SLOT, **further).fill(finish_reason(last))
 
     async def _opening(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the event that reports the prompt."""

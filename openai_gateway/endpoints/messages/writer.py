@@ -106,7 +106,7 @@ class MessageWriter:
 
     def _stop(self, ended: Ended) -> None:
         if ended.reason == "length":
-            is_full = ended.tokens < self._max_tokens
+            is_full = ended.tokens < self._max_tokens and ended.stop_reason is None
             self.message["stop_reason"] = "model_context_window_exceeded" if is_full else "max_tokens"
         elif ended.stop_string in self._stop_sequences:  # else the template's
             self.message |= {"stop_reason": "stop_sequence", "stop_sequence": ended.stop_string}

@@ -194,8 +194,14 @@ def test_a_budget_reaches_the_engine_with_what_ends_reasoning(
     assert Tokenizer(str(default_model_dir)).decode(inputs["thinking_end_ids"]) == "\n</think>\n\n"
     client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=extra, tools=[tool])
     assert '"max_tokens":40' in triton.requests[1].inputs["response_format"].replace(" ", "")  # the grammar ends it
-    client.chat.completions.create(model="fake-model", messages=ASKED)
+    client.chat.completions.create(
+        model="fake-model", messages=ASKED, extra_body=extra | {"thinking_budget": None, "repetition_detection": "off"}
+    )
     assert not any(name.startswith("thinking") for request in triton.requests[1:] for name in request.inputs)
+    client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=extra | {"thinking_budget": None})
+    marks = {name: value for name, value in inputs.items() if name.startswith("thinking") and name != "thinking_budget"}
+    assert {name: triton.requests[3].inputs[name] for name in marks} == marks  # for repetitions
+    assert "thinking_budget" not in triton.requests[3].inputs
 
 
 def test_a_budget_is_refused_where_nobody_knows_how_reasoning_ends(asking_client: openai.OpenAI) -> None:

@@ -1,0 +1,41 @@
+// Notices when a response repeats one span of tokens and nothing else.
+//
+// A span of p tokens that has come k times in a row leaves (k - 1) p tokens each equal to the one p before it. So there
+// is one count for each p, of how many tokens in a row are; a token costs one pass over all of them.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace turbomind {
+
+class RepetitionDetector {
+ public:
+  static constexpr int kLongestSpan = 64;
+  static constexpr int kLeastTokens = 256;  // of the repetitions together: at least four of the longest span
+
+  RepetitionDetector() { last_.fill(-1); }
+
+  // Takes the next token. Whether the last tokens are repetitions of a span.
+  bool advance(int32_t token) {
+    const int32_t* last = &last_[static_cast<size_t>(next_)];  // the oldest first
+    int32_t longest = 0;
+    for (int i = 0; i < kLongestSpan; ++i) {
+      same_[static_cast<size_t>(i)] = last[i] == token ? same_[static_cast<size_t>(i)] + 1 : 0;
+      const int32_t tokens = same_[static_cast<size_t>(i)] + kLongestSpan - i;
+      longest = longest > tokens ? longest : tokens;
+    }
+    last_[static_cast<size_t>(next_)] = last_[static_cast<size_t>(next_ + kLongestSpan)] = token;
+    next_ = (next_ + 1) % kLongestSpan;
+    return longest >= kLeastTokens;
+  }
+
+ private:
+  std::array<int32_t, size_t{2} * kLongestSpan> last_;  // twice, so that those from next_ on are in order
+  std::array<int32_t, kLongestSpan> same_{};            // of a span of kLongestSpan - i tokens
+  int next_ = 0;
+};
+
+}  // namespace turbomind
