@@ -21,7 +21,7 @@ from webui.export import as_json, as_markdown, file_name
 from webui.page import MOST_RUNNING, Page
 from webui.settings import Settings
 from webui.settings_panel import settings_from, updates_for
-from webui.view import chat_view, turn_at
+from webui.view import CONTINUE, chat_view, turn_at
 
 _LONGEST = 4 * 2**20  # characters of a conversation
 _SAVE_SECONDS = 1.0
@@ -136,18 +136,25 @@ class Asking:
         self._page.stop(request.session_hash)
         return await self.show_new(request, *values)
 
-    async def show_response(self, newer: Any, said: Conversation | None, step: Any) -> list[Any]:
-        """Show another response to a question, or all of them."""
+    async def show_response(
+        self, newer: Any, said: Conversation | None, step: Any, request: gr.Request, *values: Any
+    ) -> list[Any]:
+        """Show another response to a question, or all of them, or continue the last one."""
         said = self._newest(newer, said)
         if said is None:
-            return [gr.skip()] * 3
+            return [gr.skip()] * 4
         if isinstance(step, list) and len(step) == 2 and not self._page.is_generating(said.id):
             number, steps = step
             if isinstance(number, int) and 0 <= number < len(said.turns) and isinstance(steps, int):
                 turn = said.turns[number]
+                if steps == CONTINUE:
+                    if turn is not said.turns[-1] or not turn.response.may_continue or not self._may_ask(said, request):
+                        return [gr.skip()] * 4
+                    turn.response.resume()
+                    return [chat_view(said.turns), *self._begin(said, request, values)]
                 turn.is_compared = turn.is_compared != (steps == 0)
                 turn.show(steps)
-        return [said, chat_view(said.turns), _kept(said, is_shown=True)]
+        return [chat_view(said.turns), gr.skip(), said, _kept(said, is_shown=True)]
 
     async def take_file(self, file: dict[str, str], request: gr.Request) -> list[Any]:
         """Show a conversation that was exported, and keep it."""

@@ -148,9 +148,8 @@ def build(
         kept.entries.select(**showing, **at_once).then(**following)
         clear.click(asks.show_new, settings, shown, js=LEAVE, **at_once)
         kept.entries.clear(asks.show_after_deletion, settings, shown, js=LEAVE, **at_once)
-        kept.entries.apply(
-            asks.show_response, [*newest, kept.step], [conversation, chat, kept.kept], js=STEP, **at_once
-        )
+        stepped = {"inputs": [*newest, kept.step, *settings], "outputs": [chat, *asked], "js": STEP}
+        kept.entries.apply(asks.show_response, **stepped, **at_once).then(**following)
         kept.load.upload(asks.take_file, kept.load, [*shown, kept.kept], **at_once)
         kept.export_json.click(asks.as_json, kept.kept, kept.file, js=CURRENT, **at_once)
         kept.export_markdown.click(asks.as_markdown, kept.kept, kept.file, js=CURRENT, **at_once)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -96,6 +96,15 @@ class Response:
     def is_empty(self) -> bool:
         """Whether nothing was said."""
         return not (self.text or self.reasoning or self.calls)
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether the model may write on where the token limit cut it."""
+        return self.outcome is Outcome.LENGTH and bool(self.text) and not self.calls
+
+    def resume(self) -> None:
+        """Begin again where the response was cut; counts and times are those of what is added."""
+        self.outcome, self.token_count, self.waited, self.decoded = Outcome.RUNNING, 0, 0.0, 0.0
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -212,7 +221,14 @@ def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any
                 {"role": "assistant", "content": response.text} | _called(response.calls) | _written(response)
             )
             calls = response.calls
-    return [*messages, *_asked(turns[-1], calls)]
+    begun = turns[-1].response.text  # of a response that is continued
+    return [*messages, *_asked(turns[-1], calls), *([{"role": "assistant", "content": begun}] if begun else [])]
+
+
+def continuing(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Return the template's options for messages that may end in the beginning of the response."""
+    is_begun = messages[-1]["role"] == "assistant"
+    return {"continue_final_message": True, "add_generation_prompt": False} if is_begun else {}
 
 
 def image_bytes(turns: Sequence[Turn]) -> int:

@@ -14,7 +14,7 @@ BROWSER = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
 SAVE = "(conversation) => { chats.save(conversation); return [] }"
 CHOSEN = "() => [chats.chosen()]"
 CURRENT = "() => [chats.current()]"
-STEP = "(newer, conversation, step) => [chats.newer(), conversation, chats.step()]"
+STEP = "(newer, conversation, step, ...settings) => [chats.newer(), conversation, chats.step(), ...settings]"
 LEAVE = "(...settings) => { chats.leave(); return settings }"
 DOWNLOAD = "(file) => { chats.download(file); return [] }"
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
@@ -102,10 +103,11 @@ async def generate_last(server: Server, turns: Sequence[Turn], settings: Setting
     Cancelling the task that runs this leaves the server's stream, which cancels the request in the engine.
     """
     response, started = turns[-1].response, time.monotonic()
+    has_tokens = bool(response.token_ids) or not response.text  # else those of a part would stand for all of it
     try:
         with _images.held(image_bytes(turns)):
             async for piece in server.respond(to_messages(settings.system_prompt, turns), settings):
-                response.take(piece, time.monotonic() - started)
+                response.take(piece if has_tokens else replace(piece, token_ids=()), time.monotonic() - started)
         response.context_len = server.context_size(settings.model)
         if response.outcome is Outcome.RUNNING:
             response.outcome, response.error = Outcome.FAILED, "The server ended the response early."

@@ -11,7 +11,7 @@ import openai
 from openai.types.chat import ChatCompletionChunk
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
-from webui.conversation import Call, Piece
+from webui.conversation import Call, Piece, continuing
 from webui.settings import Settings, settings_of
 
 # Settings beyond OpenAI's: a server that is not ours may refuse them, so they are sent when they were changed.
@@ -55,6 +55,8 @@ class OpenAIClient:
             await self.model_name()
         model = settings.model or self._model
         fields = _fields(settings, settings_of(self.sampling_defaults(model)))
+        if options := continuing(messages):
+            fields["extra_body"] = (fields.get("extra_body") or {}) | options
         try:
             stream: openai.AsyncStream[ChatCompletionChunk] = await self._client.chat.completions.create(
                 model=model,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError
-from webui.conversation import Piece
+from webui.conversation import Piece, continuing
 from webui.reasoning import ReasoningSplitter
 from webui.settings import Settings
 
@@ -68,13 +68,14 @@ class TritonServer(TritonClient):
         if settings.thinking_budget is not None:
             raise ValueError("A budget of reasoning needs a server with OpenAI's API, and this page asks Triton itself")
         thinks = settings.enable_thinking
+        options = {} if thinks is None else {"enable_thinking": thinks, "thinking": thinks}
         is_adapter = bool(settings.model) and settings.model != await self.model_name()
         request = GenerateRequest(
             messages=messages,
             stream=True,
             want_cached_len=True,
             want_token_ids=True,
-            template_options=None if thinks is None else {"enable_thinking": thinks, "thinking": thinks},
+            template_options=options | continuing(messages) or None,
             max_new_tokens=settings.max_new_tokens,
             temperature=settings.temperature,
             top_p=settings.top_p,

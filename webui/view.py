@@ -11,6 +11,8 @@ from webui.conversation import Call, Outcome, Response, Turn
 from webui.markdown import markdown, verbatim
 
 WAITING = "…"
+CONTINUE = 9999
+"""Of `_button`, in place of a step."""
 
 
 def chat_view(turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -82,6 +84,8 @@ def _call(call: Call, is_running: bool) -> dict[str, Any]:
 def _under(turn: Turn, number: int) -> str:
     """Return the line under a response; `browser.js` hears of its buttons."""
     metrics = html.escape(" · ".join(turn.response.metrics()))
+    if turn.response.may_continue:
+        metrics += f' <span class="place">{_button(number, CONTINUE, "Continue", "Write on")}</span>'
     count = len(turn.responses)
     if count == 1:
         return f"<small>{metrics}</small>"

@@ -157,6 +157,21 @@ def test_a_response_that_ends_behind_another_chat_is_kept(page: ChatPage, fake_t
     page.wait(lambda: page.responses[:1] == [FIRST])
 
 
+def test_a_response_that_the_limit_cut_is_continued(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
+) -> None:
+    fake_triton.script = Script(texts=["The capital", " of"], finish_reason="length")
+    page.ask("Hello")
+    page.wait_for_response(1)
+    fake_triton.script = Script(texts=[" France."])
+    page.click(driver.find_element(By.CSS_SELECTOR, "#chat .by9999"))
+    page.wait(lambda: page.responses[:1] == ["The capital of France."] and not page.is_generating)
+    sent = json.loads(fake_triton.requests[-1].inputs["messages"])
+    assert sent["messages"][-1] == {"role": "assistant", "content": "The capital of"}
+    assert sent["chat_template_kwargs"] == {"continue_final_message": True, "add_generation_prompt": False}
+    assert driver.find_elements(By.CSS_SELECTOR, "#chat .by9999") == []
+
+
 def test_chats_are_found_by_what_was_said_in_them(page: ChatPage, driver: webdriver.Chrome) -> None:
     for question in ("First", "Second"):
         page.ask(question)
