@@ -121,6 +121,15 @@ TEST(logits_that_allow_no_token_are_an_error) {
   CHECK_EQUAL(asked.generation.generated(), 0);
 }
 
+TEST(a_request_that_leaves_no_token_is_refused) {
+  Asked asked(
+      [](GenerationParams& params) {
+        for (int32_t token = 0; token < kStubVocab; ++token) params.bad_tokens.push_back({token});
+      },
+      std::make_shared<PatternGrammar>(4));
+  CHECK(error_of([&] { asked.advance({3}); }) == ErrorCode::kInvalidArgument);
+}
+
 TEST(a_grammar_chooses_what_may_come_and_tokens_without_an_alternative_need_no_logits) {
   Asked asked([](GenerationParams& params) { params.stop_token_ids = {60}; }, std::make_shared<PatternGrammar>(4));
   CHECK(asked.generation.needs_known_tokens());

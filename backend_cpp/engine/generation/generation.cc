@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -129,10 +130,21 @@ const int32_t* Generation::mask_of_only(int32_t token) {
   return only_.data();
 }
 
+// Whether the request itself leaves no token to choose.
+bool Generation::allows_nothing() const {
+  const std::vector<int32_t> forbidden = forbidden_tokens(generated());
+  const std::unordered_set<int32_t> banned(forbidden.begin(), forbidden.end());
+  for (int32_t token = 0; token < rules_->space.vocab_size; ++token) {
+    const bool is_masked = matcher_ && !(matcher_->state().mask[static_cast<size_t>(token) / 32] >> (token % 32) & 1);
+    if (!is_masked && banned.count(token) == 0) return false;
+  }
+  return true;
+}
+
 bool Generation::is_ended_by(int32_t token) {
   if (token < 0) {
-    throw internal_error(matcher_ ? "no token satisfies the response format and the other limits"
-                                  : "the model produced logits that are not numbers, or no token is allowed");
+    if (allows_nothing()) throw invalid_argument("no token satisfies the response format and the other limits");
+    throw internal_error("the model produced logits that are not numbers");
   }
   if (!contains(rules_->params.stop_token_ids, token)) return false;
   stop_token_ = token;

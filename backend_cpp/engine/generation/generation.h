@@ -77,6 +77,7 @@ class Generation {
 
   std::vector<int32_t> forbidden_tokens(int position) const;
   const int32_t* mask_of_only(int32_t token);
+  bool allows_nothing() const;
   bool is_ended_by(int32_t token);
   FinishReason append(int32_t token);
   bool is_endless(int32_t token);
