@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lmdeploy.fields import field
 from lmdeploy.fields.older import accept_older_fields
@@ -61,7 +61,7 @@ DEVICES = ("auto", "cpu", "cuda")
 MAX_RESPONSES = 128
 MAX_TOP_LOGPROBS = 20
 ALL_THAT_IS_LEFT = -1  # as max_new_tokens: up to the session length
-REPETITION = "repetition"  # as the engine ends a response that repeats itself; for clients this is ``length``
+REPETITION: Final = "repetition"  # as the engine ends a response that repeats itself; for clients this is ``length``
 
 # How far a field reaches: to the engine, also as a tensor; into bodies of the HTTP API; and it makes a request sample.
 _ENGINE: dict[str, Any] = {"is_tensor": True, "is_param": True}
@@ -522,7 +522,7 @@ class Response:
     choice: int = 0
     history_token_len: int = 0
     session_id: int | None = None
-    stop_reason: str | None = None
+    stop_reason: Literal["repetition"] | None = None
 
 
 class ResponseType(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lmdeploy.fields import field
 from lmdeploy.fields.field import MAX_INT32, FieldInfo, fields_of
@@ -275,7 +275,7 @@ class GenerateChunk:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
-    stop_reason: str | None = None
+    stop_reason: Literal["repetition"] | None = None
     stop_string: str = ""
     input_token_len: int = 0
     generate_token_len: int = 0

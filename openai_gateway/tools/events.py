@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from openai_gateway.protocol.outputs import FinishReason
 
@@ -91,7 +91,7 @@ class Ended:
     has_calls: bool
     stop_string: str
     tokens: int
-    stop_reason: str | None = None
+    stop_reason: Literal["repetition"] | None = None
 
 
 Event = ReasoningFound | TextFound | CallBegun | ArgumentsFound | CallEnded | CallBroken | Ended
