@@ -1,13 +1,11 @@
 """Prompts with images, in this process."""
 
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.extras import require
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
-from lmdeploy.sessions import HeldSession
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.tokenizer import Tokenizer
 
@@ -52,21 +50,9 @@ class MultimodalPreparer(PromptPreparer):
                 self._encoder = load_encoder(self._checkpoint)
             return self._encoder
 
-    def prepare(
-        self,
-        prompt: Prompt,
-        do_preprocess: bool = True,
-        tools: list[dict[str, Any]] | None = None,
-        held: HeldSession | None = None,
-        template_options: Mapping[str, Any] | None = None,
-        adapter_name: str | None = None,
-        template: ChatTemplate | None = None,
-        add_special_tokens: bool | None = None,
-    ) -> PreparedPrompt:
+    def prepare(self, prompt: Prompt, *args: Any, **options: Any) -> PreparedPrompt:
         """Return what the engine gets for a prompt; as :meth:`PromptPreparer.prepare`."""
-        prepared = super().prepare(
-            prompt, do_preprocess, tools, held, template_options, adapter_name, template, add_special_tokens
-        )
+        prepared = super().prepare(prompt, *args, **options)
         if not prepared.images or len(prepared.ids) >= self._session_len:
             return prepared
         return prepared._replace(rows=tuple(self.encoder.placed(prepared.images)))
