@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lmdeploy._turbomind as _turbomind
 from lmdeploy.fields.field import FieldInfo, Kind, fields_of
@@ -106,7 +106,7 @@ class EngineOutput:
     ppl: tuple[float, int] | None
     error: str
     is_bad_request: bool
-    stop_reason: str | None = None
+    stop_reason: Literal["repetition"] | None = None
 
 
 OutputCallback = Callable[[EngineOutput], None]
