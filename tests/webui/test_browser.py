@@ -89,8 +89,13 @@ def test_stop_works_before_the_first_token(page: ChatPage, fake_triton: FakeTrit
 
 
 def test_closed_tab_cancels_in_the_engine(
-    open_page: Callable[[], ChatPage], driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton
+    open_page: Callable[[], ChatPage],
+    driver: webdriver.Chrome,
+    page_url: str,
+    fake_triton: FakeTriton,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("webui.page.LEFT_SECONDS", 0.5)
     fake_triton.script = Script(hold_after=1)
     leaving = ChatPage(driver, page_url)
     leaving.ask("Hello")

@@ -221,6 +221,10 @@ def test_what_is_exported_can_be_imported(page: ChatPage, driver: webdriver.Chro
     assert f"## You\n\nFirst of all\n\n## Model\n\n{FIRST}" in document.read_text(encoding="utf-8")
     page.press("clear")
     page.wait(lambda: page.questions == [])
+    telephone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", telephone)
     driver.find_element(By.CSS_SELECTOR, "#conversations input[type=file]").send_keys(str(file))
     page.wait(lambda: page.questions == ["First of all"] and page.responses[0] == FIRST)
+    page.wait(lambda: driver.find_elements(By.CSS_SELECTOR, "#conversations.open") == [])  # the list covered it
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     page.wait(lambda: len(page.conversations) == 2)
