@@ -17,6 +17,7 @@ COVERAGE    ?=          # options of pytest-cov; with it tests that are Python t
 PYTEST_ARGS ?=
 WORKERS     ?= 2  # tests at a time; those of a file are one after the other
 BENCH_ARGS  ?=
+ABUSE_ARGS  ?=
 FUZZ_SECONDS ?= 60
 LOAD_HOST    ?= http://localhost:23333
 LOAD_USERS   ?= 16
