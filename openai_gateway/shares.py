@@ -19,7 +19,7 @@ class Shares:
     total
         What there is.
     most_of_one
-        What one key may have at a time, unless it has nothing; default: all.
+        What one key may have at a time, unless it has nothing; default: all. Requests without a key may have all.
     """
 
     def __init__(self, total: int, most_of_one: int | None = None) -> None:
@@ -92,7 +92,7 @@ class Shares:
         for key, waiting in self._waiting.items():
             amount, _ = waiting[0]
             held = self._held[key]
-            if not held or held + amount <= self._most_of_one:
+            if key is None or not held or held + amount <= self._most_of_one:
                 return key if amount <= self._free else _NOBODY
         return _NOBODY
 

@@ -47,6 +47,12 @@ async def test_a_large_request_is_not_overtaken_and_a_full_share_is_in_nobodys_w
     await asyncio.wait(waiting.values())
 
 
+async def test_requests_without_a_key_may_have_all() -> None:
+    shares = Shares(10, 5)
+    for amount in (5, 4, 1):
+        await shares.take(None, amount, 0)
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_nothing_is_lost_whoever_stops_waiting(seed: int) -> None:
     generator = random.Random(seed)
