@@ -124,7 +124,7 @@ BlockFiles::BlockFiles(std::string directory, uint64_t most_bytes, std::chrono::
   const FileDescriptor file(openat(folder_.get(), probe.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
   if (!file) throw invalid_argument("cache_dir: nothing can be written to " + directory_ + ": " + reason(errno));
   unlinkat(folder_.get(), probe.c_str(), 0);
-  if (!grant(0)) throw invalid_argument("cache_dir: " + directory_ + " cannot be locked: " + reason(errno));
+  if (!recount()) throw invalid_argument("cache_dir: " + directory_ + " cannot be locked: " + reason(errno));
   for (const Found& found : scan()) {
     if (!found.name) continue;
     known_[*found.name];
@@ -282,13 +282,11 @@ bool BlockFiles::write(const BlockKey& key, std::span<const std::byte> content, 
     if (const std::string wrong = open_directory(); !wrong.empty()) return fail(wrong.c_str(), 0), false;
   }
   if (has(key, content.size())) return note(key, true), true;
-  const uint64_t bytes = file_bytes(key, content.size());
-  if (!grant(bytes)) return false;
   const std::string name = file_name(key.name);
   const std::string temporary =
       hex(key.name) + "." + writer_ + "-" + std::to_string(next_temporary_++) + std::string(kTemporary);
-  FileDescriptor file(openat(folder_.get(), temporary.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
-  if (!file) return fail("a file cannot be made", errno), false;
+  FileDescriptor file = reserve(file_bytes(key, content.size()), temporary);
+  if (!file) return false;
   const Header header = header_of(key, content);
   const auto call = [&](const iovec* parts, int count) { return ::writev(file.get(), parts, count); };
   int error = transfer(call, {part_of(&header, sizeof(header)), part_of(key.bytes.data(), key.bytes.size()),
@@ -331,7 +329,7 @@ void BlockFiles::mark_used() {
   const FileDescriptor file(openat(folder_.get(), kLedger, O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   Ledger ledger;
   const bool is_whole = file && pread(file.get(), &ledger, sizeof(ledger), 0) == sizeof(ledger);
-  if (!is_whole || ledger.removals != removals_ || own_removals_ > 0) grant(0);
+  if (!is_whole || ledger.removals != removals_ || own_removals_ > 0) recount();
 }
 
 void BlockFiles::set_used(const Sha256& name, int depth) const {
@@ -385,10 +383,31 @@ std::vector<BlockFiles::Found> BlockFiles::scan() {
   return found;
 }
 
-bool BlockFiles::grant(uint64_t bytes) {
-  if (bytes > most_bytes_) return false;
-  const FileDescriptor file(openat(folder_.get(), kLedger, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!file || flock(file.get(), LOCK_EX) != 0) return fail("the ledger cannot be locked", errno), false;
+FileDescriptor BlockFiles::lock_ledger() {
+  FileDescriptor file(openat(folder_.get(), kLedger, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (file && flock(file.get(), LOCK_EX) == 0) return file;
+  fail("the ledger cannot be locked", errno);
+  return FileDescriptor();
+}
+
+FileDescriptor BlockFiles::reserve(uint64_t bytes, const std::string& temporary) {
+  if (bytes > most_bytes_) return FileDescriptor();
+  const FileDescriptor lock = lock_ledger();
+  if (!lock || !grant(bytes, lock)) return FileDescriptor();
+  // Of its whole length before others count the files.
+  FileDescriptor file(openat(folder_.get(), temporary.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+  if (file && ftruncate(file.get(), static_cast<off_t>(bytes)) == 0) return file;
+  fail("a file cannot be made", errno);
+  unlinkat(folder_.get(), temporary.c_str(), 0);
+  return FileDescriptor();
+}
+
+bool BlockFiles::recount() {
+  const FileDescriptor lock = lock_ledger();
+  return lock && grant(0, lock);
+}
+
+bool BlockFiles::grant(uint64_t bytes, const FileDescriptor& file) {
   Ledger ledger;
   const bool is_whole =
       pread(file.get(), &ledger, sizeof(ledger), 0) == sizeof(ledger) && ledger.check == ~ledger.bytes;
@@ -431,7 +450,7 @@ int64_t BlockFiles::drop_all() {
     ++dropped;
   }
   own_removals_ += static_cast<uint64_t>(dropped);
-  grant(0);
+  recount();
   return dropped;
 }
 

@@ -101,8 +101,13 @@ class BlockFiles {
   std::vector<Found> scan();
   // Whether the directory still exists; if not, all files are forgotten.
   bool is_there();
-  // Reserves bytes for a file in the ledger, and evicts files if none are left.
-  bool grant(uint64_t bytes);
+  // The open ledger, which is this process's until it is closed; none if it cannot be locked.
+  FileDescriptor lock_ledger();
+  // Reserves bytes in the locked ledger for a file, and evicts files if none are left; for none, counts the files.
+  bool grant(uint64_t bytes, const FileDescriptor& ledger);
+  bool recount();
+  // A new file of this length and temporary name, for whose bytes there is space; none if there is not.
+  FileDescriptor reserve(uint64_t bytes, const std::string& temporary);
   void set_used(const Sha256& name, int depth) const;
   void remove_damaged(const Sha256& name, const char* why);
   void fail(const char* what, int error);
