@@ -28,7 +28,11 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="of their order")
     parser.add_argument(
-        "--each", type=float, default=1.0, metavar="SECONDS", help="of each attack alone, before (default: %(default)s)"
+        "--each",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="of each attack alone, before all together, which takes long unless --attacks names few (default: none)",
     )
     parser.add_argument("--attacks", default="", metavar="REGEX", help="only those in whose names it is found")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the measurements there too, as JSON")
