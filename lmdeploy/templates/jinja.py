@@ -270,14 +270,14 @@ def _rendered(template: str, variables: dict[str, Any]) -> str:
 
 
 def _limited(template: UntrustedTemplate, variables: dict[str, Any] | None) -> str:
-    """Return what a template writes, or nothing where it is only to be compiled."""
+    """Render a template in the process with limits; without variables it is only compiled."""
     content = json.dumps({"template": template, "variables": variables}).encode()
     _, written, _ = _process.request({}, content, max_bytes=_MOST_WRITTEN)
-    return written.decode()
+    return written.decode(errors="surrogatepass")
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Return what a template writes.
+    """Render a template.
 
     Raises
     ------

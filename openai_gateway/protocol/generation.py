@@ -81,7 +81,7 @@ class SamplingFields(_Sampling):
 
     @property
     def limit_field(self) -> str:
-        """What the limit of the response's tokens is called here."""
+        """Name of the field that limits the response's tokens."""
         return "max_tokens"
 
     @model_validator(mode="after")

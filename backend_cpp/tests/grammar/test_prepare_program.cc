@@ -1,4 +1,4 @@
-// What becomes of programs changes none of their texts, but for long numbers.
+// Prepared programs accept the texts of the originals, but for long numbers.
 #include "grammar/prepare_program.h"
 
 #include <algorithm>

@@ -47,7 +47,7 @@ TemplateOptions = Annotated[JsonObject, Field(max_length=32)]
 
 
 class RenderingFields(Strict):
-    """What a conversation is rendered with by the chat template, and which calls may follow it."""
+    """Tools and chat template variables of a conversation, for every route that renders one."""
 
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -199,7 +199,7 @@ class ChatCompletionRequest(RenderingFields, GenerationFields, StructuredFields)
 
     @property
     def limit_field(self) -> str:
-        """What the limit of the response's tokens is called here."""
+        """Name of the field that limits the response's tokens."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property

@@ -124,7 +124,7 @@ def generate_request(body: ChatCompletionRequest, model: ServedModel) -> Generat
 
 
 def machine_of(body: ChatCompletionRequest, model: ServedModel, gateway: Gateway) -> ResponseMachine:
-    """Return what finds reasoning and calls in a choice."""
+    """Return the response state machine of one choice."""
     if isinstance(body.messages, str):
         return ResponseMachine()
     return response_machine(

@@ -62,7 +62,7 @@ class InteractiveRequest(SamplingFields):
 
     @property
     def limit_field(self) -> str:
-        """What the limit of the response's tokens is called here."""
+        """Name of the field that limits the response's tokens."""
         return "request_output_len"
 
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:

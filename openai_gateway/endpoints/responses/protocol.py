@@ -134,7 +134,7 @@ class ResponsesRequest(SamplingFields):
 
     @property
     def limit_field(self) -> str:
-        """What the limit of the response's tokens is called here."""
+        """Name of the field that limits the response's tokens."""
         return "max_output_tokens"
 
     @cached_property
