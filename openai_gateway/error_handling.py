@@ -82,8 +82,9 @@ def _in_words_of(message: str, status: int, path: str, body: object) -> ApiError
     endpoint, given = OF_PATH.get(path), getattr(body, "model_fields_set", ())
     names = {name: next((other for other in info.also if other in given), name) for name, info in FIELDS.items()}
     names["max_new_tokens"] = getattr(body, "limit_field", "max_tokens")
+    names["response_format"] = getattr(body, "grammar_field", "response_format")
     names |= dict.fromkeys(("input_ids", "text_input"), "input" if endpoint is None else endpoint.prompt)
-    field = message.partition(" must ")[0].rpartition(" ")[2]
+    field = re.split(" must |: ", message, maxsplit=1)[0].rpartition(" ")[2]
     message = _FIELD.sub(lambda found: names.get(found[0], found[0]), message)
     return ApiError(status, message, param=names.get(field))
 

@@ -23,15 +23,15 @@ _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 @dataclass(frozen=True)
 class Job:
-    """A request, and what sends its response."""
+    """A request, and what sends its response, if a lane does."""
 
     request: Any
-    sender: Any
+    sender: Any = None
     dropped: threading.Event = field(default_factory=threading.Event)
 
     def require_wanted(self) -> None:
         """Raise `Cancelled` if the caller left."""
-        if self.dropped.is_set() or self.sender.is_cancelled():
+        if self.dropped.is_set() or (self.sender is not None and self.sender.is_cancelled()):
             raise Cancelled
 
 
@@ -62,6 +62,10 @@ class Lanes:
         with self._lock:
             self._jobs[request.request_id()] = job
         self._queues[lane].put(text(request, "caller") or "", job)
+
+    def is_idle(self, lane: str) -> bool:
+        """Return whether no request waits in a lane."""
+        return self._queues[lane].is_empty
 
     def drop(self, request_id: str) -> None:
         """Stop working for a request whose caller left; an unknown one is ignored."""
@@ -96,6 +100,11 @@ class FairQueue:
     def __init__(self) -> None:
         self._items: OrderedDict[str, deque[Any]] = OrderedDict()
         self._changed = threading.Condition()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no item waits."""
+        return not self._items
 
     def put(self, caller: str, item: Any) -> None:
         """Add an item behind the caller's others."""

@@ -55,6 +55,7 @@ class StructuredFields(Strict):
     )
 
     _grammar: dict[str, Any] | None = PrivateAttr(None)
+    _grammar_field: str = PrivateAttr("response_format")
 
     @model_validator(mode="after")
     def _one_form(self) -> StructuredFields:
@@ -75,12 +76,18 @@ class StructuredFields(Strict):
                 "be given",
             )
         self._grammar = next(starmap(enforced_format, forms.items()), None)
+        self._grammar_field = next((name for name in forms if not name.startswith("response_format")), "response_format")
         return self
 
     @property
     def grammar(self) -> dict[str, Any] | None:
         """The engine's ``response_format``; None: free text."""
         return self._grammar
+
+    @property
+    def grammar_field(self) -> str:
+        """The field that `grammar` comes from, as the client sent it."""
+        return self._grammar_field
 
 
 def choice_grammar(choices: list[str]) -> str:

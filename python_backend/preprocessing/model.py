@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,15 @@ from python_backend.lanes import Job, Lanes
 from python_backend.parameters import model_path, parameter
 from python_backend.preprocessing.adapters import adapter_of, control
 from python_backend.preprocessing.prompt import RequestEncoder, SessionTurn
+from python_backend.respond import respond
 
 # Threads of each lane. Images are decoded, and templates of adapters rendered, in processes that the threads wait for.
 _THREADS = {"short": 1, "long": 1, "adapters": 1, "media": 2}
 _SHORT = 32 << 10  # bytes
+# A text of so many bytes costs less than the way through a lane, if nothing waited: since the last request was handed
+# over, so many seconds went by.
+_TINY = 4 << 10
+_ALONE_SECONDS = 1e-3
 # Types of parts, as `lmdeploy.vl.prompts` reads them, which JSON may also write in escapes.
 _MEDIA = (b'"image_', b'"video_', b"\\u")
 _SWITCH_SECONDS = 1e-3  # after which a thread lets another one run
@@ -63,22 +69,33 @@ class TritonPythonModel:
         self._has_images = preparer.has_images
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._lanes = Lanes(self._outputs, _THREADS)
+        self._returned = 0.0  # when `execute` did, by the monotonic clock
 
-    def execute(self, requests: Sequence[Any]) -> list[None]:
-        """Let requests wait in their lanes, which respond to them."""
-        for request in requests:
-            self._lanes.put(self._lane(request), request)
-        return [None] * len(requests)
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Respond to a tiny text that comes alone; let all others wait in their lanes, which respond to them."""
+        is_alone = len(requests) == 1 and time.monotonic() - self._returned > _ALONE_SECONDS
+        responses = [self._response(request, is_alone) for request in requests]
+        self._returned = time.monotonic()
+        return responses
 
-    def _lane(self, request: Any) -> str:
-        """Return the lane for what a request may cost."""
+    def _response(self, request: Any, is_alone: bool) -> Any:
+        """Return the response to a request, or None where its lane responds."""
+        size, lane = self._size_and_lane(request)
+        if is_alone and lane == "short" and size <= _TINY and self._lanes.is_idle("short"):
+            return respond(request, lambda _: self._outputs(Job(request)))
+        self._lanes.put(lane, request)
+        return None
+
+    def _size_and_lane(self, request: Any) -> tuple[int, str]:
+        """Return the bytes of a request's texts, and the lane for what it may cost."""
         given = [array(request, name) for name in ("messages", "text_input", "tools", "QUERY")]
         contents = [item for items in given if items is not None for item in items.reshape(-1)]
+        size = sum(map(len, contents))
         if self._has_images and any(mark in content for mark in _MEDIA for content in contents):
-            return "media"
+            return size, "media"
         if has(request, "lora_control") or (not self._adapters.is_empty and self._adapters.get(adapter_of(request))):
-            return "adapters"
-        return "short" if sum(map(len, contents)) <= _SHORT else "long"
+            return size, "adapters"
+        return size, "short" if size <= _SHORT else "long"
 
     def _outputs(self, job: Job) -> dict[str, Any]:
         request = job.request

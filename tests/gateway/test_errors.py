@@ -227,6 +227,23 @@ def test_a_busy_session_is_asked_to_come_again(http: httpx.Client, triton: FakeT
     assert response.headers["retry-after"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("allowed_token_ids", [2**31 - 1]),
+        ("guided_regex", "a"),
+        ("response_format", {"type": "regex_schema", "regex_schema": "a"}),
+    ],
+)
+def test_an_error_about_a_grammar_names_the_field_that_it_came_from(
+    http: httpx.Client, triton: FakeTriton, field: str, value: Any
+) -> None:
+    words = "response_format: there is no token 2147483647; the last one is 99"
+    triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
+    error = error_of(http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, field: value}), 400)
+    assert (error["param"], error["message"]) == (field, words.replace("response_format", field))
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_beyond_the_limit_is_a_413(http: httpx.Client, chunked: bool) -> None:
     body = b" " * (MAX_BODY + 1)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -319,6 +320,7 @@ class Paused:
 
     def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.may_go_on, self.order = threading.Event(), threading.Event(), list[str]()
+        monkeypatch.setattr(model._lanes, "is_idle", lambda lane: False)  # nothing is responded to at once
         encode = model._encoder.encode
 
         def paused(text: str | None, *args: Any, **kwargs: Any) -> Any:
@@ -329,6 +331,19 @@ class Paused:
             return encode(text, *args, **kwargs)
 
         monkeypatch.setattr(model._encoder, "encode", paused)
+
+
+@pytest.mark.parametrize(
+    ("text", "since", "is_at_once"), [("tiny", 1.0, True), ("tiny", 0.0, False), ("long " * 1000, 1.0, False)]
+)
+def test_a_tiny_text_that_comes_alone_is_responded_to_at_once(
+    model: Any, text: str, since: float, is_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: model._returned + since)
+    request = Request(text_input=text)
+    [response] = model.execute([request])
+    assert response.error is None
+    assert request.sender.sent.is_set() != is_at_once
 
 
 def test_a_short_text_does_not_wait_for_a_long_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
