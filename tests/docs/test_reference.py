@@ -85,17 +85,3 @@ def test_an_endpoint_has_a_page_with_its_fields(path: str) -> None:
 
 def test_commands_are_those_of_the_help() -> None:
     assert set(re.findall(r"^    (\w+)  ", help_of(""), re.MULTILINE)) == {name.split()[0] for name in COMMANDS}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_line_page_has_the_options_of_the_help(command: str) -> None:
-    text = (REFERENCE / "cli.md").read_text(encoding="utf-8")
-    assert f"## `lmdeploy {command}`\n" in text
-    section = text.partition(f"## `lmdeploy {command}`\n")[2].partition("\n## ")[0]
-    for name in re.findall(r"\]\(#([\w-]+)\)", section):
-        heading = next(
-            one for one in re.findall(r"^## (.*)$", text, re.MULTILINE) if one.lower().replace(" ", "-") == name
-        )
-        section += text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    options = set(re.findall(r"^  (?:-\w, |-\w \w+, )?(--[\w-]+)", help_of(command), re.MULTILINE)) - {"--help"}
-    assert [option for option in sorted(options) if f"`{option}`" not in section] == []

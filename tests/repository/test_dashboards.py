@@ -13,7 +13,7 @@ from openai_gateway.metrics.page import GatewayMetrics
 from openai_gateway.metrics.responses import Watch
 from openai_gateway.settings import DEFAULT_PORT
 from tests.support.metrics import metrics_of
-from tests.support.queries import DEPLOY, SCRAPED, SCRAPER, all_queries, dashboard, queried_metrics
+from tests.support.queries import DEPLOY, SCRAPED, SCRAPER, all_queries, queried_metrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENGINE = re.compile(r'"((?:turbomind_|vllm:|lmdeploy:|nv_trt_llm_)\w+)"')
@@ -80,30 +80,6 @@ def is_named(name: str, text: str) -> bool:
         return True
     # gpu_prefix_cache_...: the older names of what is alongside them.
     return any(re.search(rf"`{re.escape(one)}[`{{]", text) for one in names) or "gpu_prefix_cache" in name
-
-
-def test_panels_have_places_and_ids_of_their_own() -> None:
-    panels = dashboard()["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels) > 15
-    cells = [
-        (x, y)
-        for panel in panels
-        for place in [panel["gridPos"]]
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24
-    assert all(panel["description"] for panel in panels if panel["type"] != "row")
-
-
-def test_alerts_say_how_urgent_they_are_and_what_has_happened() -> None:
-    (group,) = yaml.safe_load((DEPLOY / "prometheus" / "rules" / "lmdeploy.yml").read_text("utf-8"))["groups"]
-    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
-    for rule in group["rules"]:
-        assert rule["labels"]["severity"] in ("critical", "warning")
-        assert rule["annotations"]["summary"]
-        assert re.fullmatch(r"\d+m", rule["for"])
 
 
 def test_compose_starts_all_three_and_hands_them_their_files() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,29 +66,6 @@ def test_what_it_writes_lies_on_volumes(image: list[list[Instruction]]) -> None:
     (volumes,) = given(image[-1], "VOLUME")
     settings = dict(word.split("=", 1) for line in given(image[-1], "ENV") for word in line.split())
     assert set(json.loads(volumes)) == {settings["LMDEPLOY_CACHE"], settings["HOME"], "/tmp"}
-
-
-def test_compilers_stay_behind(image: list[list[Instruction]]) -> None:
-    _, build, final = image
-    assert any("g++" in line for line in given(build, "RUN"))
-    assert not any("apt-get" in line for line in given(final, "RUN"))
-
-
-def test_its_build_for_gpus_is_make_s(image: list[list[Instruction]]) -> None:
-    build = image[1]
-    assert "CUDA=" in given(build, "ARG")
-    [command] = [line for line in given(build, "RUN") if line.startswith("make build ")]
-    assert "CUDA=${CUDA}" in command
-    for value, is_built in (("1", "ON"), ("", "OFF")):
-        done = subprocess.run(
-            ["make", "-n", "--always-make", "build", f"CUDA={value}"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert f"-DTURBOMIND_CUDA={is_built}" in done.stdout
-        assert f"-DTURBOMIND_CUDA_LIBRARIES={is_built}" in done.stdout
 
 
 def test_compose_builds_and_runs_it_with_gpus(image: list[list[Instruction]]) -> None:

@@ -1,7 +1,6 @@
 """What the wheel asks for: ranges that hold what is tested, and everything that the code imports."""
 
 import ast
-import re
 import shutil
 import subprocess
 import sys
@@ -79,21 +78,6 @@ def test_every_pinned_release_is_one_that_the_wheel_allows() -> None:
     assert len(held) > 25
     for requirement in held:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
-
-
-def test_make_installs_pinned_versions_alone() -> None:
-    """What PyTorch depends on too, which is installed first; its CUDA libraries are those of its index."""
-    installs = re.findall(r"\$\(PIP\) install (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    assert len(installs) > 3
-    for words in installs:
-        files = re.findall(r"requirements/([\w-]+)\.txt", words)
-        assert files, words
-        assert "--no-deps" in words or "runtime" in files, f"dependencies that are not pinned: {words}"
-        for name in files:
-            lines = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-            pins = [line for line in lines if line and not line.startswith("#")]
-            assert pins
-            assert all("==" in line for line in pins)
 
 
 def test_every_import_is_of_a_package_that_the_wheel_asks_for() -> None:

@@ -1,4 +1,4 @@
-"""The documentation is a site: every page has its place, every link its target (`make docs`)."""
+"""The documentation is a site: every page has its place, every link its target, every named file exists."""
 
 import re
 import subprocess
@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDERS = ("backend_cpp", "lmdeploy", "model_repository", "openai_gateway", "python_backend", "tests", "tools", "webui")
+FILE_NAME = re.compile(r"`([\w./-]+\.(?:py|cc|h|pbtxt))`")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -45,3 +48,12 @@ def test_a_page_without_a_place_and_a_link_without_a_target_are_noticed(tmp_path
     done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert done.returncode != 0
     assert all(word in done.stderr for word in ("alone.md", "gone.md", "#nowhere")), done.stderr
+
+
+def test_files_that_are_named_and_linked_exist() -> None:
+    files = [str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
+    named = FILE_NAME.findall((ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    assert [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)] == []
+    linked = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [link for link in linked if not (ROOT / link).exists()] == []
