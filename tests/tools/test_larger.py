@@ -19,7 +19,7 @@ from tools.bench.matches import LARGER_MODELS, Choice, Match, Played, Rounds, la
 from tools.bench.peers import vllm
 from tools.bench.peers.install import failures
 from tools.bench.peers.places import llama_tool, openvino_python, vllm_python
-from tools.bench.random_gguf import NAMES, file_bytes, kind_of, path_of, random_file, tensors, token_bytes, write
+from tools.bench.random_gguf import NAMES, file_bytes, file_cost, kind_of, path_of, random_file, tensors, write
 from tools.bench.roofline import Limits
 from tools.bench.shapes import SHAPES, Shape
 from tools.bench.targets import LIMIT, OURS, TARGETS
@@ -73,10 +73,10 @@ def test_a_token_reads_the_experts_it_uses_and_no_embedding() -> None:
     shape = SHAPES["qwen3-30b-a3b"]
     experts = shape.config["num_hidden_layers"] * 128 * 3 * 2048 * 768 * 18 / 32
     embedding = 151936 * 2048 * 34 / 32
-    assert token_bytes(shape, 4) == file_bytes(shape, 4) - embedding - experts * 120 / 128
+    assert file_cost(shape, 4).weight_bytes() == pytest.approx(file_bytes(shape, 4) - embedding - experts * 120 / 128)
     assert (kind_of(SHAPES["gpt-oss-20b"], 4), kind_of(shape, 4)) == ("MXFP4", "Q4_0")
     tied = SHAPES["llama-3.2-1b"]
-    assert token_bytes(tied, 8) == file_bytes(tied, 8)
+    assert file_cost(tied, 8).weight_bytes() == file_bytes(tied, 8)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_peers_read_the_same_file_and_one_that_cannot_is_named(
         assert list(sides)[:2] == [OURS, "llama.cpp Q4_0"]
         assert all(len(rates) == 2 and min(rates) > 0 for rates in sides.values())
     sides, share = found[f"{name}: decode, 1 stream, 4-bit"]
-    assert share == pytest.approx(token_bytes(SHAPES[name], 4) * sum(sides[OURS]) / 2 / 1e9)
+    assert share == pytest.approx(file_cost(SHAPES[name], 4).weight_bytes() * sum(sides[OURS]) / 2 / 1e9)
     assert sides["llama.cpp Q4_0"] == [101.0, 101.0]
     # Both kinds of attention once, then the faster one.
     assert (tiny / "calls").read_text().splitlines()[:3] == [

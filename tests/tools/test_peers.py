@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.paths import default_model_dir
 from lmdeploy.turbomind.engine_dir import resolve
@@ -18,7 +19,7 @@ from tools.bench.peers import llama_cpp
 from tools.bench.peers.genai import genai
 from tools.bench.peers.install import llama_options
 from tools.bench.peers.places import gguf, llama_tool, openvino_python, why_missing
-from tools.bench.roofline import Limits, ModelCost, matrix_bytes, model_cost
+from tools.bench.roofline import ModelCost, engine_cost
 from tools.bench.stats import Record, steady_rate, summarize
 from tools.bench.turns import numbered, ratio, take_turns
 from tools.bench.workload import TokenRequest, token_requests
@@ -118,17 +119,16 @@ def test_a_ratio_is_the_median_of_the_rounds() -> None:
 
 
 def test_a_step_reads_the_checkpoint_s_matrices_once(default_model_dir: Path) -> None:
-    spec = resolve(str(default_model_dir)).spec
+    sizes, dim = Sizes.read(default_model_dir), resolve(str(default_model_dir)).spec.head_dim
     with safe_open(default_model_dir / "model.safetensors", framework="pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118, it is no dict
     elements = sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
-    assert model_cost(spec, TurbomindEngineConfig(dtype="bfloat16")).weight_bytes == 2 * elements
-    assert model_cost(spec, TurbomindEngineConfig(dtype="float32")).weight_bytes == 4 * elements
-    embedding = spec.vocab_size * spec.hidden_size
-    rounded = model_cost(spec, TurbomindEngineConfig(weight_bits=4, quant_policy=8))
+    for dtype, size in (("bfloat16", 2), ("float32", 4)):
+        assert engine_cost(sizes, TurbomindEngineConfig(dtype=dtype), dim).weight_bytes() == size * elements
+    rounded = engine_cost(sizes, TurbomindEngineConfig(weight_bits=4), dim)
     # 4 bits and a 16th of a float16 scale for each weight; the output layer has 8.
-    assert rounded.weight_bytes == (elements - embedding) * (4 + 0.5) / 8 + embedding * (8 + 0.5) / 8
-    assert rounded.operations == 2 * (elements - embedding)
+    assert rounded.weight_bytes() == (elements - sizes.output) * (4 + 0.5) / 8 + sizes.output * (8 + 0.5) / 8
+    assert rounded.row_operations == 2 * (elements - sizes.output)
 
 
 @pytest.mark.parametrize(("quant_policy", "bits"), [(0, 16), (8, 8), (4, 4)])
@@ -136,23 +136,20 @@ def test_a_token_takes_as_much_of_the_cache_as_the_engine_keeps_for_it(
     quant_policy: int, bits: int, default_model_dir: Path
 ) -> None:
     spec = resolve(str(default_model_dir)).spec
-    sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, 64)
-    block = host_module().cache_block_bytes(bits, sizes)
-    cost = model_cost(spec, TurbomindEngineConfig(quant_policy=quant_policy))
+    block = host_module().cache_block_bytes(bits, (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, 64))
+    config = TurbomindEngineConfig(dtype="bfloat16", quant_policy=quant_policy)
+    cost = engine_cost(Sizes.read(default_model_dir), config, spec.head_dim)
     assert cost.cache_bytes == spec.num_layers * block / 64
 
 
-def test_padding_is_read_too() -> None:
-    assert matrix_bytes(17, 33, 8) == 32 * 2 * (32 + 2)
-    assert matrix_bytes(17, 33, 16) == 17 * 33 * 2
-
-
 def test_a_share_counts_weights_once_a_step_and_every_stream_s_context() -> None:
-    cost, limits = ModelCost(1000, 10, 50), Limits(bandwidth=1e6, float32=1e4, int8=1e5)
-    assert cost.bandwidth_share(limits, rate=100, context=100) == pytest.approx(0.2)
+    sizes = Sizes(
+        embedding=1, output=1, is_tied=False, dense=1, expert=0, experts=0, experts_per_token=0, cached=1, attention=1
+    )
+    cost = ModelCost(sizes, dense_bytes=900, output_bytes=100, cache_bytes=10)
+    assert cost.bandwidth_share(1e6, rate=100, context=100) == pytest.approx(0.2)
     # 4 streams, 25 steps a second: 25 x 1000 bytes of weights, 100 x 1000 of cache
-    assert cost.bandwidth_share(limits, rate=100, context=100, streams=4) == pytest.approx(0.125)
-    assert cost.compute_share(limits.int8, 200) == pytest.approx(0.1)
+    assert cost.bandwidth_share(1e6, rate=100, context=100, streams=4) == pytest.approx(0.125)
 
 
 def test_the_default_model_has_a_directory_of_its_name(log: Path) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
@@ -23,8 +24,8 @@ from tools.bench.over_http import run_over_http
 from tools.bench.peers import llama_cpp, vllm
 from tools.bench.peers.genai import genai
 from tools.bench.peers.places import GGUF_TYPES, gguf, llama_tool, missing_program, openvino_python, vllm_python
-from tools.bench.random_gguf import NAMES, kind_of, random_file, token_bytes
-from tools.bench.roofline import Limits, model_cost
+from tools.bench.random_gguf import NAMES, file_cost, kind_of, random_file
+from tools.bench.roofline import Limits, engine_cost, head_bytes
 from tools.bench.server import running_server
 from tools.bench.shapes import SHAPES
 from tools.bench.stats import Record, Summary, median, steady_rate
@@ -182,16 +183,16 @@ def _default_model(
 ) -> Iterator[Played]:
     config = engine_config(bits)
     with _engines(model_path, gguf(model_path, bits), GGUF_TYPES[bits], config) as (ours, answers):
-        cost = model_cost(ours.spec, config)
+        cost = engine_cost(Sizes.read(model_path), config, ours.spec.head_dim)
         for match in matches:
             llama_bits = 4 if match.part == "prefill" else bits  # it reads prompts fastest with 4
             file = gguf(model_path, llama_bits)
             rates = _play(str(match), match, answers, file, GGUF_TYPES[llama_bits], rounds)
             share, rate = None, median(rates[OURS])
             if match.part == "decode":
-                share = cost.bandwidth_share(limits, rate, match.prompt_len + match.output_len / 2)
+                share = cost.bandwidth_share(limits.bandwidth, rate, match.prompt_len + match.output_len / 2)
             elif match.part == "prefill" and bits < 16:
-                share = cost.compute_share(limits.int8, rate)
+                share = cost.row_operations * rate / limits.int8
             yield str(match), rates, share
 
 
@@ -200,7 +201,7 @@ def _larger_model(name: str, bits: int, file: Path, rounds: Rounds, limits: Limi
     with _engines(file, file, kind, config) as (_, answers):
         for match in larger_matches(bits):
             rates = _play(f"{name}: {match}", match, answers, file, kind, rounds)
-            moved = token_bytes(SHAPES[name], bits) * median(rates[OURS])
+            moved = file_cost(SHAPES[name], bits).weight_bytes() * median(rates[OURS])
             yield f"{name}: {match}", rates, moved / limits.bandwidth if match.part == "decode" else None
 
 
@@ -361,13 +362,12 @@ def full_cache(model_path: Path, rounds: Rounds) -> Iterator[Played]:
     """
     requests = random_requests(FULL_REQUESTS, FULL_PROMPTS, FULL_OUTPUTS, seed=1)
     plain = engine_config(8)
-    spec = resolve(model_path).spec
-    memory = FULL_BLOCKS * model_cost(spec, plain).cache_bytes
+    head_dim = resolve(model_path).spec.head_dim
     with ExitStack() as stack:
 
         def side(policy: int) -> Callable[[], float]:
-            config = replace(plain, quant_policy=policy, max_batch_size=FULL_REQUESTS)
-            config.cache_max_entry_count = memory // model_cost(spec, config).cache_bytes
+            blocks = FULL_BLOCKS * head_bytes(head_dim, 16) // head_bytes(head_dim, policy or 16)
+            config = replace(plain, quant_policy=policy, max_batch_size=FULL_REQUESTS, cache_max_entry_count=blocks)
             engine = stack.enter_context(in_process(str(model_path), config))
             return lambda: engine.run(requests, FULL_REQUESTS, GREEDY).requests_per_minute
 

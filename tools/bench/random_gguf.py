@@ -17,11 +17,13 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
+from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.paths import default_model_dir
 from tools.bench.peers.install import say
 from tools.bench.peers.places import GGUF_TYPES, root
 from tools.bench.peers.places import gguf as gguf_file
 from tools.bench.progress import progress_bar
+from tools.bench.roofline import ModelCost
 from tools.bench.shapes import SHAPES, Shape
 
 NAMES = ("llama-3.2-1b", "qwen3-4b", "qwen3-30b-a3b", "gpt-oss-20b")
@@ -106,15 +108,18 @@ def file_bytes(shape: Shape, bits: int) -> int:
     return sum(_bytes(size, kind) for size, kind in tensors(shape, bits).values())
 
 
-def token_bytes(shape: Shape, bits: int) -> float:
-    """Return the bytes of weights that one token reads: of the embedding nothing, of experts those it uses."""
-    found = 0.0
+def file_cost(shape: Shape, bits: int) -> ModelCost:
+    """Return the cost of steps with a file's weights, of whose embedding nothing is read."""
+    dense = expert = output = 0
+    last = "token_embd.weight" if shape.config.get("tie_word_embeddings") else "output.weight"
     for name, (size, kind) in tensors(shape, bits).items():
-        if name == "token_embd.weight" and not shape.config.get("tie_word_embeddings"):
-            continue
-        used = shape.config["num_experts_per_tok"] / shape.experts if "_exps" in name else 1.0
-        found += used * _bytes(size, kind)
-    return found
+        if name == last:
+            output = _bytes(size, kind)
+        elif "_exps" in name:
+            expert += _bytes(size, kind)
+        elif name != "token_embd.weight":
+            dense += _bytes(size, kind)
+    return ModelCost(Sizes.of_config(shape.config), dense, output, expert)
 
 
 def _bytes(size: tuple[int, ...], kind: Type) -> int:

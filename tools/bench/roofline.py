@@ -11,16 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from lmdeploy.capacity.plan import Storage
+from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.messages import TurbomindEngineConfig
-from lmdeploy.turbomind.spec import ModelSpec
 
 _BUFFER = 1 << 29  # bytes, far more than any cache
 _SIZE = 2048  # of the square matrices that are multiplied
 _PASSES = 6
-_TILE, _GROUP = (
-    16,
-    32,
-)  # of quantized weights (backend_cpp/kernels/packed_weight.h, backend_cpp/weights/weight_reader.h)
 
 
 @dataclass(frozen=True)
@@ -48,29 +45,54 @@ class Limits:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What one step must move and compute.
+    """Bytes and operations of a model's steps; a multiplication and an addition are two operations.
 
     Attributes
     ----------
-    weight_bytes
-        Read by every step that generates: all matrices, output layer included.
+    sizes
+        Of the model, as `lmdeploy plan` reads them.
+    dense_bytes, output_bytes, expert_bytes
+        Weights of the layers that every step reads, of the output layer, and of all experts.
     cache_bytes
-        Read for every token of a sequence's context.
-    operations
-        Of one row in the layers' matrices; attention and output layer apart.
+        Read for every token of a context.
     """
 
-    weight_bytes: int
-    cache_bytes: int
-    operations: int
+    sizes: Sizes
+    dense_bytes: float
+    output_bytes: float
+    expert_bytes: float = 0.0
+    cache_bytes: float = 0.0
 
-    def bandwidth_share(self, limits: Limits, rate: float, context: float, streams: int = 1) -> float:
+    @classmethod
+    def of(cls, sizes: Sizes, weight: float, output: float, cached: float) -> "ModelCost":
+        """Return the cost by the bytes of a weight of the layers, one of the output layer and a cached number."""
+        experts = sizes.experts * sizes.expert * weight
+        return cls(sizes, sizes.dense * weight, sizes.output * output, experts, sizes.cached * cached)
+
+    @property
+    def row_operations(self) -> float:
+        """Of one row in the layers' matrices; attention and output layer apart."""
+        return 2.0 * (self.sizes.active - self.sizes.output)
+
+    def weight_bytes(self, rows: float = 1) -> float:
+        """Return what a step of this many rows reads of the weights; each row chooses its experts evenly."""
+        return self.dense_bytes + self.output_bytes + self._experts(rows)
+
+    def _experts(self, rows: float) -> float:
+        sizes = self.sizes
+        return self.expert_bytes * (1 - (1 - sizes.experts_per_token / sizes.experts) ** rows) if sizes.experts else 0.0
+
+    def decode_bytes(self, batch: int, context: float) -> float:
+        """Return what a step reads in which this many sequences decode after this many tokens each."""
+        return self.weight_bytes(batch) + batch * context * self.cache_bytes
+
+    def bandwidth_share(self, bandwidth: float, rate: float, context: float, streams: int = 1) -> float:
         """Return the share of the bandwidth that generating takes.
 
         Parameters
         ----------
-        limits
-            Of the machine.
+        bandwidth
+            Of the machine, bytes a second.
         rate
             Generated tokens/s of all streams.
         context
@@ -78,40 +100,39 @@ class ModelCost:
         streams
             Which share each step's weights.
         """
-        return (self.weight_bytes / streams + self.cache_bytes * context) * rate / limits.bandwidth
+        return self.decode_bytes(streams, context) * rate / streams / bandwidth
 
-    def compute_share(self, peak: float, rate: float) -> float:
-        """Return the share of a peak of operations/s that this many rows/s take."""
-        return self.operations * rate / peak
+    def step_seconds(
+        self, bandwidth: float, peak: float, rows: int, sampled: int, cached: float, pairs: float
+    ) -> float:
+        """Return the least seconds of a step: the sum of what bounds each of its operators.
+
+        Parameters
+        ----------
+        bandwidth, peak
+            Of the device, bytes and operations a second.
+        rows, sampled
+            Of the step; of these, the rows that pass the output layer.
+        cached
+            Tokens of the cache that it reads.
+        pairs
+            Of a query and a key.
+        """
+        sizes = self.sizes
+        operators = (
+            (self.dense_bytes, rows * sizes.dense),
+            (self._experts(rows), rows * sizes.experts_per_token * sizes.expert),
+            (self.output_bytes, sampled * sizes.output),
+            (cached * self.cache_bytes, pairs * sizes.attention),
+        )
+        return sum(max(moved / bandwidth, 2 * products / peak) for moved, products in operators)
 
 
-def model_cost(spec: ModelSpec, config: TurbomindEngineConfig) -> ModelCost:
-    """Return the cost of a model with dense gated MLPs under an engine config."""
-    heads = spec.num_heads * spec.head_dim
-    matrices = [
-        (heads + 2 * spec.num_kv_heads * spec.head_dim, spec.hidden_size),
-        (spec.hidden_size, heads),
-        (2 * spec.intermediate_size, spec.hidden_size),
-        (spec.hidden_size, spec.intermediate_size),
-    ]
-    plain = 32 if (spec.dtype if config.dtype == "auto" else config.dtype) == "float32" else 16
-    bits = config.weight_bits or plain
-    layers = spec.num_layers * sum(matrix_bytes(out, inner, bits) for out, inner in matrices)
-    # The output layer is rounded to 8 bits wherever the others are to 8 or 4.
-    output = matrix_bytes(spec.vocab_size, spec.hidden_size, 8 if config.weight_bits else plain)
-    cached_heads = 2 * spec.num_layers * spec.num_kv_heads
-    cache_bytes = cached_heads * head_bytes(spec.head_dim, config.quant_policy or plain)
-    operations = 2 * spec.num_layers * sum(out * inner for out, inner in matrices)
-    return ModelCost(layers + output, cache_bytes, operations)
-
-
-def matrix_bytes(out_features: int, in_features: int, bits: int) -> int:
-    """Return the bytes of a matrix in memory; below 16 bits with padding and float16 scales."""
-    if bits >= 16:
-        return out_features * in_features * bits // 8
-    outputs = -(-out_features // _TILE) * _TILE
-    groups = -(-in_features // _GROUP)
-    return outputs * groups * (_GROUP * bits // 8 + 2)
+def engine_cost(sizes: Sizes, config: TurbomindEngineConfig, head_dim: int) -> ModelCost:
+    """Return the cost of a model under an engine config of the CPU."""
+    storage = Storage(config.weight_bits or (32 if config.dtype == "float32" else 16))
+    cached = head_bytes(head_dim, config.quant_policy or 16) / head_dim
+    return ModelCost.of(sizes, storage.weight_bytes, storage.output_bytes, cached)
 
 
 def head_bytes(head_dim: int, bits: int) -> int:
