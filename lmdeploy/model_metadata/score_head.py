@@ -22,7 +22,7 @@ import numpy as np
 from lmdeploy.model_metadata.pooling import DenseLayer, layers_of, linear, read_if_there
 from lmdeploy.model_metadata.stored_layers import linear_of, tensor_of
 from lmdeploy.tokenizer_readers.framed import NO_FRAME, Frame, read_frame
-from lmdeploy.turbomind.families.encoder_names import prefix_in
+from lmdeploy.turbomind.families.encoders import prefix_in
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError
-from lmdeploy.turbomind.families.encoder_names import is_of_head
+from lmdeploy.turbomind.families.encoders import is_of_head
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 _FOLDER = "tasks"

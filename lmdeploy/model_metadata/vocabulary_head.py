@@ -17,7 +17,7 @@ import numpy as np
 
 from lmdeploy.model_metadata.pooling import DenseLayer, module_steps, unused_in
 from lmdeploy.model_metadata.stored_layers import linear_of, tensor_of, vector_of
-from lmdeploy.turbomind.families.encoder_names import prefix_in
+from lmdeploy.turbomind.families.encoders import prefix_in
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 
 if TYPE_CHECKING:

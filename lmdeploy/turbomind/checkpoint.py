@@ -12,9 +12,9 @@ from typing import Any
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.model_metadata.pooling import engine_pooling, longest_text
 from lmdeploy.model_metadata.task_adapters import is_of_task
-from lmdeploy.turbomind.families import family_of, jina_v3
+from lmdeploy.turbomind.families import family_of, jina
 from lmdeploy.turbomind.families.common import Checkpoint, Family
-from lmdeploy.turbomind.families.encoder_names import encoder_names, is_of_head
+from lmdeploy.turbomind.families.encoders import encoder_names, is_of_head
 from lmdeploy.turbomind.gguf.stored import (
     is_plain_config,
     stored_architecture,
@@ -163,7 +163,7 @@ def _number_of(content: dict[str, Any]) -> object:
 
 
 def _family_of(config: dict[str, Any]) -> tuple[str, Family]:
-    if jina_v3.is_published(config):
+    if jina.is_published(config):
         return family_of(["JinaEmbeddingsV3Model"])
     try:
         return family_of([alone] if (alone := text_alone(config)) else with_whole(config.get("architectures")))

@@ -38,6 +38,7 @@ __all__ = ["CheckpointError", "EngineDir", "UnsupportedModelError", "resolve", "
 
 logger = logging.getLogger(__name__)
 
+_NAMES = {"turbomind": "TurboMind", "pytorch": "PyTorch"}
 # The code that decides what an engine directory holds, in this package.
 _WRITERS = (
     "turbomind/**/*.py", "pytorch/description.py", "pytorch/text_part/*.py", "pytorch/served_by_transformers.py",
@@ -85,7 +86,8 @@ def resolve(
     revision, download_dir
         Version and cache folder, for a Hugging Face repository only.
     backend
-        The engine that is to run it: ``turbomind``, ``pytorch``, or None: TurboMind if it can, else PyTorch.
+        The engine that is to run it: ``turbomind``; ``pytorch``, or TurboMind if only that can; None: TurboMind if it
+        can, else PyTorch.
     custom_module_map
         Classes that run models in the PyTorch engine, as settings have them.
 
@@ -109,16 +111,18 @@ def _resolved(directory: Path, backend: str | None, custom_module_map: str) -> E
         if (candidate / "spec.json").is_file():
             return _require_backend(_open_checked(candidate), backend)
     readable_checkpoint(directory)  # its copy, if it needs one, may have been removed
-    if backend is not None:
-        return _cached(directory, backend, custom_module_map)
+    wanted = backend or "turbomind"
     try:
-        return _cached(directory, "turbomind")
+        return _cached(directory, wanted, custom_module_map)
     except UnsupportedModelError as refused:
+        if backend == "turbomind" or (backend and custom_module_map):
+            raise
+        other = "turbomind" if backend else "pytorch"
         try:
-            engine = _cached(directory, "pytorch", custom_module_map)
+            engine = _cached(directory, other, custom_module_map)
         except (UnsupportedModelError, CheckpointError):
             raise refused from None
-        logger.warning("%s; the PyTorch engine runs it", refused)
+        logger.warning("%s; the %s engine runs it", refused, _NAMES[other])
         return engine
 
 

@@ -79,11 +79,10 @@ def test_the_documents_table_names_every_architecture() -> None:
 
 
 FAMILY_FILE = """
-from lmdeploy.turbomind.families.common import Family, decoder_spec
+from lmdeploy.turbomind.families.common import Family, decoder_spec, llama_config
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.own_code import llama_config
 
-FAMILY = Family(
+IMAGINARY = Family(
     ("ImaginaryForCausalLM",), decoder_spec, Layout(layer="model.blocks.{}.").tensors, config=llama_config
 )
 """

@@ -12,7 +12,7 @@ from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.pytorch.nn.build_context import build_context
 from lmdeploy.pytorch.paged import AttentionCall
 from lmdeploy.pytorch.ranks import Ranks
-from lmdeploy.turbomind.families.alibi import alibi_slopes
+from lmdeploy.turbomind.families.rope import alibi_slopes
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,6 @@ class LayerCache:
         attended: torch.Tensor = self.cache.attend(self.layer, call, query, key, value)
         return attended
 
-    def fill(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write keys and values of the step's rows of images."""
-        self.cache.fill(self.layer, key, value)
-
-    def look(self, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return what the queries of the step's tokens that look at images see, float32."""
-        looked: torch.Tensor = self.cache.look(self.layer, query, scale)
-        return looked
-
 
 class Attention(nn.Module):
     """Causal attention; a key head serves as many query heads as there are more of those.
@@ -62,8 +53,6 @@ class Attention(nn.Module):
         ``[heads]``: a score more in each softmax, without a value.
     alibi
         Scores fall with the distance, in each head by another slope (Press et al., 2022); on CPUs alone.
-    alibi_factor
-        Multiplies the slopes.
     """
 
     def __init__(
@@ -77,7 +66,6 @@ class Attention(nn.Module):
         sliding_window: int | None = None,
         logit_softcapping: float | None = None,
         sinks: torch.Tensor | None = None,
-        alibi_factor: float = 1.0,
     ) -> None:
         super().__init__()
         context = build_context()
@@ -90,7 +78,7 @@ class Attention(nn.Module):
             window=max(0, sliding_window or 0),
             softcap=float(logit_softcapping or 0.0),
             sinks=sinks,
-            alibi_slopes=_slopes(num_heads, context.ranks) * alibi_factor if alibi else None,
+            alibi_slopes=_slopes(num_heads, context.ranks) if alibi else None,
         )
 
     def forward(

@@ -1,6 +1,6 @@
 """The model families: what each architecture's config.json and tensor names mean for the engine.
 
-One file a family: every module of this package that has a ``FAMILY`` is one. docs/internals/new-model.md adds one.
+Each `Family` of a module of this package; variants of one vendor share a module. docs/internals/new-model.md adds one.
 """
 
 import difflib
@@ -21,9 +21,9 @@ def families() -> Mapping[str, Family]:
     """Return the family of each supported architecture."""
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(__path__):
-        family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
-        if isinstance(family, Family):
-            found |= dict.fromkeys(family.architectures, family)
+        for family in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(family, Family):
+                found |= dict.fromkeys(family.architectures, family)
     return MappingProxyType(found)
 
 

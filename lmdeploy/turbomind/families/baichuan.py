@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lmdeploy.turbomind.families.alibi import alibi_slopes
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, llama_config
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.own_code import llama_config
+from lmdeploy.turbomind.families.rope import alibi_slopes
 from lmdeploy.turbomind.spec import ModelSpec, OutputSpec
 
 # The vocabulary of Baichuan2, whose output layer is normalised; the config has no other mark of it.

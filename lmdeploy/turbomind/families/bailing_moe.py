@@ -14,12 +14,12 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
+    llama_config,
     refuse_unless,
 )
 from lmdeploy.turbomind.families.deepseek import corrected_router, moe_spec
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.own_code import llama_config
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, RouterSpec
 
 _DEFAULTS = {

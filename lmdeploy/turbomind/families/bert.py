@@ -1,15 +1,20 @@
-"""BERT, and RoBERTa, XLM-RoBERTa and CamemBERT, whose tables of positions begin after the padding token."""
+"""BERT, RoBERTa, XLM-RoBERTa, DistilBERT and MPNet."""
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, refuse_unless
+import numpy as np
+
+from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, refuse_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.manifest import Expression, Load, rows_of
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
+from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of, transpose
+from lmdeploy.turbomind.spec import EncoderSpec, MlpSpec, ModelSpec
 
+# BERT, and RoBERTa, XLM-RoBERTa and CamemBERT, whose tables of positions begin after the padding token.
 _ROBERTA = ("Roberta", "XLMRoberta", "Camembert")
-LAYOUT = Layout(
+BERT_LAYOUT = Layout(
     embedding="embeddings.word_embeddings",
     positions="embeddings.position_embeddings",
     layer="encoder.layer.{}.",
@@ -24,7 +29,7 @@ LAYOUT = Layout(
 )
 
 
-def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     kind = getattr(config, "position_embedding_type", None) or "absolute"
     refuse_unless(kind == "absolute", f"position_embedding_type {kind}")
@@ -41,12 +46,12 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def tensors(spec: ModelSpec) -> dict[str, Expression]:
+def bert_tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
-    engine = post_norm_tensors(spec, LAYOUT, "embeddings.LayerNorm")
+    engine = post_norm_tensors(spec, BERT_LAYOUT, "embeddings.LayerNorm")
     if unused := _unused_rows(spec.architecture):
         rows = unused + spec.learned_positions
-        table = Load(f"{LAYOUT.positions}.weight", (rows, spec.hidden_size))
+        table = Load(f"{BERT_LAYOUT.positions}.weight", (rows, spec.hidden_size))
         engine["position_embedding"] = rows_of(table, unused, rows)
     return engine | token_types(spec, "embeddings.token_type_embeddings")
 
@@ -56,4 +61,116 @@ def _unused_rows(architecture: str) -> int:
     return 2 if architecture.startswith(_ROBERTA) else 0
 
 
-FAMILY = Family((*names_of("Bert", *_ROBERTA), "HF_ColBERT"), spec, tensors)
+BERT = Family((*names_of("Bert", *_ROBERTA), "HF_ColBERT"), bert_spec, bert_tensors)
+
+
+# DistilBERT: BERT with half as many layers, without token types.
+DISTILBERT_LAYOUT = Layout(
+    embedding="embeddings.word_embeddings",
+    positions="embeddings.position_embeddings",
+    layer="transformer.layer.{}.",
+    mlp_norm="sa_layer_norm",
+    final_norm="output_layer_norm",
+    q="attention.q_lin",
+    k="attention.k_lin",
+    v="attention.v_lin",
+    o="attention.out_lin",
+    up="ffn.lin1",
+    down="ffn.lin2",
+)
+
+
+def distilbert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    sizes = {"hidden_size": config.dim, "num_hidden_layers": config.n_layers, "num_attention_heads": config.n_heads}
+    own = SimpleNamespace(
+        **sizes,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        intermediate_size=config.hidden_dim,
+        layer_norm_eps=1e-12,
+        tie_word_embeddings=True,
+    )
+    return post_norm_spec(
+        own,
+        checkpoint,
+        mlp=MlpSpec(activation_of(config.activation), is_gated=False, bias=True),
+        learned_positions=config.max_position_embeddings,
+        encoder=EncoderSpec(),
+    )
+
+
+def distilbert_tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the expression of each engine tensor."""
+    return post_norm_tensors(spec, DISTILBERT_LAYOUT, "embeddings.LayerNorm")
+
+
+DISTILBERT = Family(
+    names_of("DistilBert"),
+    distilbert_spec,
+    distilbert_tensors,
+    sizes=("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim"),
+)
+
+
+# MPNet: BERT without token types, with a learned bias of attention for each distance, in buckets as T5 has them.
+MPNET_LAYOUT = Layout(
+    embedding="embeddings.word_embeddings",
+    positions="embeddings.position_embeddings",
+    layer="encoder.layer.{}.",
+    mlp_norm="attention.LayerNorm",
+    final_norm="output.LayerNorm",
+    q="attention.attn.q",
+    k="attention.attn.k",
+    v="attention.attn.v",
+    o="attention.attn.o",
+    up="intermediate.dense",
+    down="output.dense",
+)
+_UNUSED = 2  # rows of the table of positions, which begins after the padding's
+_BUCKETS, _FARTHEST = 32, 128  # of `transformers`, whatever config.json says
+
+
+def bucket_of(distance: int) -> int:
+    """Return the row of the table of biases for a key ``distance`` tokens after the query (Raffel et al., 2020).
+
+    Half of the rows are for keys behind the query, half for keys in front; of each half one half is for one distance
+    each, and the others share the distances up to the farthest by their logarithm.
+    """
+    half = _BUCKETS // 2
+    single, first, size = half // 2, half if distance > 0 else 0, abs(distance)
+    if size < single:
+        return first + size
+    share = np.log(np.float32(size / single)) / np.float32(math.log(_FARTHEST / single))
+    return first + min(single + int(share * np.float32(half - single)), half - 1)
+
+
+def mpnet_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    buckets = config.relative_attention_num_buckets
+    refuse_unless(buckets == _BUCKETS, f"relative_attention_num_buckets {buckets}")
+    return post_norm_spec(
+        config,
+        checkpoint,
+        mlp=MlpSpec(activation_of(config.hidden_act), is_gated=False, bias=True),
+        attention=attention_spec(config, qkv_bias=True, o_bias=True, windows=(), bias_reach=_FARTHEST),
+        max_position_embeddings=config.max_position_embeddings - _UNUSED,
+        learned_positions=config.max_position_embeddings - _UNUSED,
+        encoder=EncoderSpec(),
+    )
+
+
+def mpnet_tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the expression of each engine tensor; all layers have the same biases."""
+    engine = post_norm_tensors(spec, MPNET_LAYOUT, "embeddings.LayerNorm")
+    rows = _UNUSED + spec.learned_positions
+    table = Load(f"{MPNET_LAYOUT.positions}.weight", (rows, spec.hidden_size))
+    engine["position_embedding"] = rows_of(table, _UNUSED, rows)
+    by_bucket = Load("encoder.relative_attention_bias.weight", (_BUCKETS, spec.num_heads))
+    buckets = map(bucket_of, range(-_FARTHEST, _FARTHEST + 1))
+    by_head = transpose(concat(*(rows_of(by_bucket, bucket, bucket + 1) for bucket in buckets)))
+    biases = reshape(by_head, spec.num_heads * (2 * _FARTHEST + 1))
+    return engine | {f"layers.{i}.attention.distance_biases": biases for i in range(spec.num_layers)}
+
+
+MPNET = Family(names_of("MPNet"), mpnet_spec, mpnet_tensors)

@@ -1,4 +1,4 @@
-"""What families share: what a family is, and the parts of a spec that most config files write the same way."""
+"""Family, and the parts of a spec that most config files write the same way."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -138,3 +138,14 @@ def refuse_unless(condition: bool, what: str) -> None:
     """Raise ``UnsupportedModelError`` saying that ``what`` is not supported, unless ``condition`` holds."""
     if not condition:
         raise UnsupportedModelError(f"{what} is not supported")
+
+
+# Configs of architectures that are published with their own code: read as Llama's, nothing of theirs is run.
+_OF_THE_CODE = ("architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype")
+
+
+def llama_config(raw: Mapping[str, Any], **changes: Any) -> Any:
+    """Return a ``LlamaConfig`` with the fields of config.json, and ``changes`` in their place."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**({name: value for name, value in raw.items() if name not in _OF_THE_CODE} | changes))

@@ -1,17 +1,20 @@
-"""What families of encoders share: post-norm layers, as BERT has them, in terms of the engine's blocks.
+"""Layers, architecture names and tensor names that families of encoders share."""
 
-BERT adds what attention makes to the stream and takes the norm of the sum, and so does its MLP. So each norm is in
-front of the half that follows: the engine's blocks with ``norms_stream``, whose first norm is that of the embeddings
-and whose last norm is that of the last layer.
-"""
-
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, attention_spec, decoder_spec
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.manifest import Expression, Load
+from lmdeploy.turbomind.manifest import Expression, Load, renamed, walk
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import BlockSpec, EncoderSpec, ModelSpec, NormSpec
 
+# Post-norm layers, as BERT has them, in terms of the engine's blocks.
+#
+# BERT adds what attention makes to the stream and takes the norm of the sum, and so does its MLP. So each norm is in
+# front of the half that follows: the engine's blocks with ``norms_stream``, whose first norm is that of the embeddings
+# and whose last norm is that of the last layer.
 KINDS = ("Model", "ForSequenceClassification", "ForMaskedLM")
 
 
@@ -64,3 +67,43 @@ def token_types(spec: ModelSpec, name: str) -> dict[str, Expression]:
     """Return the table of token types, where there is one."""
     count = spec.encoder.token_types if spec.encoder else 0
     return {"token_types": Load(f"{name}.weight", (count, spec.hidden_size))} if count else {}
+
+
+# The names that encoders' tensors have in a checkpoint: with the model's prefix or without it.
+_HEADS = re.compile(
+    r"(^|\.)(pooler|classifier|pre_classifier|cls|lm_head|head|decoder|vocab_transform|vocab_layer_norm|vocab_projector)"
+    r"\.|(^|\.)embeddings\.position_ids$|^linear\.weight$"
+)
+_OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+def is_of_head(name: str) -> bool:
+    """Return whether a tensor is one of what follows an encoder, such as a classifier, or of no use."""
+    return bool(_HEADS.search(name))
+
+
+def prefix_in(index: SafetensorsIndex, name: str) -> str:
+    """Return what is in front of the tensor `name` in a checkpoint, such as ``bert.``; empty: nothing, or no tensor."""
+    ends = (name, _adapted(name))
+    found = (stored.removesuffix(end) for end in ends for stored in index.tensors if stored.endswith(end))
+    return min((prefix for prefix in found if not prefix or prefix.endswith(".")), key=len, default="")
+
+
+def _adapted(name: str) -> str:
+    """Return the name of a weight where adapters are stored alongside it (`lmdeploy.model_metadata.task_adapters`)."""
+    return name.removesuffix("weight") + "parametrizations.weight.original"
+
+
+def encoder_names(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
+    """Return the expressions of an encoder with the names that its tensors have in a checkpoint."""
+    first = next(part.name for part in walk(tensors["token_embedding"]) if isinstance(part, Load))
+    prefix = prefix_in(index, first)
+
+    def stored(name: str) -> str:
+        full = prefix + name
+        for newer, older in _OLDER.items():
+            if full.endswith(newer) and full not in index.tensors:
+                return full.removesuffix(newer) + older
+        return _adapted(full) if _adapted(full) in index.tensors else full
+
+    return {name: renamed(expression, stored) for name, expression in tensors.items()}

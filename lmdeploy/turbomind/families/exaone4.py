@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lmdeploy.turbomind.families import olmo2
+from lmdeploy.turbomind.families import olmo
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
 from lmdeploy.turbomind.spec import BlockSpec, ModelSpec
 
@@ -19,4 +19,4 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-FAMILY = Family(("Exaone4ForCausalLM",), spec, olmo2.LAYOUT.tensors)
+FAMILY = Family(("Exaone4ForCausalLM",), spec, olmo.OLMO2_LAYOUT.tensors)

@@ -1,15 +1,24 @@
-"""Falcon: parallel attention and MLP, LayerNorm, one matrix for q, k and v; ALiBi in the RW models."""
+"""Falcon, Falcon-H1 and BLOOM."""
 
 import dataclasses
 from typing import Any
 
-from lmdeploy.turbomind.families.alibi import alibi_slopes
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.common import (
+    Checkpoint,
+    Family,
+    activation_of,
+    attention_spec,
+    decoder_spec,
+    head_dim_of,
+    refuse_unless,
+)
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.rope import rope_of
-from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec
+from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
+from lmdeploy.turbomind.families.rope import alibi_slopes, rope_of
+from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, OutputSpec
 
-LAYOUT = Layout(
+# Falcon: parallel attention and MLP, LayerNorm, one matrix for q, k and v; ALiBi in the RW models.
+FALCON_LAYOUT = Layout(
     embedding="transformer.word_embeddings",
     final_norm="transformer.ln_f",
     layer="transformer.h.{}.",
@@ -19,10 +28,10 @@ LAYOUT = Layout(
     up="mlp.dense_h_to_4h",
     down="mlp.dense_4h_to_h",
 )
-_LAYOUT_WITH_TWO_NORMS = dataclasses.replace(LAYOUT, attention_norm="ln_attn", mlp_norm="ln_mlp")
+_LAYOUT_WITH_TWO_NORMS = dataclasses.replace(FALCON_LAYOUT, attention_norm="ln_attn", mlp_norm="ln_mlp")
 
 
-def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def falcon_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     is_new = bool(config.new_decoder_architecture)
     has_two_norms = is_new and config.num_ln_in_parallel_attn != 1
@@ -54,15 +63,89 @@ def _kv_heads(config: Any, is_new: bool) -> int:
     return 1 if config.multi_query else int(config.num_attention_heads)
 
 
-def tensors(spec: ModelSpec) -> dict[str, Any]:
+def falcon_tensors(spec: ModelSpec) -> dict[str, Any]:
     """Return the expression of each engine tensor."""
     has_two_norms = spec.block.is_parallel and not spec.block.shares_norm
-    return (_LAYOUT_WITH_TWO_NORMS if has_two_norms else LAYOUT).tensors(spec)
+    return (_LAYOUT_WITH_TWO_NORMS if has_two_norms else FALCON_LAYOUT).tensors(spec)
 
 
-FAMILY = Family(
+FALCON = Family(
     ("FalconForCausalLM",),
-    spec,
-    tensors,
+    falcon_spec,
+    falcon_tensors,
     sizes=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
 )
+
+
+# BLOOM: ALiBi, LayerNorm, also of the embeddings, a plain MLP, biases everywhere.
+_TRAINED = 2048  # tokens of a text; ALiBi itself has no limit, and configs do not name one
+
+
+def bloom_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    refuse_unless(not config.apply_residual_connection_post_layernorm, "apply_residual_connection_post_layernorm")
+    config.max_position_embeddings = getattr(config, "seq_length", None) or _TRAINED
+    return decoder_spec(
+        config,
+        checkpoint,
+        intermediate_size=4 * config.hidden_size,
+        num_kv_heads=config.num_attention_heads,
+        norm=NormSpec(config.layer_norm_epsilon, kind="layer", bias=True),
+        has_embedding_norm=True,
+        mlp=MlpSpec("gelu_tanh", is_gated=False, bias=True),
+        attention=attention_spec(
+            config, qkv_bias=True, o_bias=True, alibi_slopes=alibi_slopes(config.num_attention_heads)
+        ),
+        ropes=(),
+    )
+
+
+BLOOM_LAYOUT = dataclasses.replace(FALCON_LAYOUT, embedding_norm="transformer.word_embeddings_layernorm")
+BLOOM = Family(("BloomForCausalLM",), bloom_spec, BLOOM_LAYOUT.tensors, sizes=("vocab_size", "hidden_size|n_embed"))
+
+
+# Falcon-H1: attention and Mamba-2 side by side in each layer, and a factor at every turn.
+def falcon_h1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec. Factors of what linear layers without biases give are joined."""
+    has_bias = config.attention_bias or config.mlp_bias or config.mamba_proj_bias or config.projectors_bias
+    refuse_unless(not has_bias, "a bias alongside the factors of Falcon-H1")
+    into = config.attention_in_multiplier
+    attention = attention_spec(
+        config,
+        scale=head_dim_of(config) ** -0.5 * into**2 * config.key_multiplier,
+        value_scale=into * config.attention_out_multiplier,
+    )
+    gate, values, keys, queries, steps = (config.ssm_in_multiplier * factor for factor in config.ssm_multipliers)
+    norm = {"norms_gated": not config.mamba_norm_before_gate} if config.mamba_rms_norm else {"norm": "none"}
+    recurrence = mamba_spec(
+        config,
+        **norm,
+        query_scale=queries,
+        key_scale=keys,
+        value_scale=values,
+        gate_scale=gate,
+        step_scale=steps,
+        output_scale=config.ssm_out_multiplier,
+    )
+    gate_scale, up_scale = config.mlp_multipliers
+    return decoder_spec(
+        config,
+        checkpoint,
+        attention=attention,
+        mlp=MlpSpec(activation_of(config.hidden_act), gate_scale=gate_scale, up_scale=up_scale),
+        output=OutputSpec(scale=config.lm_head_multiplier),
+        embedding_scale=config.embedding_multiplier,
+        layer_mixers=("both",) * config.num_hidden_layers,
+        recurrence=recurrence,
+    )
+
+
+FALCON_H1_LAYOUT = Layout(
+    final_norm="model.final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mamba."),
+)
+FALCON_H1 = Family(("FalconH1ForCausalLM",), falcon_h1_spec, FALCON_H1_LAYOUT.tensors)

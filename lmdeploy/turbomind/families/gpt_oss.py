@@ -5,7 +5,7 @@ from typing import Any
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
 from lmdeploy.turbomind.families.experts import moe_of
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.mixtral import moe_spec
+from lmdeploy.turbomind.families.mistral import moe_spec
 from lmdeploy.turbomind.manifest import Expression, Load, permute, reshape, rows_of, transpose
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, RouterSpec
 

@@ -1,17 +1,24 @@
-"""Granite: Llama, with factors at the embeddings, the residual stream, the scores and the logits."""
+"""Granite: dense, with experts, and hybrids of both with Mamba-2."""
 
 import dataclasses
 from typing import Any
 
 from lmdeploy.turbomind.families import llama
 from lmdeploy.turbomind.families.common import Checkpoint, Family
+from lmdeploy.turbomind.families.experts import moe_of
+from lmdeploy.turbomind.families.gated_delta import MIXERS
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, OutputSpec
+from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
+from lmdeploy.turbomind.families.mistral import moe_spec
+from lmdeploy.turbomind.families.rope import rope_of
+from lmdeploy.turbomind.manifest import Expression, Load, reshape, rows_of
+from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, OutputSpec, RouterSpec
 
 
-def spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
+# Granite: Llama, with factors at the embeddings, the residual stream, the scores and the logits.
+def granite_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
     """Return the spec, with ``fields`` in place of what the config gives."""
-    plain = llama.spec(config, checkpoint, **fields)
+    plain = llama.llama_spec(config, checkpoint, **fields)
     return dataclasses.replace(
         plain,
         attention=dataclasses.replace(plain.attention, scale=config.attention_multiplier),
@@ -21,4 +28,71 @@ def spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
     )
 
 
-FAMILY = Family(("GraniteForCausalLM",), spec, Layout().tensors)
+GRANITE = Family(("GraniteForCausalLM",), granite_spec, Layout().tensors)
+
+
+# Granite 3 MoE: Granite, with experts in one tensor a layer; of some, a dense MLP that every token goes to.
+def granite_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    config.mlp_bias = False
+    moe = moe_spec(config, RouterSpec(normalizes=True))
+    shared = getattr(config, "shared_intermediate_size", 0)
+    return dataclasses.replace(
+        granite_spec(config, checkpoint), moe=dataclasses.replace(moe, shared_intermediate_size=shared)
+    )
+
+
+def granite_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of the experts of a layer."""
+    moe, hidden = moe_of(spec), spec.hidden_size
+    count, size = moe.num_experts, moe.intermediate_size
+    stack = prefix + "block_sparse_moe."
+    gate_up = Load(stack + "input_linear.weight", (count, 2 * size, hidden))
+    down = Load(stack + "output_linear.weight", (count, hidden, size))
+    engine: dict[str, Expression] = {"moe.router.weight": Load(stack + "router.layer.weight", (count, hidden))}
+    for e in range(count):
+        engine[f"moe.experts.{e}.gate_up.weight"] = reshape(rows_of(gate_up, e, e + 1), 2 * size, hidden)
+        engine[f"moe.experts.{e}.down.weight"] = reshape(rows_of(down, e, e + 1), hidden, size)
+    if shared := moe.shared_intermediate_size:
+        engine["moe.shared.gate_up.weight"] = Load(f"{prefix}shared_mlp.input_linear.weight", (2 * shared, hidden))
+        engine["moe.shared.down.weight"] = Load(f"{prefix}shared_mlp.output_linear.weight", (hidden, shared))
+    return engine
+
+
+GRANITE_MOE = Family(
+    ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    granite_moe_spec,
+    Layout(experts=granite_moe_experts).tensors,
+)
+
+
+# Granite 4: Granite, with Mamba-2 in most layers; a dense MLP alongside experts, or alone.
+def granite_moe_hybrid_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    config.mlp_bias = False
+    moe = None
+    if config.num_local_experts:
+        moe = moe_spec(config, RouterSpec(normalizes=True))
+        moe = dataclasses.replace(moe, shared_intermediate_size=config.shared_intermediate_size)
+    else:
+        config.intermediate_size = config.shared_intermediate_size
+    mixers = tuple(MIXERS.get(kind, kind) for kind in config.layer_types)
+    return granite_spec(
+        config,
+        checkpoint,
+        moe=moe,
+        layer_mixers=mixers,
+        recurrence=mamba_spec(config) if "recurrence" in mixers else None,
+        ropes=(rope_of(config),) if config.position_embedding_type == "rope" else (),
+    )
+
+
+GRANITE_MOE_HYBRID_LAYOUT = Layout(
+    gate_up="shared_mlp.input_linear",
+    down="shared_mlp.output_linear",
+    experts=granite_moe_experts,
+    recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mamba."),
+)
+GRANITE_MOE_HYBRID = Family(
+    ("GraniteMoeHybridForCausalLM",), granite_moe_hybrid_spec, GRANITE_MOE_HYBRID_LAYOUT.tensors
+)

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, and attention with normed queries and keys in some layers."""
+"""LFM2, dense and with experts."""
 
 import math
 from typing import Any
@@ -8,14 +8,15 @@ from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.gated_delta import recurrence_of
 from lmdeploy.turbomind.families.layout import Layout, linear_tensors
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec, RecurrenceSpec
+from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec, RecurrenceSpec, RouterSpec
 
+# LFM2: gated short convolutions, and attention with normed queries and keys in some layers.
 MIXERS = {"conv": "recurrence", "full_attention": "attention"}
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+LFM2_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 _LARGEST_HEAD = 8  # of channels, which nothing but the division among ranks puts together
 
 
-def lfm2_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
+def hybrid_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
     """Return the spec, with ``fields`` in place of what the config gives."""
     mixers = tuple(MIXERS.get(kind, kind) for kind in config.layer_types)
     head = math.gcd(config.hidden_size, _LARGEST_HEAD)
@@ -44,7 +45,7 @@ def lfm2_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
     )
 
 
-def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def lfm2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec. Unless a config says otherwise, its MLPs are narrower than their size in it."""
     size = config.intermediate_size
     if config.block_auto_adjust_ff_dim:
@@ -52,7 +53,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         if config.block_ffn_dim_multiplier is not None:
             multiple = config.block_multiple_of
             size = -(-int(config.block_ffn_dim_multiplier * size) // multiple) * multiple
-    return lfm2_spec(config, checkpoint, intermediate_size=size)
+    return hybrid_spec(config, checkpoint, intermediate_size=size)
 
 
 def convolution_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -72,7 +73,7 @@ def convolution_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     return engine | linear_tensors("recurrence.out", {f"{prefix}out_proj": hidden}, hidden, own.bias)
 
 
-LAYOUT = Layout(
+LFM2_LAYOUT = Layout(
     final_norm="model.embedding_norm",
     attention_norm="operator_norm",
     mlp_norm="ffn_norm",
@@ -91,4 +92,26 @@ LAYOUT = Layout(
     ).tensors,
     recurrence=convolution_tensors,
 )
-FAMILY = Family(("Lfm2ForCausalLM",), spec, LAYOUT.tensors, sizes=SIZES)
+LFM2 = Family(("Lfm2ForCausalLM",), lfm2_spec, LFM2_LAYOUT.tensors, sizes=LFM2_SIZES)
+
+
+# LFM2 with experts in all but the first layers.
+def lfm2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    router = RouterSpec(
+        score="sigmoid",
+        normalizes=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        has_correction=config.use_expert_bias,
+    )
+    layers = tuple(layer >= config.num_dense_layers for layer in range(config.num_hidden_layers))
+    moe = MoeSpec(config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size, router, layers)
+    return hybrid_spec(config, checkpoint, moe=moe)
+
+
+LFM2_MOE = Family(
+    ("Lfm2MoeForCausalLM",),
+    lfm2_moe_spec,
+    LFM2_LAYOUT.tensors,
+    sizes=(*LFM2_SIZES, "intermediate_size", "moe_intermediate_size"),
+)

@@ -1,14 +1,16 @@
-"""Where checkpoints keep a layer of Mamba-2 (Granite 4, Falcon-H1, Nemotron-H, Mamba2), and its sizes."""
+"""Mamba-2 mixers of hybrid families, and Mamba-2 itself."""
 
 import math
 from typing import Any
 
-from lmdeploy.turbomind.families.common import refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec, refuse_unless
 from lmdeploy.turbomind.families.gated_delta import recurrence_of
+from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
-from lmdeploy.turbomind.spec import ModelSpec, RecurrenceSpec
+from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec, RecurrenceSpec
 
 
+# Where checkpoints keep a layer of Mamba-2 (Granite 4, Falcon-H1, Nemotron-H, Mamba2), and its sizes.
 def mamba_spec(config: Any, **fields: Any) -> RecurrenceSpec:
     """Return the recurrence of Mamba-2 with what ``fields`` do not give as Granite's configs name it."""
     refuse_unless(config.hidden_act in {"silu", "swish"}, f"a convolution followed by {config.hidden_act}")
@@ -63,3 +65,46 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
         engine["recurrence.in.bias"] = inputs(Load(f"{prefix}in_proj.bias", (rows,)))
         engine["recurrence.out.bias"] = Load(f"{prefix}out_proj.bias", (hidden,))
     return engine
+
+
+# Mamba-2: layers that are a recurrence alone.
+LONGEST = 1 << 20  # tokens of a sequence: nothing in the model depends on it
+
+
+def mamba2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec. No layer has the heads and the MLP that must have a size."""
+    config.num_attention_heads, config.head_dim, config.max_position_embeddings = 1, 2, LONGEST
+    recurrence = mamba_spec(
+        config,
+        num_heads=config.num_heads,
+        num_key_heads=config.n_groups,
+        key_dim=config.state_size,
+        value_dim=config.hidden_size * config.expand // config.num_heads,
+        conv_kernel=config.conv_kernel,
+        conv_bias=config.use_conv_bias,
+        bias=config.use_bias,
+    )
+    return decoder_spec(
+        config,
+        checkpoint,
+        num_kv_heads=1,
+        intermediate_size=1,
+        norm=NormSpec(config.layer_norm_epsilon),
+        attention=AttentionSpec(1.0),
+        ropes=(),
+        layer_mixers=("recurrence",) * config.num_hidden_layers,
+        layer_mlps=(False,) * config.num_hidden_layers,
+        recurrence=recurrence,
+    )
+
+
+MAMBA2_LAYOUT = Layout(
+    embedding="backbone.embeddings",
+    final_norm="backbone.norm_f",
+    layer="backbone.layers.{}.",
+    attention_norm="norm",
+    recurrence=lambda spec, prefix: mamba_tensors(spec, prefix + "mixer."),
+)
+MAMBA2 = Family(
+    ("Mamba2ForCausalLM",), mamba2_spec, MAMBA2_LAYOUT.tensors, sizes=("vocab_size", "hidden_size", "num_hidden_layers")
+)

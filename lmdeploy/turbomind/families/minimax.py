@@ -1,18 +1,28 @@
-"""MiniMax-Text-01 and M1: lightning attention, plain attention in some layers, experts, a normed residual stream."""
+"""MiniMax-Text-01, M1 and M2."""
 
+import dataclasses
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec, head_dim_of, refuse_unless
+from lmdeploy.turbomind.families import mistral
+from lmdeploy.turbomind.families.common import (
+    Checkpoint,
+    Family,
+    attention_spec,
+    decoder_spec,
+    head_dim_of,
+    refuse_unless,
+)
 from lmdeploy.turbomind.families.gated_delta import MIXERS, recurrence_of
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.families.mixtral import EXPERTS, moe_spec
+from lmdeploy.turbomind.families.mistral import MIXTRAL_EXPERTS, moe_spec
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
 from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, RecurrenceSpec, RouterSpec
 
+# MiniMax-Text-01 and M1: lightning attention, plain attention in some layers, experts, a normed residual stream.
 _NORM_EPS = 1e-6  # of what lightning attention gives, whatever the config says of the others
 
 
-def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def minimax_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     halves = ("full_attn", "linear_attn", "mlp")
     alphas, betas = ({getattr(config, f"{half}_{kind}_factor") for half in halves} for kind in ("alpha", "beta"))
@@ -57,4 +67,23 @@ def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     }
 
 
-FAMILY = Family(("MiniMaxForCausalLM",), spec, Layout(experts=EXPERTS.tensors, recurrence=recurrence).tensors)
+MINIMAX = Family(
+    ("MiniMaxForCausalLM",), minimax_spec, Layout(experts=MIXTRAL_EXPERTS.tensors, recurrence=recurrence).tensors
+)
+
+
+# MiniMax-M2: norms over all queries and over all keys of a token, half a head rotated, experts chosen by sigmoid.
+MINIMAX_M2_EXPERTS = dataclasses.replace(mistral.MIXTRAL_EXPERTS, correction="block_sparse_moe.e_score_correction_bias")
+
+
+def minimax_m2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    return decoder_spec(
+        config,
+        checkpoint,
+        attention=attention_spec(config, qk_norm="projection"),
+        moe=mistral.moe_spec(config, RouterSpec("sigmoid", normalizes=True, has_correction=True)),
+    )
+
+
+MINIMAX_M2 = Family(("MiniMaxM2ForCausalLM",), minimax_m2_spec, Layout(experts=MINIMAX_M2_EXPERTS.tensors).tensors)

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.alibi import alibi_slopes
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
 from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.rope import alibi_slopes
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
 
 

@@ -1,4 +1,4 @@
-"""Qwen 1: q, k and v in one matrix with biases; beyond the trained length dynamic NTK and logn attention."""
+"""Qwen 1 to 3.5, dense and with experts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,11 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
+from lmdeploy.turbomind.families.gated_delta import divided_tensors, gated_delta_fields, grouped_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import plain_rope
-from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec, StretchSpec
+from lmdeploy.turbomind.manifest import Expression, Load, reshape, rows_of, transpose
+from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec, StretchSpec
 
-LAYOUT = Layout(
+# Qwen 1: q, k and v in one matrix with biases; beyond the trained length dynamic NTK and logn attention.
+QWEN_LAYOUT = Layout(
     embedding="transformer.wte",
     final_norm="transformer.ln_f",
     layer="transformer.h.{}.",
@@ -24,7 +28,7 @@ LAYOUT = Layout(
 )
 
 
-def read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
+def qwen_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
     """Return the config in the names that most architectures use."""
     return SimpleNamespace(
         raw=raw,
@@ -40,7 +44,7 @@ def read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
     )
 
 
-def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def qwen_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     raw = config.raw
     trained = raw["seq_length"]
@@ -60,13 +64,142 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-FAMILY = Family(
+QWEN = Family(
     ("QWenLMHeadModel",),
-    spec,
-    LAYOUT.tensors,
-    config=read_config,
+    qwen_spec,
+    QWEN_LAYOUT.tensors,
+    config=qwen_read_config,
     sizes=(
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "kv_channels",
         "seq_length", "max_position_embeddings",
     ),
 )  # fmt: skip
+
+
+# Qwen1.5, Qwen2, Qwen2.5: Llama's tensors with biases of q, k and v.
+def qwen2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    return decoder_spec(config, checkpoint, attention=attention_spec(config, qkv_bias=True))
+
+
+QWEN2 = Family(("Qwen2ForCausalLM",), qwen2_spec, Layout().tensors)
+
+
+# Qwen1.5-MoE and Qwen2-MoE: some layers have experts, and a gated one that every token goes to.
+def moe_spec(config: Any, *, normalizes: bool | None = None) -> MoeSpec:
+    """Return the experts of a config with Qwen's names, without a shared one.
+
+    ``normalizes`` stands in for ``norm_topk_prob``, where configs have none.
+    """
+    step, dense = config.decoder_sparse_step, config.mlp_only_layers
+    return MoeSpec(
+        num_experts=config.num_experts,
+        experts_per_token=config.num_experts_per_tok,
+        intermediate_size=config.moe_intermediate_size,
+        router=RouterSpec(normalizes=config.norm_topk_prob if normalizes is None else normalizes),
+        layers=tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_hidden_layers)),
+    )
+
+
+def qwen2_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    moe = dataclasses.replace(
+        moe_spec(config), shared_intermediate_size=config.shared_expert_intermediate_size, has_shared_gate=True
+    )
+    return decoder_spec(config, checkpoint, attention=attention_spec(config, qkv_bias=config.qkv_bias), moe=moe)
+
+
+QWEN2_MOE_LAYOUT = Layout(experts=ExpertNames(shared="mlp.shared_expert.{}_proj").tensors)
+QWEN2_MOE = Family(("Qwen2MoeForCausalLM",), qwen2_moe_spec, QWEN2_MOE_LAYOUT.tensors)
+
+
+# Qwen3: queries and keys are normed by head.
+def qwen3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    bias = config.attention_bias
+    attention = attention_spec(config, qkv_bias=bias, o_bias=bias, qk_norm="head")
+    return decoder_spec(config, checkpoint, attention=attention)
+
+
+QWEN3 = Family(("Qwen3ForCausalLM",), qwen3_spec, Layout().tensors)
+
+
+# Qwen3-MoE: Qwen3, some or all of its layers with experts.
+def qwen3_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    return dataclasses.replace(qwen3_spec(config, checkpoint), moe=moe_spec(config))
+
+
+QWEN3_MOE = Family(("Qwen3MoeForCausalLM",), qwen3_moe_spec, Layout().tensors)
+
+
+# The text part of Qwen3-VL with experts: Qwen3-MoE, whose experts are in one tensor a layer, laid out as [in, out].
+def qwen3_vl_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    return dataclasses.replace(qwen3_spec(config, checkpoint), moe=moe_spec(config, normalizes=True))
+
+
+def qwen3_vl_moe_experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of the experts of a layer."""
+    moe, hidden = moe_of(spec), spec.hidden_size
+    count, size = moe.num_experts, moe.intermediate_size
+    gate_up = Load(f"{prefix}mlp.experts.gate_up_proj", (count, hidden, 2 * size))
+    down = Load(f"{prefix}mlp.experts.down_proj", (count, size, hidden))
+    engine: dict[str, Expression] = {"moe.router.weight": Load(f"{prefix}mlp.gate.weight", (count, hidden))}
+    for e in range(count):
+        engine[f"moe.experts.{e}.gate_up.weight"] = transpose(reshape(rows_of(gate_up, e, e + 1), hidden, 2 * size))
+        engine[f"moe.experts.{e}.down.weight"] = transpose(reshape(rows_of(down, e, e + 1), size, hidden))
+    return engine
+
+
+QWEN3_VL_MOE = Family(("Qwen3VLMoeTextModel",), qwen3_vl_moe_spec, Layout(experts=qwen3_vl_moe_experts).tensors)
+
+
+# Qwen3-Next: gated delta networks, and gated attention in every fourth layer; experts with a gated shared one.
+def dense_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
+    """Return the spec without experts."""
+    bias = config.attention_bias
+    attention = attention_spec(config, qkv_bias=bias, o_bias=bias, qk_norm="head", has_output_gate=True)
+    norm = NormSpec(config.rms_norm_eps, offset=1.0)
+    return decoder_spec(config, checkpoint, attention=attention, norm=norm, **(gated_delta_fields(config) | fields))
+
+
+def qwen3_next_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    moe = dataclasses.replace(
+        moe_spec(config), shared_intermediate_size=config.shared_expert_intermediate_size, has_shared_gate=True
+    )
+    return dense_spec(config, checkpoint, moe=moe)
+
+
+QWEN3_NEXT_LAYOUT = Layout(experts=ExpertNames(shared="mlp.shared_expert.{}_proj").tensors, recurrence=grouped_tensors)
+QWEN3_NEXT = Family(("Qwen3NextForCausalLM",), qwen3_next_spec, QWEN3_NEXT_LAYOUT.tensors)
+
+
+# Qwen3.5: gated delta networks, and gated attention in every fourth layer, as in Qwen3-Next.
+QWEN3_5_LAYOUT = Layout(recurrence=divided_tensors)
+QWEN3_5 = Family(("Qwen3_5ForCausalLM",), dense_spec, QWEN3_5_LAYOUT.tensors)
+
+
+# Qwen3.5 with experts in every layer, and a gated one that every token goes to.
+def qwen3_5_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    moe = MoeSpec(
+        num_experts=config.num_experts,
+        experts_per_token=config.num_experts_per_tok,
+        intermediate_size=config.moe_intermediate_size,
+        router=RouterSpec(normalizes=True),
+        shared_intermediate_size=config.shared_expert_intermediate_size,
+        has_shared_gate=True,
+    )
+    # No layer has the dense MLP that this would be the size of.
+    return dense_spec(config, checkpoint, moe=moe, intermediate_size=config.moe_intermediate_size)
+
+
+QWEN3_5_MOE_LAYOUT = Layout(experts=ExpertNames(shared="mlp.shared_expert.{}_proj").tensors, recurrence=divided_tensors)
+QWEN3_5_MOE = Family(
+    ("Qwen3_5MoeForCausalLM",),
+    qwen3_5_moe_spec,
+    QWEN3_5_MOE_LAYOUT.tensors,
+    sizes=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "moe_intermediate_size"),
+)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.families import gemma3n
+from lmdeploy.turbomind.families.gemma import gemma3n_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, latent, mixtures
 from lmdeploy.turbomind.gguf.metadata import Metadata
@@ -126,7 +126,7 @@ ARCHITECTURES = {
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, has_whole_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, has_whole_norms=True),
     "gemma3n": Architecture(
-        "Gemma3nForCausalLM", gemma.gemma3n_config, gemma.GemmaLayout(**vars(_LAYOUT), family=gemma3n.tensors)
+        "Gemma3nForCausalLM", gemma.gemma3n_config, gemma.GemmaLayout(**vars(_LAYOUT), family=gemma3n_tensors)
     ),
     "gemma4": Architecture(
         "Gemma4ForCausalLM",

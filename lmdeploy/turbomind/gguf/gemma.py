@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from lmdeploy.turbomind.families import gemma4
+from lmdeploy.turbomind.families import gemma
 from lmdeploy.turbomind.families.experts import moe_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.gguf.configs import FULL, SLIDING, common, windows
@@ -52,7 +52,7 @@ class GemmaLayout(Layout):
         From the spec to the family's engine tensors.
     """
 
-    family: Callable[[ModelSpec], dict[str, Expression]] = gemma4.tensors
+    family: Callable[[ModelSpec], dict[str, Expression]] = gemma.gemma4_tensors
 
     def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
         """Return the expression of each engine tensor of a model."""

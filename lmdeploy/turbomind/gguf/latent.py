@@ -6,7 +6,7 @@ That of keys is then transposed.
 from typing import Any
 
 from lmdeploy.turbomind.families import latent
-from lmdeploy.turbomind.families.deepseek_v32 import indexer_tensors
+from lmdeploy.turbomind.families.deepseek import indexer_tensors
 from lmdeploy.turbomind.gguf.configs import common
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.mixtures import deepseek_experts

@@ -12,7 +12,7 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.checkpoint import read_config
-from lmdeploy.turbomind.families import family_of, qwen3_5, qwen3_5_moe, qwen3_next
+from lmdeploy.turbomind.families import family_of, qwen
 from lmdeploy.turbomind.families.common import Checkpoint, refuse_unless
 from lmdeploy.turbomind.families.layout import Layout, attention_tensors, linear_tensors
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load
@@ -22,9 +22,9 @@ from lmdeploy.turbomind.spec import HeadSpec, ModelSpec, OutputSpec
 MTP_ARCHITECTURE = "DeepseekV3ForCausalLM"
 # Whose layer lies under names of its own.
 MTP_LAYOUTS = {
-    "Qwen3NextForCausalLM": qwen3_next.LAYOUT,
-    "Qwen3_5ForCausalLM": qwen3_5.LAYOUT,
-    "Qwen3_5MoeForCausalLM": qwen3_5_moe.LAYOUT,
+    "Qwen3NextForCausalLM": qwen.QWEN3_NEXT_LAYOUT,
+    "Qwen3_5ForCausalLM": qwen.QWEN3_5_LAYOUT,
+    "Qwen3_5MoeForCausalLM": qwen.QWEN3_5_MOE_LAYOUT,
 }
 _SHARED = {"token_embedding": "token_embedding", "lm_head.weight": "lm_head.weight", "lm_head.bias": "lm_head.bias"}
 

@@ -1,19 +1,65 @@
-"""OLMo Hybrid: OLMo 3's attention in some layers, gated delta networks with norms in front in the others."""
+"""OLMo 2 and 3, OLMoE and OLMo-Hybrid."""
 
 import dataclasses
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
 from lmdeploy.turbomind.families.gated_delta import gated_delta_fields, recurrence_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape
-from lmdeploy.turbomind.spec import BlockSpec, ModelSpec
+from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, MoeSpec, RouterSpec
 
+# OLMo 2 and 3: norms after attention and MLP alone, and over all queries and all keys; OLMo 3 has windows in some.
+_KINDS = ("full_attention", "sliding_attention")
+
+
+def olmo2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec; OLMo 3 scales the rotation of layers without a window alone."""
+    bias = config.attention_bias
+    fields: dict[str, Any] = {}
+    if checkpoint.architecture == "Olmo3ForCausalLM":
+        fields["ropes"] = tuple(rope_of(config, kind) for kind in _KINDS)
+        fields["layer_ropes"] = tuple(_KINDS.index(kind) for kind in config.layer_types)
+    return decoder_spec(
+        config,
+        checkpoint,
+        block=BlockSpec(has_input_norms=False, has_output_norms=True),
+        attention=attention_spec(config, qkv_bias=bias, o_bias=bias, qk_norm="projection"),
+        **fields,
+    )
+
+
+OLMO2_LAYOUT = Layout(attention_output_norm="post_attention_layernorm", mlp_output_norm="post_feedforward_layernorm")
+OLMO2 = Family(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), olmo2_spec, OLMO2_LAYOUT.tensors)
+
+
+# OLMoE: experts in every layer, and norms over all queries and over all keys of a token.
+def olmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    refuse_unless(not config.clip_qkv, f"clip_qkv {config.clip_qkv} after norms of queries and keys")
+    bias = config.attention_bias
+    return decoder_spec(
+        config,
+        checkpoint,
+        attention=attention_spec(config, qkv_bias=bias, o_bias=bias, qk_norm="projection"),
+        moe=MoeSpec(
+            num_experts=config.num_experts,
+            experts_per_token=config.num_experts_per_tok,
+            intermediate_size=config.intermediate_size,
+            router=RouterSpec(normalizes=config.norm_topk_prob),
+        ),
+    )
+
+
+OLMOE = Family(("OlmoeForCausalLM",), olmoe_spec, Layout().tensors)
+
+
+# OLMo Hybrid: OLMo 3's attention in some layers, gated delta networks with norms in front in the others.
 _NORM_EPS = 1e-5  # of what a gated delta network gives, whatever the config says of the others
 
 
-def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def olmo_hybrid_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec. Published checkpoints do not rotate: they have no base of frequencies."""
     bias = config.attention_bias
     fields = gated_delta_fields(config)
@@ -55,11 +101,11 @@ def recurrence(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
     }
 
 
-LAYOUT = Layout(
+OLMO_HYBRID_LAYOUT = Layout(
     attention_norm="attention_layer_norm",
     mlp_norm="feedforward_layer_norm",
     attention_output_norm="post_attention_layernorm",
     mlp_output_norm="post_feedforward_layernorm",
     recurrence=recurrence,
 )
-FAMILY = Family(("OlmoHybridForCausalLM",), spec, LAYOUT.tensors)
+OLMO_HYBRID = Family(("OlmoHybridForCausalLM",), olmo_hybrid_spec, OLMO_HYBRID_LAYOUT.tensors)

@@ -1,0 +1,105 @@
+"""Jina embeddings v2 and v3."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, refuse_unless
+from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.rope import alibi_slopes, rope_of
+from lmdeploy.turbomind.manifest import Expression
+from lmdeploy.turbomind.spec import MlpSpec, ModelSpec
+
+# JinaBERT (Jina embeddings v2, reranker v1): BERT with ALiBi to both sides and a gated MLP, in code of its own.
+JINA_BERT_LAYOUT = Layout(
+    embedding="embeddings.word_embeddings",
+    layer="encoder.layer.{}.",
+    mlp_norm="attention.output.LayerNorm",
+    final_norm="mlp.layernorm",
+    q="attention.self.query",
+    k="attention.self.key",
+    v="attention.self.value",
+    o="attention.output.dense",
+    gate_up="mlp.gated_layers",
+    down="mlp.wo",
+)
+_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
+
+
+def jina_bert_config(raw: Mapping[str, Any]) -> SimpleNamespace:
+    """Return a config of a config.json."""
+    kind = raw.get("position_embedding_type", "absolute")
+    refuse_unless(kind == "alibi", f"position_embedding_type {kind}")
+    return SimpleNamespace(**{"tie_word_embeddings": True, "layer_norm_eps": 1e-12, "type_vocab_size": 2} | dict(raw))
+
+
+def jina_bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec; of the MLP's projections the last one has a bias."""
+    kind = getattr(config, "feed_forward_type", "original")
+    refuse_unless(kind in _ACTIVATIONS, f"feed_forward_type {kind}")
+    slopes = alibi_slopes(config.num_attention_heads)
+    return post_norm_spec(
+        config,
+        checkpoint,
+        mlp=MlpSpec(_ACTIVATIONS[kind], down_bias=True),
+        attention=attention_spec(config, qkv_bias=True, o_bias=True, windows=(), alibi_slopes=slopes),
+    )
+
+
+def jina_bert_tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the expression of each engine tensor."""
+    engine = post_norm_tensors(spec, JINA_BERT_LAYOUT, "embeddings.LayerNorm")
+    return engine | token_types(spec, "embeddings.token_type_embeddings")
+
+
+JINA_BERT = Family(names_of("JinaBert"), jina_bert_spec, jina_bert_tensors, jina_bert_config)
+
+
+# Jina embeddings v3: XLM-RoBERTa with rotary positions.
+#
+# Its authors publish it as an XLM-RoBERTa with an adapter for each task (`lmdeploy.model_metadata.task_adapters`);
+# others converted it for ``transformers``.
+JINA_V3_LAYOUT = Layout(
+    embedding="embeddings.word_embeddings",
+    layer="encoder.layers.{}.",
+    mlp_norm="norm1",
+    final_norm="norm2",
+    qkv="mixer.Wqkv",
+    o="mixer.out_proj",
+    up="mlp.fc1",
+    down="mlp.fc2",
+)
+
+
+def is_published(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is the authors'."""
+    return raw.get("model_type") == "xlm-roberta" and raw.get("position_embedding_type") == "rotary"
+
+
+def jina_v3_config(raw: Mapping[str, Any]) -> Any:
+    """Return the config in the names of ``transformers``."""
+    from transformers import JinaEmbeddingsV3Config
+
+    if not is_published(raw):
+        return JinaEmbeddingsV3Config(**raw)
+    rope = {"rope_type": "default", "rope_theta": float(raw["rotary_emb_base"])}
+    return JinaEmbeddingsV3Config(**dict(raw) | {"model_type": "jina_embeddings_v3", "rope_parameters": rope})
+
+
+def jina_v3_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    return post_norm_spec(
+        config,
+        checkpoint,
+        mlp=MlpSpec(activation_of(config.hidden_act), is_gated=False, bias=True),
+        ropes=(rope_of(config),),
+    )
+
+
+def jina_v3_tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the expression of each engine tensor."""
+    return post_norm_tensors(spec, JINA_V3_LAYOUT, "emb_ln") | token_types(spec, "embeddings.token_type_embeddings")
+
+
+JINA_V3 = Family(names_of("JinaEmbeddingsV3"), jina_v3_spec, jina_v3_tensors, jina_v3_config)
