@@ -1,7 +1,7 @@
 """The tokenizer files of a checkpoint become a ``transformers`` tokenizer; code that is alongside them is never run.
 
 ``tokenizer.json``, and SentencePiece models of known kinds, are read by ``transformers`` itself. What a family
-publishes as Python code is read here: a file for each kind, chosen by the name of the class.
+publishes as Python code is read here, by a function for each kind, chosen by the name of the class.
 """
 
 import importlib
@@ -67,16 +67,16 @@ def _built(settings: TokenizerSettings) -> Any:
 
 def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
     """Return what reads the files of a class, by the class's name."""
-    from lmdeploy.tokenizer_readers import chatglm, glm4, internlm, kimi, qwen
+    from lmdeploy.tokenizer_readers import own_code
 
     return {
-        "BaichuanTokenizer": internlm.read,
-        "ChatGLM4Tokenizer": glm4.read,
-        "ChatGLMTokenizer": chatglm.read,
-        "InternLM2Tokenizer": internlm.read,
-        "InternLMTokenizer": internlm.read,
-        "QWenTokenizer": qwen.read,
-        "TikTokenTokenizer": kimi.read,
+        "BaichuanTokenizer": own_code.internlm_read,
+        "ChatGLM4Tokenizer": own_code.glm4_read,
+        "ChatGLMTokenizer": own_code.chatglm_read,
+        "InternLM2Tokenizer": own_code.internlm_read,
+        "InternLMTokenizer": own_code.internlm_read,
+        "QWenTokenizer": own_code.qwen_read,
+        "TikTokenTokenizer": own_code.kimi_read,
     }
 
 

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from lmdeploy.vl.families import deepseek_vl, glm_4v_9b, llava_onevision, minicpmv, molmo, phi3_vision, pixtral
+from lmdeploy.vl.families import deepseek_vl, glm, llava, minicpmv, mistral3, molmo, phi3_vision
 from lmdeploy.vl.families.common import VisionPart
 
 _RANDOM = random.Random(0)
@@ -37,10 +37,10 @@ def test_llava_onevision_counts_as_its_processor(most: int) -> None:
     )
     theirs._get_unpadded_features = lambda *given: LlavaOnevisionProcessor._get_unpadded_features(theirs, *given)
     for width, height in SIZES:
-        written = llava_onevision.expansion(part, (width, height), {"several": False})
+        written = llava.llava_onevision_expansion(part, (width, height), {"several": False})
         expected = LlavaOnevisionProcessor._get_number_of_features(theirs, height, width, 384, 384)
         assert written == "<image>" * expected, (width, height)
-    assert llava_onevision.expansion(part, SIZES[0], {"several": True}) == "<image>" * 730
+    assert llava.llava_onevision_expansion(part, SIZES[0], {"several": True}) == "<image>" * 730
 
 
 def test_pixtral_writes_a_token_a_patch_and_a_mark_a_row() -> None:
@@ -50,7 +50,7 @@ def test_pixtral_writes_a_token_a_patch_and_a_mark_a_row() -> None:
         pixels = np.broadcast_to(np.uint8(0), (height, width, 3))
         high, wide = get_resize_output_image_size(pixels, size=(1024, 1024), patch_size=(16, 16))
         expected = "[IMG_BREAK]".join(["[IMG]" * (wide // 16)] * (high // 16)) + "[IMG_END]"
-        assert pixtral.FAMILY.expansion(part, (width, height), {}) == expected, (width, height)
+        assert mistral3.PIXTRAL.expansion(part, (width, height), {}) == expected, (width, height)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_numbers_of_slices_that_are_none_are_refused(wrong: object) -> None:
 def test_deepseek_vl_writes_576_tokens() -> None:
     tower = SiglipVisionConfig(image_size=384, patch_size=16)
     part = VisionPart(DeepseekVLConfig(vision_config=tower), DeepseekVLImageProcessorPil())
-    assert deepseek_vl.FAMILY.expansion(part, (640, 480), {}) == "<image_placeholder>" * 576
+    assert deepseek_vl.DEEPSEEK_VL.expansion(part, (640, 480), {}) == "<image_placeholder>" * 576
 
 
 def test_glm_4v_writes_1602_tokens() -> None:
     config = LlavaConfig(vision_config={"model_type": "clip_vision_model", "image_size": 1120, "patch_size": 14})
     part = VisionPart(config, None)
-    assert glm_4v_9b.FAMILY.expansion(part, (640, 480), {}) == "<|begin_of_image|>" * 1602
+    assert glm.GLM_4V_9B.expansion(part, (640, 480), {}) == "<|begin_of_image|>" * 1602
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.vl import Video, containers, load_video
 from lmdeploy.vl.decoder_process import DecoderProcess
-from lmdeploy.vl.families import smolvlm
+from lmdeploy.vl.families import idefics3
 from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import ANYTHING, DATA_ONLY, SourceRules, load_frames
 from lmdeploy.vl.videos import Sampling
@@ -289,6 +289,6 @@ def test_smolvlm_introduces_videos_as_its_processor_does(tmp_path: Path, monkeyp
     inputs = {"pixel_values": np.zeros((1, 3)), "video_metadata": [metadata]}
     expected = processing_smolvlm.SmolVLMProcessor.replace_video_token(theirs, inputs, 0)
     assert Tokenizer(str(directory)).decode(ids, skip_special_tokens=False) == expected
-    assert [smolvlm.in_words(n) for n in (0, 11, 32, 64, 100, 128)] == [
+    assert [idefics3.in_words(n) for n in (0, 11, 32, 64, 100, 128)] == [
         "zero", "eleven", "thirty-two", "sixty-four", "one hundred", "one hundred and twenty-eight",
     ]  # fmt: skip

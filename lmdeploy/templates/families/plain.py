@@ -1,7 +1,8 @@
-"""Families whose turns begin with plain words, and templates that add nothing."""
+"""Small families: turns that begin with plain words, Vicuna, Baichuan, Gemma, Phi-3, and templates that add nothing."""
 
 from typing import Any
 
+from lmdeploy.templates.families.internlm import INTERNVL2_SYSTEM
 from lmdeploy.templates.families.registration import builtin
 from lmdeploy.templates.strings import Layout
 
@@ -83,4 +84,81 @@ builtin(
         "stop_words": ["<|endoftext|>"],
         "layout": _SPACED,
     },
+)
+
+
+# Vicuna, and what follows its format: WizardLM, LLaVA, Mini-Gemini (their texts).
+_VICUNA: dict[str, Any] = {
+    "meta_instruction": "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions.",
+    "eosys": " ",
+    "user": "USER: ",
+    "eoh": " ",
+    "assistant": "ASSISTANT: ",
+    "eoa": "</s>",
+    "stop_words": ["</s>"],
+    "layout": Layout(model_writes_space=True),
+}
+
+for _name in ("vicuna", "wizardlm", "mini-gemini-vicuna"):
+    builtin(_name, _VICUNA)
+builtin(
+    "llava-v1",
+    _VICUNA,
+    meta_instruction="A chat between a curious human and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the human's questions.",
+)
+
+
+# Baichuan 1 and 2: a reserved token each for who speaks, and nothing else.
+builtin("baichuan", {"user": "<reserved_102>", "assistant": "<reserved_103>"})
+builtin("baichuan2", {"user": "<reserved_106>", "assistant": "<reserved_107>"})
+
+
+# Gemma 1, 2 and 3; the first two were trained without system prompts, and get them as Gemma 3 does.
+builtin(
+    "gemma",
+    {
+        "eosys": "\n\n",
+        "user": "<start_of_turn>user\n",
+        "eoh": "<end_of_turn>\n",
+        "assistant": "<start_of_turn>model\n",
+        "eoa": "<end_of_turn>",
+        "separator": "\n",
+        "stop_words": ["<end_of_turn>"],
+        "layout": Layout(system_in_first_user_turn=True, strips=True),
+    },
+)
+
+
+# Phi-3 and 3.5, and the InternVL models built on them (their texts).
+_PHI3: dict[str, Any] = {
+    "system": "<|system|>\n",
+    "eosys": "<|end|>\n",
+    "user": "<|user|>\n",
+    "eoh": "<|end|>\n",
+    "assistant": "<|assistant|>\n",
+    "eoa": "<|end|>",
+    "separator": "\n",
+    "stop_words": ["<|end|>", "<|endoftext|>", "<|assistant|>"],
+}
+
+builtin("phi-3", _PHI3)
+builtin("internvl2-phi3", _PHI3, meta_instruction=INTERNVL2_SYSTEM)
+builtin(
+    "internvl-phi3",
+    _PHI3,
+    meta_instruction="You are an AI assistant whose name is Phi-3.",
+    eosys="<|end|>",
+    eoh="<|end|>",
+    separator="",
+)
+
+
+# Models that complete code, and have no conversation.
+builtin(
+    "starcoder2",
+    {},
+    capability="completion",
+    layout=Layout(infilling="<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>"),
 )

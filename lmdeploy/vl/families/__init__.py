@@ -1,4 +1,4 @@
-"""The families of vision-language models: one file each, every module of this package that has a ``FAMILY``."""
+"""The families of vision-language models: each `VisionFamily` of a module of this package."""
 
 import functools
 import importlib
@@ -14,7 +14,7 @@ def vision_families() -> Mapping[tuple[str, str], VisionFamily]:
     """Return the family of each supported architecture and tower (empty: any other)."""
     found: dict[tuple[str, str], VisionFamily] = {}
     for module in pkgutil.iter_modules(__path__):
-        family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
-        if isinstance(family, VisionFamily):
-            found |= {(architecture, family.tower): family for architecture in family.architectures}
+        for family in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(family, VisionFamily):
+                found |= {(architecture, family.tower): family for architecture in family.architectures}
     return MappingProxyType(found)

@@ -1,4 +1,4 @@
-"""What a family of vision models is, as data."""
+"""VisionFamily, and the parts that families share."""
 
 import dataclasses
 import json
@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL.Image import Image
+from PIL.Image import Image, Resampling
 
 from lmdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
+if TYPE_CHECKING:
+    import torch
 
+
+# What a family of vision models is, as data.
 Options = Mapping[str, Any]
 """How one image is to be processed, as its caller says; a family reads what it knows."""
 
@@ -204,3 +208,21 @@ class VisionFamily:
             return self.expansion(part, size, options).replace(self.token, token)
 
         return dataclasses.replace(self, token=token, expansion=expansion, **changes)
+
+
+# Images in one size whatever their shape, as CLIP's towers were trained to see colours.
+@dataclass(frozen=True)
+class Squarer:
+    """Makes images squares of ``side`` pixels."""
+
+    side: int
+
+    def pixels(self, image: Image) -> "torch.Tensor":
+        """Return the normalized pixels ``[3, side, side]`` of an image."""
+        import numpy as np
+        import torch
+        from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+        resized = image.resize((self.side, self.side), Resampling.BICUBIC)
+        values = torch.from_numpy(np.asarray(resized, dtype=np.float32) / 255)
+        return ((values - torch.tensor(OPENAI_CLIP_MEAN)) / torch.tensor(OPENAI_CLIP_STD)).permute(2, 0, 1)

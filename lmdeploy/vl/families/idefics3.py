@@ -1,15 +1,22 @@
-"""Idefics 3: tiles row by row, each after a tag that says where it is, then the whole image."""
+"""Idefics3 and SmolVLM."""
 
+import dataclasses
+import datetime
 from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, rows_of
+from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart, rows_of
+from lmdeploy.vl.videos import frames_in, times_of
 
 if TYPE_CHECKING:
     import torch
+if TYPE_CHECKING:
+    import torch
 
-_TOKEN, _AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
+
+# Idefics 3: tiles row by row, each after a tag that says where it is, then the whole image.
+_IDEFICS3_TOKEN, _AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
 _MOST_TILES_A_SIDE = 10  # that there are tags for
 
 
@@ -19,7 +26,7 @@ def _tag(row: int, column: int) -> str:
 
 def _tile(part: VisionPart) -> str:
     vision = part.config.vision_config
-    return _TOKEN * int((vision.image_size // vision.patch_size) ** 2 // part.config.scale_factor**2)
+    return _IDEFICS3_TOKEN * int((vision.image_size // vision.patch_size) ** 2 // part.config.scale_factor**2)
 
 
 def whole_view(part: VisionPart) -> str:
@@ -27,7 +34,7 @@ def whole_view(part: VisionPart) -> str:
     return f"{_AROUND}{_WHOLE}{_tile(part)}{_AROUND}"
 
 
-def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+def idefics3_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     """Return tags and tokens."""
     width, height = size
     tile = _tile(part)
@@ -39,7 +46,7 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return "".join(lines) + "\n" + whole
 
 
-def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+def idefics3_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows of all tiles and of the whole."""
     inputs = part.processor(images=[[image]], return_tensors="pt")
     seen = part.model.get_image_features(
@@ -48,16 +55,67 @@ def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor"
     return rows_of(seen.pooler_output)
 
 
-FAMILY = VisionFamily(
+IDEFICS3 = VisionFamily(
     ("Idefics3ForConditionalGeneration",),
-    _TOKEN,
-    expansion,
-    features,
-    written=_TOKEN,
+    _IDEFICS3_TOKEN,
+    idefics3_expansion,
+    idefics3_features,
+    written=_IDEFICS3_TOKEN,
     goes_first=False,
     words=(
         _AROUND,
         _WHOLE,
         *(_tag(r, c) for r in range(1, _MOST_TILES_A_SIDE + 1) for c in range(1, _MOST_TILES_A_SIDE + 1)),
+    ),
+)
+
+
+# SmolVLM: images as Idefics 3; of a video each frame as a whole image, after its minute and second.
+_SMOLVLM_TOKEN, _VIDEO = IDEFICS3.token, "<video>"
+_SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+
+
+def in_words(number: int) -> str:
+    """Return a number under a thousand as English words."""
+    if number < 20:
+        return _SMALL[number]
+    if number < 100:
+        ones = number % 10
+        return _TENS[number // 10 - 2] + (f"-{_SMALL[ones]}" if ones else "")
+    rest = number % 100
+    return f"{_SMALL[number // 100]} hundred" + (f" and {in_words(rest)}" if rest else "")
+
+
+def smolvlm_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return what introduces the video, and each frame's tokens between marks."""
+    times = times_of(options)
+    length = datetime.timedelta(seconds=int(times[-1]))
+    frame = whole_view(part)
+    frames = (f"\nFrame from {int(time // 60):02d}:{int(time % 60):02d}:{frame}" for time in times)
+    introduction = f"You are provided the following series of {in_words(len(times))} frames from a {length} "
+    return introduction + "[H:MM:SS] video.\n" + "".join(frames) + "\n\n"
+
+
+def smolvlm_features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
+    """Return the rows of all frames."""
+    said = part.video.get("video_sampling", {}).get("video_size") or part.video.get("size") or {}
+    side = int(said.get("longest_edge") or part.processor.size["longest_edge"])
+    frames = frames_in(stacked, len(times_of(options)))
+    inputs = part.processor(images=[frames], do_image_splitting=False, size={"longest_edge": side}, return_tensors="pt")
+    seen = part.model.get_image_features(
+        pixel_values=inputs["pixel_values"], pixel_attention_mask=inputs["pixel_attention_mask"]
+    )
+    return rows_of(seen.pooler_output)
+
+
+SMOLVLM = dataclasses.replace(
+    IDEFICS3,
+    architectures=("SmolVLMForConditionalGeneration",),
+    video=VideoForm(
+        _SMOLVLM_TOKEN, smolvlm_expansion, smolvlm_features, written=_VIDEO, mark=_VIDEO, words=IDEFICS3.words
     ),
 )

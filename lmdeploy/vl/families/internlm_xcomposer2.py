@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart
 from lmdeploy.vl.families.phi3_vision import Tiler
-from lmdeploy.vl.families.square import Squarer
 from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
-"""Mistral Small 3.1 and 3.2: images of any shape, a row of the image at a time, with a delimiter after each."""
+"""Mistral 3 and Pixtral."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from PIL.Image import Image
@@ -9,6 +10,8 @@ from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
 if TYPE_CHECKING:
     import torch
 
+
+# Mistral Small 3.1 and 3.2: images of any shape, a row of the image at a time, with a delimiter after each.
 _TOKEN, _BREAK, _END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
 
 
@@ -39,7 +42,7 @@ def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor"
     return rows
 
 
-FAMILY = VisionFamily(
+MISTRAL3 = VisionFamily(
     ("Mistral3ForConditionalGeneration",),
     _TOKEN,
     expansion,
@@ -48,3 +51,7 @@ FAMILY = VisionFamily(
     goes_first=False,
     words=(_BREAK, _END),
 )
+
+
+# Pixtral: LLaVA's architecture with a tower for images of any shape, written as Mistral Small 3 writes them.
+PIXTRAL = dataclasses.replace(MISTRAL3, architectures=("LlavaForConditionalGeneration",), tower="pixtral")

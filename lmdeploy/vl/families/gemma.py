@@ -1,0 +1,76 @@
+"""Gemma 3 and Gemma 4."""
+
+from typing import TYPE_CHECKING
+
+from PIL.Image import Image
+
+from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, rows_of
+
+if TYPE_CHECKING:
+    import torch
+if TYPE_CHECKING:
+    import torch
+
+
+# Gemma 3: one size of image, whose tokens see each other, between marks and empty lines.
+_GEMMA3_TOKEN, _GEMMA3_BEGIN, _GEMMA3_END = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
+
+
+def gemma3_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens, between marks."""
+    return f"\n\n{_GEMMA3_BEGIN}{_GEMMA3_TOKEN * int(part.config.mm_tokens_per_image)}{_GEMMA3_END}\n\n"
+
+
+def gemma3_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows."""
+    pixels = part.processor(images=image, return_tensors="pt")["pixel_values"]
+    rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output[0]
+    return rows
+
+
+GEMMA3 = VisionFamily(
+    ("Gemma3ForConditionalGeneration",),
+    _GEMMA3_TOKEN,
+    gemma3_expansion,
+    gemma3_features,
+    written=_GEMMA3_BEGIN,
+    goes_first=False,
+    words=(_GEMMA3_BEGIN, _GEMMA3_END),
+    mark=_GEMMA3_BEGIN,
+)
+
+
+# Gemma 4: images keep their shape; of their tokens those of the large models see each other.
+_GEMMA4_TOKEN, _GEMMA4_BEGIN, _GEMMA4_END = "<|image|>", "<|image>", "<image|>"
+
+
+def gemma4_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens, one a square of pooled patches, between marks."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
+    processor = part.processor
+    pool = processor.pooling_kernel_size
+    height, width = get_aspect_ratio_preserving_size(
+        size[1], size[0], processor.patch_size, processor.max_soft_tokens * pool**2, pool
+    )
+    count = (height // (pool * processor.patch_size)) * (width // (pool * processor.patch_size))
+    return f"{_GEMMA4_BEGIN}{_GEMMA4_TOKEN * count}{_GEMMA4_END}"
+
+
+def gemma4_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows."""
+    inputs = part.processor(images=image, return_tensors="pt")
+    pixels = inputs["pixel_values"].to(part.model.dtype)
+    seen = part.model.get_image_features(pixel_values=pixels, image_position_ids=inputs["image_position_ids"])
+    return rows_of(seen.pooler_output)
+
+
+GEMMA4 = VisionFamily(
+    ("Gemma4ForConditionalGeneration",),
+    _GEMMA4_TOKEN,
+    gemma4_expansion,
+    gemma4_features,
+    written=_GEMMA4_TOKEN,
+    goes_first=False,
+    words=(_GEMMA4_BEGIN, _GEMMA4_END),
+)

@@ -1,0 +1,162 @@
+"""Qwen-VL, Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Image
+
+from lmdeploy.vl.families import qwen_video
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, Squarer, VisionFamily, VisionPart
+from lmdeploy.vl.tensors import seeing_tensors
+
+if TYPE_CHECKING:
+    import torch
+if TYPE_CHECKING:
+    import torch
+
+
+# Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: images of any shape, whose tokens are on a grid of rows and columns.
+_QWEN2_VL_TOKEN, _QWEN2_VL_BEGIN, _QWEN2_VL_END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
+
+
+def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
+    """Return how few and how many pixels an image is scaled to: within what the model was made for.
+
+    Raises
+    ------
+    ValueError
+        If ``min_pixels`` or ``max_pixels`` is no number of pixels.
+    """
+    least, most = part.processor.size["shortest_edge"], part.processor.size["longest_edge"]
+    bounds = {}
+    for name, own in (("min_pixels", least), ("max_pixels", most)):
+        wanted = options.get(name, own)
+        if type(wanted) is not int or wanted < 1:
+            raise ValueError(f"{name} must be a whole number >= 1, got {wanted!r}")
+        bounds[name] = min(max(wanted, least), most)
+    if bounds["min_pixels"] > bounds["max_pixels"]:
+        raise ValueError(
+            f"min_pixels must be at most max_pixels, got {bounds['min_pixels']} and {bounds['max_pixels']}"
+        )
+    return bounds
+
+
+def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int, int, int]:
+    """Return frames, rows and columns of an image's tokens."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    width, height = size
+    processor = part.processor
+    unit = int(processor.patch_size * processor.merge_size)
+    rows, columns = smart_resize(height, width, factor=unit, **pixel_bounds(part, options))
+    return 1, rows // unit, columns // unit
+
+
+def qwen2_vl_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens; a template writes the marks around them."""
+    _, rows, columns = grid(part, size, options)
+    return _QWEN2_VL_TOKEN * (rows * columns)
+
+
+def qwen2_vl_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows: the embedding, then what the model adds after its first layers, if anything."""
+    inputs = part.processor(images=image, return_tensors="pt", **_sizes(part, options))
+    seen = part.model.get_image_features(
+        pixel_values=inputs["pixel_values"].to(part.model.dtype), image_grid_thw=inputs["image_grid_thw"]
+    )
+    return qwen_video.all_rows(seen)
+
+
+def _sizes(part: VisionPart, options: Options) -> dict[str, Any]:
+    bounds = pixel_bounds(part, options)
+    return {"size": {"shortest_edge": bounds["min_pixels"], "longest_edge": bounds["max_pixels"]}}
+
+
+QWEN2_VL = VisionFamily(
+    (
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    ),
+    _QWEN2_VL_TOKEN,
+    qwen2_vl_expansion,
+    qwen2_vl_features,
+    written=f"{_QWEN2_VL_BEGIN}{_QWEN2_VL_TOKEN}{_QWEN2_VL_END}",
+    words=(_QWEN2_VL_BEGIN, _QWEN2_VL_END),
+    grid=grid,
+    video=qwen_video.FORM,
+)
+
+
+# Qwen-VL: images in one size, a fixed number of rows between marks, numbered from 1.
+_QWEN_VL_TOKEN, _QWEN_VL_BEGIN, _QWEN_VL_END = "<imgpad>", "<img>", "</img>"
+_OWN = "transformer.visual."
+_QUERIES = 256  # where config.json does not say
+
+
+def qwen_vl_config(checkpoint: Checkpoint) -> Any:
+    """Return a ``LlavaConfig`` with the tower's sizes, the width of the rows and their number."""
+    from transformers import LlavaConfig
+
+    said = checkpoint[1]["visual"]
+    return LlavaConfig(
+        vision_config={
+            "model_type": "clip_vision_model",
+            "hidden_size": said["width"],
+            "image_size": said["image_size"],
+            "intermediate_size": int(said["width"] * said["mlp_ratio"]),
+            "num_attention_heads": said["heads"],
+            "num_hidden_layers": said["layers"],
+            "patch_size": said["patch_size"],
+        },
+        text_config={"model_type": "llama", "hidden_size": said["output_dim"], "num_attention_heads": 1},
+        image_seq_length=int(said.get("n_queries", _QUERIES)),
+    )
+
+
+def processor(checkpoint: Checkpoint) -> Squarer:
+    """Return what makes images square."""
+    return Squarer(int(checkpoint[1]["visual"]["image_size"]))
+
+
+def qwen_vl_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """Yield the tensors by the names of :class:`lmdeploy.vl.qwen_vl_tower.QwenVlTower`."""
+    for name, values in seeing_tensors(checkpoint[0]):
+        yield name.removeprefix(_OWN).removeprefix("transformer."), values
+
+
+def model(config: Any) -> type:
+    """Return the class of the tower."""
+    from lmdeploy.vl.qwen_vl_tower import QwenVlTower
+
+    return QwenVlTower
+
+
+def number(part: VisionPart, place: int, options: Options) -> str:
+    """Return what the model calls an image."""
+    return f"Image {place + 1}: "
+
+
+def qwen_vl_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens between their marks."""
+    return f"{_QWEN_VL_BEGIN}{_QWEN_VL_TOKEN * part.config.image_seq_length}{_QWEN_VL_END}"
+
+
+def qwen_vl_features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows."""
+    rows: torch.Tensor = part.model(part.processor.pixels(image))
+    return rows
+
+
+QWEN_VL = VisionFamily(
+    ("QWenLMHeadModel",),
+    _QWEN_VL_TOKEN,
+    qwen_vl_expansion,
+    qwen_vl_features,
+    words=(_QWEN_VL_BEGIN, _QWEN_VL_END),
+    native=NativeForm(qwen_vl_config, processor, qwen_vl_tensors, model),
+    number=number,
+)
