@@ -50,7 +50,7 @@ CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirem
 
 CLIENT_PINS := $(addprefix requirements/,clients.txt clients-node.txt aider.txt torch.txt guidellm.txt)
 
-CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_SOURCES = $(shell git ls-files 'backend_cpp/*.h' 'backend_cpp/*.cc' 'backend_cpp/*.cpp' 'backend_cpp/*.cu' 'backend_cpp/*.cuh')
 # Of make check: what needs no checkpoint but the default model's tokenizer. Unit tests that write checkpoints,
 # convert them or load the default model's weights take three times as long as all others together; make test has them.
 CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir expert_families families meta_llama mxfp4 \
@@ -218,7 +218,7 @@ format: dev ## Rewrite the sources in the project's layout
 	$(VENV)/bin/ruff format $(PY_SOURCES)
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
-fields: dev ## Write what is made from tables and parsers: config.pbtxt, C++ structs, docs/reference/settings.md and cli.md
+fields: dev ## Write what is made from tables and parsers: config.pbtxt, and pages of docs/reference
 	@$(PY) -m tools.fields
 
 docs: dev ## Build the documentation as a site, build/site/index.html

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from lmdeploy.fields.field import MAX_INT32, MAX_SEED, FieldInfo, Kind, fields_of
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.pytorch.settings import WorkerSettings
 from lmdeploy.serve.request import FIELDS
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTE = "// Written by `make fields` from {}; change that."
+NOTE = "// Written when CMake configures, from {}; change that."
 _TYPES = {
     Kind.BOOLEAN: "bool",
     Kind.INTEGER: "int",
@@ -95,35 +91,23 @@ void visit_settings(Settings& settings, Visit&& visit) {{
 def generation_fields(_: str) -> str:
     """Return backend_cpp/engine/fields/generation_fields.h."""
     fields = [field for field in FIELDS.values() if field.is_param]
-    text = _GENERATION.format(
+    return _GENERATION.format(
         note=NOTE.format("lmdeploy/messages.py and lmdeploy/serve/request.py"),
         members=_members(fields, _FIELD_TYPES),
         visits=_visits(fields, "fields"),
         sampling=", ".join(f'"{field.name}"' for field in fields if field.makes_sampling),
         others="\n".join(f'    {{"{name}", "{field.name}"}},' for field in fields for name in field.also),
     )
-    return laid_out(text)
 
 
 def engine_settings(_: str) -> str:
     """Return backend_cpp/engine/fields/engine_settings_fields.h."""
     fields = fields_of(TurbomindEngineConfig) + fields_of(WorkerSettings)
-    text = _SETTINGS.format(
+    return _SETTINGS.format(
         note=NOTE.format("lmdeploy/messages.py and lmdeploy/pytorch/settings.py"),
         members=_members(fields, _SETTING_TYPES),
         visits=_visits(fields, "settings"),
     )
-    return laid_out(text)
-
-
-def laid_out(source: str) -> str:
-    """Return C++ as clang-format lays it out."""
-    command = [
-        str(Path(sys.executable).parent / "clang-format"),
-        "--style=file",
-        "--assume-filename=backend_cpp/written.h",
-    ]
-    return subprocess.run(command, input=source, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 def _members(fields: Iterable[FieldInfo], types: Mapping[Kind, str]) -> str:

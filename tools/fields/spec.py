@@ -10,7 +10,7 @@ from typing import Any
 
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec.fields import Field, OneOf, Real, Whole, fields_of
-from tools.fields.cpp import NOTE, laid_out
+from tools.fields.cpp import NOTE
 
 _TYPES = {bool: "bool", int: "int", float: "float", str: "std::string"}
 _PAGE = """\
@@ -44,13 +44,12 @@ def structs(_: str) -> str:
     parts = list(dict.fromkeys(_parts_first(ModelSpec)))
     choices = {rule.enum: rule for part in parts for rule in _enums(part)}
     headers = sorted({f'#include "{rule.header}"' for rule in choices.values() if rule.header})
-    text = _PAGE.format(
+    return _PAGE.format(
         note=NOTE.format("lmdeploy/turbomind/spec/"),
         headers="\n".join(headers),
         enums="\n".join(_enum(rule) for rule in choices.values()),
         structs="\n\n".join(_struct(part) for part in parts),
     )
-    return laid_out(text)
 
 
 def _parts_first(part: type) -> Iterator[type]:
