@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from tests.support.processes import children, command_line
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.token_engine import TokenEngine
 from tests.support.waiting import eventually_sync
-from tools.gpu_check.work.timeline import trace_of_worker
 
 PROMPT = list(range(100, 140))
 RESTART = 60.0  # seconds; Python and PyTorch are loaded again
@@ -41,6 +41,19 @@ def engine(directory: Path) -> Iterator[Engine]:
     engine = Engine(str(directory), config)
     yield engine
     engine.close()
+
+
+def trace_of_worker(directory: Path, seconds: float = TIMEOUT) -> Path:
+    """Return the trace that a worker writes into the directory, or raise what the worker has said."""
+    deadline = time.monotonic() + seconds
+    while not (found := list(directory.glob("rank0-*.gz"))):
+        if time.monotonic() > deadline:
+            log = directory / "rank0.log"
+            said = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+            last = said[-1] if said else "nothing, so SIGUSR1 did not arrive"
+            raise RuntimeError(f"the worker wrote no trace within {seconds:.0f} s; it said: {last}")
+        time.sleep(0.1)
+    return found[0]
 
 
 class Answer:

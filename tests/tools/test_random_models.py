@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from lmdeploy.capacity.sizes import Sizes
+from tools.bench.checkpoints import tensors, write
 from tools.bench.random_model import write as write_apart
+from tools.bench.roofline import ModelCost
 from tools.bench.shapes import SHAPES, tiny
-from tools.gpu_check.checkpoints import tensors, write
-from tools.gpu_check.cost import Cost, Limits, cost_of, least_seconds
-from tools.gpu_check.work.throughput import lengths
+from tools.gpu_check.work.crowd import least_seconds, lengths
 
 
 def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) -> None:
@@ -72,37 +73,46 @@ def test_tensors_that_lie_over_each_other_are_finite_numbers_of_a_usual_size(nam
             assert low < found.mean() < high, tensor
 
 
-def test_a_step_costs_what_it_reads_and_multiplies() -> None:
-    cost = cost_of(SHAPES["llama-8b"])
-    embedding = 128256 * 4096
-    norms = 65 * 4096
-    assert cost.dense_bytes == 2 * (8_030_261_248 - embedding)
-    assert cost.row_operations + cost.head_operations == 2.0 * (8_030_261_248 - embedding - norms)
-    assert cost.cache_bytes == 2 * 32 * 8 * 128 * 2
-    assert cost_of(SHAPES["deepseek"]).cache_bytes == 12 * 576 * 2
-    packed = cost_of(SHAPES["awq-8b"])
-    assert packed.row_operations == cost.row_operations
-    layers = 8_030_261_248 - 2 * embedding - norms
-    assert packed.dense_bytes == pytest.approx(2 * embedding + layers * (0.5 + 2.5 / 128), rel=1e-3)
+@pytest.mark.parametrize("name", ["llama-8b", "mixtral", "qwen3-moe", "deepseek"])
+def test_a_step_multiplies_with_the_matrices_of_the_checkpoint(name: str) -> None:
+    shape = SHAPES[name]
+    sizes = Sizes.of_config(shape.config)
+    elements = {
+        role: sum(int(np.prod(tensor.shape)) for tensor in tensors(shape) if tensor.role == role)
+        for role in ("matrix", "expert")
+    }
+    assert sizes.dense + sizes.output == elements["matrix"]
+    assert sizes.experts * sizes.expert == elements["expert"]
+
+
+def test_a_step_reads_weights_of_every_format_and_the_cache() -> None:
+    sizes = Sizes.of_config(SHAPES["llama-8b"].config)
+    bits = {"llama-8b": 16, "awq-8b": 4 + 20 / 128, "fp8-8b": 8}
+    for name, each in bits.items():
+        cost = ModelCost.of(sizes, SHAPES[name].weight_bytes, 2, 2)
+        assert cost.weight_bytes() == pytest.approx(sizes.dense * each / 8 + 128256 * 4096 * 2)
+        assert cost.cache_bytes == 2 * 32 * 8 * 128 * 2
 
 
 def test_steps_read_the_experts_that_their_rows_are_likely_to_take() -> None:
-    cost = cost_of(SHAPES["mixtral"])
-    one = cost.weight_bytes(1) - cost.dense_bytes
-    assert one == pytest.approx(cost.expert_bytes * 2 / 8)
-    assert cost.weight_bytes(1000) == pytest.approx(cost.dense_bytes + cost.expert_bytes)
+    cost = ModelCost.of(Sizes.of_config(SHAPES["mixtral"].config), 2, 2, 2)
+    always = cost.dense_bytes + cost.output_bytes
+    assert cost.weight_bytes(1) == pytest.approx(always + cost.expert_bytes * 2 / 8)
+    assert cost.weight_bytes(1000) == pytest.approx(always + cost.expert_bytes)
 
 
-def test_the_least_time_of_a_crowd_is_the_sum_of_its_steps() -> None:
-    # A second a byte and an operation: weights of 10 bytes, a byte a cached token, 4 operations a row, 1 more sampled.
-    cost = Cost(10, 0, 0, 0, 1, 4.0, 1.0, 0.0)
-    limits = Limits(1.0, 1.0)
-    # One prompt of 3 and two tokens: 3 rows, 13 operations; then one row after 3 tokens, 13 bytes.
-    assert least_seconds(cost, limits, [(3, 2)], 1, 100) == 13 + 13
-    # Steps of two tokens: the prompt takes two of them, at least 10 bytes each.
-    assert least_seconds(cost, limits, [(3, 2)], 1, 2) == 10 + 10 + 13
-    # Two at a time: 6 rows and 2 sampled are 26 operations; two rows after 3 tokens each read 16 bytes.
-    assert least_seconds(cost, limits, [(3, 2), (3, 2)], 2, 100) == 26 + 16
+def test_the_least_time_of_a_crowd_is_the_sum_of_what_bounds_each_operator() -> None:
+    # A second a byte and an operation. Layers: 10 bytes, 2 operations a row. Output: 4 bytes, 2 operations a sampled
+    # row. Attention: a byte a cached token, 2 operations a pair.
+    numbers = {"dense": 1, "expert": 0, "experts": 0, "experts_per_token": 0, "cached": 1, "attention": 1}
+    cost = ModelCost(Sizes(embedding=1, output=1, is_tied=False, **numbers), 10, 4, cache_bytes=1)
+    limits = (1.0, 1.0)
+    # One prompt of 6: 12 for its rows, 4 for the output, 36 for 18 pairs; what it decodes is not waited for.
+    assert least_seconds(cost, limits, [(6, 2)], 1, 100) == 12 + 4 + 36
+    # Steps of 3 tokens: nothing sampled in the first one, whose output layer's weights are read all the same.
+    assert least_seconds(cost, limits, [(6, 2)], 1, 3) == (10 + 4 + 9) + (10 + 4 + 27)
+    # One at a time: the second begins when the first has decoded, a row of 6 cached tokens.
+    assert least_seconds(cost, limits, [(6, 2), (6, 2)], 1, 100) == 2 * 52 + (10 + 4 + 12)
 
 
 def test_the_crowd_has_the_lengths_of_conversations() -> None:

@@ -1,7 +1,7 @@
 """Shapes of well-known models, as fields of their ``config.json``: what measurements without a real model are of.
 
 Weights are random wherever one is written: by :mod:`tools.bench.random_model` with ``transformers``, as a GGUF file
-(:mod:`tools.bench.random_gguf`), and within a second (:mod:`tools.gpu_check.checkpoints`). Mixtures of experts have
+(:mod:`tools.bench.random_gguf`), and within a second (:mod:`tools.bench.checkpoints`). Mixtures of experts have
 fewer layers than their originals, so that they load in seconds and fit into little memory.
 """
 
@@ -56,12 +56,9 @@ class Shape:
         return "Qwen3" in self.architecture
 
     @property
-    def cached_values(self) -> int:
-        """Values that attention reads for each token of a context, of all layers."""
-        c = self.config
-        if "kv_lora_rank" in c:
-            return int(c["num_hidden_layers"] * (c["kv_lora_rank"] + c["qk_rope_head_dim"]))
-        return int(2 * c["num_hidden_layers"] * c["num_key_value_heads"] * self.head_dim)
+    def weight_bytes(self) -> float:
+        """Bytes of a weight in the layers; of AWQ with a scale of 16 bits and a zero point of 4 for 128 weights."""
+        return {"bfloat16": 2.0, "awq": (4 + 20 / 128) / 8, "fp8": 1.0}[self.weights]
 
     def having(self, **fields: Any) -> Shape:
         """Return the shape with other fields, of those that it has."""

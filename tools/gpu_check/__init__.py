@@ -1,6 +1,5 @@
-"""Builds for the GPU of this machine, tests on it and measures it, in minutes: ``tools/gpu_check.sh``.
+"""Checks of a GPU machine in minutes: ``tools/gpu_check.sh tests | measure | compare``.
 
-``stages.py`` lists what is done in which order; ``runner.py`` does it, each stage in its own process;
-``journal.py`` keeps what was found, line by line; ``table.py`` holds it against the targets. What a stage does where it
-is no command is a module of ``work/``. ``dry_run.py`` stands in for the GPU where there is none.
+``steps.py`` lists the steps, ``runner.py`` gives each its own process and time, ``table.py`` compares with targets.
+Steps that are no commands are modules of ``work/``. ``--dry-run`` takes CUDA's emulation and tiny shapes.
 """

@@ -14,8 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = "build-cuda"
-MODULES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "pybind11", "pytest")
-PROGRAMS = ("cmake", "ninja", "nvcc", "c++", "nvidia-smi")
+MODULES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "pytest")
 _HEADERS = "include/flashinfer/attention/mla.cuh"
 _FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
 _OLDEST = 8.0
@@ -74,11 +73,13 @@ def read_gpu() -> Gpu:
         raise ValueError(f"nvidia-smi describes no GPU: {error}") from error
 
 
-def missing() -> list[str]:
-    """Return what a build or a measurement would miss here."""
-    found = [f"the Python module {name}" for name in MODULES if importlib.util.find_spec(name) is None]
-    found += [f"the program {name}" for name in PROGRAMS if shutil.which(name) is None]
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+def missing(*, builds: bool) -> list[str]:
+    """Return what a measurement, and before it a build, would miss here."""
+    modules = (*MODULES, *(("pybind11",) if builds else ()))
+    found = [f"the Python module {name}" for name in modules if importlib.util.find_spec(name) is None]
+    programs = ("nvidia-smi", *(("cmake", "ninja", "nvcc", "c++") if builds else ()))
+    found += [f"the program {name}" for name in programs if shutil.which(name) is None]
+    if builds and not Path(sysconfig.get_path("include"), "Python.h").exists():
         found.append("Python.h (of the package python3-dev)")
     return found
 
@@ -90,11 +91,14 @@ def has_flashinfer() -> bool:
     return any((folder / _HEADERS).exists() for folder in folders)
 
 
-def environment(folder: Path, *, is_dry_run: bool) -> dict[str, str]:
-    """Return the environment of stages: programs alongside Python and of the toolkit, libraries of NVIDIA's wheels."""
+def environment(folder: Path, programs: str, *, is_dry_run: bool) -> dict[str, str]:
+    """Return the environment of steps: programs alongside Python and of the toolkit, libraries of NVIDIA's wheels.
+
+    ``programs``: a folder that comes first.
+    """
     changed = dict(os.environ)
     alongside = str(Path(sys.executable).parent)
-    changed["PATH"] = os.pathsep.join([alongside, changed.get("PATH", ""), "/usr/local/cuda/bin"])
+    changed["PATH"] = os.pathsep.join([programs, alongside, changed.get("PATH", ""), "/usr/local/cuda/bin"])
     libraries = [str(path) for path in sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib"))]
     changed["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [changed.get("LD_LIBRARY_PATH", ""), *libraries]))
     changed["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), changed.get("PYTHONPATH", "")]))
@@ -102,3 +106,18 @@ def environment(folder: Path, *, is_dry_run: bool) -> dict[str, str]:
     changed.setdefault("LMDEPLOY_CACHE", str(ROOT / BUILD / "cache"))
     changed["GPU_CHECK_DRY_RUN"] = "1" if is_dry_run else ""
     return changed
+
+
+def write_stand_ins(folder: Path) -> None:
+    """Write programs that a dry run takes in the GPU's place: each says what the real one would, and does no more."""
+    for name, script in _STAND_INS.items():
+        path = folder / name
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+
+
+_STAND_INS = {
+    "nvidia-smi": "echo 'Emulated H100, 9.0, 580.0, 81559'",
+    # Options, then the program.
+    "compute-sanitizer": """while [[ $1 == -* ]]; do shift 2; done; "$@" && echo '===== ERROR SUMMARY: 0 errors'""",
+}

@@ -1,4 +1,4 @@
-"""The targets, and the table in which each has a row: measured, or not."""
+"""The targets, and the report in which each has a row: measured, or not."""
 
 from __future__ import annotations
 
@@ -7,78 +7,88 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.bench.report import table
+from tools.bench.stats import median
 
-_SHARE_OF_BANDWIDTH = "of the copy bandwidth"
-_SHARE_OF_PEAK = "of the peak of its matrix products"
+COPY, BFLOAT16, FLOAT8 = "copy bytes/s", "bfloat16 operations/s", "fp8 operations/s"
 NOT_MEASURED = "not measured"
 SELF_CHECK = "self-check of "  # how rows of kernels under self-check begin
 
 
 @dataclass(frozen=True)
 class Target:
-    """A row of the table: the finding it shows, what it is, and the least value that is promised, if one is."""
+    """A row of the table.
+
+    Attributes
+    ----------
+    row, per
+        The finding it shows, and the one that this is divided by; empty: by nothing.
+    least
+        What is promised, if anything is.
+    """
 
     row: str
     text: str
+    per: str = ""
     least: float | None = None
 
 
 TARGETS = (
-    Target("llama-8b: decode 1 x 128, bandwidth", f"decode, batch 1, bfloat16, 8B: {_SHARE_OF_BANDWIDTH}", 0.85),
-    Target("llama-8b: decode 64 x 2048, bandwidth", f"decode, batch 64, context 2k: {_SHARE_OF_BANDWIDTH}", 0.80),
-    Target("llama-8b: decode 64 x 2048, busy", "the same: time in which the GPU works", 0.95),
-    Target("awq-8b: decode 1 x 128, times bfloat16", "4-bit weights, context 128, batch 1: times bfloat16", 2.6),
-    Target("awq-8b: decode 32 x 128, times bfloat16", "4-bit weights, context 128, batch 32: times bfloat16", 2.0),
-    Target("awq-8b: decode 64 x 128, times bfloat16", "4-bit weights, context 128, batch 64: times bfloat16", 1.5),
-    Target("attention 16 bits, bandwidth", f"attention decode alone, bfloat16 cache: {_SHARE_OF_BANDWIDTH}", 0.90),
-    Target("attention 8 bits, bandwidth", f"attention decode alone, int8 cache: {_SHARE_OF_BANDWIDTH}", 0.85),
-    Target("attention 4 bits, bandwidth", f"attention decode alone, int4 cache: {_SHARE_OF_BANDWIDTH}", 0.75),
-    Target("llama-8b: prompt, peak", f"prompt of 8k, bfloat16: {_SHARE_OF_PEAK}", 0.65),
-    Target("fp8-8b: prompt, peak", f"prompt of 8k, fp8: {_SHARE_OF_PEAK}", 0.55),
-    Target("mixtral: prompt, peak", f"prompt of 8k, experts (Mixtral-like): {_SHARE_OF_PEAK}", 0.50),
-    Target("qwen3-moe: prompt, peak", f"prompt of 8k, experts (Qwen3-MoE-like): {_SHARE_OF_PEAK}", 0.50),
+    Target("llama-8b: decode 1 x 128, bytes/s", "decode, batch 1, bfloat16, 8B: of the copy bandwidth", COPY, 0.85),
+    Target("llama-8b: decode 64 x 2048, bytes/s", "decode, batch 64, context 2k: of the copy bandwidth", COPY, 0.80),
+    Target("llama-8b: decode 64 x 2048, busy", "the same: time in which the GPU works", least=0.95),
+    *[
+        Target(
+            f"awq-8b: decode {batch} x 128, tokens/s",
+            f"4-bit weights, context 128, batch {batch}: times bfloat16",
+            f"llama-8b: decode {batch} x 128, tokens/s",
+            least,
+        )
+        for batch, least in ((1, 2.6), (32, 2.0), (64, 1.5))
+    ],
+    *[
+        Target(f"attention {bits} bits, bytes/s", f"decode attention, {bits}-bit cache: of the bandwidth", COPY, least)
+        for bits, least in ((16, 0.90), (8, 0.85), (4, 0.75))
+    ],
+    Target("llama-8b: prompt, operations/s", "prompt of 8k, bfloat16: of the peak, without attention", BFLOAT16, 0.65),
+    Target("fp8-8b: prompt, operations/s", "prompt of 8k, fp8: of the peak, without attention", FLOAT8, 0.55),
+    *[
+        Target(f"{shape}: prompt, operations/s with attention", f"prompt of 8k, {shape}: of the peak", BFLOAT16, 0.5)
+        for shape in ("mixtral", "qwen3-moe")
+    ],
     Target(
-        "deepseek: decode 32 x 4096, bandwidth",
-        f"latent attention (DeepSeek-like), batch 32, context 4k: {_SHARE_OF_BANDWIDTH}",
-        0.60,
+        "deepseek: decode 32 x 4096, bytes/s", "latent attention, batch 32, context 4k: of the bandwidth", COPY, 0.60
     ),
-    Target("crowd: roofline", "1,000 requests of ShareGPT-like lengths, 8B: of the step roofline", 0.80),
-    Target("crowd: output tokens/s", "the same: output tokens/s"),
-    Target("full cache 8 bits, times 16", "full cache, int8: requests, times those of 16 bits", 1.27),
-    Target("full cache 4 bits, times 16", "full cache, int4: requests, times those of 16 bits", 1.39),
+    Target("crowd: least seconds", "1,000 requests, until all have begun: of the roofline", "crowd: seconds", 0.80),
+    Target("crowd: output tokens/s", "the same, to the end: output tokens/s"),
 )
 
 
-def verdict(target: Target, value: float | None, *, is_dry_run: bool = False) -> list[str]:
+def verdict(target: Target, findings: Mapping[str, Any], *, is_dry_run: bool = False) -> list[str]:
     """Return a target's row; what was dry-run says nothing of a GPU."""
     least = "" if target.least is None else f">= {target.least:g}"
-    if value is None:
+    if target.row not in findings or (target.per and target.per not in findings):
         return [target.text, NOT_MEASURED, least, ""]
+    value = findings[target.row] / (findings[target.per] if target.per else 1.0)
     if is_dry_run:
         return [target.text, f"({value:.3g})", least, "dry-run"]
     met = "" if target.least is None else "met" if value >= target.least else "missed"
     return [target.text, f"{value:.3g}", least, met]
 
 
-def printed(machine: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], findings: Mapping[str, Any]) -> str:
-    """Return machine, stages, targets and all other findings as text."""
+def printed(machine: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
+    """Return machine, steps, targets and all findings as text; of two builds, their ratios."""
     parts = ["  ".join(f"{name}: {value}" for name, value in machine.items())]
-    rows = [
-        [
-            str(stage["stage"]),
-            f"{stage['seconds']:.0f}",
-            str(stage["outcome"]) + ("" if stage["of_these_sources"] else " (of other sources)"),
-        ]
-        for stage in stages
-    ]
-    parts.append(table(["stage", "seconds", "outcome"], rows))
-    is_dry_run = bool(machine.get("is_dry_run"))
-    targets = [verdict(target, _number(findings, target.row), is_dry_run=is_dry_run) for target in TARGETS]
+    ended = [[line["step"], f"{line['seconds']:.0f}", line["outcome"]] for line in results if "outcome" in line]
+    parts.append(table(["step", "seconds", "outcome"], ended))
+    found = [line for line in results if "row" in line]
+    if compared := _compared(found):
+        parts.append(table(["compared", "old", "new", "new / old"], compared))
+        return "\n\n".join(parts) + "\n"
+    findings = {line["row"]: line["value"] for line in found}
+    targets = [verdict(target, findings, is_dry_run=bool(machine.get("is_dry_run"))) for target in TARGETS]
     parts.append(table(["target", "value", "promised", ""], targets))
-    named = {target.row for target in TARGETS}
-    others = [[row, f"{value:.4g}"] for row, value in findings.items() if row not in named and _is_number(value)]
-    if others:
-        parts.append(table(["also found", "value"], others))
+    if others := [[row, f"{value:.4g}"] for row, value in findings.items() if not isinstance(value, str)]:
+        parts.append(table(["found", "value"], others))
     texts = {row: value for row, value in findings.items() if isinstance(value, str)}
     if tried := [[row.removeprefix(SELF_CHECK), value] for row, value in texts.items() if row.startswith(SELF_CHECK)]:
         parts.append(table(["kernel under self-check", "verdict"], tried))
@@ -86,10 +96,15 @@ def printed(machine: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], fin
     return "\n\n".join(parts) + "\n"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
-
-
-def _number(findings: Mapping[str, Any], row: str) -> float | None:
-    value = findings.get(row)
-    return float(value) if isinstance(value, (int, float)) else None
+def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return medians of each row by the side that it was measured on, and their ratio."""
+    sides: dict[str, dict[str, list[float]]] = {}
+    for line in found:
+        if line.get("side"):
+            sides.setdefault(line["row"], {}).setdefault(line["side"], []).append(line["value"])
+    rows = []
+    for row, values in sides.items():
+        if len(values) == 2:
+            old, new = median(values["old"]), median(values["new"])
+            rows.append([row, f"{old:.4g}", f"{new:.4g}", f"{new / old:.3f}"])
+    return rows

@@ -1,1 +1,1 @@
-"""What stages do that are no commands: each module's ``main(context)``, run by ``python -m tools.gpu_check.work``."""
+"""Steps that are no commands: each module's ``main(context)``, run by ``python -m tools.gpu_check.work NAME``."""

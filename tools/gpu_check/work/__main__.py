@@ -3,12 +3,7 @@
 import importlib
 import sys
 
-from tools.gpu_check.stages import LEFT_OUT
-from tools.gpu_check.work.context import Context, LeftOut
+from tools.gpu_check.work.context import Context
 
 if __name__ == "__main__":
-    work = importlib.import_module(f"tools.gpu_check.work.{sys.argv[1]}")
-    try:
-        work.main(Context.of_process(), *sys.argv[2:])
-    except LeftOut as reason:
-        print(f"{LEFT_OUT}: {reason}")
+    importlib.import_module(f"tools.gpu_check.work.{sys.argv[1]}").main(Context.of_process(), *sys.argv[2:])

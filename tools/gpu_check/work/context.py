@@ -1,51 +1,52 @@
-"""What a stage's process knows: where it is, what was measured before it, and where it notes what it finds."""
+"""What a step's process knows: where it is, which build it takes, and where it notes what it finds."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.gpu_check.journal import append, read
+from tools.bench.checkpoints import write
+from tools.bench.shapes import SHAPES, Shape, tiny
+from tools.bench.workload import TokenRequest
+from tools.gpu_check.runner import append, read
 
-JOURNAL = "gpu_check.jsonl"
 _LIBRARY_USES = ("scales", "experts", "prompts", "latents")  # of the emulation
-RANDOM_LLAMA = {"LlamaForCausalLM": "tools.gpu_check.work.random_llama.RandomLlama"}  # for the PyTorch engine
-
-
-class LeftOut(Exception):
-    """A stage has nothing to do here, and says why."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """A stage on this machine.
+    """A step on this machine.
 
     Attributes
     ----------
     folder
         Of the results.
-    stage
+    step
         Its name.
     is_dry_run
         Kernels run under the emulation, on tiny shapes.
+    side, module
+        ``old`` or ``new``, and its compiled module; empty: the one of this checkout.
     """
 
     folder: Path
-    stage: str
+    step: str
     is_dry_run: bool
+    side: str = ""
+    module: str = ""
 
     @classmethod
     def of_process(cls) -> Context:
         """Return the context that the environment describes."""
-        variables = os.environ
-        return cls(
-            Path(variables["GPU_CHECK_FOLDER"]),
-            variables.get("GPU_CHECK_STAGE", ""),
-            bool(variables.get("GPU_CHECK_DRY_RUN")),
-        )
+        names = ("STEP", "DRY_RUN", "SIDE", "MODULE")
+        step, is_dry_run, side, module = (os.environ.get(f"GPU_CHECK_{name}", "") for name in names)
+        return cls(Path(os.environ["GPU_CHECK_FOLDER"]), step, bool(is_dry_run), side, module)
 
     @property
     def torch_device(self) -> str:
@@ -55,46 +56,55 @@ class Context:
     def note(self, row: str, value: float | str) -> None:
         """Keep what was found, and print it."""
         print(f"{row}: {value}", flush=True)
-        append(self.folder / JOURNAL, {"stage": self.stage, "row": row, "value": value})
+        append(self.folder, step=self.step, row=row, value=value, side=self.side)
 
     def found(self, row: str) -> float:
-        """Return what an earlier stage has found.
+        """Return what an earlier step has found.
 
         Raises
         ------
-        LeftOut
+        RuntimeError
             It has found nothing.
         """
-        for done in read(self.folder / JOURNAL).values():
-            if row in done.findings:
-                return float(done.findings[row])
-        raise LeftOut(f"it needs {row!r}, which was not measured")
+        for line in reversed(read(self.folder)):
+            if line.get("row") == row:
+                return float(line["value"])
+        raise RuntimeError(f"it needs {row!r}, which was not measured: take the step limits along")
 
     def native(self) -> Any:
         """Return the compiled module with the kernels, and have engines made from now on use it.
 
         A dry run's has libraries, which the emulation plays.
         """
-        module = importlib.import_module(f"tests.kernels.{'_cuda_emulated' if self.is_dry_run else '_cuda_device'}")
+        name = "_cuda_emulated" if self.is_dry_run else "_cuda_device"
+        if self.module:
+            spec = importlib.util.spec_from_file_location(name, self.module)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(f"tests.kernels.{name}")
         if self.is_dry_run:
             for use in _LIBRARY_USES:
                 module.set_library(use, 1)
         importlib.import_module("lmdeploy.turbomind.engine")._turbomind = module  # type: ignore[attr-defined]
         return module
 
-    @property
-    def cache(self) -> Path:
-        """Where what is made for measuring is; it is no result."""
-        return Path(os.environ["LMDEPLOY_CACHE"])
+    def shape(self, name: str) -> Shape:
+        """Return a shape, in a dry run with everything small."""
+        return tiny(SHAPES[name]) if self.is_dry_run else SHAPES[name]
 
     def model(self, name: str, layers: int = 0) -> Path:
         """Return the directory of a checkpoint of a shape, made now if it is not there; ``layers``: 0 for its own."""
-        from tools.bench.shapes import SHAPES, tiny
-        from tools.gpu_check.checkpoints import write
-
-        shape = tiny(SHAPES[name]) if self.is_dry_run else SHAPES[name]
-        more = f"{f'-{layers}-layers' if layers else ''}{'-tiny' if self.is_dry_run else ''}"
-        directory = self.cache / "shapes" / f"{name}{more}"
+        shape = self.shape(name).having(**({"num_hidden_layers": layers} if layers else {}))
+        size = shape.config["num_hidden_layers"]
+        directory = Path(os.environ["LMDEPLOY_CACHE"]) / "shapes" / f"{name}-{size}{'-tiny' if self.is_dry_run else ''}"
         if not (directory / "config.json").exists():
-            write(shape.having(num_hidden_layers=layers) if layers else shape, directory)
+            write(shape, directory)
         return directory
+
+
+def random_prompts(generator: random.Random, lengths: Sequence[tuple[int, int]]) -> list[TokenRequest]:
+    """Return requests of random tokens, of prompts and responses of these lengths."""
+    return [TokenRequest(tuple(generator.choices(range(256), k=prompt)), output) for prompt, output in lengths]

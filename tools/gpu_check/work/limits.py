@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from tools.gpu_check.table import BFLOAT16, COPY, FLOAT8
 from tools.gpu_check.work.context import Context
 
-COPY, BFLOAT16, FLOAT8 = "copy bytes/s", "bfloat16 operations/s", "fp8 operations/s"
 _CALLS, _ROUNDS = 10, 4
 
 

@@ -5,40 +5,38 @@ from __future__ import annotations
 import random
 
 from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.paths import default_model_dir
+from tools.bench import random_model
+from tools.bench.checkpoints import write
+from tools.bench.inprocess import in_process
 from tools.bench.shapes import SHAPES, tiny
-from tools.gpu_check.checkpoints import write
-from tools.gpu_check.work.context import Context
+from tools.bench.workload import GREEDY
+from tools.gpu_check.work.context import Context, random_prompts
 
 _OUTPUT = 24
 
 
 def main(context: Context) -> None:
-    """Compare tokens.
+    """Compare tokens; and write a stand-in for the default model, whose tokenizer tests take, where that is not here.
 
     Raises
     ------
     RuntimeError
         The devices disagree.
     """
-    module = context.native()
-    print(f"{module.device_count()} device(s)", flush=True)
-    from lmdeploy import GenerationConfig, pipeline
-
-    directory = context.cache / "shapes" / "first-light"
+    if not (default_model_dir() / "tokenizer.json").exists():
+        print(random_model.write("tiny", default_model_dir()))
+    print(f"{context.native().device_count()} device(s)", flush=True)
+    directory = context.model("llama-8b").with_name("smoke-test")
     write(tiny(SHAPES["llama-8b"]), directory)
-    letters = random.Random(0)
-    prompts = ["".join(letters.choices("abcdefgh ", k=length)) for length in (3, 40, 90)]
-    greedy = GenerationConfig(max_new_tokens=_OUTPUT, ignore_eos=True)
-    responses = {}
+    requests = random_prompts(random.Random(0), [(length, _OUTPUT) for length in (3, 40, 90)])
+    tokens = {}
     for device in ("cuda", "cpu"):
         config = TurbomindEngineConfig(
             device=device, dtype="float32", max_batch_size=4, session_len=256, cache_max_entry_count=64
         )
-        with pipeline(str(directory), backend_config=config) as pipe:
-            responses[device] = [response.token_ids for response in pipe(prompts, gen_config=greedy)]
-    same = sum(
-        a == b for ours, theirs in zip(*responses.values(), strict=True) for a, b in zip(ours, theirs, strict=True)
-    )
-    context.note("smoke test: tokens as the CPU's, share", same / (_OUTPUT * len(prompts)))
-    if responses["cuda"] != responses["cpu"]:
-        raise RuntimeError(f"the device answers {responses['cuda']}, the CPU {responses['cpu']}")
+        with in_process(str(directory), config) as engine:
+            tokens[device] = [record.tokens for record in engine.generate(requests, len(requests), GREEDY)]
+    if tokens["cuda"] != tokens["cpu"]:
+        raise RuntimeError(f"the device answers {tokens['cuda']}, the CPU {tokens['cpu']}")
+    context.note("smoke test: tokens as the CPU's", float(sum(map(len, tokens["cuda"]))))
