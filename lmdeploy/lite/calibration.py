@@ -19,7 +19,7 @@ from lmdeploy.distribution import install_command
 if TYPE_CHECKING:
     from lmdeploy.tokenizer import Tokenizer
 
-DEFAULT_TEXT = Path(__file__).parent / "calibration.txt"
+DEFAULT_TEXT = Path(__file__).parent / "calibration.txt.gz"
 # With many words and some code; they were there in Python 3.10 and are in 3.14.
 _MODULES = (
     "argparse", "ast", "calendar", "cmd", "codecs", "configparser", "contextlib", "csv", "datetime", "decimal",
@@ -82,7 +82,7 @@ def load_text(source: str | None) -> str:
 def own_text() -> str:
     """Return the text that needs no download: more than 2 million characters, the same for one release of Python."""
     topics = importlib.import_module("pydoc_data.topics").topics
-    parts = [DEFAULT_TEXT.read_text(encoding="utf-8"), *(topics[name] for name in sorted(topics))]
+    parts = [_read(DEFAULT_TEXT), *(topics[name] for name in sorted(topics))]
     for name in _MODULES:
         found = importlib.util.find_spec(name)
         if found is not None and found.origin is not None and found.origin.endswith(".py"):

@@ -1,5 +1,6 @@
 """`lmdeploy lite auto_awq`: the checkpoint it writes, what it refuses, and that an interrupted run continues."""
 
+import gzip
 import json
 import shutil
 import sys
@@ -306,7 +307,7 @@ def test_data_sets_are_loaded_where_their_package_is(monkeypatch: pytest.MonkeyP
 
 def test_samples_are_neighbouring_pieces_of_the_text(default_model_dir: Path) -> None:
     tokenizer = Tokenizer(str(default_model_dir))
-    text = DEFAULT_TEXT.read_text()
+    text = gzip.decompress(DEFAULT_TEXT.read_bytes()).decode()
     samples = samples_of(text, tokenizer, 3, 100)
     assert [len(sample) for sample in samples] == [100] * 3
     assert text.startswith(tokenizer.decode([token for sample in samples for token in sample]))
