@@ -75,6 +75,10 @@ class ChatTemplate(ABC):
         """How the model writes calls; None: it is not known."""
         return None if self.lists_tools() else self.own_format or GENERIC
 
+    def takes_environment(self) -> bool:
+        """Return whether it writes InternLM's role ``environment``; else such a message is a tool's response."""
+        return False
+
     def takes_system_prompts(self) -> bool:
         """Return whether it writes system prompts."""
         return True
@@ -187,6 +191,8 @@ class ChatTemplate(ABC):
         self, messages: list[Message], tools: list[dict[str, Any]] | None
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
         """Return messages and tools as this template can write them."""
+        if any(message["role"] == "environment" for message in messages) and not self.takes_environment():
+            messages = [{**m, "role": "tool"} if m["role"] == "environment" else m for m in messages]
         has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         if self.lists_tools() if tools else (not has_calls or self.writes_calls()):
             return messages, tools

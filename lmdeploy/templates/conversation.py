@@ -1,11 +1,13 @@
 """Reading a conversation in OpenAI's message format, strictly: whatever is wrong is named."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 Message = dict[str, Any]
-ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
+ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "environment")
 _SAME_AS = {"developer": "system", "ipython": "tool"}  # as OpenAI, and as Llama 3.1, call what templates know
+_RESULTS = ("tool", "ipython", "environment")
 
 
 class Parts(list[dict[str, str]]):
@@ -19,7 +21,8 @@ def read_messages(messages: object) -> list[Message]:
     ----------
     messages
         A list of objects with ``role`` and ``content``: a string, or a list of ``{"type": "text", "text": ...}`` parts,
-        which are joined by newlines. An assistant message with ``tool_calls`` needs no content. Other keys are kept.
+        which are joined by newlines. An assistant message with ``tool_calls`` needs no content; a tool's may be an
+        object. Other keys are kept.
 
     Raises
     ------
@@ -91,6 +94,8 @@ def _read_message(where: str, message: object) -> Message:
     content = message.get("content")
     if content is None and role == "assistant" and message.get("tool_calls"):
         content = ""
+    elif isinstance(content, Mapping) and role in _RESULTS:
+        content = json.dumps(content, ensure_ascii=False)
     plain = {"role": _SAME_AS.get(role, role), "content": _read_content(f"{where}.content", content)}
     return {**message, **plain}
 

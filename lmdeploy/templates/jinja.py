@@ -134,6 +134,10 @@ class JinjaChatTemplate(ChatTemplate):
         name = format_of_template(self.mentions) if self.lists_tools() else None
         return super().tool_call_format if name is None else TOOL_CALL_FORMATS[name].formats[0]
 
+    def takes_environment(self) -> bool:
+        """Return whether the template writes messages of that role."""
+        return _takes_environment(self._template_for(None))
+
     def takes_system_prompts(self) -> bool:
         """Return whether the template writes a system prompt; some refuse them, or leave them out."""
         return _takes_system(self._template_for(None))
@@ -199,6 +203,12 @@ def _wants_parts(template: str) -> bool:
 def _takes_system(template: str) -> bool:
     turns = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "-"}]
     return bool(_writes_probe(template, [_in_parts(turn) for turn in turns] if _wants_parts(template) else turns))
+
+
+@lru_cache(maxsize=16)
+def _takes_environment(template: str) -> bool:
+    turns = [{"role": "user", "content": "-"}, {"role": "environment", "content": _PROBE}]
+    return bool(_writes_probe(template, turns))
 
 
 def _has_later_system(messages: list[Message]) -> bool:

@@ -20,7 +20,8 @@ from openai_gateway.protocol.fields import (
 from openai_gateway.protocol.prompts import TokenId
 from openai_gateway.protocol.tools import FunctionCall, ToolCall
 
-# As chat templates know them. Llama 3.1 calls a tool's response `ipython`; older OpenAI clients call it `function`.
+# As chat templates know them. Llama 3.1 calls a tool's response `ipython`; older OpenAI clients call it `function`;
+# InternLM calls it `environment`, which templates may know.
 _ROLES = {"developer": "system", "ipython": "tool", "function": "tool"}
 _LEGACY_ID = "call00000"  # of a call without an id; some templates want nine letters and digits
 _MOST_PIXELS = 1 << 30
@@ -90,7 +91,7 @@ class Message(Strict):
 
     not_implemented: ClassVar[NotImplementedFields] = {"audio": ()}
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "ipython", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "ipython", "function", "environment"]
     content: (
         AnyText
         | Annotated[list[ContentPart], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
@@ -119,7 +120,7 @@ class Message(Strict):
         parts = self.content if isinstance(self.content, list) and self.role != "assistant" else ()
         if any(isinstance(part, RefusalPart) for part in parts):
             raise FieldError("content", f"content of type refusal is the assistant's, got role {self.role}")
-        if isinstance(self.content, dict) and self.role not in _ROLES and self.role != "tool":
+        if isinstance(self.content, dict) and self.role not in (*_ROLES, "tool", "environment"):
             raise FieldError("content", f"content must be text in a message of role {self.role}, got an object")
         for field in ("tool_calls", "function_call", "token_ids"):
             if getattr(self, field) and self.role != "assistant":

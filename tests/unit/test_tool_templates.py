@@ -50,6 +50,40 @@ def test_internlm2_writes_tools_calls_and_results_as_in_training() -> None:
     assert MODELS.get("internlm2")().render(ONE_CALL, [TOOL]) == INTERNLM2
 
 
+VERBATIM = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+KNOWN_ROLES = (
+    "{% for m in messages %}{% if m.role in ('user', 'tool') %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            MODELS.get("internlm2")(),
+            "<|im_start|>environment name=<|interpreter|>\n3<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (JinjaChatTemplate(VERBATIM), "[environment]3"),
+        (JinjaChatTemplate(KNOWN_ROLES), "[tool]3"),
+    ],
+    ids=["by its own name", "as it is", "as a tool's"],
+)
+def test_a_result_of_internlm_s_role_environment_is_not_lost(template: Any, expected: str) -> None:
+    messages = [{"role": "user", "content": "1+2?"}, {"role": "environment", "name": "interpreter", "content": "3"}]
+    assert template.render(messages).endswith(expected)
+
+
+def test_a_result_may_be_an_object() -> None:
+    prompt = MODELS.get("internlm2")().render([*ONE_CALL[:-1], {"role": "tool", "content": {"sum": 3}}])
+    assert '\n{"sum": 3}<|im_end|>\n' in prompt
+
+
+def test_internlm2_names_whom_a_system_prompt_is_for() -> None:
+    prompt = MODELS.get("internlm2")().render([{**CONVERSATION[0], "name": "interpreter"}, CONVERSATION[1]], [TOOL])
+    named = [f"<|im_start|>system name=<|{name}|>\n" for name in ("interpreter", "plugin")]
+    assert prompt.startswith(f"{named[0]}Be brief.<|im_end|>\n{named[1]}[{FUNCTION}]<|im_end|>\n<|im_start|>user\n")
+
+
 # Nobody trained chatml for tools, nor llama2, which has a system prompt in the first turn of the user.
 GENERIC = (
     "<|im_start|>system\nBe brief.\n\nYou can call functions. Here they are, a JSON object a line:\n"

@@ -12,14 +12,22 @@ from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
 class InternLM2ChatTemplate(ToolChatTemplate):
-    """InternLM2 and later: tools stand in a second system turn, what they return in turns of the environment."""
+    """InternLM2 and later: tools stand in a second system turn, what they return in turns of ``environment``."""
 
     calls = INTERNLM2
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
-        system, others = self._system(messages)
-        listed = f"{self.eosys}<|im_start|>system name=<|plugin|>\n{as_json(functions)}"
-        return [{"role": "system", "content": system + listed}, *others]
+        if messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.meta_instruction or ""}, *messages]
+        return [messages[0], {"role": "system", "name": "plugin", "content": as_json(functions)}, *messages[1:]]
+
+    def _turn(self, message: Message) -> str:
+        """Return one message with what is around it, and whom it is of or for."""
+        turn = super()._turn(message)
+        opening = {"system": self.system, "tool": self.tool}.get(message["role"])
+        if not opening or message.get("name") not in ("plugin", "interpreter"):
+            return turn
+        return f"{opening.strip()} name=<|{message['name']}|>\n{turn.removeprefix(opening)}"
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
         return self._answer(content + INTERNLM2.write(calls))
