@@ -58,7 +58,7 @@ CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir 
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests load bench bench-tools bench-embeddings peers bench-peers docs lint format fields typecheck sanitize fuzz abuse check screenshot lock model setup dev browser clients install-clients clean
+.PHONY: help serve test test-all build build-tests load bench bench-embeddings peers bench-peers docs lint format fields typecheck sanitize fuzz abuse check screenshot lock model setup dev browser clients install-clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -182,9 +182,6 @@ load: dev ## Many users of a running server, with locust: LOAD_HOST, LOAD_USERS 
 bench: build model ## A short standard benchmark, alongside transformers and against the targets
 	$(say) 'measuring on an otherwise idle machine (about 5 minutes)'
 	@$(PY) -m tools.bench engine $(strip $(BENCH_ARGS))
-
-bench-tools: build model ## Which share of the default model's tool calls can be used, in every format
-	@$(PY) -m tools.tool_calls --formats all $(strip $(BENCH_ARGS))
 
 peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, OpenVINO GenAI, vLLM
 	@$(PY) -m tools.bench.peers.install

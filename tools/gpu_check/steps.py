@@ -55,10 +55,7 @@ class Step:
 def steps_of(what: str, builds: Sequence[Path] = (), *, is_dry_run: bool) -> list[Step]:
     """Return the steps of ``tests``, ``measure`` or ``compare``, the last one with its two builds."""
     device = "emulated" if is_dry_run else "gpu"
-    if what == "compare":
-        steps = _compare(builds)
-    else:
-        steps = _tests(device) if what == "tests" else _measure(device)
+    steps = _compare(builds) if what == "compare" else _tests(device) if what == "tests" else _measure(device)
     slower = DRY_RUN_FACTOR if is_dry_run else 1
     return [replace(step, seconds=slower * step.seconds) for step in steps]
 
