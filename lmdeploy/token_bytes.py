@@ -43,8 +43,8 @@ class TokenBytes:
         """Return the bytes of a sequence of token ids."""
         return b"".join(self.tokens[i] for i in ids)
 
-    def text(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of a sequence of token ids; bytes that are no whole UTF-8 character become U+FFFD.
+    def shown(self, ids: list[int], skip_special_tokens: bool = True) -> bytes:
+        """Return the bytes of the text of a sequence of token ids.
 
         Raises
         ------
@@ -55,7 +55,11 @@ class TokenBytes:
         if unknown is not None:
             raise ValueError(f"token ids must be in [0, {len(self.tokens)}), got {unknown}")
         kept = [i for i in ids if not self.special[i]] if skip_special_tokens else ids
-        return self.join(kept).decode(errors="replace")
+        return self.join(kept)
+
+    def text(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of a sequence of token ids, as `shown`; bytes that are no whole character become U+FFFD."""
+        return self.shown(ids, skip_special_tokens).decode(errors="replace")
 
     def write(self, path: Path) -> None:
         """Write the table as ``token_bytes.bin``."""

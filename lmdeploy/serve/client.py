@@ -18,6 +18,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
+from lmdeploy.serve.cache_report import cache_report
 from lmdeploy.serve.channel import Channel
 from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable, request_error
 from lmdeploy.serve.request import GenerateChunk, GenerateRequest
@@ -32,6 +33,7 @@ from lmdeploy.serve.wire import (
     decode_chunk,
     decode_context_len,
     decode_text,
+    decode_token_bytes,
     decode_token_ids,
     encode_adapter_control,
     encode_adapter_template,
@@ -43,6 +45,7 @@ from lmdeploy.serve.wire import (
     encode_limits,
     encode_stop,
     encode_stop_session,
+    encode_token_bytes,
     encode_tokenize,
 )
 
@@ -202,6 +205,8 @@ class TritonClient:
                         over = unfinished == 0
                         if trace is not None:
                             trace.see(chunk)
+                        if chunk.cache_report is not None:
+                            chunk.cache_report = await cache_report(request, chunk.cache_report, self.tokenize)
                     yield chunk
             if not over:
                 raise TritonRequestError("INTERNAL", "the response ended without a finish reason")
@@ -377,6 +382,10 @@ class TritonClient:
             A token was refused.
         """
         return decode_text(await self._infer(encode_detokenize(token_ids, skip_special_tokens)))
+
+    async def token_bytes(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[bytes]:
+        """Return the bytes of each token by itself; raises as `detokenize`."""
+        return decode_token_bytes(await self._infer(encode_token_bytes(token_ids, skip_special_tokens)))
 
     async def is_ready(self) -> bool:
         """Return whether the server answers, every model is ready, prompts are prepared and the engine takes requests.

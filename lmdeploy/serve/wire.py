@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from lmdeploy.fields.field import FieldInfo, Kind
 from lmdeploy.messages import REPETITION
+from lmdeploy.serve.cache_report import report_numbers
 from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, new_request_id
 
 _Number = TypeVar("_Number", int, float)
@@ -124,6 +125,8 @@ def _outputs(request: GenerateRequest) -> list[str]:
         names += [f"prompt_{name}" for name in _WITH_LOGPROBS]
     if request.want_cached_len:
         names.append("cached_token_len")
+    if fields.get("include_cache_report"):
+        names.append("cache_report")
     if request.want_stop_string:
         names.append("stop_string")
     return names
@@ -266,6 +269,28 @@ def encode_detokenize(token_ids: Sequence[int], skip_special_tokens: bool) -> se
     return message
 
 
+def encode_token_bytes(token_ids: Sequence[int], skip_special_tokens: bool) -> service_pb2.ModelInferRequest:
+    """Return the request for the bytes of each token by itself."""
+    message = service_pb2.ModelInferRequest(model_name=POSTPROCESSING, id=new_request_id())
+    message.parameters["as_bytes"].bool_param = True
+    message.inputs.add(name="TOKENS_BATCH", datatype="UINT32", shape=(1, len(token_ids), 1))
+    message.raw_input_contents.append(struct.pack(f"<{len(token_ids)}I", *token_ids))
+    _add_numbers(message, "sequence_length", "UINT32", "<I", [0] * len(token_ids))
+    _add_numbers(message, "skip_special_tokens", "INT32", "<i", [int(skip_special_tokens)])
+    return message
+
+
+def decode_token_bytes(response: service_pb2.ModelInferResponse) -> list[bytes]:
+    """Return the response to `encode_token_bytes`."""
+    raw: bytes = response.raw_output_contents[0]
+    items, begin = [], 0
+    while begin < len(raw):
+        end = begin + 4 + int.from_bytes(raw[begin : begin + 4], "little")
+        items.append(raw[begin + 4 : end])
+        begin = end
+    return items
+
+
 def decode_text(response: service_pb2.ModelInferResponse) -> str:
     """Return the response to `encode_detokenize`."""
     raw: bytes = response.raw_output_contents[0]
@@ -287,6 +312,8 @@ def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
             setattr(chunk, name, int.from_bytes(raw, "little", signed=True))
         elif name == "stop_string":
             chunk.stop_string = raw[4:].decode()
+        elif name == "cache_report":
+            chunk.cache_report = report_numbers(raw)
         elif name == "engine_seconds":
             chunk.engine_seconds = struct.unpack("<3f", raw)
         elif name == "embedding":

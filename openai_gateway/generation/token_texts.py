@@ -10,8 +10,7 @@ from lmdeploy.serve.client import TritonClient
 from lmdeploy.token_bytes import TokenBytes
 from openai_gateway.errors import ApiError
 
-_REMEMBERED = 65536  # tokens
-_AT_A_TIME = 16  # tokens asked for
+_AT_A_TIME = 4096  # tokens asked for
 
 
 class TokenTexts:
@@ -30,7 +29,7 @@ class TokenTexts:
         self._path = engine_dir / "token_bytes.bin" if engine_dir is not None else None
         self._table: TokenBytes | None = None
         self._loading = asyncio.Lock()
-        self._asked: dict[int, bytes] = {}
+        self._asked: dict[int, tuple[bytes, bool]] = {}  # and whether it is special
 
     async def table(self) -> TokenBytes | None:
         """Return the table, read at its first use; None when there is none."""
@@ -41,11 +40,13 @@ class TokenTexts:
         return self._table
 
     def is_special(self, token: int) -> bool:
-        """Return whether a token that was looked up is left out of texts; without a table it is not known."""
-        return self._table is not None and token < len(self._table.special) and self._table.special[token]
+        """Return whether a token that was looked up is left out of texts."""
+        if self._table is None:
+            return self._asked.get(token, (b"", False))[1]
+        return token < len(self._table.special) and self._table.special[token]
 
     async def lookup(self, token_ids: Iterable[int]) -> dict[int, bytes]:
-        """Return the bytes of each token; of one that is asked for, half a character is lost."""
+        """Return the bytes of each token."""
         table = await self.table()
         if table is not None:
             return {token: _entry(table, token) for token in token_ids}
@@ -53,12 +54,9 @@ class TokenTexts:
         missing = sorted(wanted - self._asked.keys())
         for begin in range(0, len(missing), _AT_A_TIME):
             some = missing[begin : begin + _AT_A_TIME]
-            texts = await asyncio.gather(*(self._client.detokenize([token], False) for token in some))
-            if len(self._asked) > _REMEMBERED:
-                self._asked.clear()
-            self._asked |= {token: text.encode() for token, text in zip(some, texts, strict=True)}
-        known = self._asked
-        return {token: known.get(token, b"") for token in wanted}
+            tokens, shown = await asyncio.gather(*(self._client.token_bytes(some, skip) for skip in (False, True)))
+            self._asked |= {i: (token, token != text) for i, token, text in zip(some, tokens, shown, strict=True)}
+        return {token: self._asked[token][0] for token in wanted}
 
     async def join(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of tokens.

@@ -1,5 +1,6 @@
 """The model's life in Triton: initialize, execute. It keeps nothing between requests."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ class TritonPythonModel:
                 f"sequence_length must be as long as TOKENS_BATCH has rows, {len(rows)}, got {len(starts)}"
             )
         skip = flag(request, "skip_special_tokens", default=True)
-        texts = [self._table.text(row[start:].tolist(), skip) for row, start in zip(rows, starts, strict=True)]
+        texts = [self._table.shown(row[start:].tolist(), skip) for row, start in zip(rows, starts, strict=True)]
+        if not json.loads(request.parameters() or "{}").get("as_bytes"):
+            texts = [text.decode(errors="replace").encode() for text in texts]
         # Of rank 1, without the batch dimension: the clients take the first item for the text.
-        return {"OUTPUT": np.array([text.encode() for text in texts], dtype=np.object_)}
+        return {"OUTPUT": np.array(texts, dtype=np.object_)}

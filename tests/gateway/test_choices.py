@@ -98,6 +98,12 @@ def test_token_texts_are_asked_for_where_there_is_no_table(asking_client: openai
     response = asking_client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True)
     assert response.choices[0].logprobs is not None
     assert [token.token for token in response.choices[0].logprobs.content or []] == ["<pad>", "a"]
+    echoed = asking_client.completions.create(model=MODEL, prompt="é🦜b", max_tokens=1, echo=True, logprobs=0)
+    logprobs = echoed.choices[0].logprobs
+    assert logprobs is not None
+    halves = [f"bytes:\\x{byte:02x}" for byte in "é🦜".encode()]
+    assert (logprobs.tokens or [])[:8] == ["<s>", *halves, "b"]
+    assert (logprobs.text_offset or [])[:8] == [0, 0, 0, 1, 1, 1, 1, 2]  # <s> is left out of the text
 
 
 def test_penalties_bias_and_formats_reach_the_engine(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -331,6 +337,7 @@ def test_what_a_tool_returns_may_be_an_object(http: httpx.Client, triton: FakeTr
         {"role": "assistant", "content": None, "tool_calls": [call], "function_call": None},
         {"role": "tool", "content": {"celsius": 26.1}, "tool_call_id": "c1", "name": "f"},
         {"role": "ipython", "content": "26"},
+        {"role": "environment", "content": "27", "name": "plugin"},
     ]
     assert http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}).status_code == 200
     sent = json.loads(triton.requests[0].inputs["messages"])
@@ -338,6 +345,7 @@ def test_what_a_tool_returns_may_be_an_object(http: httpx.Client, triton: FakeTr
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": '{"celsius": 26.1}', "name": "f", "tool_call_id": "c1"},
         {"role": "tool", "content": "26"},
+        {"role": "environment", "content": "27", "name": "plugin"},
     ]
 
 

@@ -201,9 +201,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             response.outputs.add(name="INPUT_ID", datatype="UINT32", shape=[1, len(ids)])
             response.raw_output_contents.append(struct.pack(f"<{len(ids)}I", *ids))
         elif kind == "postprocessing":
-            text = TOKEN_BYTES.join(received.inputs["TOKENS_BATCH"]).decode(errors="replace")
-            response.outputs.add(name="OUTPUT", datatype="BYTES", shape=[1])
-            response.raw_output_contents.append(_bytes(text))
+            ids, skip = received.inputs["TOKENS_BATCH"], bool(received.inputs["skip_special_tokens"])
+            if request.parameters["as_bytes"].bool_param:
+                texts = [TOKEN_BYTES.shown([token], skip) for token in ids]
+            else:
+                texts = [TOKEN_BYTES.text(ids, skip).encode()]
+            response.outputs.add(name="OUTPUT", datatype="BYTES", shape=[len(texts)])
+            response.raw_output_contents.append(b"".join(map(_bytes, texts)))
         else:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.model_name}")
         return response
@@ -413,6 +417,6 @@ def _prompt_tensors(received: Received, *, is_first: bool) -> dict[str, tuple[st
     }
 
 
-def _bytes(text: str) -> bytes:
-    raw = text.encode()
+def _bytes(text: str | bytes) -> bytes:
+    raw = text.encode() if isinstance(text, str) else text
     return struct.pack("<I", len(raw)) + raw

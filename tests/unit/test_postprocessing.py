@@ -60,6 +60,19 @@ def test_a_client_that_holds_back_broken_characters_shows_the_whole_text(model: 
     assert "".join(pieces) == TEXT
 
 
+def test_a_client_may_have_the_bytes_of_every_token(model: Any, reference: Any) -> None:
+    ids = reference.encode(TEXT)
+    asked = Request(
+        TOKENS_BATCH=np.array([[[token] for token in ids]], dtype=np.uint32),
+        sequence_length=np.zeros((1, len(ids)), dtype=np.uint32),
+    )
+    asked.reported = {"as_bytes": "true"}
+    [response] = model.execute([asked])
+    pieces = response.array("OUTPUT").tolist()
+    assert len(pieces) == len(ids)
+    assert b"".join(pieces) == TEXT.encode()
+
+
 @pytest.mark.parametrize(("skip", "expected"), [(None, "Hi"), (1, "Hi"), (0, "Hi<|im_end|>")])
 def test_special_tokens_are_shown_only_when_asked_for(
     model: Any, reference: Any, skip: int | None, expected: str
