@@ -171,10 +171,14 @@ JAVA = (
 @pytest.mark.parametrize(
     "framing", [b"content-length: %d\r\n\r\n%s", b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"]
 )
-@pytest.mark.parametrize("size", [1, 60, 10_000])
-def test_an_offered_upgrade_leaves_the_request_whole(fake: FakeTriton, url: str, framing: bytes, size: int) -> None:
+@pytest.mark.parametrize(("size", "of_proxy"), [(1, False), (60, False), (10_000, False), (60, True)])
+def test_an_offered_upgrade_leaves_the_request_whole(
+    fake: FakeTriton, url: str, framing: bytes, size: int, of_proxy: bool
+) -> None:
     request = HEAD + JAVA + framing % (len(BODY), BODY)
-    with connected(url) as client:
+    with running_proxy(ProxySettings()) if of_proxy else nullcontext(url) as server, connected(server) as client:
+        if of_proxy:
+            assert httpx.post(f"{server}/nodes/add", json={"url": url}, trust_env=False).status_code == 200
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(2):  # the connection stays usable
             for i in range(0, len(request), size):

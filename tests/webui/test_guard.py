@@ -159,6 +159,13 @@ def test_routes_that_the_page_does_not_need_are_closed(http: httpx.Client, metho
     assert http.request(method, path, json={} if method == "POST" else None).status_code in (403, 404, 405)
 
 
+def test_an_offered_upgrade_leaves_an_event_whole(http: httpx.Client) -> None:
+    """The JDK's HttpClient offers one with each POST."""
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEAAEAA"}
+    plain, offering = (http.post(EVENT_PATHS[0], json={"data": []}, headers=headers) for headers in ({}, offer))
+    assert (plain.status_code, plain.json()) == (offering.status_code, offering.json()) == (422, plain.json())
+
+
 def test_a_page_is_not_made_of_what_was_uploaded(http: httpx.Client) -> None:
     state = json.dumps([{"id": 1, "props": {"value": "injected"}}]).encode()
     (path,) = http.post(f"{API}/upload", files=[("files", ("state.json", state))]).json()
