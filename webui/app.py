@@ -102,8 +102,14 @@ def _forget(blocks: Any, session: str) -> None:
     blocks.page.leave(session)
     for kept in (blocks.state_holder.session_data, blocks.state_holder.time_last_used):
         kept.pop(session, None)
-    for waiting in (blocks._queue.pending_messages_per_session, blocks._queue.pending_event_ids_session):
+    queue = _queue_of(blocks)
+    for waiting in (queue.pending_messages_per_session, queue.pending_event_ids_session):
         waiting.pop(session, None)
+
+
+def _queue_of(blocks: Any) -> Any:
+    """Return Gradio's queue, which has no public name; all else of Gradio that is used here has one."""
+    return blocks._queue
 
 
 def _look_less_often(blocks: Any) -> None:
@@ -111,7 +117,7 @@ def _look_less_often(blocks: Any) -> None:
 
     By itself it looks 1,000 and 100 times a second, which takes some percent of a processor.
     """
-    queue = blocks._queue
+    queue = _queue_of(blocks)
     for name, seconds in _LOOK_SECONDS.items():
         setattr(queue, name, max(getattr(queue, name), seconds))
 
