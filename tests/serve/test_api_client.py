@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
@@ -20,6 +21,7 @@ from tests.support.fake_triton import FakeTriton, Script, token_ids
 from tests.support.gateways import running_gateway
 
 REPLY = "The capital of France is Paris."
+LONG = "prompt must be shorter than the session length of 4096 tokens, got 5000"  # the engine's words
 
 
 @pytest.fixture
@@ -84,8 +86,16 @@ def test_a_conversation_is_remembered_and_ended(api: APIClient, triton: FakeTrit
     assert said["text"] == REPLY
     api.end_session(5)
     assert triton.sessions == set()
-    with pytest.raises(ValueError, match="session_id"):
+    with pytest.raises(AssertionError, match="session_id"):
         next(api.chat("hi", -1))
+
+
+def test_a_turn_that_does_not_fit_its_session_is_said(
+    api: APIClient, triton: FakeTriton, caplog: pytest.LogCaptureFixture
+) -> None:
+    triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, LONG))
+    assert list(api.chat("hi", 6)) == [("", 0, "length")]
+    assert "session 6" in caplog.text
 
 
 def test_the_functions_of_older_clients_work_without_a_client_object(url: str, triton: FakeTriton) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import ssl
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
+
+logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 ChatPiece = tuple[str, int, Literal["stop", "length"] | None]
@@ -15,6 +18,10 @@ ChatPiece = tuple[str, int, Literal["stop", "length"] | None]
 _CONNECT = 10.0  # seconds; a response may take as long as it takes
 _AS_LMDEPLOY: Json = {"kwargs": {}}  # by which the server knows who reads the response
 _NOT_FIELDS = frozenset({"self", "kwargs"})
+
+
+class SessionError(ValueError, AssertionError):
+    """No session is named; in LMDeploy this is an ``AssertionError``."""
 
 
 class APIClient:
@@ -178,15 +185,18 @@ class APIClient:
 
         Raises
         ------
-        ValueError
+        SessionError
             ``session_id`` is -1.
         RuntimeError
             The server refused.
         """
         fields = _fields(locals())
         if session_id == -1:
-            raise ValueError("session_id must name a conversation, got -1")
-        yield from _chat_pieces(self.chat_interactive_v1(interactive_mode=True, **fields))
+            raise SessionError("session_id must name a conversation, got -1")
+        for piece in _chat_pieces(self.chat_interactive_v1(interactive_mode=True, **fields)):
+            if piece[1:] == (0, "length"):
+                logger.warning("session %d has no space for this turn: end it with end_session", session_id)
+            yield piece
 
     def end_session(self, session_id: int) -> None:
         """Make the server forget a conversation."""
