@@ -8,7 +8,6 @@ from tools.bench import arguments as flags
 # Name -> module and function, what it measures.
 COMMANDS = {
     "engine": ("tools.bench.standard:main", "the engine alongside transformers, in process and served"),
-    "served": ("tools.profile_serving:main", "HTTP streaming through gateway and Triton"),
     "peers": ("tools.bench.compare:main", "other engines alongside ours, against the targets"),
     "structured": ("tools.bench.structured.formats:main", "responses under formats alongside plain ones"),
     "calls": ("tools.bench.structured.calls:main", "responses to 60 schemas of function calling"),
@@ -17,7 +16,6 @@ COMMANDS = {
     "long": ("tools.bench.conversations:long", "a long context"),
     "speculative": ("tools.bench.speculative:main", "drafts, by kind of text"),
     "images": ("tools.profile_images:main", "images, alone and next to texts"),
-    "lora": ("tools.profile_lora:main", "LoRA adapters in one batch"),
 }
 
 
