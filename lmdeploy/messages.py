@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from lmdeploy.fields import field
 from lmdeploy.fields.older import accept_older_fields
 from lmdeploy.kv_events.config import kv_events_problems
-from lmdeploy.speculative.config import speculation_problems
+from lmdeploy.speculative import speculation_problems
 
 if TYPE_CHECKING:
     import torch

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmdeploy.cli import chat, check_env, convert, list, lite, plan, serve
+from lmdeploy.cli import chat, check_env, convert, list, lite, plan, pull, serve
 from lmdeploy.cli.batch import command as batch
 from lmdeploy.cli.batch import warm
 from lmdeploy.cli.parser import Parser, exit_status, print_help_of
-from lmdeploy.cli.pull import command as pull
 from lmdeploy.version import __version__
 
 

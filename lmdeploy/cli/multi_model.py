@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from lmdeploy.cli.options import engine_config
-from lmdeploy.cli.pull.command import pulled_or_refused
+from lmdeploy.cli.pull import pulled_or_refused
 from lmdeploy.cli.triton import CommandError, ServedModel, open_log, server_settings, started
 from lmdeploy.extras import MissingExtraError
 from lmdeploy.scratch import Scratch

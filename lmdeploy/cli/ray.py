@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli.options import engine_config, given_options
-from lmdeploy.cli.pull.command import pulled_or_refused
+from lmdeploy.cli.pull import pulled_or_refused
 from lmdeploy.cli.triton import CommandError, stop_on_sigterm
 from lmdeploy.distribution import install_command
 from lmdeploy.logs import configure

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lmdeploy.cli import options, terminal
 from lmdeploy.cli.key_options import add_key, add_keys
 from lmdeploy.cli.parser import DeprecatedOption, RefusedOption, print_help_of
-from lmdeploy.cli.pull.command import add_pull_options
+from lmdeploy.cli.pull import add_pull_options
 from lmdeploy.extras import require
 from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
 from openai_gateway.settings import DEFAULT_PORT, DEFAULT_TRITON_ADDRESS

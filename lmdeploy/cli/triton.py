@@ -18,7 +18,7 @@ from tempfile import gettempdir
 from typing import Any, NoReturn
 
 from lmdeploy.cli.options import engine_config
-from lmdeploy.cli.pull.command import pulled_or_refused
+from lmdeploy.cli.pull import pulled_or_refused
 from lmdeploy.logs import Stopping
 from lmdeploy.model import name_for_older_clients
 from lmdeploy.paths import cache_root

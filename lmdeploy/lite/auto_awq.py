@@ -1,4 +1,4 @@
-"""`lmdeploy lite auto_awq`: from a checkpoint to one of 4-bit AWQ codes, or of 8-bit codes found in the same way."""
+"""`lmdeploy lite auto_awq`: a checkpoint with 4-bit AWQ codes, or with 8-bit codes found in the same way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,22 +8,142 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmdeploy.lite import awq_format, compressed_format, gptq_format
-from lmdeploy.lite.awq_search import (
-    FIXED_RATIOS,
-    RATIOS,
-    InputMoments,
-    block_of,
-    scales_of,
-    search_limits,
-    search_ratio,
-)
-from lmdeploy.lite.group_sizes import WHOLE_ROW, check_group_size, fitting_group_size
+from lmdeploy.lite import formats
 from lmdeploy.lite.layer_runs import quantize
 from lmdeploy.lite.method import Coded, Method
-from lmdeploy.lite.rounding import Grid, limits_of, round_matrix
+from lmdeploy.lite.rounding import WHOLE_ROW, Grid, check_group_size, fitting_group_size, limits_of, round_matrix
 from lmdeploy.lite.run_settings import CodesSettings
 from lmdeploy.lite.scaled_groups import ScaledGroup
+
+# Activation-aware weight quantization: which inputs to scale up before rounding, and where to cut weights off.
+#
+# After Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration" (MLSys 2024).
+# Inputs that carry much have their weights multiplied by ``s > 1`` before rounding, so that these are rounded more
+# finely, and the inputs are divided by ``s`` where they are made. The paper measures errors on outputs; here they are
+# computed from the inputs' second moments ``H = mean x x^T``, as ``E |(W' - W) x|^2 = sum of (W' - W) H (W' - W)^T``
+# over its diagonal. So the cost hardly grows with the calibration text. Of H only the blocks on its diagonal are
+# kept, a group's inputs each: errors of different groups are as good as independent.
+FIXED_RATIOS = (0.0, 0.5)  # of the paper's grid; the latter is near the best one for most layers
+RATIOS = tuple(i / 20 for i in range(20))
+_SMALLEST_CUT = 0.5  # the least part of a group's range that is kept
+_CUTS = 10
+_LARGEST_BLOCK = 128
+
+
+@dataclass
+class InputMoments:
+    """What is remembered of the inputs of a linear layer.
+
+    Attributes
+    ----------
+    second
+        Means of ``x x^T`` of blocks of neighbouring inputs, ``[in / block, block, block]`` float32.
+    magnitude
+        Mean of ``|x|``, ``[in]`` float32.
+    count
+        Inputs seen.
+    """
+
+    second: Tensor
+    magnitude: Tensor
+    count: int = 0
+
+    @classmethod
+    def empty(cls, features: int, device: torch.device, block: int | None = None) -> "InputMoments":
+        """Return the moments of no inputs; ``block`` divides ``features``, None: all are one block."""
+        size = block or features
+        return cls(torch.zeros(features // size, size, size, device=device), torch.zeros(features, device=device))
+
+    def add(self, x: Tensor) -> None:
+        """Take note of inputs ``[..., in]``."""
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        if not len(rows):
+            return
+        total = self.count + len(rows)
+        kept = self.count / total
+        blocks = rows.view(len(rows), len(self.second), -1).permute(1, 2, 0)
+        self.second.baddbmm_(blocks, blocks.transpose(1, 2), beta=kept, alpha=1 / total)
+        self.magnitude.mul_(kept).add_(rows.abs().sum(0) / total)
+        self.count = total
+
+    def divide_by(self, scales: Tensor) -> None:
+        """Become the moments of the same inputs divided by ``scales`` ``[in]``."""
+        blocks = scales.view(len(self.second), -1)
+        self.second.div_(blocks[:, :, None]).div_(blocks[:, None, :])
+        self.magnitude.div_(scales)
+
+
+def block_of(features: int, group: int) -> int:
+    """Return how many neighbouring inputs are looked at together where groups of this many share a scale."""
+    if group <= _LARGEST_BLOCK:
+        return group
+    return next((size for size in (_LARGEST_BLOCK, 64, 32, 16, 8) if features % size == 0), features)
+
+
+def _errors(change: Tensor, moments: InputMoments) -> Tensor:
+    """Return the mean square of what a change ``[out, in]`` of each block does to an output, ``[out, blocks]``."""
+    blocks = change.view(len(change), len(moments.second), -1).transpose(0, 1)
+    return ((blocks @ moments.second) * blocks).sum(-1).T
+
+
+def output_error(change: Tensor, moments: InputMoments) -> Tensor:
+    """Return the mean square of what a change ``[out, in]`` of a weight does to the outputs, summed over them.
+
+    Errors of different blocks are taken as having nothing to do with each other.
+    """
+    return _errors(change, moments).sum()
+
+
+def scales_of(moments: InputMoments, ratio: float, tie: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the factor of each input, ``[in]``, for a ratio from 0 (none) to 1 (as much as it carries).
+
+    ``tie`` makes inputs equal that must have the same factor.
+    """
+    scales = tie(moments.magnitude).clamp(min=1e-4).pow(ratio)
+    return scales / (scales.max() * scales.min()).sqrt()
+
+
+def search_ratio(
+    weights: Sequence[Tensor],
+    moments: InputMoments,
+    grid: Grid,
+    ratios: Sequence[float],
+    tie: Callable[[Tensor], Tensor] = lambda values: values,
+) -> float:
+    """Return the ratio whose factors (see :func:`scales_of`) give the least error of layers with the same inputs.
+
+    Parameters
+    ----------
+    weights
+        Of the layers, ``[out, in]`` each.
+    moments
+        Of their inputs.
+    grid
+        What the weights will be rounded to.
+    ratios
+        To choose from.
+    tie
+        Makes inputs equal that must have the same factor.
+    """
+    errors = []
+    for ratio in ratios:
+        scales = scales_of(moments, ratio, tie)
+        changes = (round_matrix(weight * scales, grid).numbers() / scales - weight for weight in weights)
+        errors.append(sum(float(output_error(change, moments)) for change in changes))
+    return ratios[errors.index(min(errors))]
+
+
+def search_limits(weight: Tensor, moments: InputMoments, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Return where to cut off the groups of a weight ``[out, in]``: smallest and largest number, ``[out, groups]``."""
+    low, high = limits_of(weight, grid)
+    best, least = torch.ones_like(low), torch.full_like(low, float("inf"))
+    for i in range(_CUTS + 1):
+        part = 1 - (1 - _SMALLEST_CUT) * i / _CUTS
+        change = round_matrix(weight, grid, (low * part, high * part)).numbers() - weight
+        error = _errors(change, moments).view(len(weight), low.shape[1], -1).sum(-1)
+        is_better = error < least
+        best, least = torch.where(is_better, part, best), torch.where(is_better, error, least)
+    return low * best, high * best
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +224,15 @@ class _Awq(Method[InputMoments]):
 
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.settings.is_compressed:
-            return compressed_format.pack(rows, self._grid(-1))
-        return gptq_format.pack(rows, self._grid(-1)) if self._is_gptq else awq_format.pack(rows)
+            return formats.compressed_format_pack(rows, self._grid(-1))
+        return formats.gptq_format_pack(rows, self._grid(-1)) if self._is_gptq else formats.awq_format_pack(rows)
 
     def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
         if self.settings.is_compressed:
-            return compressed_format.packed_config(self._grid(-1), self.group_size, left)
+            return formats.packed_config(self._grid(-1), self.group_size, left)
         if self._is_gptq:
-            return gptq_format.quantization_config(self._grid(-1), self.group_size)
-        return awq_format.quantization_config(self._grid(-1), self.group_size, left)
+            return formats.gptq_format_quantization_config(self._grid(-1), self.group_size)
+        return formats.awq_format_quantization_config(self._grid(-1), self.group_size, left)
 
     @property
     def _is_gptq(self) -> bool:

@@ -16,17 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmdeploy.lite.awq_search import RATIOS, InputMoments, block_of, search_ratio
+from lmdeploy.lite.auto_awq import RATIOS, InputMoments, block_of, search_ratio
 from lmdeploy.lite.forward.parts import LayerWeights
-from lmdeploy.lite.group_sizes import WHOLE_ROW, fitting_group_size
 from lmdeploy.lite.hidden_states import HiddenStates
 from lmdeploy.lite.layer_runs import calibration_batches, walk
 from lmdeploy.lite.quantized_layer import coded_shapes
-from lmdeploy.lite.rounding import Grid
-from lmdeploy.lite.run_settings import RunSettings
+from lmdeploy.lite.rounding import WHOLE_ROW, Grid, fitting_group_size
+from lmdeploy.lite.run_settings import RunSettings, open_work_dir
 from lmdeploy.lite.scaled_groups import ScaledGroup, groups_of
 from lmdeploy.lite.source_model import SourceModel
-from lmdeploy.lite.work_dir import open_work_dir
 
 INPUTS, OUTPUTS = "inputs_stats.pth", "outputs_stats.pth"
 _KINDS = ("max", "min", "mean", "absmax", "absmean")

@@ -21,9 +21,8 @@ from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.lite.hidden_states import HiddenStates
 from lmdeploy.lite.method import Method
 from lmdeploy.lite.quantized_layer import QuantizedLayer, coded_shapes, left_as_numbers
-from lmdeploy.lite.run_settings import RunSettings
+from lmdeploy.lite.run_settings import RunSettings, open_work_dir
 from lmdeploy.lite.source_model import SourceModel
-from lmdeploy.lite.work_dir import open_work_dir
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmdeploy.lite import compressed_format
+from lmdeploy.lite import formats
 from lmdeploy.lite.layer_runs import quantize
 from lmdeploy.lite.method import Coded, Method
 from lmdeploy.lite.run_settings import CodesSettings
@@ -164,6 +164,6 @@ class _SmoothQuant(Method[InputRange]):
     def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
         dtype, _ = QUANT_DTYPES[self.settings.quant_dtype]
         if self.settings.is_compressed:
-            return compressed_format.scaled_config(dtype, left)
+            return formats.scaled_config(dtype, left)
         config: dict[str, Any] = {"quant_method": "smooth_quant", "quant_dtype": str(dtype).removeprefix("torch.")}
         return config | ({"modules_to_not_convert": list(left)} if left else {})

@@ -20,7 +20,7 @@ from lmdeploy.messages import (
 )
 from lmdeploy.model_metadata.task_adapters import task_adapters
 from lmdeploy.prompts import ImageRows
-from lmdeploy.speculative.config import located
+from lmdeploy.speculative import located
 from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.turbomind.gguf.header import read_header
-from lmdeploy.turbomind.gguf.parts import is_gguf_file
-from lmdeploy.turbomind.gguf.stacks import apart
+from lmdeploy.turbomind.gguf.parts import apart, is_gguf_file
 
 INDEX_NAME = "model.safetensors.index.json"
 WHOLE_NAME = "model.safetensors"

@@ -15,8 +15,16 @@ from transformers import AutoModelForCausalLM, AwqConfig
 from lmdeploy.cli.main import main as run_cli
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.lite import scaled_groups
-from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
-from lmdeploy.lite.awq_search import FIXED_RATIOS, RATIOS, InputMoments, output_error, scales_of, search_ratio
+from lmdeploy.lite.auto_awq import (
+    FIXED_RATIOS,
+    RATIOS,
+    AwqSettings,
+    InputMoments,
+    auto_awq,
+    output_error,
+    scales_of,
+    search_ratio,
+)
 from lmdeploy.lite.calibration import DEFAULT_TEXT, load_text, samples_of
 from lmdeploy.lite.rounding import Grid, round_matrix
 from lmdeploy.tokenizer import Tokenizer

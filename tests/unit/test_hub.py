@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from lmdeploy.cli.main import main
-from lmdeploy.cli.pull.command import pulled_or_refused
+from lmdeploy.cli.pull import pulled_or_refused
 from lmdeploy.errors import CheckpointError
 from lmdeploy.hub.choice import HubFile, chosen_files
 from lmdeploy.hub.errors import HubError

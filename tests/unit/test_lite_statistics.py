@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lmdeploy.lite.auto_gptq import round_compensated
 from lmdeploy.lite.calibrate import INPUTS, OUTPUTS, CalibrationSettings, calibrate
 from lmdeploy.lite.calibration import load_text, own_text, samples_of
-from lmdeploy.lite.gptq_search import round_compensated
 from lmdeploy.lite.rounding import Grid, round_matrix
 from lmdeploy.tokenizer import Tokenizer
 from tests.support.tiny_models import make_tiny

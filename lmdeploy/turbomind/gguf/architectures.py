@@ -14,7 +14,7 @@ from lmdeploy.turbomind.families.gemma import gemma3n_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.gguf import configs, encoders, gemma, hybrids, latent, mixtures
 from lmdeploy.turbomind.gguf.metadata import Metadata
-from lmdeploy.turbomind.gguf.mixture_tensors import EXPERTS, biased_experts, joined_experts
+from lmdeploy.turbomind.gguf.mixtures import EXPERTS, biased_experts, joined_experts
 from lmdeploy.turbomind.gguf.recurrent import (
     convolution_tensors,
     gated_delta_tensors,

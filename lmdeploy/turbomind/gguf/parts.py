@@ -1,11 +1,13 @@
-"""The files that one GGUF model consists of: one, or the parts ``NAME-00001-of-0000N.gguf`` of one."""
+"""Files of a GGUF model, and the experts that one tensor of them holds."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 from lmdeploy.errors import CheckpointError
-from lmdeploy.turbomind.gguf.header import is_gguf
+from lmdeploy.turbomind.gguf.header import GgufTensor, is_gguf
 
+# The files that one GGUF model consists of: one, or the parts ``NAME-00001-of-0000N.gguf`` of one.
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
@@ -73,3 +75,27 @@ def file_in(directory: Path) -> Path | None:
         shown = ", ".join(sorted(file.name for file in models.values()))
         raise CheckpointError(directory, [f"holds several GGUF models; name the file: {shown}"])
     return next(iter(models.values()), None)
+
+
+# Experts that a GGUF file keeps one after another in a tensor: each as its own tensor.
+_STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|gate_up|down))_exps\.(weight|bias)")
+_DIMENSIONS = {"weight": 3, "bias": 2}
+
+
+def apart(tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTensor]:
+    """Return the tensors with ``blk.N.ffn_gate_exps.weight [experts, out, in]`` as ``blk.N.ffn_gate.E.weight``.
+
+    So the oldest files of mixtures of experts name them, too.
+    """
+    found: dict[str, GgufTensor] = {}
+    for name, tensor in tensors.items():
+        stack = _STACK.fullmatch(name)
+        if stack is None or len(tensor.shape) != _DIMENSIONS[stack[2]]:
+            found[name] = tensor
+            continue
+        count, *shape = tensor.shape
+        size = tensor.size // max(count, 1)
+        for expert in range(count):
+            own = GgufTensor(tensor.dtype, tuple(shape), tensor.offset + expert * size, size)
+            found[f"{stack[1]}.{expert}.{stack[2]}"] = own
+    return found

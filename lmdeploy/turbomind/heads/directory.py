@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root, locate_model
-from lmdeploy.speculative.config import EAGLE_METHODS, MTP_METHODS
+from lmdeploy.speculative import EAGLE_METHODS, MTP_METHODS
 from lmdeploy.turbomind.checkpoint_files import state_of
 from lmdeploy.turbomind.engine_dir import writer_hash
 from lmdeploy.turbomind.manifest import Load, Manifest, find_problems, walk

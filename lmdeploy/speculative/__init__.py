@@ -1,1 +1,0 @@
-"""Tokens that are drafted and checked, several a step (docs/guides/speculative-decoding.md)."""
