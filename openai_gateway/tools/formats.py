@@ -9,13 +9,11 @@ from typing import Any
 
 from lmdeploy.templates import tool_call_formats as formats
 from openai_gateway.tools.events import NAME, Body
-from openai_gateway.tools.first_that_fits import FirstThatFits
 from openai_gateway.tools.json_call import JsonCall
 from openai_gateway.tools.near_misses import NothingButObjects, OtherFormat, PythonObjects
-from openai_gateway.tools.python_call import PythonCall
-from openai_gateway.tools.python_tag import PythonTag
+from openai_gateway.tools.python_call import EnvironmentCall, PythonCall
 from openai_gateway.tools.quoted_call import QuotedCall
-from openai_gateway.tools.readers import HeadedCall, LineCall, ListedCall, MarkedCall, NamedCall
+from openai_gateway.tools.readers import FirstThatFits, GroupedCall, HeadedCall, NamedCall
 from openai_gateway.tools.tagged_call import TaggedCall
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -38,7 +36,7 @@ class AnyFunction(dict[str, Mapping[str, Any]]):
 
 @dataclass(slots=True)
 class Opening:
-    """What a mark opens.
+    """Readers that a mark opens.
 
     Attributes
     ----------
@@ -132,7 +130,7 @@ class Readers:
         match described:
             case formats.MarkedObjects():
                 for mark in (described.opening, *described.other_openings):
-                    yield mark, partial(MarkedCall, described.closing, functions), ()
+                    yield mark, partial(GroupedCall, partial(JsonCall, functions), described.closing), ()
                     if self._recovers:
                         yield mark, partial(PythonObjects, described.closing, functions), ()
             case formats.ObjectList():
@@ -146,8 +144,8 @@ class Readers:
                     if self._recovers:
                         yield described.opening, partial(PythonObjects, described.closing, functions), ()
             case formats.PythonLines():
-                lines = partial(LineCall, described.closing, partial(PythonCall, functions))
-                yield described.opening, lines, (described.closing,)
+                lines = partial(GroupedCall, partial(PythonCall, functions), described.closing, separator="")
+                yield described.opening, lines, ()
             case formats.NamedArguments():
                 yield described.opening, partial(NamedCall, described.ending, described.closing, functions), ()
             case formats.HeadedArguments():
@@ -161,7 +159,8 @@ class Readers:
             case formats.QuotedArguments():
                 yield described.opening, partial(QuotedCall, described, functions), ()
             case formats.EnvironmentCode():
-                yield described.opening, partial(PythonTag, frozenset(self._functions)), ()
+                yield described.opening, partial(JsonCall, self._functions), ()
+                yield described.opening, partial(EnvironmentCall, self._functions), ()
             case formats.BareObjects():
                 return
 
@@ -171,11 +170,11 @@ def _other_format(body: Callable[[], Body]) -> Body:
 
 
 def _python_list(functions: Schemas) -> Body:
-    return ListedCall("[", partial(PythonCall, functions))
+    return GroupedCall(partial(PythonCall, functions), "]", "[", ",")
 
 
 def _object_list(functions: Schemas, *, is_bare: bool = False) -> Body:
-    return ListedCall("[", partial(JsonCall, functions, is_bare=is_bare))
+    return GroupedCall(partial(JsonCall, functions, is_bare=is_bare), "]", "[", ",")
 
 
 def _one_of(bodies: Sequence[Callable[[], Body]]) -> Body:

@@ -1,4 +1,4 @@
-"""A call written in Python: ``add(a=1, b=[2, "x"])``."""
+"""Calls written in Python: ``add(a=1, b=[2, "x"])``, and the code that Llama 3.1 writes for its environment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from openai_gateway.tools.events import Progress, may_begin_name
 from openai_gateway.tools.json_call import as_json
 
 _NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,128})\s*\(")
+_BUILT_IN = re.compile(r"(\w+)\.call\(.*\)", re.DOTALL)
+# What the code interpreter is called by those who offer it as a tool.
+_INTERPRETERS = ("code_interpreter", "ipython", "python")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 # JSON's words, which models write whose tools are described in JSON.
 _WORDS = {"true": True, "false": False, "null": None}
@@ -92,18 +95,46 @@ class PythonCall:
         return True
 
 
+class EnvironmentCall:
+    """Reads code for Llama's environment: a built-in tool's ``NAME.call(KEY=VALUE)``, or anything Python.
+
+    Parameters
+    ----------
+    names : collection of str
+        The functions the model may call.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._text = ""
+
+    def feed(self, text: str) -> Progress:
+        """Take more text; the code is complete when the response is. It never begins as JSON does."""
+        self._text += text
+        return Progress(is_broken=self._text.lstrip().startswith("{"))
+
+    def finish(self) -> Progress:
+        """The response is over, and with it the code."""
+        code = self._text.strip()
+        built_in = _BUILT_IN.fullmatch(code)
+        arguments = keyword_arguments(code) if built_in and built_in[1] in self._names else None
+        if built_in and arguments is not None:
+            return Progress(name=built_in[1], arguments=arguments, rest="")
+        name = next((name for name in _INTERPRETERS if name in self._names), None)
+        arguments = as_json({"code": code})
+        if name is None or not code or arguments is None:
+            return Progress(is_broken=True)
+        return Progress(name=name, arguments=arguments, rest="")
+
+
 def keyword_argument(code: str) -> str | None:
     """Return ``"name": value`` as JSON of one keyword with a literal; None when the code is anything else."""
-    arguments = _keywords(f"f({_with_escaped_lines(code)})")
+    arguments = keyword_arguments(f"f({_with_escaped_lines(code)})")
     return arguments[1:-1] if arguments is not None and len(arguments) > 2 else None
 
 
 def keyword_arguments(code: str) -> str | None:
     """Return the arguments (JSON text) of a call with literals for keywords; None when the code is anything else."""
-    return _keywords(code)
-
-
-def _keywords(code: str) -> str | None:
     try:
         call = ast.parse(code, mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):

@@ -1,13 +1,12 @@
-"""Readers of calls as families write them: between marks, in a list, or after a head that names the function."""
+"""Readers of calls as families write them: in groups between marks, in several ways, or after a head with the name."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from openai_gateway.tools.events import Body, Progress, may_begin_name
-from openai_gateway.tools.json_call import JsonCall
 from openai_gateway.tools.json_prefix import JsonObjectReader
 
 _LONGEST_HEAD = 200  # characters
@@ -147,81 +146,31 @@ def _name_of(match: re.Match[str]) -> str:
     return next((name for name in match.groups() if name), "")
 
 
-class FollowedCall(ABC):
-    """Reads a call and what follows it, which may be missing at the very end of a response.
+class GroupedCall:
+    """Reads one call of a group and the mark that closes the group, which may be missing at the end of a response.
 
     Parameters
     ----------
-    call : Body
-        Reads the call itself.
-    """
-
-    def __init__(self, call: Body) -> None:
-        self._call = call
-        self._after: str | None = None  # what came after the call
-
-    def feed(self, text: str) -> Progress:
-        """Take more text."""
-        if self._after is None:
-            progress = self._call.feed(text)
-            if progress.is_broken or progress.rest is None:
-                return progress
-            self._after, progress.rest = progress.rest, None
-        else:
-            self._after += text
-            progress = Progress()
-        self._follow(self._after.lstrip(), progress)
-        if progress.is_broken:
-            progress.rest = self._after
-        return progress
-
-    def finish(self) -> Progress:
-        """The response is over: a complete call will do."""
-        return self._call.finish() if self._after is None else Progress(rest="")
-
-    @abstractmethod
-    def _follow(self, after: str, progress: Progress) -> None:
-        """Decide by what came after the call whether it is over, or none."""
-
-
-class MarkedCall(FollowedCall):
-    """Reads a JSON call and the mark that closes it.
-
-    Parameters
-    ----------
-    closing : str
-        The mark after the call.
-    names : collection of str
-        The functions it may be; others are no call.
-    """
-
-    def __init__(self, closing: str, names: Collection[str]) -> None:
-        super().__init__(JsonCall(names))
-        self._closing = closing
-
-    def _follow(self, after: str, progress: Progress) -> None:
-        if after.startswith(self._closing):
-            progress.rest = after[len(self._closing) :]
-        elif not self._closing.startswith(after):
-            progress.is_broken = True
-
-
-class ListedCall(FollowedCall):
-    """A call of a list, from the bracket or comma before it to the bracket or comma after it.
-
-    Parameters
-    ----------
-    opening : str
-        The bracket or comma.
     new_call : callable
         Makes a reader for a call itself.
+    closing : str
+        The mark.
+    opening : str
+        Comes before the call.
+    separator : str, optional
+        Comes before the next call; None: there is one call.
     """
 
-    def __init__(self, opening: str, new_call: Callable[[], Body]) -> None:
-        super().__init__(new_call())
+    def __init__(
+        self, new_call: Callable[[], Body], closing: str, opening: str = "", separator: str | None = None
+    ) -> None:
         self._new_call = new_call
+        self._call = new_call()
+        self._closing = closing
         self._opening = opening
-        self._head: str | None = ""  # until the opening has come
+        self._separator = separator
+        self._head: str | None = "" if opening else None  # until the opening has come
+        self._after: str | None = None  # what came after the call
 
     def feed(self, text: str) -> Progress:
         """Take more text."""
@@ -231,35 +180,62 @@ class ListedCall(FollowedCall):
             if not opened.startswith(self._opening):
                 return Progress(is_broken=bool(opened))
             self._head, text = None, opened[len(self._opening) :]
-        return super().feed(text)
-
-    def _follow(self, after: str, progress: Progress) -> None:
-        if after.startswith("]"):
-            progress.rest = after[1:]
-        elif after.startswith(","):
-            progress.rest, progress.following = after, ListedCall(",", self._new_call)
+        if self._after is None:
+            progress = self._call.feed(text)
+            if progress.is_broken or progress.rest is None:
+                return progress
+            self._after, progress.rest = progress.rest, None
         else:
-            progress.is_broken = bool(after)
+            self._after += text
+            progress = Progress()
+        after = self._after.lstrip()
+        if after.startswith(self._closing):
+            progress.rest = after[len(self._closing) :]
+        elif self._closing.startswith(after):
+            pass  # the mark may yet come
+        elif self._separator is not None and after.startswith(self._separator):
+            separated = GroupedCall(self._new_call, self._closing, self._separator, self._separator)
+            progress.rest, progress.following = after, separated
+        else:
+            progress.is_broken, progress.rest = True, self._after
+        return progress
+
+    def finish(self) -> Progress:
+        """The response is over: a complete call will do."""
+        return self._call.finish() if self._after is None else Progress(rest="")
 
 
-class LineCall(FollowedCall):
-    """A call of several, a line each, up to the mark after them, which is left.
+class FirstThatFits:
+    """Reads with several readers until one of them knows the function, and then with that one alone.
 
     Parameters
     ----------
-    closing : str
-        The mark.
-    new_call : callable
-        Makes a reader for a call itself.
+    bodies : sequence of Body
+        New ones; of two that know it at once the first is taken.
     """
 
-    def __init__(self, closing: str, new_call: Callable[[], Body]) -> None:
-        super().__init__(new_call())
-        self._closing = closing
-        self._new_call = new_call
+    def __init__(self, bodies: Sequence[Body]) -> None:
+        self._bodies = list(bodies)
 
-    def _follow(self, after: str, progress: Progress) -> None:
-        if after.startswith(self._closing):
-            progress.rest = after
-        elif not self._closing.startswith(after):
-            progress.rest, progress.following = after, LineCall(self._closing, self._new_call)
+    def feed(self, text: str) -> Progress:
+        """Take more text."""
+        if len(self._bodies) == 1:
+            return self._bodies[0].feed(text)
+        left = list[Body]()
+        for body in self._bodies:
+            progress = body.feed(text)
+            if progress.is_broken:
+                continue
+            if progress.name is not None or progress.rest is not None:
+                self._bodies = [body]
+                return progress
+            left.append(body)
+        self._bodies = left
+        return Progress(is_broken=not left)
+
+    def finish(self) -> Progress:
+        """The response is over."""
+        if len(self._bodies) == 1:
+            return self._bodies[0].finish()
+        found = (body.finish() for body in self._bodies)
+        return next((progress for progress in found if not progress.is_broken), Progress(is_broken=True))
