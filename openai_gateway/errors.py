@@ -74,6 +74,14 @@ class OllamaErrorResponse(BaseModel):
     error: str
 
 
+def failures(form: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Return, for the OpenAPI document, the errors of routes whose clients read them in a form."""
+    return {
+        "4XX": {"model": form, "description": "The request was refused."},
+        "5XX": {"model": form, "description": "The request failed."},
+    }
+
+
 class ApiError(Exception):
     """A failure with the HTTP status and the words its client gets."""
 

@@ -106,6 +106,23 @@ class Gateway:
             raise ApiError(404, "No model is loaded.", code="model_not_found")
         return models[0]
 
+    async def administered(self, name: str | None, field: str) -> ServedModel:
+        """Return the model that `field` of an administrator names, as it has to where there are several.
+
+        Raises
+        ------
+        ApiError
+            There is no such model, or none is named.
+        """
+        named = await self.models.named()
+        if name is not None and name not in named:
+            raise ApiError(404, f"The model `{name}` does not exist.", param=field, code="model_not_found")
+        models = await self.models.all()
+        if name is None and len(models) > 1:
+            names = ", ".join(model.name for model in models)
+            raise ApiError(400, f"{field} must be one of {names}: there are several.", param=field)
+        return await self.default_model() if name is None else named[name]
+
     async def is_ready(self) -> bool:
         """Return whether a model, any of several, takes requests."""
         if self.administration is None:
@@ -177,6 +194,21 @@ class Gateway:
         raise ApiError(
             404, f"The model `{requested[:_SHOWN_NAME]}` does not exist.", param="model", code="model_not_found"
         )
+
+    async def ask(
+        self,
+        request: Request,
+        chosen: Chosen,
+        generate: GenerateRequest,
+        *,
+        user: str | None = None,
+        session_id: int | None = None,
+        choices: int = 1,
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """Return the engine's stream for a prompt that is admitted, with its images; raise as these steps do."""
+        self.admit(request, generate, chosen=chosen, user=user, session_id=session_id)
+        await self.bring_images(request, chosen.model, generate)
+        return self.watched(request, chosen.model, chosen.model.client.generate(generate), choices)
 
     def watched(
         self,

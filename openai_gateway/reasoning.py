@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lmdeploy.templates.thinking import Thinking, ThinkingMarks
-from openai_gateway.reasoning_grammar import after_reasoning
+from lmdeploy.templates.thinking import ThinkingMarks
 from openai_gateway.text_marks import beginning_at_end, marks_of
 from openai_gateway.tools.events import Body
 from openai_gateway.tools.parser import ToolCallParser
@@ -31,8 +29,8 @@ class ReasoningParser:
         The model's.
     begins_inside : bool
         The prompt ended with the opening mark.
-    new_calls : callable, optional
-        Makes a parser of calls; None: there are none.
+    calls : ToolCallParser, optional
+        A new parser of calls; None: there are none.
 
     Attributes
     ----------
@@ -42,13 +40,11 @@ class ReasoningParser:
         Once the response is over: its end from the first call on, in reasoning that was not closed.
     """
 
-    def __init__(
-        self, marks: ThinkingMarks, *, begins_inside: bool, new_calls: Callable[[], ToolCallParser] | None = None
-    ) -> None:
+    def __init__(self, marks: ThinkingMarks, *, begins_inside: bool, calls: ToolCallParser | None = None) -> None:
         self._marks = marks
         self._begins_inside = begins_inside
-        self._calls = None if new_calls is None else new_calls()
-        self._stops = marks_of((marks.end, *(self._calls.tags if self._calls is not None else ())))
+        self._calls = calls
+        self._stops = marks_of((marks.end, *(() if calls is None else calls.tags)))
         self._text = ""  # not given yet
         self._read = self._checked = 0  # characters of it that went to the parser; that are no end of the reasoning
         self._call: tuple[Body | None, int] = (None, 0)  # around an end of the reasoning, and how many before it
@@ -186,67 +182,3 @@ class InlineReasoning(ReasoningParser):
             self._text = self._marks.begin + self._text
         self._advance = self._in_answer
         return self._advance(is_over)
-
-
-def reasoning_parser(
-    thinking: Thinking | None,
-    template_options: Mapping[str, Any],
-    messages: Sequence[Mapping[str, Any]] = (),
-    new_calls: Callable[[], ToolCallParser] | None = None,
-) -> ReasoningParser | None:
-    """Return a parser for a response to a prompt that was made with these variables; None: it has no reasoning."""
-    if thinking is None:
-        return None
-    begins_inside = thinking.begins_inside(template_options, after_tool=ends_with_result(messages))
-    parser = InlineReasoning if thinking.in_content else ReasoningParser
-    return parser(thinking.marks, begins_inside=begins_inside, new_calls=new_calls)
-
-
-def ends_with_result(messages: Sequence[Mapping[str, Any]] | None) -> bool:
-    """Return whether a conversation ends with what a tool returned."""
-    return messages is not None and len(messages) > 0 and messages[-1].get("role") == "tool"
-
-
-def requests_reasoning(
-    thinking: Thinking | None,
-    inputs: Mapping[str, Any],
-    *,
-    is_call: bool = False,
-    budget: int | None = None,
-    counts_tokens: bool = True,
-) -> dict[str, Any]:
-    """Return the fields of `GenerateRequest` such that reasoning can be found, counted and ended.
-
-    Parameters
-    ----------
-    thinking
-        Of the model; None: the answer has no reasoning.
-    inputs
-        The other fields.
-    is_call
-        The response format among them is that of calls.
-    budget
-        Tokens that reasoning may take; None, or where it is not known how to end them: any number.
-    counts_tokens
-        Whether their number is reported.
-    """
-    if thinking is None:
-        return {}
-    needs_marks = thinking.marks.are_special and inputs["skip_special_tokens"] is None
-    fields: dict[str, Any] = {"skip_special_tokens": False} if needs_marks else {}
-    if counts_tokens:
-        fields["stream"] = True  # a whole answer does not say how many tokens a part has
-    after_tool = ends_with_result(inputs.get("messages"))
-    begins_inside = thinking.begins_inside(inputs.get("template_options") or {}, after_tool=after_tool)
-    if (wanted := inputs.get("response_format")) is not None:
-        fields["response_format"] = after_reasoning(
-            wanted, thinking.marks, begins_inside=begins_inside, is_call=is_call, budget=budget
-        )
-    elif thinking.end_ids and (budget is not None or inputs.get("repetition_detection") != "off"):
-        fields |= {
-            "thinking_budget": budget,
-            "thinking_begin": None if begins_inside else thinking.marks.begin,
-            "thinking_end": thinking.marks.end,
-            "thinking_end_ids": thinking.end_ids,
-        }
-    return fields

@@ -9,8 +9,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from openai_gateway.errors import ApiError
-from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.models import ServedModel
+from openai_gateway.gateway import GatewayDependency
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.fields import AnyText, Strict, Text
 from openai_gateway.registry import LOAD_ADAPTER, UNLOAD_ADAPTER
@@ -37,7 +36,7 @@ class UnloadAdapter(Strict):
 @router.post(LOAD_ADAPTER)
 async def load_adapter(body: LoadAdapter, gateway: GatewayDependency) -> str:
     """Load a LoRA adapter, which is a model of its name from then on."""
-    model = await _base_model(body.base_model_name, gateway)
+    model = await gateway.administered(body.base_model_name, "base_model_name")
     if body.lora_name in await gateway.models.named():
         raise ApiError(400, f"`{body.lora_name}` is the served model itself.", param="lora_name")
     if not PurePath(body.lora_path).is_absolute():
@@ -52,20 +51,6 @@ async def load_adapter(body: LoadAdapter, gateway: GatewayDependency) -> str:
 @router.post(UNLOAD_ADAPTER)
 async def unload_adapter(body: UnloadAdapter, gateway: GatewayDependency) -> str:
     """Refuse later requests for a LoRA adapter; open ones end as they would have."""
-    model = await _base_model(body.base_model_name, gateway)
+    model = await gateway.administered(body.base_model_name, "base_model_name")
     await model.adapters.unload(body.lora_name)
     return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
-
-
-async def _base_model(name: str | None, gateway: Gateway) -> ServedModel:
-    """Return the model that an adapter is for; it has to be named where there are several."""
-    if name is not None:
-        if found := (await gateway.models.named()).get(name):
-            return found
-        raise ApiError(404, f"The model `{name}` does not exist.", param="base_model_name", code="model_not_found")
-    names = [model.name for model in await gateway.models.all()]
-    if len(names) > 1:
-        raise ApiError(
-            400, f"base_model_name must be one of {', '.join(names)}: there are several.", param="base_model_name"
-        )
-    return await gateway.default_model()

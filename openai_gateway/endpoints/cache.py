@@ -79,7 +79,7 @@ async def show_cache(gateway: GatewayDependency) -> CacheList:
 @router.post(DROP_CACHE)
 async def drop_cache(body: DropCache, gateway: GatewayDependency) -> Tiers:
     """Forget what no open request uses, pinned prompts included. Files go in the background."""
-    model = await _model(body.model, gateway)
+    model = await gateway.administered(body.model, "model")
     held: dict[str, Any] = {}
     for action in _TIERS[body.tier]:
         held = await model.client.control_cache(action)
@@ -89,7 +89,7 @@ async def drop_cache(body: DropCache, gateway: GatewayDependency) -> Tiers:
 @router.post(PIN_PROMPT)
 async def pin_prompt(body: PinnedPrompt, gateway: GatewayDependency) -> Pinned:
     """Compute a prompt, and let what the cache has of it be the last to leave memory."""
-    model = await _model(body.model, gateway)
+    model = await gateway.administered(body.model, "model")
     salt, ids = _salt(body, gateway), await _tokens(body, model)
     computed = GenerateRequest(input_ids=ids, stream=False, cache_salt=salt, lora_name=body.lora_name, max_new_tokens=1)
     async for _ in model.client.generate(computed):
@@ -100,21 +100,9 @@ async def pin_prompt(body: PinnedPrompt, gateway: GatewayDependency) -> Pinned:
 @router.post(UNPIN_PROMPT)
 async def unpin_prompt(body: PinnedPrompt, gateway: GatewayDependency) -> Tiers:
     """Let a prompt that was pinned with the same body leave memory as others do."""
-    model = await _model(body.model, gateway)
+    model = await gateway.administered(body.model, "model")
     salt, ids = _salt(body, gateway), await _tokens(body, model)
     return Tiers(model=model.name, **await model.client.control_cache("unpin", ids, salt, body.lora_name))
-
-
-async def _model(name: str | None, gateway: Gateway) -> ServedModel:
-    """Return the model whose cache is meant; it has to be named where there are several."""
-    if name is not None:
-        if found := (await gateway.models.named()).get(name):
-            return found
-        raise ApiError(404, f"The model `{name}` does not exist.", param="model", code="model_not_found")
-    names = [model.name for model in await gateway.models.all()]
-    if len(names) > 1:
-        raise ApiError(400, f"model must be one of {', '.join(names)}: there are several.", param="model")
-    return await gateway.default_model()
 
 
 def _salt(body: PinnedPrompt, gateway: Gateway) -> str | None:

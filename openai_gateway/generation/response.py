@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
-from lmdeploy.templates.thinking import Thinking
-from openai_gateway.gateway import Gateway
 from openai_gateway.generation.collecting import finish_reason
-from openai_gateway.models import ServedModel
-from openai_gateway.protocol.tools import Tool
-from openai_gateway.reasoning import ReasoningDelta, ReasoningParser, reasoning_parser
-from openai_gateway.tools.calls import parser_for
+from openai_gateway.reasoning import ReasoningDelta, ReasoningParser
 from openai_gateway.tools.events import (
     ArgumentsFound,
     Call,
@@ -124,43 +117,6 @@ class ResponseMachine:
 
     def _is_wanted(self, call: int) -> bool:
         return self._max_calls is None or call < self._max_calls
-
-
-def response_machine(
-    gateway: Gateway,
-    model: ServedModel,
-    thinking: Thinking | None,
-    template_options: Mapping[str, Any],
-    messages: Sequence[Mapping[str, Any]],
-    usable_tools: Sequence[Tool],
-    *,
-    is_forced: bool,
-    max_calls: int | None = None,
-) -> ResponseMachine:
-    """Return the machine of a choice, for a prompt that was made with these variables, messages and tools.
-
-    Parameters
-    ----------
-    thinking
-        How the model reasons; None: it does not.
-    is_forced
-        The model has to call a tool.
-    """
-
-    def new_calls() -> ToolCallParser | None:
-        return parser_for(
-            usable_tools,
-            is_forced=is_forced,
-            parser=model.tool_call_parser,
-            recovers=gateway.settings.tool_call_recovery,
-        )
-
-    calls = new_calls()
-    # Its reasoning reads with a parser of its own, whose calls are no one's.
-    of_reasoning: Callable[[], Any] | None = None if calls is None else new_calls
-    reasoning = reasoning_parser(thinking, template_options, messages, of_reasoning)
-    count = partial(gateway.metrics.responses.count_recovered, model.name)
-    return ResponseMachine(reasoning, calls, max_calls, count)
 
 
 @dataclass(slots=True)

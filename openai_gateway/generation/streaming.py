@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,7 +16,7 @@ from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.error_handling import as_api_error
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.cancellation import ClientDisconnected, run_unless_disconnected
-from openai_gateway.generation.collecting import total
+from openai_gateway.generation.collecting import collect, total
 from openai_gateway.generation.merging import merge
 from openai_gateway.protocol.outputs import Usage
 
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 SLOT = "\x00slot\x00"  # marks where a value goes in an event's payload
 # For the OpenAPI document: what a route answers when it streams.
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-DONE = b"data: [DONE]\n\n"
 
 
 def event(payload: bytes) -> bytes:
@@ -58,15 +58,37 @@ class ChoiceWriter(Protocol):
         """Return the events for the next chunks of the choice, at least one; more when the reader is slow."""
 
 
-class StreamEnd(Protocol):
-    """Writes what comes after all choices."""
+class ResponseWriter(ChoiceWriter, Protocol):
+    """Writes the events of a response that has one choice, which add up to `response`."""
 
-    def __call__(self, usage: Usage) -> bytes:
-        """Return the last events."""
+    response: dict[str, Any]
+
+    async def end(self, usage: Usage) -> bytes:
+        """Return the last events, after which the response is complete."""
+
+
+async def respond(
+    request: Request,
+    chunks: AsyncGenerator[GenerateChunk, None],
+    writer: ResponseWriter,
+    *,
+    streams: bool | None,
+    frame_error: Callable[[ApiError], bytes] | None = None,
+    media_type: str = "text/event-stream",
+) -> Response:
+    """Return what `writer` makes of the engine's stream: its events as they come, or the response they add up to."""
+    if streams:
+        return EventResponse(event_stream([chunks], [writer], writer.end), frame_error, media_type)
+    responses = await run_unless_disconnected(request.receive, collect([chunks]))
+    await writer.write(responses.choices[0].chunks)
+    await writer.end(responses.usage)
+    return Response(orjson.dumps(writer.response), media_type="application/json")
 
 
 async def event_stream(
-    streams: Sequence[AsyncGenerator[GenerateChunk, None]], writers: Sequence[ChoiceWriter], end: StreamEnd
+    streams: Sequence[AsyncGenerator[GenerateChunk, None]],
+    writers: Sequence[ChoiceWriter],
+    end: Callable[[Usage], Awaitable[bytes]],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of all choices as they come, and the end of the stream.
 
@@ -76,8 +98,8 @@ async def event_stream(
         The engine's, one a prompt.
     writers : sequence of ChoiceWriter
         One a choice, those of the first prompt first; the same number for each prompt.
-    end : StreamEnd
-        Writes the end.
+    end : callable
+        Writes what comes after all choices.
 
     Yields
     ------
@@ -102,17 +124,7 @@ async def event_stream(
                 events = b"".join([await writers[which].write(chunks) for which, chunks in together.items()])
             if events:
                 yield events
-    yield end(total(last, choices))
-
-
-def done(usage_event: EventTemplate | None, reasoning_tokens: Callable[[], int] = lambda: 0) -> StreamEnd:
-    """Return the end of OpenAI's completion streams, with a count of tokens if there is an event for it."""
-
-    def end(usage: Usage) -> bytes:
-        usage.completion_tokens_details.reasoning_tokens = reasoning_tokens()
-        return DONE if usage_event is None else usage_event.fill(usage.model_dump()) + DONE
-
-    return end
+    yield await end(total(last, choices))
 
 
 class EventResponse(Response):
@@ -133,7 +145,6 @@ class EventResponse(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        *,
         frame_error: Callable[[ApiError], bytes] | None = None,
         media_type: str = "text/event-stream",
     ) -> None:

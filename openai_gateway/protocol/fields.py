@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -52,6 +52,11 @@ def at_most(most: int) -> Callable[[object], object]:
         return value
 
     return check
+
+
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+"""Of a conversation; the first that is refused ends the look at them."""
 
 
 def _shallow(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -141,6 +142,11 @@ class Call:
 
     name: str
     arguments: str
+
+
+def call_id() -> str:
+    """Return a new id for a call; tools' answers refer to it."""
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def may_begin_name(text: str, names: Collection[str]) -> bool:

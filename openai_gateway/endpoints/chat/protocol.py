@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from lmdeploy.messages import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS
+from openai_gateway.protocol.conversations import ConversationFields
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     ONE_TIER,
@@ -17,7 +18,6 @@ from openai_gateway.protocol.fields import (
     JsonObject,
     NotImplementedFields,
     ReasoningEffort,
-    Strict,
     Text,
     Tokens,
     thinking_options,
@@ -42,11 +42,12 @@ from openai_gateway.protocol.tools import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+ReasonOfCalls = Literal["tool_calls", "function_call"]
 # A template may do anything with them, in a sandbox: they are few.
 TemplateOptions = Annotated[JsonObject, Field(max_length=32)]
 
 
-class RenderingFields(Strict):
+class RenderingFields(ConversationFields):
     """Tools and chat template variables of a conversation, for every route that renders one."""
 
     tools: Tools | None = None
@@ -99,7 +100,7 @@ class RenderingFields(Strict):
         return self.function_call
 
     @property
-    def reason_of_calls(self) -> Literal["tool_calls", "function_call"]:
+    def reason_of_calls(self) -> ReasonOfCalls:
         """Why a response with calls is finished."""
         return "function_call" if self.functions else "tool_calls"
 
@@ -119,14 +120,14 @@ class RenderingFields(Strict):
         return thinking_options(self.reasoning_effort, self.enable_thinking) | given | (self.chat_template_kwargs or {})
 
     @property
-    def may_call_several(self) -> bool:
-        """Whether a grammar of calls allows more than one.
+    def names_a_tool(self) -> bool:
+        """Whether one tool has to be called, and once."""
+        return isinstance(self.chosen, NamedToolChoice)
 
-        Of forced ones only where that is asked for: a weak model may call forever.
-        """
-        if isinstance(self.chosen, NamedToolChoice):
-            return False
-        return bool(self.parallel_tool_calls) if self.forced_tools else self.parallel_tool_calls is not False
+    @property
+    def calls_in_parallel(self) -> bool | None:
+        """Whether the model may call more than once; None: not said. There is room for one call of functions."""
+        return False if self.functions else self.parallel_tool_calls
 
     @property
     def usable_tools(self) -> list[Tool]:
@@ -198,19 +199,29 @@ class ChatCompletionRequest(RenderingFields, GenerationFields, StructuredFields)
         return [] if isinstance(self.messages, str) else super().usable_tools
 
     @property
+    def conversation(self) -> list[dict[str, Any]] | str:
+        """The messages as chat templates read them; a text continues without a template."""
+        if isinstance(self.messages, str):
+            return self.messages
+        return [message.for_template() for message in self.messages]
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        """Tokens that reasoning may take; None: any number."""
+        return self.thinking_budget
+
+    @property
     def limit_field(self) -> str:
         """Name of the field that limits the response's tokens."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-    @property
-    def token_limit(self) -> int:
-        """Most tokens to generate, or ``ALL_THAT_IS_LEFT``."""
-        return self.max_completion_tokens or self.max_tokens or ALL_THAT_IS_LEFT
-
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
-        inputs = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None, "response_format": self.grammar}
-        return super().generation_inputs(sampling_defaults) | inputs
+        """Return the fields of `GenerateRequest` that say how to generate."""
+        return super().generation_inputs(sampling_defaults) | {
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "response_format": self.grammar,
+            "max_new_tokens": self.max_completion_tokens or self.max_tokens or ALL_THAT_IS_LEFT,
+        }
 
 
 class ChatMessage(BaseModel):

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from lmdeploy.serve.client import GenerateRequest
 from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
 from openai_gateway.endpoints.chat.writer import ChatWriter, reason_of
 from openai_gateway.errors import ApiError
-from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect
-from openai_gateway.generation.counting import CountingWriter
+from openai_gateway.generation.completions import ask_completion, completion_stream
+from openai_gateway.generation.conversation import Conversation
 from openai_gateway.generation.logprobs import encoded_chat_logprobs, prompt_logprobs, scored_prompt
-from openai_gateway.generation.response import ResponseMachine, WholeResponse, response_machine
-from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
-from openai_gateway.generation.watching import cut_if_too_long, with_stop_strings
-from openai_gateway.models import ServedModel
+from openai_gateway.generation.response import WholeResponse
+from openai_gateway.generation.streaming import STREAMED
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.reasoning import requests_reasoning
-from openai_gateway.tools.calls import tool_call
-from openai_gateway.tools.request import tool_inputs
+from openai_gateway.protocol.tools import FunctionCall, ToolCall
+from openai_gateway.tools.events import call_id
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -38,38 +34,22 @@ async def create_chat_completion(
     if body.thinking_budget is not None and not (chosen.model.thinking and chosen.model.thinking.end_ids):
         message = f"It is not known how the model `{chosen.name}` ends its reasoning; leave thinking_budget out."
         raise ApiError(400, message, param="thinking_budget")
-    generate = generate_request(body, chosen.model)
-    gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
+    conversation = Conversation(body, chosen.model, gateway)
+    generate = conversation.request(body.generation_inputs(chosen.model.sampling_defaults))
     if not body.stream:
         await gateway.bound_logprobs(chosen.model, generate)
-    await gateway.bring_images(request, chosen.model, generate)
-    chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate), body.choices)
-    if body.shown_stops:
-        chunks = with_stop_strings(chunks, body.shown_stops)
-    if body.is_of_lmdeploy:
-        chunks = cut_if_too_long(chunks, body.choices)
+    chunks = await ask_completion(body, request, gateway, chosen, generate)
     response_id, created = f"chatcmpl-{generate.request_id}", int(time.time())
     if body.stream:
-        frame: dict[str, Any] = {
-            "id": response_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": chosen.name,
-        }
-        usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
-        if body.includes_usage:
-            frame["usage"] = None  # as OpenAI: null in every chunk but the last
-        writers = [
-            _writer(body, chosen.model, frame, index, machine_of(body, chosen.model, gateway))
-            for index in range(body.choices)
-        ]
-        end = done(usage_event, lambda: sum(writer.machine.reasoning_tokens for writer in writers))
-        counting = [CountingWriter(writer) for writer in writers] if body.counts_always else writers
-        return EventResponse(event_stream([chunks], counting, end))
+        texts = chosen.model.token_texts if body.logprobs else None
+        frame = {"id": response_id, "object": "chat.completion.chunk", "created": created, "model": chosen.name}
+        return completion_stream(
+            body, [chunks], frame, lambda frame, index: ChatWriter(frame, index, body, conversation.machine(), texts)
+        )
     responses = await run_unless_disconnected(request.receive, collect([chunks], body.choices))
     choices = []
     for index, response in enumerate(responses.choices):
-        machine = machine_of(body, chosen.model, gateway)
+        machine = conversation.machine()
         choice = _choice(body, index, WholeResponse().add(machine.feed(response.chunks)))
         if body.return_token_ids:
             choice.token_ids = response.token_ids
@@ -95,75 +75,19 @@ async def create_chat_completion(
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-def generate_request(body: ChatCompletionRequest, model: ServedModel) -> GenerateRequest:
-    """Return what the engine is asked for a body."""
-    inputs = body.generation_inputs(model.sampling_defaults) | {"max_new_tokens": body.token_limit}
-    if isinstance(body.messages, str):  # LMDeploy completes a plain string without a chat template
-        return GenerateRequest(text_input=body.messages, **inputs)
-    thinking = None if body.continues else model.thinking
-    held = tool_inputs(
-        body.usable_tools,
-        body.forced_tools,
-        inputs,
-        model.tool_call_format,
-        several=body.may_call_several,
-        thinking=thinking,
-    )
-    inputs |= held
-    inputs["template_options"] = body.template_options
-    inputs["messages"] = [message.for_template() for message in body.messages]
-    return GenerateRequest(
-        **inputs
-        | requests_reasoning(
-            thinking,
-            inputs,
-            is_call="response_format" in held,
-            budget=body.thinking_budget,
-        )
-    )
-
-
-def machine_of(body: ChatCompletionRequest, model: ServedModel, gateway: Gateway) -> ResponseMachine:
-    """Return the response state machine of one choice."""
-    if isinstance(body.messages, str):
-        return ResponseMachine()
-    return response_machine(
-        gateway,
-        model,
-        None if body.continues else model.thinking,
-        body.template_options,
-        [{"role": body.messages[-1].role}],
-        body.usable_tools,
-        is_forced=bool(body.forced_tools),
-        max_calls=1 if body.parallel_tool_calls is False or body.functions else None,
-    )
-
-
-def _writer(
-    body: ChatCompletionRequest, model: ServedModel, frame: dict[str, Any], index: int, machine: ResponseMachine
-) -> ChatWriter:
-    return ChatWriter(
-        frame,
-        index,
-        machine,
-        texts=model.token_texts if body.logprobs else None,
-        reports_reasoning=body.include_reasoning is not False,
-        reports_tokens=bool(body.return_token_ids),
-        reason_of_calls=body.reason_of_calls,
-        has_whole_deltas=body.is_of_lmdeploy,
-    )
-
-
 def _choice(body: ChatCompletionRequest, index: int, whole: WholeResponse) -> ChatChoice:
-    calls = [tool_call(call) for call in whole.calls.values()]
+    # Not validated, which would complete the arguments of a call that was cut before they began.
+    functions = [
+        FunctionCall.model_construct(name=call.name, arguments=call.arguments) for call in whole.calls.values()
+    ]
     message = ChatMessage(
-        content=whole.text or (None if calls else ""),
+        content=whole.text or (None if functions else ""),
         reasoning_content=(whole.reasoning or None) if body.include_reasoning is not False else None,
     )
-    if calls and body.functions:
-        message.function_call = calls[0].function
-    elif calls:
-        message.tool_calls = calls
+    if functions and body.functions:
+        message.function_call = functions[0]
+    elif functions:
+        message.tool_calls = [ToolCall(id=call_id(), function=function) for function in functions]
     return ChatChoice(
         index=index,
         message=message,

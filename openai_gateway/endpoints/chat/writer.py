@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
+from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest, ReasonOfCalls
 from openai_gateway.generation.logprobs import chat_logprobs
 from openai_gateway.generation.response import ResponseMachine
 from openai_gateway.generation.streaming import SLOT, EventTemplate
 from openai_gateway.generation.token_texts import TokenTexts
 from openai_gateway.protocol.outputs import FinishReason
-from openai_gateway.tools.calls import call_id
-from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Ended, Event, ReasoningFound, TextFound
-
-ReasonOfCalls = Literal["tool_calls", "function_call"]
+from openai_gateway.tools.events import (
+    ArgumentsFound,
+    CallBegun,
+    CallBroken,
+    Ended,
+    Event,
+    ReasoningFound,
+    TextFound,
+    call_id,
+)
 
 
 class ChatWriter:
@@ -26,59 +33,57 @@ class ChatWriter:
         What is the same in every event of the stream.
     index : int
         Of the choice.
-    texts : TokenTexts, optional
-        Log probabilities are written with them; None: not written.
+    body : ChatCompletionRequest
+        What was asked.
     machine : ResponseMachine
         Finds reasoning and calls in the choice.
-    reports_reasoning : bool
-        Whether it is written.
-    reports_tokens : bool
-        Whether the last event reports the tokens of the whole response.
-    reason_of_calls : str
-        ``tool_calls``, or ``function_call`` where calls are written as they were before there were tools.
-    has_whole_deltas : bool
-        Every delta has role and content, and no event is there for the role alone: as LMDeploy's client reads them.
+    texts : TokenTexts, optional
+        Log probabilities are written with them; None: not written.
     """
 
     def __init__(
         self,
         frame: dict[str, Any],
         index: int,
+        body: ChatCompletionRequest,
         machine: ResponseMachine,
-        *,
         texts: TokenTexts | None = None,
-        reports_reasoning: bool = True,
-        reports_tokens: bool = False,
-        reason_of_calls: ReasonOfCalls = "tool_calls",
-        has_whole_deltas: bool = False,
     ) -> None:
         self._frame = frame
         self._index = index
+        self._machine = machine
         self._texts = texts
-        self.machine = machine
-        self._reports_reasoning = reports_reasoning
-        self._tokens: list[int] | None = [] if reports_tokens else None
-        self._reason_of_calls = reason_of_calls
-        self._of_each = {"role": "assistant", "content": ""} if has_whole_deltas else {}
-        self._opening = b"" if has_whole_deltas else self._event({"role": SLOT, "content": ""}).fill("assistant")
+        self._reports_reasoning = body.include_reasoning is not False
+        self._tokens: list[int] | None = [] if body.return_token_ids else None
+        self._reason_of_calls = body.reason_of_calls
+        # LMDeploy's client reads role and content in every delta, and no event for the role alone.
+        self._of_each = {"role": "assistant", "content": ""} if body.is_of_lmdeploy else {}
+        self._opening = b"" if body.is_of_lmdeploy else self._event({"role": SLOT, "content": ""}).fill("assistant")
         self._content = self._event({"content": SLOT})
         self._reasoning = self._event({"reasoning_content": SLOT})
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the reasoning so far."""
+        return self._machine.reasoning_tokens
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the events for the next chunks of the choice."""
         events, self._opening = self._opening, b""
         if self._tokens is not None:
             self._tokens += [token for chunk in chunks for token in chunk.token_ids]
-        if self.machine.is_plain:  # once a token
+        if self._machine.is_plain:  # once a token
             text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
             if self._texts is not None:
                 events += await self._logprobs(text, chunks, self._texts)
             elif text:
                 events += self._content.fill(text)
-            return events if chunks[-1].finish_reason is None else events + self._written(self.machine.feed(chunks)[-1])
+            return (
+                events if chunks[-1].finish_reason is None else events + self._written(self._machine.feed(chunks)[-1])
+            )
         if self._texts is not None:
             events += await self._logprobs("", chunks, self._texts)
-        return events + b"".join(map(self._written, self.machine.feed(chunks)))
+        return events + b"".join(map(self._written, self._machine.feed(chunks)))
 
     async def _logprobs(self, text: str, chunks: Sequence[GenerateChunk], texts: TokenTexts) -> bytes:
         """Return the event with the log probabilities of the tokens of `chunks`."""

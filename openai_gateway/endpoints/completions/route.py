@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -16,10 +15,9 @@ from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import CollectedChoice, collect
-from openai_gateway.generation.counting import CountingWriter
+from openai_gateway.generation.completions import ask_completion, completion_stream
 from openai_gateway.generation.logprobs import completion_logprobs, prompt_logprobs, scored_tokens
-from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
-from openai_gateway.generation.watching import cut_if_too_long, with_stop_strings
+from openai_gateway.generation.streaming import STREAMED
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 
@@ -41,28 +39,15 @@ async def create_completion(
     generates = [_generate_request(body, model, prompt) for prompt in prompts]
     if not body.stream:
         await gateway.bound_logprobs(model, *generates)
-    for generate in generates:
-        gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     echoes = [echo for prompt in prompts for echo in [await _echo(body, model, prompt)] * choices]
-    streams = [gateway.watched(request, model, model.client.generate(generate), choices) for generate in generates]
-    if body.is_of_lmdeploy:
-        streams = [cut_if_too_long(stream, choices) for stream in streams]
-    if body.shown_stops:
-        streams = [with_stop_strings(stream, body.shown_stops) for stream in streams]
+    streams = [await ask_completion(body, request, gateway, chosen, generate) for generate in generates]
     response_id, created = f"cmpl-{generates[0].request_id}", int(time.time())
     if body.stream:
-        frame: dict[str, Any] = {
-            "id": response_id,
-            "object": "text_completion",
-            "created": created,
-            "model": chosen.name,
-        }
-        usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
-        if body.includes_usage:
-            frame["usage"] = None
-        writers = [_writer(body, model, frame, index, echo) for index, echo in enumerate(echoes)]
-        counting = [CountingWriter(writer) for writer in writers] if body.counts_always else writers
-        return EventResponse(event_stream(streams, counting, done(usage_event)))
+        texts = model.token_texts if body.logprobs is not None else None
+        frame = {"id": response_id, "object": "text_completion", "created": created, "model": chosen.name}
+        return completion_stream(
+            body, streams, frame, lambda frame, index: CompletionWriter(frame, index, body, echoes[index], texts)
+        )
     responses = await run_unless_disconnected(request.receive, collect(streams, choices))
     made = [
         await _choice(body, model, index, echo, response)
@@ -85,15 +70,6 @@ async def _echo(body: CompletionRequest, model: ServedModel, prompt: str | list[
         return Echo("", [], body.skip_special_tokens is False)
     text = prompt if isinstance(prompt, str) else await model.token_texts.join(prompt, False)
     return Echo(text, [], body.skip_special_tokens is False)
-
-
-def _writer(
-    body: CompletionRequest, model: ServedModel, frame: dict[str, Any], index: int, echo: Echo
-) -> CompletionWriter:
-    texts = model.token_texts if body.logprobs is not None else None
-    return CompletionWriter(
-        frame, index, echo=echo, texts=texts, wanted=body.logprobs or 0, reports_tokens=bool(body.return_token_ids)
-    )
 
 
 async def _choice(

@@ -7,6 +7,7 @@ from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.endpoints.completions.echo import Echo
+from openai_gateway.endpoints.completions.protocol import CompletionRequest
 from openai_gateway.generation.collecting import finish_reason
 from openai_gateway.generation.logprobs import Scored, TextPlace, completion_logprobs, scored_tokens
 from openai_gateway.generation.streaming import SLOT, EventTemplate
@@ -22,35 +23,28 @@ class CompletionWriter:
         What is the same in every event of the stream.
     index : int
         Of the choice.
+    body : CompletionRequest
+        What was asked.
     echo : Echo
         What to begin with; shared by the choices of a prompt.
     texts : TokenTexts, optional
         Log probabilities are written with them; None: not written.
-    wanted : int
-        Most likely tokens to write alongside each one.
-    reports_tokens : bool
-        The last event has the ids of all tokens.
     """
 
+    reasoning_tokens = 0
+
     def __init__(
-        self,
-        frame: dict[str, Any],
-        index: int,
-        *,
-        echo: Echo,
-        texts: TokenTexts | None = None,
-        wanted: int = 0,
-        reports_tokens: bool = False,
+        self, frame: dict[str, Any], index: int, body: CompletionRequest, echo: Echo, texts: TokenTexts | None = None
     ) -> None:
         self._frame = frame
         self._index = index
         self._texts = texts
-        self._wanted = wanted
+        self._wanted = body.logprobs or 0
         self._echo = echo
         self._has_begun = not echo.text
         self._place: TextPlace | None = None
         self._text = self._event(SLOT)
-        self._tokens: list[int] | None = [] if reports_tokens else None
+        self._tokens: list[int] | None = [] if body.return_token_ids else None
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the events for the next chunks of the choice."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastapi import Request
-
 from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
-from openai_gateway.endpoints.embeddings.vectors import MOST_NUMBERS, Wanted, ids_of, made_of
+from openai_gateway.endpoints.embeddings.vectors import MOST_NUMBERS, Asked, Wanted, cannot, ids_of, made_of
 from openai_gateway.errors import ApiError
-from openai_gateway.gateway import Gateway
 from openai_gateway.models import Chosen
 
 if TYPE_CHECKING:
@@ -22,12 +19,7 @@ _MOST_WEIGHTS = 1 << 20  # above 0 in the sparse vectors of a response
 
 
 async def token_vectors_of(
-    gateway: Gateway,
-    request: Request,
-    chosen: Chosen,
-    inputs: Sequence[str] | Sequence[list[int]],
-    user: str | None,
-    wanted: Wanted,
+    asked: Asked, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted
 ) -> tuple[list[NDArray[np.float32]], TokenCounts]:
     """Return the vectors of each text's tokens, ``[tokens, size]`` each, and how many tokens the texts have.
 
@@ -36,24 +28,18 @@ async def token_vectors_of(
     ApiError
         The model is no encoder, or the texts have more tokens than a response may have vectors.
     """
-    heads = _heads_of(chosen)
-    ids = await ids_of(chosen, inputs, wanted)
+    heads = _heads_of(asked.chosen)
+    ids = await ids_of(asked.chosen, inputs, wanted)
     count, most = sum(map(len, ids)), MOST_NUMBERS // heads.size
     if count > most:
-        message = (
-            f"the texts of a request must have at most {most} tokens with the model `{chosen.model.name}`, got {count}"
-        )
+        name = asked.chosen.model.name
+        message = f"the texts of a request must have at most {most} tokens with the model `{name}`, got {count}"
         raise ApiError(400, message, param="input")
-    return await made_of(gateway, request, chosen, ids, user, lambda _, states: heads.vectors_of(states))
+    return await made_of(asked, ids, lambda _, states: heads.vectors_of(states))
 
 
 async def token_weights_of(
-    gateway: Gateway,
-    request: Request,
-    chosen: Chosen,
-    inputs: Sequence[str] | Sequence[list[int]],
-    user: str | None,
-    wanted: Wanted,
+    asked: Asked, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted
 ) -> tuple[list[NDArray[np.float32]], TokenCounts]:
     """Return the weight of each token of each text, ``[tokens]`` each, and how many tokens the texts have.
 
@@ -62,19 +48,14 @@ async def token_weights_of(
     ApiError
         The model has no layer for weights.
     """
-    heads = _heads_of(chosen)
+    heads = _heads_of(asked.chosen)
     if not heads.weights:
-        message = (
-            f"The model `{chosen.model.name}` has no weight for each token: its checkpoint has no sparse_linear.pt."
-        )
-        raise ApiError(400, message, param="model")
-    ids = await ids_of(chosen, inputs, wanted)
-    return await made_of(gateway, request, chosen, ids, user, lambda _, states: heads.weights_of(states))
+        raise cannot(asked.chosen, "has no weight for each token: its checkpoint has no sparse_linear.pt")
+    ids = await ids_of(asked.chosen, inputs, wanted)
+    return await made_of(asked, ids, lambda _, states: heads.weights_of(states))
 
 
-async def sparse_vectors_of(
-    gateway: Gateway, request: Request, chosen: Chosen, inputs: Sequence[str], wanted: Wanted
-) -> list[dict[int, float]]:
+async def sparse_vectors_of(asked: Asked, inputs: Sequence[str], wanted: Wanted) -> list[dict[int, float]]:
     """Return the weights of each text by token of the vocabulary.
 
     Raises
@@ -82,11 +63,10 @@ async def sparse_vectors_of(
     ApiError
         The model has no layer for weights, or the vectors have more of them than a response may have.
     """
-    heads = _heads_of(chosen)
+    heads = _heads_of(asked.chosen)
     if not heads.makes_sparse_vectors:
-        message = f"The model `{chosen.model.name}` makes no sparse vectors: its checkpoint has {NO_SPARSE_LAYERS}."
-        raise ApiError(400, message, param="model")
-    ids = await ids_of(chosen, inputs, wanted)
+        raise cannot(asked.chosen, f"makes no sparse vectors: its checkpoint has {NO_SPARSE_LAYERS}")
+    ids = await ids_of(asked.chosen, inputs, wanted)
     count = 0
 
     def make(tokens: list[int], states: NDArray[np.float32]) -> dict[int, float]:
@@ -98,7 +78,7 @@ async def sparse_vectors_of(
             raise ApiError(400, message, param="inputs")
         return found
 
-    made, _ = await made_of(gateway, request, chosen, ids, None, make)
+    made, _ = await made_of(asked, ids, make)
     return made
 
 
@@ -106,5 +86,5 @@ def _heads_of(chosen: Chosen) -> TokenHeads:
     heads = chosen.model.token_heads
     if heads is None or heads.refusal:
         reason = heads.refusal if heads else "it is no encoder"
-        raise ApiError(400, f"The model `{chosen.model.name}` makes no vectors of tokens: {reason}.", param="model")
+        raise cannot(chosen, f"makes no vectors of tokens: {reason}")
     return heads

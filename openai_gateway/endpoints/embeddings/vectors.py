@@ -68,13 +68,33 @@ class Wanted:
     task: str | None = None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A request for what a model makes of texts, without a response to them.
+
+    Attributes
+    ----------
+    gateway, request
+        Admit the texts.
+    chosen
+        The model that reads them.
+    user
+        Whose they are.
+    """
+
+    gateway: Gateway
+    request: Request
+    chosen: Chosen
+    user: str | None = None
+
+
+def cannot(chosen: Chosen, why: str) -> ApiError:
+    """Return the refusal of what a model is not made for."""
+    return ApiError(400, f"The model `{chosen.model.name}` {why}.", param="model")
+
+
 async def vectors_of(
-    gateway: Gateway,
-    request: Request,
-    chosen: Chosen,
-    inputs: Sequence[str] | Sequence[list[int]],
-    user: str | None,
-    wanted: Wanted = Wanted(),
+    asked: Asked, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted = Wanted()
 ) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return the vector of each text, as its model wants it made, and how many tokens the texts have.
 
@@ -90,49 +110,46 @@ async def vectors_of(
     ApiError
         The model is not made for embeddings, has no such prompt, or its vectors are shorter.
     """
-    model, pooling = chosen.model, chosen.model.pooling
+    model, pooling = asked.chosen.model, asked.chosen.model.pooling
     if pooling is None or pooling.refusal:
         reason = pooling.refusal if pooling else "its checkpoint has no modules.json"
-        raise ApiError(400, f"The model `{model.name}` makes no embeddings: {reason}.", param="model")
+        raise cannot(asked.chosen, f"makes no embeddings: {reason}")
     dimensions = wanted.dimensions
     if dimensions is not None and pooling.dimensions and dimensions not in pooling.dimensions:
         sizes = ", ".join(map(str, pooling.dimensions))
         message = f"dimensions must be one of {sizes} with the model `{model.name}`, got {dimensions}"
         raise ApiError(400, message, param="dimensions")
     if wanted.task is not None:
-        chosen, wanted = await with_task(request, chosen, pooling, wanted, wanted.task)
-    prompt = prompt_of(chosen, pooling, wanted)
+        asked, wanted = await with_task(asked, pooling, wanted, wanted.task)
+    chosen, prompt = asked.chosen, prompt_of(asked.chosen, pooling, wanted)
     if pooling.without_prompt and prompt and isinstance(inputs[0], str):
         beginning = pooling.frame.bare(await model.client.tokenize(text=pooling.whole(prompt, "")))
         skipped = len(pooling.frame.before) + len(beginning)
         ids = await ids_of(chosen, inputs, wanted)
-        pooled, usage = await made_of(
-            gateway, request, chosen, ids, user, lambda _, rows: pooling.pooled(rows, skipped)
-        )
+        pooled, usage = await made_of(asked, ids, lambda _, rows: pooling.pooled(rows, skipped))
         vectors = np.stack(pooled)
     else:
         texts: list[Any] = [pooling.whole(prompt, each) if isinstance(each, str) else each for each in inputs]
         if wanted.truncate:
             texts = [await truncated(chosen, pooling.frame, each) for each in texts]
-        vectors, usage = await states_of(gateway, request, chosen, [state_request(each) for each in texts], user)
+        vectors, usage = await states_of(asked, [state_request(each) for each in texts])
     try:
         return pooling.finished(vectors, wanted.normalizes, dimensions), usage
     except ValueError as error:
         raise ApiError(400, str(error), param="dimensions") from None
 
 
-async def with_task(
-    request: Request, chosen: Chosen, pooling: Pooling, wanted: Wanted, task: str
-) -> tuple[Chosen, Wanted]:
-    """Return the adapter for a task, and how vectors are made with it."""
-    known = await chosen.model.adapters.visible(*keys_of(request.scope))
+async def with_task(asked: Asked, pooling: Pooling, wanted: Wanted, task: str) -> tuple[Asked, Wanted]:
+    """Return the request to the adapter for a task, and how vectors are made with it."""
+    model = asked.chosen.model
+    known = await model.adapters.visible(*keys_of(asked.request.scope))
     if task not in known:
         names = ", ".join(known) or "none"
-        message = f"task must be an adapter of the model `{chosen.model.name}` ({names}), got {task}"
+        message = f"task must be an adapter of the model `{model.name}` ({names}), got {task}"
         raise ApiError(400, message, param="task")
     if wanted.prompt_name is None and wanted.input_type is None and task in pooling.prompts:
         wanted = replace(wanted, prompt_name=task)
-    return Chosen(chosen.model, task, is_adapter=True), wanted
+    return replace(asked, chosen=Chosen(model, task, is_adapter=True)), wanted
 
 
 def prompt_of(chosen: Chosen, pooling: Pooling, wanted: Wanted) -> str:
@@ -180,9 +197,7 @@ async def first_tokens(chosen: Chosen, frame: Frame, text: str, most: int) -> li
         end += 4 * (most - len(ids)) + most
 
 
-async def states_of(
-    gateway: Gateway, request: Request, chosen: Chosen, generates: Sequence[GenerateRequest], user: str | None
-) -> tuple[NDArray[np.float32], TokenCounts]:
+async def states_of(asked: Asked, generates: Sequence[GenerateRequest]) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return the hidden state of each prompt's last token, ``[prompts, hidden size]``, and how many tokens they have.
 
     Parameters
@@ -190,18 +205,17 @@ async def states_of(
     generates
         As `state_request` makes them.
     """
-    rows, usage = await rows_of(gateway, request, chosen, generates, user)
+    rows, usage = await rows_of(asked, generates)
     return np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1), usage
 
 
-async def rows_of(
-    gateway: Gateway, request: Request, chosen: Chosen, generates: Sequence[GenerateRequest], user: str | None
-) -> tuple[list[bytes], TokenCounts]:
+async def rows_of(asked: Asked, generates: Sequence[GenerateRequest]) -> tuple[list[bytes], TokenCounts]:
     """Return the hidden states that the engine returns for each prompt, float32, and how many tokens they have."""
+    gateway, request, model = asked.gateway, asked.request, asked.chosen.model
     for generate in generates:
-        gateway.admit(request, generate, chosen=chosen, user=user)
+        gateway.admit(request, generate, chosen=asked.chosen, user=asked.user)
     rows: list[bytes] = []
-    tokens, model = 0, chosen.model
+    tokens = 0
     for begin in range(0, len(generates), _AT_A_TIME):
         some = generates[begin : begin + _AT_A_TIME]
         streams = [gateway.watched(request, model, model.client.generate(generate)) for generate in some]
@@ -247,15 +261,10 @@ async def ids_of(chosen: Chosen, inputs: Sequence[str] | Sequence[list[int]], wa
 
 
 async def made_of(
-    gateway: Gateway,
-    request: Request,
-    chosen: Chosen,
-    ids: Sequence[list[int]],
-    user: str | None,
-    make: Callable[[list[int], NDArray[np.float32]], Made],
+    asked: Asked, ids: Sequence[list[int]], make: Callable[[list[int], NDArray[np.float32]], Made]
 ) -> tuple[list[Made], TokenCounts]:
     """Return what `make` makes of the tokens and hidden states of each text; few states are in memory at a time."""
-    heads = chosen.model.token_heads
+    heads = asked.chosen.model.token_heads
     assert heads is not None  # an encoder's engine directory has them
     size = heads.hidden_size
     made: list[Made] = []
@@ -263,8 +272,7 @@ async def made_of(
         some = ids[len(made) :]
         ends = np.cumsum([len(each) for each in some]) * size
         some = some[: max(1, int(np.searchsorted(ends, MOST_NUMBERS, "right")))]
-        asked = [state_request(each, of_tokens=True) for each in some]
-        rows, _ = await rows_of(gateway, request, chosen, asked, user)
+        rows, _ = await rows_of(asked, [state_request(each, of_tokens=True) for each in some])
         states = [np.frombuffer(row, dtype="<f4").reshape(-1, size) for row in rows]
         made += await asyncio.to_thread(_each, make, some, states)
     tokens = sum(map(len, ids))

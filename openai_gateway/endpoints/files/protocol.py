@@ -41,7 +41,7 @@ FORM: dict[str, Any] = {
 """What the OpenAPI document says of the form, which FastAPI does not read."""
 
 
-T = TypeVar("T", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Page(BaseModel, Generic[T]):
@@ -63,16 +63,16 @@ class Deleted(BaseModel):
 
 
 def page_of(items: Sequence[Any], after: str | None, limit: int) -> dict[str, Any]:
-    """Return a page of things with ids: this many, those after the one called `after`."""
-    ids = [item.id for item in items]
+    """Return a page of things with ids, models or dictionaries: this many, those after the one called `after`."""
+    ids = [item["id"] if isinstance(item, dict) else item.id for item in items]
     if after is not None and after not in ids:
         raise ApiError(400, f"after must be the id of one in the list, got {after}", param="after")
     begin = 0 if after is None else ids.index(after) + 1
     some = items[begin : begin + limit]
     return {
-        "data": [item.model_dump() for item in some],
-        "first_id": some[0].id if some else None,
-        "last_id": some[-1].id if some else None,
+        "data": [item if isinstance(item, dict) else item.model_dump() for item in some],
+        "first_id": ids[begin] if some else None,
+        "last_id": ids[begin + len(some) - 1] if some else None,
         "has_more": begin + limit < len(items),
     }
 

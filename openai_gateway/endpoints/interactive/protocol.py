@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from lmdeploy.messages import ALL_THAT_IS_LEFT
-from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, FieldError, at_most
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, Items
 from openai_gateway.protocol.generation import SamplingFields
 from openai_gateway.protocol.messages import Message
 
@@ -24,8 +24,8 @@ class InteractiveRequest(SamplingFields):
     top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = Field(
         None, description="Keep this many of the most likely tokens; 0: all."
     )
-    prompt: AnyText | Annotated[list[Message], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
-    image_url: AnyText | Annotated[list[AnyText], BeforeValidator(at_most(MAX_ITEMS))] | None = None
+    prompt: AnyText | Items[Message]
+    image_url: AnyText | Items[AnyText] | None = None
     adapter_name: AnyText | None = None
     interactive_mode: bool | None = None
     request_output_len: int | None = Field(None, ge=0, le=MAX_INT32)

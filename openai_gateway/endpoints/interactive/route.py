@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -13,9 +14,8 @@ from openai_gateway.endpoints.interactive.protocol import InteractiveRequest, In
 from openai_gateway.endpoints.interactive.sessions import engine_session
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import SET_BY_GATEWAY, Gateway, GatewayDependency
-from openai_gateway.generation.cancellation import run_unless_disconnected
-from openai_gateway.generation.collecting import collect, finish_reason
-from openai_gateway.generation.streaming import STREAMED, EventResponse, event_stream
+from openai_gateway.generation.collecting import finish_reason
+from openai_gateway.generation.streaming import STREAMED, respond
 from openai_gateway.generation.watching import cut_if_too_long
 from openai_gateway.middleware.api_keys import key_of, keys_of
 from openai_gateway.models import Chosen, ServedModel
@@ -43,18 +43,7 @@ async def chat_interactive(
         return _at_once(body)
     turn = await _turn(body, session, request, gateway, model)
     chunks = cut_if_too_long(gateway.watched(request, model, turn))
-    if body.stream:
-        return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_error_line)
-    responses = await run_unless_disconnected(request.receive, collect([chunks]))
-    (response,) = responses.choices
-    last = response.chunks[-1]
-    return InteractiveResponse(
-        text=response.text,
-        tokens=last.generate_token_len,
-        input_tokens=last.input_token_len,
-        history_tokens=last.history_token_len,
-        finish_reason=response.finish_reason,
-    )
+    return await respond(request, chunks, _LineWriter(), streams=body.stream, frame_error=_error_line)
 
 
 async def _turn(
@@ -110,15 +99,22 @@ async def _go_on(
 class _LineWriter:
     """Writes a response as LMDeploy's clients read it: one JSON object a line, the last one without text."""
 
+    def __init__(self) -> None:
+        self.response: dict[str, Any] = {"text": ""}
+
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
-        last = chunks[-1]
+        last, text = chunks[-1], "".join(chunk.text for chunk in chunks)
         counts = {"input_tokens": last.input_token_len, "history_tokens": last.history_token_len}
-        said = {"tokens": last.generate_token_len, **counts}
-        text = "".join(chunk.text for chunk in chunks)
-        lines = _line(orjson.dumps({"text": text, **said, "finish_reason": None})) if text else b""
+        said: dict[str, Any] = {"tokens": last.generate_token_len, **counts, "finish_reason": None}
+        lines = _line(orjson.dumps({"text": text, **said})) if text else b""
         if last.finish_reason is not None:
-            lines += _line(orjson.dumps({"text": "", **said, "finish_reason": finish_reason(last)}))
+            said["finish_reason"] = finish_reason(last)
+            lines += _line(orjson.dumps({"text": "", **said}))
+        self.response = {"text": self.response["text"] + text, **said}
         return lines
+
+    async def end(self, usage: Usage) -> bytes:
+        return b""
 
 
 def _error_line(error: ApiError) -> bytes:
@@ -127,10 +123,6 @@ def _error_line(error: ApiError) -> bytes:
 
 def _line(payload: bytes) -> bytes:
     return payload + b"\n"
-
-
-def _nothing_more(usage: Usage) -> bytes:
-    return b""
 
 
 def _at_once(body: InteractiveRequest) -> InteractiveResponse | Response:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from openai_gateway.media import DOCUMENT
-from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Strict, at_most
+from openai_gateway.protocol.fields import AnyText, FieldError, Items, Strict
 from openai_gateway.protocol.tools import ArgumentsObject
 
 _BILLING = "x-anthropic-billing-header:"
@@ -61,7 +61,7 @@ class ImageBlock(Strict):
 
 
 Shown = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
-SomeShown = Annotated[list[Shown], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+SomeShown = Items[Shown]
 
 
 class DocumentSource(Strict):
@@ -154,9 +154,7 @@ class ToolResultBlock(Strict):
 
     type: Literal["tool_result"]
     tool_use_id: AnyText
-    content: AnyText | Annotated[list[Returned], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = (
-        None
-    )
+    content: AnyText | Items[Returned] | None = None
     is_error: bool | None = None
 
 
@@ -171,7 +169,7 @@ Block = Annotated[
     | LeftOutBlock,
     Field(discriminator="type"),
 ]
-Texts = AnyText | Annotated[list[TextBlock], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+Texts = AnyText | Items[TextBlock]
 
 
 def shown(content: str | list[Any]) -> Any:

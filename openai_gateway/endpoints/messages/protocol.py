@@ -19,6 +19,7 @@ from openai_gateway.endpoints.messages.blocks import (
     system_prompt,
 )
 from openai_gateway.endpoints.messages.tools import ToolChoice, ToolParam
+from openai_gateway.protocol.conversations import ConversationFields
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     MAX_ITEMS,
@@ -26,6 +27,7 @@ from openai_gateway.protocol.fields import (
     PROMPTS_ARE_CACHED,
     AnyText,
     FieldError,
+    Items,
     JsonObject,
     NotImplementedFields,
     Strict,
@@ -46,7 +48,7 @@ class InputMessage(Strict):
     """What one side said, or what the caller says to the model in between."""
 
     role: Literal["user", "assistant", "system"]
-    content: AnyText | Annotated[list[Block], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+    content: AnyText | Items[Block]
 
     @model_validator(mode="after")
     def _has_content(self) -> InputMessage:
@@ -116,7 +118,7 @@ class OutputConfig(Strict):
     format: OutputFormat | None = None
 
 
-class Prompted(Strict):
+class Prompted(ConversationFields):
     """What a response, and the count of a prompt's tokens, is made from."""
 
     model: Text
@@ -145,8 +147,8 @@ class Prompted(Strict):
         return wanted.for_engine if wanted else None
 
     @property
-    def for_template(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates read it."""
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as chat templates read it."""
         said = [message for given in self.messages for message in given.for_template()]
         if said and said[-1]["role"] == "assistant" and not self.continues:
             said.pop()  # nothing that could be continued
@@ -174,6 +176,22 @@ class Prompted(Strict):
         if choice is None or choice.type not in ("any", "tool"):
             return []
         return [tool for tool in self.usable_tools if choice.type == "any" or tool.function.name == choice.name]
+
+    @property
+    def names_a_tool(self) -> bool:
+        """Whether one tool has to be called, and once."""
+        return self.tool_choice is not None and self.tool_choice.type == "tool"
+
+    @property
+    def calls_in_parallel(self) -> bool | None:
+        """Whether the model may call more than once; None: not said."""
+        alone = None if self.tool_choice is None else self.tool_choice.disable_parallel_tool_use
+        return None if alone is None else not alone
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        """Tokens that reasoning may take; None: any number."""
+        return None if self.thinking is None else self.thinking.budget_tokens
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -206,32 +224,16 @@ class MessagesRequest(Prompted, SamplingFields):
     metadata: Metadata | None = None
 
     @property
-    def max_calls(self) -> int | None:
-        """How many calls are reported; None: all."""
-        return 1 if self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use else None
-
-    @property
-    def may_call_several(self) -> bool:
-        """Whether a grammar of calls allows more than one.
-
-        Of forced ones only where that is asked for: a weak model may call forever.
-        """
-        if self.tool_choice is None or self.tool_choice.type == "auto":
-            return self.max_calls is None
-        return self.tool_choice.type == "any" and self.tool_choice.disable_parallel_tool_use is False
-
-    @property
     def reports_reasoning(self) -> bool:
         """Whether the response contains reasoning."""
         return self.thinking is None or self.thinking.type != "disabled"
 
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `GenerateRequest` that say how to generate, and what from."""
+        """Return the fields of `GenerateRequest` that say how to generate."""
         return super().generation_inputs(sampling_defaults) | {
-            "messages": self.for_template,
-            "template_options": self.template_options,
             "want_cached_len": True,
             "max_new_tokens": self.max_tokens,
             "response_format": self.grammar,
             "stop_words": [*(self.stop_sequences or ())],
+            "want_stop_string": bool(self.stop_sequences),
         }

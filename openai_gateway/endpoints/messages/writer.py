@@ -32,7 +32,7 @@ _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 
 
 class MessageWriter:
-    """Writes the events of one message; `message` is the message so far.
+    """Writes the events of one message; `response` is the message so far.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class MessageWriter:
         self._block: dict[str, Any] | None = None  # being written
         self._arguments = ""  # of the call being written
         self._opening = True
-        self.message: dict[str, Any] = {
+        self.response: dict[str, Any] = {
             "id": message_id,
             "type": "message",
             "role": "assistant",
@@ -68,16 +68,16 @@ class MessageWriter:
         events = b""
         if self._opening:
             self._opening = False
-            self.message["usage"] |= _prompt_usage(chunks[0].input_token_len, chunks[0].cached_token_len)
-            events += _event("message_start", message=self.message)
+            self.response["usage"] |= _prompt_usage(chunks[0].input_token_len, chunks[0].cached_token_len)
+            events += _event("message_start", message=self.response)
         return events + b"".join(map(self._written, self._machine.feed(chunks)))
 
-    def end(self, usage: Usage) -> bytes:
+    async def end(self, usage: Usage) -> bytes:
         """Return the last events, after which the message is complete."""
         cached = usage.prompt_tokens_details.cached_tokens
-        counted = _prompt_usage(usage.prompt_tokens, cached) | {"output_tokens": usage.completion_tokens}
-        self.message["usage"] |= counted
-        delta = {"stop_reason": self.message["stop_reason"], "stop_sequence": self.message["stop_sequence"]}
+        counted = _prompt_usage(usage.prompt_tokens, cached) | {"output_tokens": usage.completion_tokens} | usage.report
+        self.response["usage"] |= counted
+        delta = {"stop_reason": self.response["stop_reason"], "stop_sequence": self.response["stop_sequence"]}
         return _event("message_delta", delta=delta, usage=counted) + _event("message_stop")
 
     def _written(self, event: Event) -> bytes:
@@ -107,11 +107,11 @@ class MessageWriter:
     def _stop(self, ended: Ended) -> None:
         if ended.reason == "length":
             is_full = ended.tokens < self._max_tokens and ended.stop_reason is None
-            self.message["stop_reason"] = "model_context_window_exceeded" if is_full else "max_tokens"
+            self.response["stop_reason"] = "model_context_window_exceeded" if is_full else "max_tokens"
         elif ended.stop_string in self._stop_sequences:  # else the template's
-            self.message |= {"stop_reason": "stop_sequence", "stop_sequence": ended.stop_string}
+            self.response |= {"stop_reason": "stop_sequence", "stop_sequence": ended.stop_string}
         else:
-            self.message["stop_reason"] = "tool_use" if ended.has_calls else "end_turn"
+            self.response["stop_reason"] = "tool_use" if ended.has_calls else "end_turn"
 
     def _add(self, kind: str, text: str) -> bytes:
         events = b""
@@ -125,7 +125,7 @@ class MessageWriter:
     def _open(self, block: dict[str, Any]) -> bytes:
         events = self._close()
         self._block, self._arguments = block, ""
-        self.message["content"].append(block)
+        self.response["content"].append(block)
         return events + _event("content_block_start", index=self._index, content_block=block)
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
@@ -144,7 +144,7 @@ class MessageWriter:
 
     @property
     def _index(self) -> int:
-        return len(self.message["content"]) - 1
+        return len(self.response["content"]) - 1
 
 
 def _signature(text: str) -> str:

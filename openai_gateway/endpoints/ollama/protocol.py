@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from lmdeploy.messages import MAX_TOP_LOGPROBS
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS
 from openai_gateway.endpoints.ollama.options import KeepAlive, ends_at_once, fields_of_options
+from openai_gateway.errors import ApiError
 from openai_gateway.protocol.fields import (
     MAX_INT32,
-    MAX_ITEMS,
     AnyText,
+    Items,
     JsonObject,
     NotImplementedFields,
     Strict,
     Text,
-    at_most,
 )
 from openai_gateway.protocol.tools import ArgumentsObject
 
@@ -118,7 +118,7 @@ class Asked(Strict):
 class ChatRequest(Asked):
     """Body of ``POST /api/chat``."""
 
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = None
+    messages: Items[OllamaMessage] | None = None
     tools: list[JsonObject] | None = None
     tool_choice: AnyText | JsonObject | None = Field(None, description="As for OpenAI's chat completions.")
 
@@ -190,27 +190,25 @@ class EmbeddingsRequest(Strict):
     prompt: AnyText = ""
 
 
-class ShowRequest(Strict):
-    """Body of ``POST /api/show``."""
+class NamedModel(Strict):
+    """Body of ``POST /api/show`` and ``DELETE /api/delete``: a model under either name of the member."""
 
     model: Text | None = None
     name: Text | None = None
 
+    @property
+    def required(self) -> str:
+        """The model; an error 400 where none is named."""
+        if (named := self.model or self.name) is None:
+            raise ApiError(400, "model is required", param="model")
+        return named
 
-class PullRequest(Strict):
+
+class PullRequest(NamedModel):
     """Body of ``POST /api/pull``."""
 
-    model: Text | None = None
-    name: Text | None = None
     stream: bool = True
     insecure: bool = False  # has no effect: which hub is asked, and how, is up to the server
-
-
-class DeleteRequest(Strict):
-    """Body of ``DELETE /api/delete``."""
-
-    model: Text | None = None
-    name: Text | None = None
 
 
 def name_of(model: str) -> str:

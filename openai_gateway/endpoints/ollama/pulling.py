@@ -18,33 +18,29 @@ from lmdeploy.hub.names import HubName, hub_name
 from lmdeploy.hub.pulled import PulledModel, pulled_models, remove
 from lmdeploy.paths import pulled_records
 from lmdeploy.serve import exec_with_parent
-from openai_gateway.endpoints.ollama.protocol import DeleteRequest, PullRequest
-from openai_gateway.errors import ApiError, OllamaErrorResponse
+from openai_gateway.endpoints.ollama.protocol import NamedModel, PullRequest
+from openai_gateway.endpoints.ollama.writer import LINES, last_line
+from openai_gateway.errors import ApiError, OllamaErrorResponse, failures
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.streaming import EventResponse
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.registry import DELETE_MODEL, PULL_MODEL
 
-_FAILURES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": OllamaErrorResponse, "description": "The request was refused."},
-    "5XX": {"model": OllamaErrorResponse, "description": "The request failed."},
-}
-_LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
 _LONGEST_LINE = 64 * 1024  # bytes
 
-router = APIRouter(route_class=BoundedRoute, responses=_FAILURES)
+router = APIRouter(route_class=BoundedRoute, responses=failures(OllamaErrorResponse))
 
 
-@router.post(PULL_MODEL, response_model=dict[str, Any], responses=_LINES)
+@router.post(PULL_MODEL, response_model=dict[str, Any], responses=LINES)
 async def pull(body: PullRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Download a model of the hub into the cache. Where the caller leaves, it ends; the next call continues."""
-    name = _name(body.model or body.name)
+    name = _name(body.required)
     if gateway.is_pulling:
         raise ApiError(409, "another model is being pulled; try again when it is done", code="conflict")
     lines = _pulled(name, gateway)
     if body.stream:
-        return EventResponse(lines, frame_error=_last_line, media_type="application/x-ndjson")
+        return EventResponse(lines, frame_error=last_line, media_type="application/x-ndjson")
     last = await run_unless_disconnected(request.receive, _last_of(lines))
     error = orjson.loads(last).get("error")
     if error is not None:
@@ -53,9 +49,9 @@ async def pull(body: PullRequest, request: Request, gateway: GatewayDependency) 
 
 
 @router.delete(DELETE_MODEL)
-async def delete(body: DeleteRequest, gateway: GatewayDependency) -> Response:
+async def delete(body: NamedModel, gateway: GatewayDependency) -> Response:
     """Remove a model that was pulled, and that nobody is served."""
-    name = _name(body.model or body.name)
+    name = _name(body.required)
     pulled = [model for model in await asyncio.to_thread(pulled_models, pulled_records()) if model.name == name]
     if not pulled:
         raise ApiError(404, f"model '{name}' was not pulled", param="model", code="model_not_found")
@@ -66,9 +62,7 @@ async def delete(body: DeleteRequest, gateway: GatewayDependency) -> Response:
     return Response()
 
 
-def _name(given: str | None) -> HubName:
-    if given is None:
-        raise ApiError(400, "model is required", param="model")
+def _name(given: str) -> HubName:
     name = hub_name(given)
     if name is None:
         message = "model must be the name of a hub's repository, owner/name or owner/name:Q4_K_M"
@@ -117,10 +111,6 @@ async def _last_of(lines: AsyncGenerator[bytes, None]) -> bytes:
         async for line in lines:
             last = line
     return last
-
-
-def _last_line(error: ApiError) -> bytes:
-    return error.ollama_body() + b"\n"
 
 
 def _are_read(pulled: list[PulledModel], engine_dirs: list[Path]) -> bool:

@@ -11,39 +11,32 @@ from fastapi import APIRouter, Request, Response
 
 from lmdeploy.version import __version__
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
-from openai_gateway.endpoints.chat.route import generate_request, machine_of
 from openai_gateway.endpoints.completions.infilling import infilling_by
-from openai_gateway.endpoints.embeddings.vectors import Wanted, vectors_of
+from openai_gateway.endpoints.embeddings.vectors import Asked, Wanted, vectors_of
 from openai_gateway.endpoints.ollama.described import listed, shown
 from openai_gateway.endpoints.ollama.protocol import (
     ChatRequest,
     EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
-    ShowRequest,
+    NamedModel,
     name_of,
 )
-from openai_gateway.endpoints.ollama.writer import Kind, LineWriter, nanoseconds, piece
-from openai_gateway.errors import ApiError, OllamaErrorResponse
+from openai_gateway.endpoints.ollama.writer import LINES, Kind, LineWriter, last_line, nanoseconds, piece
+from openai_gateway.errors import ApiError, OllamaErrorResponse, failures
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.generation.cancellation import run_unless_disconnected
-from openai_gateway.generation.collecting import collect
-from openai_gateway.generation.streaming import EventResponse, event_stream
+from openai_gateway.generation.conversation import Conversation
+from openai_gateway.generation.streaming import respond
 from openai_gateway.models import Chosen
 from openai_gateway.parsing import BoundedRoute
 
-_FAILURES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": OllamaErrorResponse, "description": "The request was refused."},
-    "5XX": {"model": OllamaErrorResponse, "description": "The request failed."},
-}
-_LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
 _API_VERSION = "0.14.0"  # the first with /v1/responses and /v1/messages; Codex asks for 0.13.4 or later
 _FOREVER = "9999-12-31T00:00:00Z"  # models stay in memory
 
-router = APIRouter(route_class=BoundedRoute, responses=_FAILURES)
+router = APIRouter(route_class=BoundedRoute, responses=failures(OllamaErrorResponse))
 
 
-@router.post("/api/chat", response_model=dict[str, Any], responses=_LINES)
+@router.post("/api/chat", response_model=dict[str, Any], responses=LINES)
 async def chat(body: ChatRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Answer a conversation."""
     chosen = await gateway.choose(name_of(body.model), request)
@@ -53,7 +46,7 @@ async def chat(body: ChatRequest, request: Request, gateway: GatewayDependency) 
     return await _respond("chat", asked, body.streams, body.model, chosen, request, gateway)
 
 
-@router.post("/api/generate", response_model=dict[str, Any], responses=_LINES)
+@router.post("/api/generate", response_model=dict[str, Any], responses=LINES)
 async def generate(body: GenerateRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Answer a question; continue with a text, with `raw`; fill in a middle, with `suffix`."""
     chosen = await gateway.choose(name_of(body.model), request)
@@ -74,7 +67,7 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     embeddings, tokens = list[list[float]](), 0
     if body.texts:
         wanted = Wanted(body.dimensions, truncate=body.truncate is not False)
-        vectors, usage = await vectors_of(gateway, request, chosen, body.texts, None, wanted)
+        vectors, usage = await vectors_of(Asked(gateway, request, chosen), body.texts, wanted)
         embeddings, tokens = vectors.tolist(), usage.prompt_tokens
     return {
         "model": body.model,
@@ -91,7 +84,7 @@ async def embed_one(body: EmbeddingsRequest, request: Request, gateway: GatewayD
     chosen = await gateway.choose(name_of(body.model), request)
     if not body.prompt:
         return {"embedding": []}
-    vectors, _ = await vectors_of(gateway, request, chosen, [body.prompt], None)
+    vectors, _ = await vectors_of(Asked(gateway, request, chosen), [body.prompt])
     return {"embedding": vectors[0].tolist()}
 
 
@@ -114,11 +107,9 @@ async def loaded(gateway: GatewayDependency) -> dict[str, Any]:
 
 
 @router.post("/api/show")
-async def show(body: ShowRequest, request: Request, gateway: GatewayDependency) -> dict[str, Any]:
+async def show(body: NamedModel, request: Request, gateway: GatewayDependency) -> dict[str, Any]:
     """Return what a model can do."""
-    if (asked := body.model or body.name) is None:
-        raise ApiError(400, "model is required", param="model")
-    model = (await gateway.choose(name_of(asked), request)).model
+    model = (await gateway.choose(name_of(body.required), request)).model
     return shown(model, gateway.started, await model.context_len())
 
 
@@ -147,24 +138,13 @@ async def _respond(
     gateway: Gateway,
     stops: Sequence[str] = (),
 ) -> Response:
-    asked = generate_request(body, chosen.model)
+    model, conversation = chosen.model, Conversation(body, chosen.model, gateway)
+    asked = conversation.request(body.generation_inputs(model.sampling_defaults))
     asked.stream, asked.want_engine_seconds = streams, True
     asked.fields["stop_words"] = [*asked.fields.get("stop_words", ()), *stops]
-    await gateway.bound_logprobs(chosen.model, asked)
-    gateway.admit(request, asked, chosen=chosen)
-    await gateway.bring_images(request, chosen.model, asked)
-    chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(asked))
-    begin = request.scope["lmdeploy.begin"]
-    texts = chosen.model.token_texts if body.logprobs else None
-    writer = LineWriter(kind, asked_model, begin, machine_of(body, chosen.model, gateway), texts)
-    if streams:
-        stream = event_stream([chunks], [writer], writer.end)
-        return EventResponse(stream, frame_error=_last_line, media_type="application/x-ndjson")
-    responses = await run_unless_disconnected(request.receive, collect([chunks]))
-    await writer.write(responses.choices[0].chunks)
-    writer.end(responses.usage)
-    return Response(orjson.dumps(writer.response), media_type="application/json")
-
-
-def _last_line(error: ApiError) -> bytes:
-    return error.ollama_body() + b"\n"
+    await gateway.bound_logprobs(model, asked)
+    chunks = await gateway.ask(request, chosen, asked)
+    texts = model.token_texts if body.logprobs else None
+    writer = LineWriter(kind, asked_model, request.scope["lmdeploy.begin"], conversation.machine(), texts)
+    media_type = "application/x-ndjson"
+    return await respond(request, chunks, writer, streams=streams, frame_error=last_line, media_type=media_type)

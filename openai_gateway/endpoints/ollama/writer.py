@@ -11,6 +11,7 @@ from typing import Any, Literal
 import orjson
 
 from lmdeploy.serve.client import GenerateChunk
+from openai_gateway.errors import ApiError
 from openai_gateway.generation.logprobs import chat_logprobs
 from openai_gateway.generation.response import ResponseMachine, WholeResponse
 from openai_gateway.generation.token_texts import TokenTexts
@@ -18,6 +19,8 @@ from openai_gateway.protocol.outputs import Usage
 from openai_gateway.tools.events import Call, CallBroken, CallEnded, Event, ReasoningFound, TextFound
 
 Kind = Literal["chat", "generate"]
+# For the OpenAPI document: what a route answers when it streams.
+LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
 
 
 class LineWriter:
@@ -66,7 +69,7 @@ class LineWriter:
             self._engine_seconds = chunks[-1].engine_seconds
         return b"".join(map(self._written, self._machine.feed(chunks)))
 
-    def end(self, usage: Usage) -> bytes:
+    async def end(self, usage: Usage) -> bytes:
         """Return the last line, after which `response` is whole."""
         now = time.perf_counter()
         first = self._first or now
@@ -133,3 +136,8 @@ def piece(
 def nanoseconds(seconds: float) -> int:
     """Return a duration as Ollama counts it; at least 1, by which clients divide."""
     return max(1, int(seconds * 1e9))
+
+
+def last_line(error: ApiError) -> bytes:
+    """Return the last line of a stream that fails."""
+    return error.ollama_body() + b"\n"

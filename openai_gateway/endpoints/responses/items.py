@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from openai_gateway.endpoints.responses.tools import INPUT
 from openai_gateway.media import DOCUMENT
-from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Strict, at_most
+from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Items, Strict, at_most
 from openai_gateway.protocol.tools import ArgumentsText
 
 _NOT_HERE = {
@@ -101,11 +101,7 @@ class FilePart(Strict):
         return {"type": DOCUMENT}
 
 
-Parts = Annotated[
-    list[Annotated[ContentPart | ImagePart | RefusalPart | FilePart, Field(discriminator="type")]],
-    Field(fail_fast=True),
-    BeforeValidator(at_most(MAX_ITEMS)),
-]
+Parts = Items[Annotated[ContentPart | ImagePart | RefusalPart | FilePart, Field(discriminator="type")]]
 
 
 def _shown(content: str | list[Any]) -> Any:
@@ -186,7 +182,7 @@ class InputReasoning(Strict):
     """What the model thought earlier."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[ReasoningText], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = None
+    content: Items[ReasoningText] | None = None
 
     @property
     def text(self) -> str:

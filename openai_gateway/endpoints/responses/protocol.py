@@ -20,6 +20,7 @@ from openai_gateway.endpoints.responses.items import (
     refuse_unknown_items,
 )
 from openai_gateway.endpoints.responses.tools import AllowedTools, NamedChoice, OfferedTools, OtherTool, ResponsesTools
+from openai_gateway.protocol.conversations import ConversationFields
 from openai_gateway.protocol.fields import (
     ONE_TIER,
     PROMPTS_ARE_CACHED,
@@ -76,7 +77,7 @@ class ReasoningSettings(Strict):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(SamplingFields):
+class ResponsesRequest(ConversationFields, SamplingFields):
     """Body of ``POST /v1/responses``."""
 
     not_implemented: ClassVar[NotImplementedFields] = {
@@ -178,14 +179,14 @@ class ResponsesRequest(SamplingFields):
         return thinking_options(self.reasoning.effort if self.reasoning else None, None)
 
     @property
-    def may_call_several(self) -> bool:
-        """Whether a grammar of calls allows more than one.
+    def names_a_tool(self) -> bool:
+        """Whether one tool has to be called, and once."""
+        return isinstance(self.tool_choice, NamedChoice)
 
-        Of forced ones only where that is asked for: a weak model may call forever.
-        """
-        if isinstance(self.tool_choice, NamedChoice):
-            return False
-        return bool(self.parallel_tool_calls) if self.forced_tools else self.parallel_tool_calls is not False
+    @property
+    def calls_in_parallel(self) -> bool | None:
+        """Whether the model may call more than once; None: not said."""
+        return self.parallel_tool_calls
 
     @property
     def wants_logprobs(self) -> bool:
@@ -193,8 +194,8 @@ class ResponsesRequest(SamplingFields):
         return "message.output_text.logprobs" in (self.include or ())
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates read it."""
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as chat templates read them."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
@@ -223,10 +224,8 @@ class ResponsesRequest(SamplingFields):
         return messages
 
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `GenerateRequest` that say how to generate, and what from."""
+        """Return the fields of `GenerateRequest` that say how to generate."""
         return super().generation_inputs(sampling_defaults) | {
-            "messages": self.messages,
-            "template_options": self.template_options,
             "want_cached_len": True,
             "max_new_tokens": self.max_output_tokens or ALL_THAT_IS_LEFT,
             "response_format": self.grammar,
@@ -247,7 +246,6 @@ class ResponsesRequest(SamplingFields):
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
-            "store": self.store is not False,
             "temperature": self.temperature,
             "text": {"format": self._echoed_format()},
             "tool_choice": choice.model_dump() if isinstance(choice, Strict) else choice or "auto",

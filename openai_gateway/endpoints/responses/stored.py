@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
@@ -13,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from openai_gateway.endpoints.responses.items import InputItem, InputMessage, ItemReference
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
-from openai_gateway.endpoints.responses.writer import ResponseWriter
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway
 from openai_gateway.middleware.api_keys import key_of
@@ -59,36 +56,25 @@ class Storing:
         As it came.
     """
 
-    def __init__(self, body: ResponsesRequest, request: Request, gateway: Gateway, writer: ResponseWriter) -> None:
+    def __init__(self, body: ResponsesRequest, request: Request, gateway: Gateway) -> None:
         self._body = body
         self._key = key_of(request.scope)
         self._store = gateway.responses
-        self._writer = writer
         # Results of batches are kept in files; they would push out what callers continue.
-        self._stores = body.store is True if is_own(request.scope) else body.store is not False
-        writer.response["store"] = self._stores
+        self.stores = body.store is True if is_own(request.scope) else body.store is not False
 
-    async def __call__(self) -> None:
-        """Store it."""
-        if not self._stores:
+    async def __call__(self, response: dict[str, Any]) -> None:
+        """Store `response`, whose ``store`` says whether it is."""
+        if not self.stores:
             return
-        stored = await asyncio.to_thread(self._stored)
+        stored = await asyncio.to_thread(self._stored, response)
         try:
-            stored.response["store"] = await self._store.put(self._key, stored)
+            response["store"] = await self._store.put(self._key, stored)
         except OSError as error:
             logger.error("a response could not be stored: %s", error)
-            stored.response["store"] = False
+            response["store"] = False
 
-    async def before_the_end(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a response; the last ones when it is stored, so that it can be continued at once."""
-        async with aclosing(events):
-            async for some in events:
-                if self._writer.is_over:
-                    await self()
-                yield some
-
-    def _stored(self) -> StoredResponse:
-        response = self._writer.response
+    def _stored(self, response: dict[str, Any]) -> StoredResponse:
         items = [item.model_dump(exclude_none=True) for item in _items(self._body)]
         named = [{"id": item_id("in", response["id"], number), **item} for number, item in enumerate(items)]
         return StoredResponse(response, named, self._body.previous_response_id)

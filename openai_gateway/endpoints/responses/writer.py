@@ -10,14 +10,14 @@ import orjson
 
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
+from openai_gateway.endpoints.responses.stored import Storing
 from openai_gateway.endpoints.responses.tools import input_of
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.logprobs import chat_logprobs
 from openai_gateway.generation.response import ResponseMachine
-from openai_gateway.models import ServedModel
+from openai_gateway.models import Chosen
 from openai_gateway.protocol.outputs import Usage
 from openai_gateway.stored_responses.record import item_id
-from openai_gateway.tools.calls import call_id
 from openai_gateway.tools.events import (
     ArgumentsFound,
     CallBegun,
@@ -27,29 +27,33 @@ from openai_gateway.tools.events import (
     Event,
     ReasoningFound,
     TextFound,
+    call_id,
 )
 
 
 class ResponseWriter:
-    """Writes the events of one response; `response` is the response so far, all of it once `is_over`.
+    """Writes the events of one response; `response` is the response so far.
 
     Parameters
     ----------
     body : ResponsesRequest
         What was asked.
-    response_id, model : str
+    response_id : str
         Of the response.
-    served : ServedModel
-        It has the texts of tokens for log probabilities.
+    chosen : Chosen
+        Its name, and the texts of tokens for log probabilities.
     machine : ResponseMachine
         Finds reasoning and calls in the response.
+    storing : Storing
+        Stores the response before its end is written, so that it can be continued at once.
     """
 
     def __init__(
-        self, body: ResponsesRequest, response_id: str, model: str, served: ServedModel, machine: ResponseMachine
+        self, body: ResponsesRequest, response_id: str, chosen: Chosen, machine: ResponseMachine, storing: Storing
     ) -> None:
         self._machine = machine
-        self._texts = served.token_texts if body.wants_logprobs else None
+        self._storing = storing
+        self._texts = chosen.model.token_texts if body.wants_logprobs else None
         self._summarizes = body.reasoning is not None and body.reasoning.summary is not None
         self._number = 0
         self._item: dict[str, Any] | None = None  # being written
@@ -59,7 +63,6 @@ class ResponseWriter:
         self._offered = body.offered
         self._items = 0
         self._arguments = ""  # of a freeform tool's call
-        self.is_over = False
         self.response: dict[str, Any] = {
             "id": response_id,
             "object": "response",
@@ -68,10 +71,11 @@ class ResponseWriter:
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "model": model,
+            "model": chosen.name,
             "output": [],
             "usage": None,
             **body.echoed(),
+            "store": storing.stores,
         }
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
@@ -90,9 +94,8 @@ class ResponseWriter:
             self._logprobs = []  # reasoning has none
         return events
 
-    def end(self, usage: Usage) -> bytes:
+    async def end(self, usage: Usage) -> bytes:
         """Return the last event, after which the response is complete."""
-        self.is_over = True
         self.response["usage"] = {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
@@ -102,12 +105,15 @@ class ResponseWriter:
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._machine.reasoning_tokens},
             "total_tokens": usage.total_tokens,
+            **usage.report,
         }
         if self._reason == "length":
             self.response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-            return self._event("response.incomplete", response=self.response)
-        self.response |= {"status": "completed", "completed_at": int(time.time())}
-        return self._event("response.completed", response=self.response)
+        else:
+            self.response |= {"status": "completed", "completed_at": int(time.time())}
+        last = self._event(f"response.{self.response['status']}", response=self.response)
+        await self._storing(self.response)
+        return last
 
     def error(self, error: ApiError) -> bytes:
         """Return the last events of a response that failed."""

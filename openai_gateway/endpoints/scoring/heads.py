@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fastapi import Request
 
 from lmdeploy.model_metadata.pooling import unit
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.endpoints.embeddings.vectors import (
+    Asked,
     Wanted,
+    cannot,
     first_tokens,
     state_request,
     states_of,
@@ -22,7 +23,6 @@ from openai_gateway.endpoints.embeddings.vectors import (
 )
 from openai_gateway.endpoints.scoring.protocol import PairSettings
 from openai_gateway.errors import ApiError
-from openai_gateway.gateway import Gateway
 from openai_gateway.models import Chosen
 
 if TYPE_CHECKING:
@@ -35,12 +35,7 @@ _MOST_REPEATED = 8 << 20  # characters of a query, in all prompts it is part of
 
 
 async def scores_of_pairs(
-    gateway: Gateway,
-    request: Request,
-    chosen: Chosen,
-    firsts: Sequence[str],
-    seconds: Sequence[str],
-    body: PairSettings,
+    asked: Asked, firsts: Sequence[str], seconds: Sequence[str], body: PairSettings
 ) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return a score for each pair, and how many tokens the model read.
 
@@ -56,39 +51,35 @@ async def scores_of_pairs(
     ApiError
         The model is made for neither, or its head separates classes.
     """
-    head = chosen.model.score_head
+    chosen, head = asked.chosen, asked.chosen.model.score_head
     if head is None and chosen.model.pooling is None:
-        raise _cannot(chosen, "compares no texts: its checkpoint has neither a head for scores nor a modules.json")
+        raise cannot(chosen, "compares no texts: its checkpoint has neither a head for scores nor a modules.json")
     if body.instruction is not None and (head is None or not head.judges):
         message = (
             f"The model `{chosen.model.name}` reads no instruction; it is part of the query, if it was trained so."
         )
         raise ApiError(400, message, param="instruction")
     if head is None:
-        vectors, usage = await vectors_of(
-            gateway, request, chosen, [*firsts, *seconds], body.user, Wanted(truncate=body.truncate)
-        )
+        vectors, usage = await vectors_of(asked, [*firsts, *seconds], Wanted(truncate=body.truncate))
         directions = unit(vectors)
         scores: NDArray[np.float32] = np.sum(directions[: len(firsts)] * directions[len(firsts) :], axis=1)
         return scores, usage
     _require(head, chosen)
     if len(head.labels) != 1:
-        raise _cannot(chosen, f"has no one score: its head separates {len(head.labels)} classes, see /v1/classify")
+        raise cannot(chosen, f"has no one score: its head separates {len(head.labels)} classes, see /v1/classify")
     if len(firsts) == 1 and len(firsts[0]) * len(seconds) > _MOST_REPEATED:
         message = (
             f"a query in front of {len(seconds)} texts must have at most {_MOST_REPEATED // len(seconds)} characters"
         )
         raise ApiError(400, message, param="query")
     queries = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
-    asked = await _prompts(chosen, head, queries, seconds, body.instruction, body.truncate)
-    states, usage = await states_of(gateway, request, chosen, asked, body.user)
+    prompts = await _prompts(chosen, head, queries, seconds, body.instruction, body.truncate)
+    states, usage = await states_of(asked, prompts)
     numbers = head.numbers(states)
     return (numbers if body.use_activation is False else head.reported(numbers))[:, 0], usage
 
 
-async def head_numbers(
-    gateway: Gateway, request: Request, chosen: Chosen, prompts: Sequence[Any], user: str | None
-) -> tuple[NDArray[np.float32], ScoreHead, TokenCounts]:
+async def head_numbers(asked: Asked, prompts: Sequence[Any]) -> tuple[NDArray[np.float32], ScoreHead, TokenCounts]:
     """Return the numbers that a model's head makes of each prompt, and the head.
 
     Raises
@@ -96,15 +87,15 @@ async def head_numbers(
     ApiError
         It has none.
     """
-    head = _head_of(chosen)
+    head = _head_of(asked.chosen)
     requests = [state_request(prompt) for prompt in prompts]
-    await gateway.bring_images(request, chosen.model, *requests)
-    states, usage = await states_of(gateway, request, chosen, requests, user)
+    await asked.gateway.bring_images(asked.request, asked.chosen.model, *requests)
+    states, usage = await states_of(asked, requests)
     return head.numbers(states), head, usage
 
 
 async def numbers_of_rows(
-    gateway: Gateway, request: Request, chosen: Chosen, rows: Sequence[Sequence[str]], truncate: bool
+    asked: Asked, rows: Sequence[Sequence[str]], truncate: bool
 ) -> tuple[NDArray[np.float32], ScoreHead]:
     """Return the numbers that a model's head makes of texts and of pairs of texts, ``[rows, labels]``, and the head.
 
@@ -113,15 +104,15 @@ async def numbers_of_rows(
     ApiError
         It has none.
     """
-    head = _head_of(chosen)
+    chosen, head = asked.chosen, _head_of(asked.chosen)
     pairs = [row for row in rows if len(row) > 1]
     firsts, seconds = [row[0] for row in pairs], [row[1] for row in pairs]
     of_pairs = iter(await _prompts(chosen, head, firsts, seconds, None, truncate))
-    asked = []
+    prompts = []
     for row in rows:
         text = await truncated(chosen, head.text_frame, row[0]) if truncate and len(row) == 1 else row[0]
-        asked.append(next(of_pairs) if len(row) > 1 else state_request(text))
-    states, _ = await states_of(gateway, request, chosen, asked, None)
+        prompts.append(next(of_pairs) if len(row) > 1 else state_request(text))
+    states, _ = await states_of(asked, prompts)
     return head.numbers(states), head
 
 
@@ -156,15 +147,11 @@ async def _prompts(
 def _head_of(chosen: Chosen) -> ScoreHead:
     head = chosen.model.score_head
     if head is None:
-        raise _cannot(chosen, "classifies nothing: its checkpoint has no head for it")
+        raise cannot(chosen, "classifies nothing: its checkpoint has no head for it")
     _require(head, chosen)
     return head
 
 
 def _require(head: ScoreHead, chosen: Chosen) -> None:
     if head.refusal:
-        raise _cannot(chosen, f"cannot be asked for scores: {head.refusal}")
-
-
-def _cannot(chosen: Chosen, why: str) -> ApiError:
-    return ApiError(400, f"The model `{chosen.model.name}` {why}.", param="model")
+        raise cannot(chosen, f"cannot be asked for scores: {head.refusal}")

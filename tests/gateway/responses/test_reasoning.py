@@ -28,7 +28,7 @@ from lmdeploy.templates.thinking import (
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.checkpoint_files import copy_texts
 from openai_gateway.protocol.fields import thinking_options
-from openai_gateway.reasoning import ReasoningDelta, ReasoningParser, reasoning_parser
+from openai_gateway.reasoning import InlineReasoning, ReasoningDelta, ReasoningParser
 from openai_gateway.settings import Settings
 from openai_gateway.tools.events import Call
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Script
@@ -363,9 +363,10 @@ def test_gemma_4_goes_on_to_think_after_what_a_tool_returned() -> None:
 def test_minimax_s_reasoning_stays_in_the_content_where_its_parser_says_so(cut: int) -> None:
     """As vLLM's parser of this name does: the opening mark that the prompt ended with comes first."""
     thinking = thinking_of("minimax_m2_append_think", None)
+    assert thinking is not None
+    assert thinking.in_content
     for text in ("Two and two.\n</think>\n\nFour.", "Four", ""):
-        parser = reasoning_parser(thinking, {})
-        assert parser is not None
+        parser = InlineReasoning(thinking.marks, begins_inside=thinking.begins_inside({}))
         pieces = [parser.feed(text[start : start + cut]) for start in range(0, len(text), cut)]
         pieces.append(parser.finish())
         assert "".join(piece.reasoning for piece in pieces) == ""

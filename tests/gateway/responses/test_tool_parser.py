@@ -12,11 +12,11 @@ from lmdeploy.json_schema import enforceable
 from lmdeploy.templates.thinking import HARMONY, THINK, Thinking
 from lmdeploy.templates.tool_call_formats import GENERIC, TOOL_CALL_FORMATS
 from openai_gateway.errors import ApiError
+from openai_gateway.generation.conversation import tool_inputs
 from openai_gateway.protocol.tools import Tool
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, CallEnded, TextFound
 from openai_gateway.tools.json_prefix import MAX_DEPTH, JsonObjectReader
 from openai_gateway.tools.parser import ToolCallParser
-from openai_gateway.tools.request import tool_inputs
 from tests.support.tool_calls import parse
 
 NAMES = frozenset({"add", "get_weather", "get_date", "wolfram_alpha", "code_interpreter"})
