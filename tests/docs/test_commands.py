@@ -38,7 +38,7 @@ def test_a_command_is_taken(step: Step) -> None:
     [
         "lmdeploy serve api_server m --sesion-len 5",
         "lmdeploy lite auto_awq m --w-bitz 4",
-        "python tools/passkey.py m --round 3x",
+        "python tools/evaluate.py m --question 3",
         "python tools/profile_throughput.py --no-such-flag",
         "make nothing",
         "make serve PRT=8",

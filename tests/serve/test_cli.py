@@ -113,7 +113,6 @@ def test_a_bad_engine_option_is_named(capsys: pytest.CaptureFixture[str]) -> Non
         ("lmdeploy serve triton_client localhost:9", "lmdeploy serve triton_client: Triton at localhost:9 is not "),
         ("profile_restful_api --port 9", "profile_restful_api: http://0.0.0.0:9/v1/models: "),
         ("profile_generation nosuch.gguf", "profile_generation: nosuch.gguf: no such file"),
-        ("passkey nosuch.gguf", "passkey: nosuch.gguf: no such file"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line(command: str, message: str) -> None:
