@@ -9,7 +9,6 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ import httpx
 from lmdeploy.cli.parser import Parser
 from tools.bench import arguments as flags
 from tools.bench.over_http import Load, Target, run_open_loop
-from tools.bench.plot import save, subplots
 from tools.bench.progress import progress_bar
 from tools.bench.report import machine, print_summaries
-from tools.bench.stats import percentile
 from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
 
 
@@ -49,7 +46,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-concurrency", type=flags.positive, default=1024, help="connections at a time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output-file", type=Path, metavar="FILE", help="append each result as a line of JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw latencies (needs matplotlib)")
     flags.add_progress(parser)
     parser.add_argument("--disable-stream", action="store_true")
     parser.add_argument("--disable-ignore-eos", action="store_true")
@@ -99,35 +95,17 @@ def result_of(rate: float, load: Load) -> dict[str, Any]:
     return {"request_rate": rate_or_inf, "failed": len(load.failures), **asdict(load.summary), "machine": machine()}
 
 
-def plot(path: Path, loads: Sequence[tuple[str, Load]]) -> None:
-    """Draw how long first and further tokens took, as shares of all."""
-    measurement, (first, further) = subplots(2, 11, 4.5)
-    shares = [percent / 2 for percent in range(201)]
-    for name, load in loads:
-        times = [record.first_token_latency for record in load.records]
-        gaps = [gap for record in load.records for gap in record.token_latencies()]
-        for axes, values in ((first, times), (further, gaps)):
-            axes.plot([percentile(values, share) * 1000 for share in shares], shares, label=name)
-    for axes, title in ((first, "first token"), (further, "between tokens")):
-        axes.set(title=title, xlabel="ms", ylabel="% of all", ylim=(0, 100))
-        axes.grid(alpha=0.3)
-        axes.legend(title="requests/s")
-    save(measurement, path)
-
-
 def main() -> None:
     """Run the command line."""
     arguments = make_parser().parse_args()
     requests, target = requests_of(arguments), target_of(arguments)
     if not arguments.disable_warmup:
         asyncio.run(run_open_loop(target, requests[:1], math.inf, 1, 0))
-    loads = []
     for rate in rates_of(arguments):
         name = f"{rate:g}"
         with progress_bar(len(requests), "request", is_shown=not arguments.disable_tqdm) as advance:
             run = run_open_loop(target, requests, rate, arguments.max_concurrency, arguments.seed, advance)
             load = asyncio.run(run)
-        loads.append((name, load))
         print_summaries({f"{target.model} at {name}/s": load.summary})
         if load.failures:
             print(f"{len(load.failures)} requests failed, the first one: {load.failures[0]}")
@@ -135,8 +113,6 @@ def main() -> None:
             arguments.output_file.parent.mkdir(parents=True, exist_ok=True)
             with arguments.output_file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(result_of(rate, load)) + "\n")
-    if arguments.plot is not None:
-        plot(arguments.plot, loads)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from tools.soaking.callers import Caller, model_of
 from tools.soaking.corpus import CORPUS, read_corpus
 from tools.soaking.observe import Observer, Sample, descendants, name_of
 from tools.soaking.traffic import Traffic
-from tools.soaking.verdict import Verdict, draw
+from tools.soaking.verdict import Verdict
 
 IDLE_SECONDS = 60.0  # until when nothing may be held after the last request
 
@@ -90,7 +90,6 @@ def main() -> None:
     parser.add_argument("--most-growth", type=float, default=64.0, metavar="MIB", help="since the server had settled")
     parser.add_argument("--blocks", type=flags.positive, default=1024, help="of the KV cache")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="hostile requests")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw memory, blocks and latency (SVG or PNG)")
     given = parser.parse_args()
     hostile = [pair[0] for pair in read_corpus(given.corpus)]
     config = TurbomindEngineConfig(cache_max_entry_count=given.blocks)
@@ -101,13 +100,10 @@ def main() -> None:
         observer = Observer(launcher, url)
         caller = Caller(url, asyncio.run(model_of(url)))
         traffic = Traffic(caller, hostile, given.seed, given.longest)
-        begin = time.perf_counter()
         samples = asyncio.run(run(traffic, observer, given.callers, given.seconds, given.restart_every, launcher))
         last = when_idle(observer)
     verdict = Verdict.of(caller.outcomes, samples, last)
     print(verdict.text())
-    if given.plot:
-        draw(given.plot, caller.outcomes, samples, begin)
     if given.json:
         reported = {**asdict(verdict), "samples": [asdict(sample) for sample in samples], "machine": machine()}
         given.json.write_text(json.dumps(reported, indent=1), encoding="utf-8")

@@ -103,9 +103,8 @@ def test_peers_take_turns_with_our_engine(model: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_PEERS_LOG", str(tmp_path / "calls"))
     fake_peers.install(model)
-    report, image = tmp_path / "out.json", tmp_path / "out.png"
-    files = ["--json", str(report), "--plot", str(image)]
-    done = compare(str(model), "--only", "decode,streams,prefill", "--rounds", "2", *files)
+    report = tmp_path / "out.json"
+    done = compare(str(model), "--only", "decode,streams,prefill", "--rounds", "2", "--json", str(report))
     assert done.returncode == 0, done.stderr
     result = json.loads(report.read_text())
     for match in MATCHES:
@@ -120,7 +119,6 @@ def test_peers_take_turns_with_our_engine(model: Path, tmp_path: Path, monkeypat
     assert row["target"] == 2.0
     assert ("decode, 1 stream, 4-bit", LIMIT) in rated
     assert result["not_measured"] == []
-    assert image.read_bytes().startswith(b"\x89PNG")
     calls = (tmp_path / "calls").read_text().splitlines()
     one_stream = [call.split()[0] for call in calls][:5]
     assert one_stream == ["openvino", "openvino", "llama-bench", "llama-bench", "openvino"]  # the first one warms up

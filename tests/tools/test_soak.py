@@ -23,12 +23,10 @@ MOST_GROWTH = 96  # MiB over half of so short a run, in which caches and arenas 
 @pytest.mark.e2e
 def test_a_short_soak_leaves_nothing(default_model_dir: Path, tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)
-    report, image = tmp_path / "soak.json", tmp_path / "soak.svg"
+    report = tmp_path / "soak.json"
     flags = ["--seconds", str(SECONDS), "--callers", "12", "--longest", "200", "--most-growth", str(MOST_GROWTH)]
     command = [sys.executable, str(ROOT / "tools" / "soak.py"), str(model), *flags]
-    done = subprocess.run(
-        [*command, "--json", str(report), "--plot", str(image)], capture_output=True, text=True, timeout=280
-    )
+    done = subprocess.run([*command, "--json", str(report)], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     reported = json.loads(report.read_text())
     assert reported["unanswered"] == 0
@@ -39,7 +37,6 @@ def test_a_short_soak_leaves_nothing(default_model_dir: Path, tmp_path: Path) ->
     assert not [name for name, ends in reported["ends"].items() if "failed" in ends], done.stdout
     assert {"tritonserver", "launcher and gateway", "model preprocessing"} <= reported["growth"].keys()
     assert sum(reported["growth"].values()) <= MOST_GROWTH
-    assert "<svg" in image.read_text()
 
 
 def test_every_hostile_request_has_a_twin_of_the_same_length() -> None:

@@ -15,12 +15,11 @@ from pathlib import Path
 from tools.bench import arguments as flags
 from tools.bench.matches import CACHE_BITS, CONTEXTS, LARGER_PARTS, PARTS, Choice, Rounds, play
 from tools.bench.peers.places import thread_count, why_missing
-from tools.bench.plot import Bar, draw_bars
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.random_gguf import NAMES
 from tools.bench.report import busy_share, machine, table, write_report
 from tools.bench.roofline import measure_limits
-from tools.bench.targets import HEADER, Row, rows, targets_with, unmeasured
+from tools.bench.targets import HEADER, rows, targets_with, unmeasured
 
 EVERY_PART = PARTS + LARGER_PARTS
 _QUIET = 0.1  # of the processors' time
@@ -64,7 +63,6 @@ def main() -> None:
         default=TIMEOUT,
         help="seconds to wait, before each measurement, for processors that are the machine's own; 0: none",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios (PNG, needs matplotlib)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed or not measured")
     arguments = parser.parse_args()
     model_path = Path(arguments.model_path)
@@ -98,7 +96,6 @@ def main() -> None:
     print("tokens/s (full cache: requests a minute); ratio: median of the rounds, or our share of the limit")
     for title in missing:
         print(f"not measured: {title}")
-    draw_bars(arguments.plot, [_bar(row) for row in found], "ours / theirs (line: target)")
     content = {
         "rows": [asdict(row) | {"missed": row.is_missed} for row in found],
         "not_measured": missing,
@@ -106,7 +103,3 @@ def main() -> None:
     write_report(arguments.json, "compare", limits, others_busy=busy, rounds=rates, **content)
     if arguments.strict and (missing or any(row.is_missed for row in found)):
         sys.exit(1)
-
-
-def _bar(row: Row) -> Bar:
-    return Bar(f"{row.workload} / {row.alongside}", row.ratio, row.target)

@@ -8,13 +8,11 @@ import argparse
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir
-from tools.bench.plot import Bar, draw_bars
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.stats import median
 
@@ -160,7 +158,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--speculative-config", type=json.loads, default={"method": "ngram"})
     parser.add_argument("--only", default=None, help="kinds whose names hold this")
-    parser.add_argument("--plot", type=Path, default=None, metavar="IMAGE", help="draw the ratios")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a quiet machine")
     arguments = parser.parse_args()
 
@@ -179,7 +176,6 @@ def main() -> None:
             "| kind of text | plain, tokens/s | speculating, tokens/s | ratio | accepted of drafted | tokens a step |"
         )
         print("| --- | --- | --- | --- | --- | --- |")
-        bars: list[Bar] = []
         for name, kind in KINDS.items():
             if arguments.only is not None and arguments.only not in name:
                 continue
@@ -197,11 +193,9 @@ def main() -> None:
             share = accepted / max(1.0, grown["draft_tokens_total"])
             steps = grown["tokens_out_total"] - accepted
             ratio = median([ours / theirs for ours, theirs in rates])
-            bars.append(Bar(f"{name} (accepted: {share:.0%})", ratio))
             print(
                 f"| {name} | {median([theirs for _, theirs in rates]):.0f} | {median([ours for ours, _ in rates]):.0f} "
                 f"| {ratio:.2f} | {share:.2f} "
                 f"| {grown['tokens_out_total'] / max(1.0, steps):.2f} |",
                 flush=True,
             )
-        draw_bars(arguments.plot, bars, "tokens/s with speculation over tokens/s without")

@@ -1,19 +1,16 @@
-"""What a long run showed: numbers with their bounds, and an image."""
+"""What a long run showed: numbers with their bounds."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tools.bench.plot import save, subplots
 from tools.bench.stats import median, percentile
 from tools.soaking.callers import Outcome
 from tools.soaking.observe import Sample
 
 SETTLED_SECONDS = 600.0  # by then, or by half of a shorter run, caches have their size
-_WINDOWS = 60  # of the image
 
 
 @dataclass(frozen=True)
@@ -107,41 +104,3 @@ def _memory(samples: Sequence[Sample], name: str) -> float:
 
 def _files(samples: Sequence[Sample], name: str) -> float:
     return median([float(sample.files.get(name, 0)) for sample in samples])
-
-
-def draw(path: Path, outcomes: Sequence[Outcome], samples: Sequence[Sample], begin: float) -> None:
-    """Draw memory, cache and files, and latency over time.
-
-    Parameters
-    ----------
-    path
-        SVG or PNG, by its ending.
-    outcomes, samples
-        Of the run.
-    begin
-        When it began, in seconds of ``time.perf_counter()``.
-    """
-    measurement, (memory, held, latency) = subplots(3, 14, 4)
-    minutes = [sample.seconds / 60 for sample in samples]
-    for name in sorted({name for sample in samples for name in sample.memory}):
-        memory.plot(minutes, [sample.memory.get(name, 0.0) for sample in samples], label=name)
-    memory.set(title="memory", ylabel="MiB")
-    for name in ("blocks", "open"):
-        held.plot(minutes, [sample.measurements.get(name, float("nan")) for sample in samples], label=f"{name} in use")
-    held.plot(minutes, [sum(sample.files.values()) for sample in samples], label="file descriptors")
-    held.set(title="held")
-    width = max(samples[-1].seconds / _WINDOWS, 1.0)
-    windows: dict[int, list[float]] = {}
-    for outcome in outcomes:
-        if outcome.name == "stream":
-            windows.setdefault(int((outcome.ended - begin) / width), []).extend(outcome.gaps())
-    times = sorted(window for window, gaps in windows.items() if gaps)
-    for percent in (50, 99):
-        values = [percentile(windows[window], percent) * 1000 for window in times]
-        latency.plot([window * width / 60 for window in times], values, label=f"p{percent}")
-    latency.set(title="between tokens of streams", ylabel="ms", yscale="log")
-    for axes in (memory, held, latency):
-        axes.set_xlabel("minutes")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    save(measurement, path)
