@@ -38,16 +38,14 @@ class JsonCall:
         self._names = names
         self._is_bare = is_bare
         self._text = ""
-        self._object = JsonObjectReader()
+        self._object = JsonObjectReader(skips_commas=True)
         self._arguments: JsonObjectReader | None = None  # in them
         self._reported = 0  # up to where in the text
 
     def feed(self, text: str) -> Progress:
         """Take more text."""
-        self._text += text
-        progress = Progress()
-        self._object.read(self._text)
-        progress.is_broken = self._object.is_broken
+        self._text = self._object.read(self._text + text)
+        progress = Progress(is_broken=self._object.is_broken, recovered="comma" if self._object.has_skipped else "")
         if self._arguments is None:
             head = _HEAD.match(self._text)
             if head is not None and head.end() <= self._object.position:
@@ -60,7 +58,7 @@ class JsonCall:
             elif not OPENING.match(self._text):
                 return Progress(is_broken=True)
         if self._arguments is not None:
-            self._arguments.read(self._text)
+            self._arguments.read(self._text, self._object.position)
             progress.arguments = self._text[self._reported : self._arguments.position]
             self._reported = self._arguments.position
         if self._object.is_complete:

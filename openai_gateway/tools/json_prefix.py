@@ -7,20 +7,11 @@ from enum import Enum, auto
 
 MAX_DEPTH = 200  # of objects and lists; what nests deeper is refused, because its reader could not decode it
 
-# A number's states: what each kind of character leads to. Kinds: digits 1-9 and 0, signs, point, exponent.
-_NUMBER: dict[str, dict[str, str]] = {
-    "minus": {"1": "whole", "0": "zero"},
-    "zero": {".": "point", "e": "exponent"},
-    "whole": {"1": "whole", "0": "whole", ".": "point", "e": "exponent"},
-    "point": {"1": "fraction", "0": "fraction"},
-    "fraction": {"1": "fraction", "0": "fraction", "e": "exponent"},
-    "exponent": {"1": "power", "0": "power", "-": "sign", "+": "sign"},
-    "sign": {"1": "power", "0": "power"},
-    "power": {"1": "power", "0": "power"},
-}
-_COMPLETE_NUMBERS = frozenset({"zero", "whole", "fraction", "power"})
-_KINDS = {**dict.fromkeys("123456789", "1"), **dict.fromkeys("eE", "e")}
-_LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
+_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+_BEGUN = re.compile(  # as far as one may have come
+    r"t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
+    r"|-?(?:0|[1-9][0-9]*)?(?:(?<=[0-9])\.[0-9]*)?(?:(?<=[0-9])[eE][-+]?[0-9]*)?"
+)
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # what may be in a string as it is
 _BLANKS = " \t\n\r"
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -37,8 +28,7 @@ class _Expect(Enum):
     STRING = auto()  # the rest of one
     ESCAPED = auto()
     HEX = auto()
-    NUMBER = auto()
-    LITERAL = auto()
+    SCALAR = auto()  # the rest of a number, true, false or null
 
 
 class JsonObjectReader:
@@ -48,6 +38,8 @@ class JsonObjectReader:
     ----------
     begin : int
         Where the object, or white space before it, begins in the text.
+    skips_commas : bool
+        A comma that nothing follows in its object or list is white space.
 
     Attributes
     ----------
@@ -57,65 +49,80 @@ class JsonObjectReader:
         The object ends at `position`.
     is_broken : bool
         The character at `position` cannot follow.
+    has_skipped : bool
+        A comma was skipped.
     """
 
-    def __init__(self, begin: int = 0) -> None:
+    def __init__(self, begin: int = 0, *, skips_commas: bool = False) -> None:
         self.position = begin
-        self.is_complete = self.is_broken = False
+        self.is_complete = self.is_broken = self.has_skipped = False
+        self._skips_commas = skips_commas
         self._expect = _Expect.OBJECT
         self._open: list[str] = []  # the closing brackets that are due
         self._is_key = False  # of the string being read
-        self._number = ""
-        self._left = ""  # of a literal, or one character for each hexadecimal digit that is due
+        self._scalar = 0  # where the one being read begins
+        self._digits = 0  # hexadecimal ones that are due
 
-    def read(self, text: str) -> None:
-        """Go on in `text`, which begins with what was read before."""
-        while self.position < len(text) and not (self.is_complete or self.is_broken):
-            if self._expect is _Expect.STRING and (plain := _PLAIN.match(text, self.position)):
+    def read(self, text: str, end: int | None = None) -> str:
+        """Go on in `text`, up to `end`, and return it with white space for commas that were skipped.
+
+        It begins with what was read before.
+        """
+        end = len(text) if end is None else end
+        while self.position < end and not (self.is_complete or self.is_broken):
+            if self._expect is _Expect.STRING and (plain := _PLAIN.match(text, self.position, end)):
                 self.position = plain.end()
+            elif self._expect is _Expect.SCALAR:
+                self._read_scalar(text, end)
+            elif self._skips_commas and self._expect is _Expect.SEPARATOR and text[self.position] == ",":
+                if not (following := text[self.position + 1 : end].lstrip(_BLANKS)):
+                    return text  # it depends on what comes
+                if following[0] in "}]":
+                    self.has_skipped = True
+                    text = f"{text[: self.position]} {text[self.position + 1 :]}"
+                self._take(text[self.position])
+                self.position += 1
             elif self._take(text[self.position]):
                 self.position += 1
                 self.is_complete = not self._open and self._expect is _Expect.SEPARATOR
             else:
                 self.is_broken = True
+        return text
+
+    def _read_scalar(self, text: str, end: int) -> None:
+        begun = _BEGUN.match(text, self._scalar, end)
+        assert begun is not None  # its first character is there
+        self.position = begun.end()
+        if self.position < end:
+            self.is_broken = not _WHOLE.fullmatch(text, self._scalar, self.position)
+            self._expect = _Expect.SEPARATOR
 
     def _take(self, char: str) -> bool:
         """Take one character; False when it cannot be here."""
-        if self._expect is _Expect.NUMBER:
-            following = _NUMBER[self._number].get(_KINDS.get(char, char))
-            if following is not None:
-                self._number = following
-                return True
-            if self._number not in _COMPLETE_NUMBERS:
-                return False
-            self._expect = _Expect.SEPARATOR
-        if self._expect in (_Expect.STRING, _Expect.ESCAPED, _Expect.HEX, _Expect.LITERAL):
+        if self._expect in (_Expect.STRING, _Expect.ESCAPED, _Expect.HEX):
             return self._within(char)
         return char in _BLANKS or self._between(char)
 
     def _within(self, char: str) -> bool:
-        """Take a character of a string or literal."""
+        """Take a character of a string."""
         match self._expect:
             case _Expect.STRING if char == '"':
                 self._expect = _Expect.COLON if self._is_key else _Expect.SEPARATOR
             case _Expect.STRING if char == "\\":
                 self._expect = _Expect.ESCAPED
             case _Expect.ESCAPED if char == "u":
-                self._expect, self._left = _Expect.HEX, "...."
+                self._expect, self._digits = _Expect.HEX, 4
             case _Expect.ESCAPED if char in '"\\/bfnrt':
                 self._expect = _Expect.STRING
             case _Expect.HEX if char in _HEX:
-                self._left = self._left[1:]
-                self._expect = _Expect.HEX if self._left else _Expect.STRING
-            case _Expect.LITERAL if char == self._left[0]:
-                self._left = self._left[1:]
-                self._expect = _Expect.LITERAL if self._left else _Expect.SEPARATOR
+                self._digits -= 1
+                self._expect = _Expect.HEX if self._digits else _Expect.STRING
             case _:
                 return False
         return True
 
     def _between(self, char: str) -> bool:
-        """Take a character between strings, numbers and literals."""
+        """Take a character between strings and other values."""
         match self._expect, char:
             case ((_Expect.FIRST_KEY | _Expect.FIRST_ITEM | _Expect.SEPARATOR), ("}" | "]")) if char == self._open[-1]:
                 self._open.pop()
@@ -135,16 +142,13 @@ class JsonObjectReader:
     def _begin_value(self, char: str) -> bool:
         if self._expect is _Expect.OBJECT and char != "{":
             return False
-        kind = _KINDS.get(char, char)
         if char in "{[" and len(self._open) < MAX_DEPTH:
             self._open.append("}" if char == "{" else "]")
             self._expect = _Expect.FIRST_KEY if char == "{" else _Expect.FIRST_ITEM
         elif char == '"':
             self._expect, self._is_key = _Expect.STRING, False
-        elif char in _LITERALS:
-            self._expect, self._left = _Expect.LITERAL, _LITERALS[char]
-        elif kind in ("1", "0", "-"):
-            self._expect, self._number = _Expect.NUMBER, {"1": "whole", "0": "zero", "-": "minus"}[kind]
+        elif char in "-0123456789tfn":
+            self._expect, self._scalar = _Expect.SCALAR, self.position
         else:
             return False
         return True

@@ -166,7 +166,7 @@ class ToolCallParser:
 
     def _advance(self, progress: Progress, events: list[Event]) -> str | None:
         """Report what a body found; return the text after the call once it is over."""
-        if progress.recovered == "unclosed" and not self._recovers:
+        if progress.recovered in ("unclosed", "comma") and not self._recovers:
             progress = Progress(is_broken=True, rest=progress.rest)
         self._kind = progress.recovered or self._kind
         if progress.name is not None:

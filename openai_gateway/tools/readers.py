@@ -43,10 +43,11 @@ class ArgumentsBehindHead(ABC):
             self._read_head(self._text, progress)
         if self._arguments is None:
             return progress
-        self._arguments.read(self._text)
+        self._text = self._arguments.read(self._text)
         progress.arguments = self._text[self._reported : self._arguments.position]
         self._reported = self._arguments.position
         progress.is_broken = self._arguments.is_broken
+        progress.recovered = "comma" if self._arguments.has_skipped else ""
         if self._arguments.is_complete:
             self._close(progress)
         return progress
@@ -62,7 +63,7 @@ class ArgumentsBehindHead(ABC):
 
     def _begin_arguments(self, position: int) -> None:
         self._reported = position
-        self._arguments = JsonObjectReader(position)
+        self._arguments = JsonObjectReader(position, skips_commas=True)
 
     def _close(self, progress: Progress) -> None:
         after = self._text[self._reported :]

@@ -40,6 +40,9 @@ MISSES: dict[str, tuple[str, str, Any, str]] = {
     "another family": ("hermes", f"Well.[TOOL_CALLS][{ADD}]", ADDED, "format"),
     "another family, with tags": ("mistral", f"Well.{CODER}</function></tool_call>", CODED, "format"),
     "another family, alone": ("gemma4", f"Well.<tool_call>{ADD}</tool_call>", ADDED, "format"),
+    "a comma before the end": ("hermes", f"Well.<tool_call>{ADD[:-2]},}}, }}</tool_call>", ADDED, "comma"),
+    "commas in a list": ("mistral", f"[TOOL_CALLS][{ADD[:-2]} , }}}}]", ADDED, "comma"),
+    "a comma behind a head": ("mistral", 'Well.[TOOL_CALLS]add[ARGS]{"a": 1, "b": "x",\n}', ADDED, "comma"),
     "no last brace": ("hermes", f"<tool_call>{ADD[:-1]}</tool_call>", ADDED, "unclosed"),
     "no end": ("hermes", f"<tool_call>{ADD[:-1]}", ADDED, "unclosed"),
     "no closing tags": ("qwen3_coder", CODER, CODED, "unclosed"),
@@ -104,6 +107,19 @@ def test_near_misses_are_counted(*, recovers: bool) -> None:
     calls, page = asyncio.run(run())
     assert calls == recovers
     assert ('tool_calls_recovered_total{kind="object",model_name="m"} 1.0' in page) is recovers
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_forced_call_that_a_stop_word_ends_early_is_a_call(*, streams: bool) -> None:
+    """No grammar of a forced call holds where a stop word is: ``tool_choice`` changes nothing about near misses."""
+
+    async def run() -> list[tuple[str, Any]]:
+        model = Scripted()
+        model.says(list(f"<tool_call>{ADD[:-1]}"), "hermes", None)
+        response = await model.asked("chat", NAMES, streams=streams, tool_choice="required")
+        return [(name, json.loads(arguments)) for name, arguments in response.calls]
+
+    assert asyncio.run(run()) == ADDED
 
 
 @pytest.mark.parametrize("case", [case for case in MISSES if MISSES[case][3] == "object"])
