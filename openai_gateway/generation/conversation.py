@@ -96,7 +96,7 @@ class Conversation:
             {function.name: function.full_schema for function in tools},
             () if is_forced else {function.name for function in tools if function.strict},
             "auto" if is_forced and parser == "none" else parser,
-            recovers=self._gateway.settings.tool_call_recovery and not is_forced,
+            recovers=self._gateway.settings.tool_call_recovery,
         )
 
     def _reasoning_inputs(

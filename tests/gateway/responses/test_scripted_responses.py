@@ -79,7 +79,7 @@ class Scripted:
         self._client.pieces, self._client.finish_reason = pieces, finish_reason
         self._model.tool_call_parser, self._model.thinking = parser, thinking
 
-    async def asked(self, api: str, schemas: dict[str, Any], *, streams: bool) -> Response:
+    async def asked(self, api: str, schemas: dict[str, Any], *, streams: bool, **fields: Any) -> Response:
         messages = [{"role": "user", "content": "?"}]
         functions = [{"name": name, "parameters": schema} for name, schema in schemas.items()]
         tools: list[Any] = [{"type": "function", "function": each} for each in functions]
@@ -91,7 +91,7 @@ class Scripted:
         elif api == "messages":
             body["tools"] = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
             body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
-        answered = await self.http.post(path, json=body)
+        answered = await self.http.post(path, json=body | fields)
         assert answered.status_code == 200, answered.text
         whole, stream = READERS[api]
         if not streams:
