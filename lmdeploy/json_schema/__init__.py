@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -69,7 +70,7 @@ def _enforceable(text: str) -> dict[str, Any] | SchemaError:
 
 
 def enforceable_format(response_format: dict[str, Any]) -> dict[str, Any]:
-    """Return a ``response_format`` that the engine keeps to: of a schema or an expression, what becomes of it.
+    """Return a ``response_format`` that the engine keeps to: of its schemas and expressions, what becomes of them.
 
     Raises
     ------
@@ -86,7 +87,44 @@ def enforceable_format(response_format: dict[str, Any]) -> dict[str, Any]:
                 return response_format | {"regex_schema": full_match(pattern)}
             except PatternError as error:
                 raise SchemaError("", f"the expression {shown(pattern)} {error}") from None
+        case {"type": "lark", "lark": str(grammar)}:
+            return response_format | {"lark": _enforceable_lark(grammar)}
+        case {"type": "structural_tag"}:
+            return {name: _enforceable_tag(value) for name, value in response_format.items()}
     return response_format
+
+
+def _enforceable_tag(value: Any) -> Any:
+    """Return a part of a structural tag with its schemas as the engine keeps to them."""
+    match value:
+        case {"type": "json_schema", "json_schema": dict(schema)}:
+            return value | {"json_schema": enforceable(schema)}
+        case dict():
+            return {name: _enforceable_tag(each) for name, each in value.items()}
+        case list():
+            return [_enforceable_tag(each) for each in value]
+    return value
+
+
+# What may hold the text %json in a Lark grammar and does not mean it: a comment, a string, an expression.
+_LARK = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|%json\b\s*')
+
+
+def _enforceable_lark(grammar: str) -> str:
+    """Return a Lark grammar with the schemas after ``%json`` as the engine keeps to them."""
+    parts, at = [], 0
+    while found := _LARK.search(grammar, at):
+        parts.append(grammar[at : found.end()])
+        at = found.end()
+        if found[0].startswith("%json"):
+            try:
+                schema, end = json.JSONDecoder().raw_decode(grammar, at)
+            except ValueError:  # its reader says what is wrong
+                continue
+            if isinstance(schema, dict):
+                parts.append(json.dumps(enforceable(schema), ensure_ascii=False))
+                at = end
+    return "".join([*parts, grammar[at:]])
 
 
 def relaxed(schema: dict[str, Any]) -> dict[str, Any]:

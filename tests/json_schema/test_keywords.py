@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -11,6 +12,22 @@ from lmdeploy.json_schema import MAX_BYTES, SchemaError, enforceable, enforceabl
 from tests.support.grammar_walk import accepts_value, of_schema, walk
 from tests.support.work import calls_made_by
 
+FORMATS = {
+    *(
+        "date",
+        "time",
+        "date-time",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+        "uuid",
+    ),
+    *("uri", "iri", "uri-reference", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+}
 NODE = {
     "type": "object",
     "properties": {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
@@ -96,6 +113,15 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "string", "format": "date"}, ["2024-02-29", "2023-12-31"], ["2023-02-29", "2024-13-01", "x"]),
     ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}, ["https://a.bc/d?e=f"], ["x", ""]),
     ({"type": "string", "format": "color"}, ["anything"], [1]),
+    (
+        {"type": "string", "format": "ipv6"},
+        ["::", "1::", "::8", "1:2::7:8", "1:2:3:4:5:6:7:ab8"],
+        ["1:2", "1::2::3", ":1"],
+    ),
+    ({"type": "string", "format": "iri"}, ["https://müller.de/ä?ö#ü"], ["müller"]),
+    ({"type": "string", "format": "idn-hostname"}, ["straße.de", "例え.jp"], ["-a", "a..b"]),
+    ({"type": "string", "format": "uri-reference"}, ["", "#a", "?q", "//a.b/c", "/", "a/b", "a:b"], ["\\\\a", "a b"]),
+    ({"type": "string", "format": "uri-template"}, ["", "/a/{b}{?c,d*}", "{+e:3}"], ["/a/{b", "}", "{}"]),
     ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, [[1], [1, 2]], [[], [1, 2, 3]]),
     ({"type": "array", "prefixItems": [{"type": "null"}], "items": False}, [[], [None]], [[1], [None, None]]),
     ({"type": "array", "prefixItems": [{}, {"const": 1}], "minItems": 2}, [[5, 1]], [[5], [5, 2]]),
@@ -199,6 +225,17 @@ def test_valid_values_can_be_written_and_others_cannot(
     for _ in range(20):
         if (text := walk(grammar, chance)) is not None:
             validator.validate(json.loads(text.decode("utf-8", "replace")))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_texts_of_a_format_have_it(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    grammar, validator = (
+        of_schema(enforceable(schema)),
+        jsonschema_rs.Draft202012Validator(schema, validate_formats=True),
+    )
+    texts = [walk(grammar, random.Random(seed)) for seed in range(20)]
+    assert [text for text in texts if text is not None and not validator.is_valid(json.loads(text))] == []
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -354,3 +391,35 @@ def test_formats_without_a_schema_stay_as_they_are() -> None:
         enforceable_format({"type": "regex_schema", "regex_schema": "(?=a)"})
     bare = enforceable_format({"type": "json_schema", "json_schema": {"type": "integer"}})
     assert bare["json_schema"] == {"schema": {"type": "integer"}}
+
+
+UNIQUE = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {"type": "lark", "lark": f"start: %json {json.dumps(UNIQUE)}"},
+        {"type": "lark", "lark": f'// %json {{}}\nstart: "a" | /b[%]/ | %json\n{json.dumps(UNIQUE)} "c"'},
+        {
+            "type": "structural_tag",
+            "structural_tag": {
+                "type": "sequence",
+                "elements": [{"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": UNIQUE}}],
+            },
+        },
+    ],
+)
+def test_schemas_within_other_grammars_are_enforced_too(response_format: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match="no value"):
+        enforceable_format(response_format)
+    looser = json.loads(json.dumps(response_format).replace(": 2", ": 1"))
+    assert "uniqueItems" not in json.dumps(enforceable_format(looser))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['start: "%json {}"', "start: /%json {}/", "// %json {}\nstart: /a/", "start: %json nothing", "start: %json true"],
+)
+def test_a_grammar_without_schemas_stays_as_it_is(grammar: str) -> None:
+    assert enforceable_format({"type": "lark", "lark": grammar})["lark"] == grammar
