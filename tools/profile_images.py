@@ -5,17 +5,12 @@ A LLaVA of random weights, its tower of the size of CLIP ViT-L/14-336, is shown 
 - *prepare*: from a JPEG's bytes to rows that the engine takes, alongside tower and projector alone in ``transformers``
 - *together*: eight different images at once, alongside one after another
 - *again*: the first token of a second question about an image, alongside the first
-- *alongside*: the time between tokens of text responses, served, while others ask about images, and the same while they
-  ask as many tokens of text
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import base64
 import io
-import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,12 +30,8 @@ from tools.bench import arguments as flags
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.random_model import write_tokenizer
 from tools.bench.report import machine, table
-from tools.bench.server import running_server
 from tools.bench.stats import median
 from tools.bench.turns import ratio, take_turns
-from tools.bench.workload import EVERY_TOKEN
-from tools.profile_isolation import WARM_UP_SECONDS, Measurements, alongside, wait_until_idle
-from tools.soaking.corpus import Ask
 
 SIDE = 336
 PATCH = 14
@@ -52,7 +43,6 @@ TARGETS = {
     "prepare": ("one image, from JPEG to rows / the tower alone", "<=", 1.1),
     "together": ("eight images at once / in turn", "<=", 1.0),
     "again": ("first token: first question / second", ">=", 5.0),
-    "alongside": ("median between tokens: alongside images / alongside texts", "<=", 1.1),
 }
 _TEMPLATE = (
     "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
@@ -168,46 +158,13 @@ def measure_questions(
     return ratio(found["at once"], found["in turn"]), ratio(first, second)
 
 
-def measure_alongside(
-    checkpoint: Path, rounds: int, files: Iterator[bytes], quiet: Callable[[], None], length: float, slot: float
-) -> float:
-    """Return the median between tokens alongside images over that alongside texts, of a server's text responses."""
-
-    def ask(content: Any) -> Ask:
-        message = {"role": "user", "content": content}
-        return Ask("alongside", "/v1/chat/completions", {"messages": [message], "max_tokens": 1, "stream": True})
-
-    shown = []
-    for content in itertools.islice(files, 60):
-        url = f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
-        shown.append(ask([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]))
-    texts = [ask(f"{number:04d}" + "x" * (ROWS + 1)) for number in range(60)]  # a byte is a token
-    medians: dict[str, list[float]] = {}
-    with running_server(
-        str(checkpoint), TurbomindEngineConfig(session_len=2048, cache_max_entry_count=0.1, **EVERY_TOKEN)
-    ) as url:
-        asyncio.run(alongside(url, texts[-2:], 1, WARM_UP_SECONDS, slot, 0))
-        asyncio.run(alongside(url, shown[-2:], 1, WARM_UP_SECONDS, slot, 0))
-        for turn in range(rounds):
-            for name, asks in (("images", shown[:-2]), ("texts", texts[:-2])):
-                wait_until_idle(url)
-                quiet()
-                share = asks[turn::rounds]  # so that no image is one that was seen before
-                measurements = Measurements.of(asyncio.run(alongside(url, share, 1, length, slot, turn)))
-                medians.setdefault(name, []).append(measurements.median)
-                print(f"   alongside {name}: {measurements.row(name)}", flush=True)
-    return ratio(medians["images"], medians["texts"])
-
-
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.profile_images", description=__doc__)
     parser.add_argument("--rounds", type=flags.positive, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the images")
     parser.add_argument("--only", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each turn alongside others")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a quiet machine; 0: none")
-    parser.add_argument("--slot", type=float, default=6.0, help="seconds between two requests alongside")
     given = parser.parse_args()
     print(f"-- machine: {machine()}", flush=True)
     files, quiet = jpegs(given.seed), partial(wait_until_quiet, given.timeout)
@@ -218,8 +175,6 @@ def main() -> None:
             found["prepare"] = measure_alone(checkpoint, 2 * given.rounds, files, quiet)
         if {"together", "again"} & set(given.only):
             found["together"], found["again"] = measure_questions(checkpoint, given.rounds, files, quiet)
-        if "alongside" in given.only:
-            found["alongside"] = measure_alongside(checkpoint, given.rounds, files, quiet, given.seconds, given.slot)
     rows = []
     for name, value in found.items():
         title, relation, limit = TARGETS[name]

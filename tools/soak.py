@@ -24,8 +24,7 @@ from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench import arguments as flags
 from tools.bench.report import machine
 from tools.bench.server import running_server
-from tools.soaking.callers import Caller, model_of
-from tools.soaking.corpus import CORPUS, read_corpus
+from tools.soaking.callers import CORPUS, Caller, model_of, read_corpus
 from tools.soaking.observe import Observer, Sample, descendants, name_of
 from tools.soaking.traffic import Traffic
 from tools.soaking.verdict import Verdict
@@ -91,7 +90,6 @@ def main() -> None:
     parser.add_argument("--blocks", type=flags.positive, default=1024, help="of the KV cache")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="hostile requests")
     given = parser.parse_args()
-    hostile = [pair[0] for pair in read_corpus(given.corpus)]
     config = TurbomindEngineConfig(cache_max_entry_count=given.blocks)
     with nullcontext(given.url) if given.url else running_server(given.model_path, config) as url:
         below = [] if given.url else descendants(os.getpid())
@@ -99,7 +97,7 @@ def main() -> None:
         launcher = launchers[0] if launchers else None
         observer = Observer(launcher, url)
         caller = Caller(url, asyncio.run(model_of(url)))
-        traffic = Traffic(caller, hostile, given.seed, given.longest)
+        traffic = Traffic(caller, read_corpus(given.corpus), given.seed, given.longest)
         samples = asyncio.run(run(traffic, observer, given.callers, given.seconds, given.restart_every, launcher))
         last = when_idle(observer)
     verdict = Verdict.of(caller.outcomes, samples, last)

@@ -27,8 +27,7 @@ from tests.abuse.gateway import JSON
 from tests.abuse.servers import KEY, OTHER_KEY, Servers, Target
 from tests.abuse.shots import Shot
 from tools.bench.stats import percentile
-from tools.soaking.callers import Caller
-from tools.soaking.corpus import read_corpus
+from tools.soaking.callers import Caller, read_corpus
 from tools.soaking.observe import descendants, name_of
 from tools.soaking.traffic import Traffic
 
@@ -258,7 +257,7 @@ def _warm(attacks: Sequence[Shot], servers: Servers, seed: int) -> None:
 
 
 def _proper(caller: Caller, seed: int, stop: threading.Event) -> None:
-    hostile = [pair[0] for pair in read_corpus()]
+    hostile = read_corpus()
     while not stop.is_set():
         seed += 1
         asyncio.run(Traffic(caller, hostile, seed, _LONGEST_PROMPT).run(CALLERS, 2.0))

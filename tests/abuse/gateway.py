@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.abuse.bodies import BODIES, CHAT, COMPLETIONS, MODEL
 from tests.abuse.texts import SAMPLES, broken_texts
-from tools.soaking.corpus import read_corpus
+from tools.soaking.callers import read_corpus
 
 LOOPING = "looping"  # an adapter of this name, see `write_looping_adapter`
 JSON = {"content-type": "application/json"}
@@ -186,7 +186,7 @@ def _costly() -> Iterator[ApiRequest]:
     yield _chat("a token that there is not", allowed_token_ids=[2**31 - 1], may_be_served=False)
     banned = {str(token): -100 for token in range(300)}
     yield _chat("a bias against many tokens", logit_bias=banned, allowed_token_ids=[5], max_tokens=8)
-    for hostile, _ in read_corpus():
+    for hostile in read_corpus():
         make = partial(_json, {"model": MODEL, **hostile.body})
         leaves = hostile.manner != "read"
         yield ApiRequest(f"the corpus: {hostile.name}", "POST", hostile.path, make, JSON, leaves=leaves)

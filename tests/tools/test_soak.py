@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_models import make_tiny_llama
-from tools.soaking.callers import Outcome
-from tools.soaking.corpus import read_corpus
+from tools.soaking.callers import Outcome, read_corpus
 from tools.soaking.observe import Sample
 from tools.soaking.traffic import WEIGHTS
 from tools.soaking.verdict import Verdict
@@ -39,15 +38,11 @@ def test_a_short_soak_leaves_nothing(default_model_dir: Path, tmp_path: Path) ->
     assert sum(reported["growth"].values()) <= MOST_GROWTH
 
 
-def test_every_hostile_request_has_a_twin_of_the_same_length() -> None:
-    pairs = read_corpus()
-    assert len({hostile.name for hostile, _ in pairs}) == len(pairs) > 20
-    assert {hostile.manner for hostile, _ in pairs} == {"read", "leave", "unread", "unfinished"}
-    for hostile, twin in pairs:
-        assert (twin.path, twin.manner) == (hostile.path, "read")
-        assert hostile.manner == "leave" or twin.body["max_tokens"] == hostile.body["max_tokens"]
-        assert len(json.dumps(twin.body)) < 300
-    assert all(hostile.body != twin.body or hostile.manner != "read" for hostile, twin in pairs)
+def test_hostile_requests_have_names_and_come_in_every_manner() -> None:
+    corpus = read_corpus()
+    assert len({hostile.name for hostile in corpus}) == len(corpus) > 20
+    assert {hostile.manner for hostile in corpus} == {"read", "leave", "unread", "unfinished"}
+    assert max(len(json.dumps(hostile.body)) for hostile in corpus) > 100_000
 
 
 def test_what_grows_hangs_or_is_left_is_reported() -> None:

@@ -15,7 +15,7 @@ COMMANDS = {
     "agents": ("tools.bench.conversations:agents", "conversations, agents and their prefixes"),
     "long": ("tools.bench.conversations:long", "a long context"),
     "speculative": ("tools.bench.speculative:main", "drafts, by kind of text"),
-    "images": ("tools.profile_images:main", "images, alone and next to texts"),
+    "images": ("tools.profile_images:main", "images: preparation, many at once, asked about again"),
 }
 
 

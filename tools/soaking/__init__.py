@@ -1,1 +1,1 @@
-"""What `tools/soak.py` and `tools/profile_isolation.py` share: callers of all kinds, and a look at the server."""
+"""What `tools/soak.py` and `tests/abuse` share: callers of all kinds, and a look at the server."""

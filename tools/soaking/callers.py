@@ -3,19 +3,65 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import aiohttp
 import orjson
 
-from tools.soaking.corpus import Ask
-
 ANSWER_SECONDS = 120.0  # a request without an end after so long counts as unanswered
 DATA = b"data: "
 DONE = b"data: [DONE]"
+
+
+CORPUS = Path(__file__).resolve().parents[2] / "tests" / "abuse" / "corpus.json"
+CHAT = "/v1/chat/completions"
+PROMPT = "Write down what comes to your mind."
+
+Manner = Literal["read", "leave", "unread", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request and how its response is taken.
+
+    Attributes
+    ----------
+    name
+        What it is, for reports.
+    path
+        Where it is sent.
+    body
+        Its JSON; the model's name is put in by the caller.
+    manner
+        ``read``: to its end; ``leave``: to the first token, then the connection is closed; ``unread``: nothing is read;
+        ``unfinished``: not even the request is sent to its end.
+    """
+
+    name: str
+    path: str
+    body: dict[str, Any] = field(repr=False)
+    manner: Manner = "read"
+
+
+def read_corpus(path: Path = CORPUS) -> list[Ask]:
+    """Return the requests of a file that are made to hurt others."""
+    return [_hostile(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _hostile(entry: dict[str, Any]) -> Ask:
+    path = entry["path"]
+    prompt = {"messages": [{"role": "user", "content": PROMPT}]} if path == CHAT else {"prompt": PROMPT}
+    body = {**prompt, "max_tokens": entry["max_tokens"], "ignore_eos": True, "stream": True, **entry.get("fields", {})}
+    if fill := entry.get("fill"):
+        body[fill["field"]] = [fill["element"]] * fill["count"]
+    if repeat := entry.get("repeat"):
+        body[repeat["field"]] = repeat["text"] * repeat["count"]
+    return Ask(entry["name"], path, body, entry.get("manner", "read"))
 
 
 @dataclass

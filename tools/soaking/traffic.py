@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tools.bench.workload import WORDS
-from tools.soaking.callers import Caller
-from tools.soaking.corpus import CHAT, Ask
+from tools.soaking.callers import CHAT, Ask, Caller
 
 COMPLETIONS, INTERACTIVE = "/v1/completions", "/v1/chat/interactive"
 SCHEMA = {
