@@ -14,8 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.version import __version__
 from openai_gateway.batches.runner import BatchRunner
-from openai_gateway.batches.slots import Slots
-from openai_gateway.batches.work import asking
+from openai_gateway.batches.work import Slots, asking
 from openai_gateway.docs_page import DESCRIPTION, add_docs_page
 from openai_gateway.endpoints import adapters, cache, loading, metrics, models, probes, render, tokens
 from openai_gateway.endpoints.batches import route as batches
@@ -43,7 +42,6 @@ from openai_gateway.process.ledger import Ledger
 from openai_gateway.process.registration import Registration
 from openai_gateway.registry import OF_PATH
 from openai_gateway.settings import Settings
-from openai_gateway.stored_responses.folder import FolderStore
 
 ROUTERS: tuple[APIRouter, ...] = tuple(
     routes.router
@@ -85,8 +83,7 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with gateway.client:
             registration.start()
-            if isinstance(gateway.responses, FolderStore):
-                await gateway.responses.clean()
+            await gateway.responses.clean()
             if gateway.batch_runner is not None:
                 gateway.batch_runner.start()
             try:

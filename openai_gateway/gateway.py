@@ -14,9 +14,8 @@ from lmdeploy.serve.client import CALLER, GenerateChunk, GenerateRequest, Triton
 from lmdeploy.serve.multi_model.administration import Administration
 from lmdeploy.serve.multi_model.registry import Registry
 from openai_gateway.adapters import LONGEST_NAME
-from openai_gateway.batches.files import Limits
 from openai_gateway.batches.runner import BatchRunner
-from openai_gateway.batches.store import Store
+from openai_gateway.batches.store import Limits, Store
 from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
 from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
@@ -30,9 +29,7 @@ from openai_gateway.middleware.own_requests import OpenRequests, is_own
 from openai_gateway.models import Chosen, Models, MultiModel, OneModel, ServedModel
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
-from openai_gateway.stored_responses.folder import FolderStore
-from openai_gateway.stored_responses.memory import MemoryStore
-from openai_gateway.stored_responses.record import Bounds
+from openai_gateway.stored_responses.record import Bounds, ResponseStore
 
 if TYPE_CHECKING:
     from openai_gateway.tracing.spans import Tracing
@@ -84,12 +81,12 @@ class Gateway:
         self._media = MediaFetcher(settings.allowed_media_hosts, settings.allowed_media_folder)
         self._qos = Qos.load(settings.qos_config_path, settings.api_keys) if settings.qos_config_path else None
 
-    def _response_store(self) -> MemoryStore | FolderStore:
+    def _response_store(self) -> ResponseStore:
         settings = self.settings
         if settings.responses_store is not None:
-            return FolderStore(settings.responses_store, Bounds(settings.max_key_bytes, _MOST_RESPONSES))
+            return ResponseStore(settings.responses_store, Bounds(settings.max_key_bytes, _MOST_RESPONSES))
         bounds = Bounds(_RESPONSES_MEMORY // max(1, len(settings.api_keys)), _MOST_RESPONSES)
-        return MemoryStore(bounds, _RESPONSES_MEMORY)
+        return ResponseStore(None, bounds, _RESPONSES_MEMORY)
 
     async def default_model(self) -> ServedModel:
         """Return the model that is asked where a request names none.

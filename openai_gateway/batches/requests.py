@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import httpx
 import orjson
 
-from openai_gateway.batches.asking import BatchResponse
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
 from openai_gateway.registry import BATCHED
@@ -145,7 +145,7 @@ def count_requests(path: Path, most: int, most_lines: int | None = None) -> int:
     return count
 
 
-def result_line(name: str, request: BatchRequest, reply: BatchResponse) -> tuple[bytes, bool]:
+def result_line(name: str, request: BatchRequest, reply: httpx.Response) -> tuple[bytes, bool]:
     """Return the result of a request that was answered, and whether it belongs among the errors.
 
     Parameters
@@ -153,9 +153,10 @@ def result_line(name: str, request: BatchRequest, reply: BatchResponse) -> tuple
     name
         How ids of results begin, as ``batch_req``.
     """
-    body: Any = orjson.Fragment(reply.body) if reply.body else None
-    response = {"status_code": reply.status, "request_id": reply.request_id, "body": body}
-    return _result(name, request.line, request.custom_id, response, None), reply.status != _OK
+    body: Any = orjson.Fragment(reply.content) if reply.content else None
+    request_id = reply.headers.get("x-request-id", "")
+    response = {"status_code": reply.status_code, "request_id": request_id, "body": body}
+    return _result(name, request.line, request.custom_id, response, None), reply.status_code != _OK
 
 
 def error_line(name: str, request: BatchRequest | InvalidRequest, code: str, message: str) -> bytes:

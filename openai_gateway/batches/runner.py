@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Collection
 
 from lmdeploy.serve.events import is_set_within
-from openai_gateway.batches.disk import now
-from openai_gateway.batches.files import QuotaError
-from openai_gateway.batches.records import ENDED, BatchProblem, BatchProblems, Record, Status
+from openai_gateway.batches.records import ENDED, BatchProblem, Record, Status
 from openai_gateway.batches.requests import MAX_LINES, MAX_REQUESTS, BatchRequests, count_requests, error_line
 from openai_gateway.batches.results import Results, ResultsError
-from openai_gateway.batches.slots import Slots
-from openai_gateway.batches.store import Owned, Store
-from openai_gateway.batches.work import Ask, work_through
+from openai_gateway.batches.store import Owned, QuotaError, Store
+from openai_gateway.batches.work import Ask, Slots, work_through
+from openai_gateway.database import now, owner_name
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +26,13 @@ _PAUSE = 10.0  # seconds after a failure of the disk
 _EXPIRED = "the batch's completion window was over before this request was made"
 
 
-class _EndedEarly(Exception):
+class _Ended(Exception):
     """The requests that are left are not asked any more."""
 
-    def __init__(self, status: Status, problem: BatchProblem | None = None) -> None:
+    def __init__(self, status: Status, code: str = "", message: str = "", param: str | None = None) -> None:
         super().__init__(status)
         self.status = status
-        self.problem = problem
+        self.problem = BatchProblem(code=code, message=message, param=param) if code else None
 
 
 class BatchRunner:
@@ -63,11 +61,12 @@ class BatchRunner:
         max_request_bytes: int,
     ) -> None:
         self._store = store
-        self._keys: list[str | None] = [*keys] or [None]
+        owners: list[str | None] = [*keys] or [None]
+        self._keys = {owner_name(key): key for key in owners}
         self._slots = slots
         self._ask = ask
         self._max_request_bytes = max_request_bytes
-        self._running: dict[str | None, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._new = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -87,17 +86,22 @@ class BatchRunner:
 
     async def _run(self) -> None:
         lock = await self._lock()
-        cleaned = 0.0
+        next_clean = 0.0
         try:
             while True:
                 self._new.clear()
-                if time.monotonic() - cleaned > _CLEAN or not cleaned:
-                    cleaned = time.monotonic()
-                    await self._clean()
-                for key in self._keys:
-                    if key not in self._running and (waiting := self._store.of(key).batches.open_ids()):
-                        self._begin(key, waiting[0])
-                await is_set_within(self._new, _LOOK)
+                pause = _LOOK
+                try:
+                    if time.monotonic() >= next_clean:
+                        next_clean = time.monotonic() + _CLEAN
+                        await asyncio.to_thread(self._store.clean)
+                    waiting = await asyncio.to_thread(self._store.waiting)
+                    for owner in (waiting.keys() & self._keys) - self._running.keys():
+                        self._begin(owner, waiting[owner])
+                except OSError as error:
+                    logger.error("files and batches cannot be read: %s", error)
+                    pause = _PAUSE
+                await is_set_within(self._new, pause)
         finally:
             for task in self._running.values():
                 task.cancel()
@@ -107,26 +111,17 @@ class BatchRunner:
     async def _lock(self) -> int:
         while True:
             try:
-                lock = self._store.lock()
+                if (lock := self._store.lock()) is not None:
+                    return lock
             except OSError as error:
                 logger.error("files and batches cannot be kept: %s", error)
-                lock = None
-            if lock is not None:
-                return lock
             await asyncio.sleep(_LOCK)
 
-    async def _clean(self) -> None:
-        try:
-            await asyncio.to_thread(self._store.clean)
-        except OSError as error:
-            logger.warning("what has expired cannot be removed: %s", error)
-
-    def _begin(self, key: str | None, batch_id: str) -> None:
-        task = asyncio.create_task(self._guarded(key, batch_id))
-        self._running[key] = task
+    def _begin(self, owner: str, batch_id: str) -> None:
+        self._running[owner] = task = asyncio.create_task(self._guarded(self._keys[owner], batch_id))
 
         def ended(ended_task: asyncio.Task[None]) -> None:
-            del self._running[key]
+            del self._running[owner]
             self._new.set()
             if not ended_task.cancelled():
                 ended_task.exception()  # seen; what ends the process is reported elsewhere
@@ -137,7 +132,10 @@ class BatchRunner:
         """Run a batch; where the disk fails, wait before it continues."""
         owned = self._store.of(key)
         try:
-            await _Run(self, owned, batch_id, self._ask(key)).run()
+            if (record := await asyncio.to_thread(owned.batch, batch_id)) is None:
+                return
+            requests = BatchRequests(owned.content(record.input_file_id), record.endpoint, self._max_request_bytes)
+            await _Run(owned, record, requests, self._slots, self._ask(key)).run()
         except OSError as error:
             logger.error("batch %s waits: %s", batch_id, error)
             await asyncio.sleep(_PAUSE)
@@ -145,150 +143,110 @@ class BatchRunner:
             logger.exception("batch %s failed", batch_id)
             await asyncio.to_thread(_give_up, owned, batch_id)
 
-    def requests(self, owned: Owned, record: Record) -> BatchRequests:
-        """Return the requests of a batch."""
-        return BatchRequests(owned.files.content(record.input_file_id), record.endpoint, self._max_request_bytes)
-
-    @property
-    def slots(self) -> Slots:
-        """How many requests are asked at a time."""
-        return self._slots
-
 
 class _Run:
     """One batch, from wherever it is to its end."""
 
-    def __init__(self, runner: BatchRunner, owned: Owned, batch_id: str, ask: Ask) -> None:
-        self._runner = runner
+    def __init__(self, owned: Owned, record: Record, requests: BatchRequests, slots: Slots, ask: Ask) -> None:
         self._owned = owned
-        self._id = batch_id
+        self._record = record
+        self._requests = requests
+        self._slots = slots
         self._ask = ask
-        self._name = f"batch_req_{batch_id.removeprefix('batch_')}"
+        self._name = f"batch_req_{record.id.removeprefix('batch_')}"
 
     async def run(self) -> None:
-        record = await asyncio.to_thread(self._owned.batches.stored, self._id)
-        if record is not None and record.status not in (*ENDED, "finalizing"):
-            await self._work(record)
-        if record is not None and record.status not in ENDED:
-            await asyncio.to_thread(self._publish, record)
-        await asyncio.to_thread(self._owned.batches.close, self._id)
-
-    async def _work(self, record: Record) -> None:
-        """Ask the requests, and write down how it ended."""
-        problem = None
         try:
-            await asyncio.to_thread(self._require_input, record)
-            if record.status == "validating":
-                await asyncio.to_thread(self._validate, record)
-            results = await asyncio.to_thread(Results, *self._owned.batches.results(self._id))
-            try:
-                await self._watch(record, results)
-                record.ends_as = "completed"
-            except _EndedEarly as early:
-                if early.status == "expired":
-                    await asyncio.to_thread(self._expire, record, results)
-                raise
-            finally:
-                _count(record, results)
-                await asyncio.to_thread(_close, results)
-        except _EndedEarly as early:
-            record.ends_as, problem = early.status, early.problem
+            await asyncio.to_thread(self._validate)
+            await self._work()
+            end = _Ended("completed")
+        except _Ended as early:
+            end = early
         except ResultsError as error:  # somebody else wrote there
-            record.ends_as, problem = "failed", BatchProblem(code="internal_error", message=str(error))
-        if problem is not None:
-            record.errors = BatchProblems(data=[problem])
-        record.status, record.finalizing_at = "finalizing", now()
-        await asyncio.to_thread(self._owned.batches.save, record)
+            end = _Ended("failed", "internal_error", str(error))
+        await asyncio.to_thread(self._owned.end, self._record, end.status, end.problem)
 
-    def _require_input(self, record: Record) -> None:
-        if not self._owned.files.content(record.input_file_id).exists():
-            message = f"The input file {record.input_file_id} is not there any more."
-            raise _EndedEarly("failed", BatchProblem(code="no_file", message=message, param="input_file_id"))
-
-    def _validate(self, record: Record) -> None:
-        if self._owned.batches.is_cancelled(self._id):
-            raise _EndedEarly("cancelled")
-        total = count_requests(self._owned.files.content(record.input_file_id), MAX_REQUESTS, MAX_LINES)
+    def _validate(self) -> None:
+        record, path = self._record, self._owned.content(self._record.input_file_id)
+        if not path.exists():
+            message = f"The input file {path.name} is not there any more."
+            raise _Ended("failed", "no_file", message, "input_file_id")
+        if record.in_progress_at is not None:
+            return
+        if record.status == "cancelling":
+            raise _Ended("cancelled")
+        total = count_requests(path, MAX_REQUESTS, MAX_LINES)
         if not 1 <= total <= MAX_REQUESTS:
             count = f"more than {MAX_REQUESTS}" if total else "no"
             message = f"The input file must have 1 to {MAX_REQUESTS} requests, a line each; it has {count}."
-            raise _EndedEarly("failed", BatchProblem(code="bad_file", message=message, param="input_file_id"))
+            raise _Ended("failed", "bad_file", message, "input_file_id")
         record.request_counts.total = total
         record.status, record.in_progress_at = "in_progress", now()
-        self._owned.batches.save(record)
+        self._owned.save(record)
 
-    async def _watch(self, record: Record, results: Results) -> None:
+    async def _work(self) -> None:
         """Ask the requests, and look now and then whether they are still to be asked."""
-        requests = self._runner.requests(self._owned, record)
-        work = asyncio.create_task(work_through(requests, results, self._runner.slots, self._ask, self._name))
+        results = await asyncio.to_thread(Results, *self._owned.results(self._record.id))
+        work = asyncio.create_task(work_through(self._requests, results, self._slots, self._ask, self._name))
         try:
             while not work.done():
-                await asyncio.to_thread(self._look, record)
+                await asyncio.to_thread(self._look)
                 await asyncio.wait((work,), timeout=_LOOK)
-                _count(record, results)
-                await asyncio.to_thread(results.sync)
-                await asyncio.to_thread(self._owned.batches.save, record)
+                await asyncio.to_thread(self._save, results)
             work.result()
+        except _Ended as early:
+            if early.status == "expired":
+                await _stopped(work)
+                await asyncio.to_thread(self._expire, results)
+            raise
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await _stopped(work)
+            await asyncio.to_thread(self._close, results)
 
-    def _look(self, record: Record) -> None:
+    def _look(self) -> None:
         """Raise that the batch is to end."""
-        if self._owned.batches.is_cancelled(self._id):
-            raise _EndedEarly("cancelled")
-        if record.expires_at <= now():
-            raise _EndedEarly("expired")
+        seen = self._owned.batch(self._record.id)
+        if seen is not None and seen.status == "cancelling":
+            raise _Ended("cancelled")
+        if self._record.expires_at <= now():
+            raise _Ended("expired")
         try:
-            self._owned.files.require_room(more=False)
+            self._owned.require_room()
         except QuotaError as error:
-            raise _EndedEarly("failed", BatchProblem(code="quota_exceeded", message=str(error))) from None
+            raise _Ended("failed", "quota_exceeded", str(error)) from None
 
-    def _expire(self, record: Record, results: Results) -> None:
+    def _expire(self, results: Results) -> None:
         """Describe each request that is left that it came too late."""
-        for request in self._runner.requests(self._owned, record):
+        for request in self._requests:
             if request.line not in results.done:
                 results.add(request.line, error_line(self._name, request, "batch_expired", _EXPIRED), is_error=True)
 
-    def _publish(self, record: Record) -> None:
-        """Make the results files, and the batch one that has ended. Whatever of it was done already is done again."""
-        output, errors = self._owned.batches.results(self._id)
-        for path, file_id, name in (
-            (output, record.output_id, "output"),
-            (errors, record.errors_id, "error"),
-        ):
-            is_begun = self._owned.files.content(file_id).exists()
-            if is_begun or (path.exists() and path.stat().st_size):
-                filename = f"{self._id}_{name}.jsonl"
-                self._owned.files.adopt(path, file_id, filename, "batch_output", record.results_seconds)
-                setattr(record, f"{name}_file_id", file_id)
-            else:
-                path.unlink(missing_ok=True)
-        record.status = record.ends_as
-        setattr(record, f"{record.ends_as}_at", now())
-        if record.ends_as == "cancelled":
-            record.cancelling_at = record.finalizing_at
-        self._owned.batches.save(record)
-
-
-def _close(results: Results) -> None:
-    try:
+    def _save(self, results: Results) -> None:
+        self._count(results)
         results.sync()
-    finally:
-        results.close()
+        self._owned.save(self._record)
+
+    def _close(self, results: Results) -> None:
+        self._count(results)
+        try:
+            results.sync()
+        finally:
+            results.close()
+
+    def _count(self, results: Results) -> None:
+        counts = self._record.request_counts
+        counts.completed, counts.failed = results.completed, results.failed
 
 
-def _count(record: Record, results: Results) -> None:
-    record.request_counts.completed, record.request_counts.failed = results.completed, results.failed
+async def _stopped(work: asyncio.Task[None]) -> None:
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
 
 
 def _give_up(owned: Owned, batch_id: str) -> None:
     """End a batch that broke us, so that it does not do so again and again."""
     with contextlib.suppress(OSError, ValueError):
-        record = owned.batches.stored(batch_id)
+        record = owned.batch(batch_id)
         if record is not None and record.status not in ENDED:
-            problem = BatchProblem(code="internal_error", message="The server had an error while it ran this batch.")
-            record.status, record.failed_at = "failed", now()
-            record.errors = BatchProblems(data=[problem])
-            owned.batches.save(record)
-        owned.batches.close(batch_id)
+            message = "The server had an error while it ran this batch."
+            owned.end(record, "failed", BatchProblem(code="internal_error", message=message))

@@ -6,25 +6,71 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from itertools import chain, islice, repeat
 
-from starlette.types import ASGIApp
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_gateway.batches.asking import BatchResponse, ask
+from lmdeploy.serve.events import is_set_within
 from openai_gateway.batches.requests import BatchRequest, InvalidRequest, error_line, result_line
 from openai_gateway.batches.results import Results
-from openai_gateway.batches.slots import Slots
+from openai_gateway.middleware.own_requests import OWN, OpenRequests
 
-Ask = Callable[[BatchRequest], Awaitable[BatchResponse]]
+Ask = Callable[[BatchRequest], Awaitable[httpx.Response]]
 _AT_A_TIME = 32  # lines that are read
 _BYTES_AT_A_TIME = 1024 * 1024
 _LATER = (429, 503)  # full, or away: neither says anything about the request
+_LOOK_AGAIN = 0.1  # seconds; nothing signals when clients' requests end
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one for good
 
 
-def asking(app: ASGIApp, key: str | None = None) -> Ask:
-    """Return what asks an application, as the holder of a key."""
+class Slots:
+    """Places for requests, given in the order in which they were asked for; fewer while clients ask.
 
-    async def ask_request(request: BatchRequest) -> BatchResponse:
-        return await ask(app, request.url, request.body, key)
+    Parameters
+    ----------
+    most
+        Requests at a time while no client asks; each request of a client's takes a place, but the last one stays.
+    clients
+        Their open requests.
+    """
+
+    def __init__(self, most: int, clients: OpenRequests) -> None:
+        self._most = most
+        self._clients = clients
+        self._taken = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def take(self) -> None:
+        """Return when there is a place, which is the caller's until `free`."""
+        async with self._turn:
+            while self._taken >= max(1, self._most - self._clients.count):
+                self._freed.clear()
+                await is_set_within(self._freed, _LOOK_AGAIN)
+            self._taken += 1
+
+    def free(self) -> None:
+        """Give a place back."""
+        self._taken -= 1
+        self._freed.set()
+
+
+def asking(app: ASGIApp, key: str | None = None) -> Ask:
+    """Return what asks an application, its middleware included, without a socket; cancelling it cancels the request.
+
+    Parameters
+    ----------
+    key
+        The API key that requests come with; it is not looked at again. None: there are none.
+    """
+
+    async def own(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, OWN: True, "lmdeploy.key": key}, receive, send)
+
+    transport = httpx.ASGITransport(own, raise_app_exceptions=False, client=("batch", 0))
+    client = httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None)
+
+    async def ask_request(request: BatchRequest) -> httpx.Response:
+        return await client.post(request.url, content=request.body, headers={"content-type": "application/json"})
 
     return ask_request
 
@@ -54,13 +100,6 @@ async def work_through(
         nor have they where this task is cancelled.
     """
     tasks: set[asyncio.Task[None]] = set()
-    broken: list[BaseException] = []
-
-    def ended(task: asyncio.Task[None]) -> None:
-        tasks.discard(task)
-        slots.free()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            broken.append(error)
 
     async def work(request: BatchRequest) -> None:
         result, is_error = result_line(name, request, await _patiently(ask_request, request))
@@ -74,26 +113,22 @@ async def work_through(
                 results.add(request.line, error_line(name, request, request.code, request.message), is_error=True)
                 continue
             await slots.take()
-            if broken:
-                slots.free()
-                break
-            task = asyncio.create_task(work(request))
-            tasks.add(task)
-            task.add_done_callback(ended)
-        while tasks and not broken:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            tasks.add(task := asyncio.create_task(work(request)))
+            task.add_done_callback(lambda _: slots.free())
+            for ended in [task for task in tasks if task.done()]:
+                tasks.discard(ended)
+                ended.result()
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if broken:
-        raise broken[0]
 
 
-async def _patiently(ask_request: Ask, request: BatchRequest) -> BatchResponse:
+async def _patiently(ask_request: Ask, request: BatchRequest) -> httpx.Response:
     for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
         response = await ask_request(request)
-        if response.status not in _LATER:
+        if response.status_code not in _LATER:
             break
         await asyncio.sleep(pause)
     return response

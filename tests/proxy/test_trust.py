@@ -17,8 +17,7 @@ from openai_gateway.middleware.api_keys import CALLER, digest_for_node
 from openai_gateway.proxy.addresses import CheckedResolver, checked_url
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.settings import Settings
-from openai_gateway.stored_responses.memory import MemoryStore
-from openai_gateway.stored_responses.record import Bounds, StoredResponse
+from openai_gateway.stored_responses.record import Bounds, ResponseStore, StoredResponse
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
 from tests.support.proxies import running_proxy
@@ -254,7 +253,7 @@ def test_callers_of_a_proxy_stay_apart_at_its_nodes(stack: ExitStack) -> None:
 
 
 async def test_callers_of_a_proxy_fill_no_memory_however_many_they_are() -> None:
-    store = MemoryStore(Bounds(1000, 100), 3000)
+    store = ResponseStore(None, Bounds(1000, 100), 3000)
     texts = {f"resp_{number}": StoredResponse({"id": f"resp_{number}"}, [{"a": "x" * 700}]) for number in range(9)}
     for name, stored in texts.items():
         assert await store.put(f"key of {name}", stored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import stat
@@ -17,9 +18,9 @@ from lmdeploy.scratch import Scratch
 from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.shared_memory import FOLDER
 from lmdeploy.serve.tritonserver import TritonServer
-from openai_gateway.batches.disk import write_whole
-from openai_gateway.batches.files import Limits
-from openai_gateway.batches.store import Store
+from openai_gateway.batches.results import Results
+from openai_gateway.batches.store import Limits, Store
+from openai_gateway.stored_responses.record import Bounds, ResponseStore, StoredResponse
 from tests.support.fake_repository import write_fake_repository
 from tests.support.processes import session_members
 
@@ -75,12 +76,13 @@ def test_triton_s_log_is_private_also_one_of_an_earlier_start(tmp_path: Path, mo
 
 
 def test_kept_files_are_private_in_a_folder_that_is_not(tmp_path: Path) -> None:
-    write_whole(tmp_path / "whole", b"a response")
-    upload = Store(tmp_path / "files", Limits(1000, 1000, 10)).of(None).files.upload()
-    upload.write(b"a prompt")
-    kept = [path for path in (tmp_path / "files").rglob("*") if path.is_file() and path.name != "lock"]
-    assert kept
-    assert not open_to_others(tmp_path / "whole", *kept)
+    owned = Store(tmp_path, Limits(1000, 1000, 10)).of(None)
+    owned.new_file().write_text("a prompt")
+    Results(*owned.results("batch_1")).add(1, b"a response", is_error=False)
+    asyncio.run(ResponseStore(tmp_path, Bounds(1000, 10)).put(None, StoredResponse({"id": "resp_1"}, [])))
+    kept = [path for path in tmp_path.rglob("*") if path.name != "lock"]
+    assert {path.suffix for path in kept} >= {"", ".sqlite", ".sqlite-wal"}
+    assert not open_to_others(*kept)
 
 
 def test_temporary_folders_are_private() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+import httpx
 from tqdm import tqdm
 
 from lmdeploy.cli.options import engine_config
@@ -20,11 +21,9 @@ from lmdeploy.paths import locate_model
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.turbomind.checkpoint_files import state_of
 from openai_gateway.app import create_app
-from openai_gateway.batches.asking import BatchResponse
 from openai_gateway.batches.requests import BatchRequest, BatchRequests, count_requests
 from openai_gateway.batches.results import Results, ids_in
-from openai_gateway.batches.slots import Slots
-from openai_gateway.batches.work import Ask, asking, work_through
+from openai_gateway.batches.work import Ask, Slots, asking, work_through
 from openai_gateway.middleware.own_requests import OpenRequests
 from openai_gateway.settings import Settings
 
@@ -168,9 +167,9 @@ async def _work(
 def _while_it_lives(ask_request: Ask) -> Ask:
     """Return what asks, and fails where nobody will ever answer: an engine of our own does not come back."""
 
-    async def ask(request: BatchRequest) -> BatchResponse:
+    async def ask(request: BatchRequest) -> httpx.Response:
         response = await ask_request(request)
-        if response.status == _GONE:
+        if response.status_code == _GONE:
             raise BatchError("the engine is gone; the same command continues from here")
         return response
 

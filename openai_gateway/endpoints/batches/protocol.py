@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from openai_gateway.batches.files import SECONDS_KEPT
-from openai_gateway.endpoints.files.protocol import LEAST_SECONDS
+from openai_gateway.batches.records import SECONDS_KEPT
+from openai_gateway.endpoints.files.protocol import ExpiresAfter
 from openai_gateway.protocol.fields import AnyText, FieldError, Strict, Text
 from openai_gateway.registry import BATCHED
 
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     Endpoint = str
 else:
     Endpoint = Literal[BATCHED]
-
-
-class ExpiresAfter(Strict):
-    """How long results are kept."""
-
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=LEAST_SECONDS, le=SECONDS_KEPT)]
 
 
 class BatchRequest(Strict):

@@ -10,13 +10,15 @@ from fastapi import APIRouter, Query
 from openai_gateway.batches.records import ENDED, BatchObject, Record
 from openai_gateway.batches.store import Owned
 from openai_gateway.endpoints.batches.protocol import BatchRequest
-from openai_gateway.endpoints.files.owned import OwnedDependency, batch_of, file_of, reported_failures
 from openai_gateway.endpoints.files.protocol import AfterId, Page, page_of
+from openai_gateway.endpoints.files.route import OwnedDependency, file_of, reported_failures
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.parsing import BoundedRoute
 
 router = APIRouter(route_class=BoundedRoute)
+
+_SHOWN = 64  # characters of an id
 
 
 @router.post("/v1/batches")
@@ -33,7 +35,7 @@ def _created(owned: Owned, body: BatchRequest) -> Record:
     file = file_of(owned, body.input_file_id, 400, "input_file_id")
     if file.purpose != "batch":
         raise ApiError(400, "input_file_id must be of a file with the purpose batch.", param="input_file_id")
-    return owned.batches.add(
+    return owned.add_batch(
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
         hours=body.hours,
@@ -47,32 +49,34 @@ async def list_batches(
     owned: OwnedDependency, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: AfterId = None
 ) -> Page[BatchObject]:
     """List the batches, the newest first."""
-    return Page[BatchObject].model_validate(page_of(await asyncio.to_thread(owned.batches.all), after, limit))
+    return Page[BatchObject].model_validate(page_of(await asyncio.to_thread(owned.batches), after, limit))
 
 
 @router.get("/v1/batches/{batch_id}")
 async def retrieve_batch(batch_id: str, owned: OwnedDependency) -> BatchObject:
     """Return a batch."""
-    return _delta(await asyncio.to_thread(batch_of, owned, batch_id))
+    return _delta(await asyncio.to_thread(_batch_of, owned, batch_id))
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, owned: OwnedDependency, gateway: GatewayDependency) -> BatchObject:
     """End a batch; what has been answered by then is in its files."""
-    with reported_failures():
-        record = await asyncio.to_thread(_cancelled, owned, batch_id)
-    if gateway.batch_runner is not None:
-        gateway.batch_runner.look()
-    return _delta(record)
-
-
-def _cancelled(owned: Owned, batch_id: str) -> Record:
-    record = batch_of(owned, batch_id)
+    record = await asyncio.to_thread(_batch_of, owned, batch_id)
     if record.status in ENDED:
         message = f"The batch {batch_id} is {record.status}; there is nothing to cancel."
         raise ApiError(409, message, code="batch_has_ended")
-    owned.batches.cancel(batch_id)
-    return batch_of(owned, batch_id)
+    with reported_failures():
+        await asyncio.to_thread(owned.cancel, batch_id)
+    if gateway.batch_runner is not None:
+        gateway.batch_runner.look()
+    return _delta(await asyncio.to_thread(_batch_of, owned, batch_id))
+
+
+def _batch_of(owned: Owned, batch_id: str) -> Record:
+    """Return a batch of the caller's; another's is as if it were not there."""
+    if (found := owned.batch(batch_id)) is None:
+        raise ApiError(404, f"There is no batch `{batch_id[:_SHOWN]}`.", code="batch_not_found")
+    return found
 
 
 def _delta(record: Record) -> BatchObject:

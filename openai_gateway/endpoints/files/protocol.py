@@ -6,38 +6,54 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Query
-from pydantic import BaseModel
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from openai_gateway.batches.files import SECONDS_KEPT
+from openai_gateway.batches.records import SECONDS_KEPT
 from openai_gateway.errors import ApiError
+from openai_gateway.protocol.fields import Strict
 
-LEAST_SECONDS = 3600
 AfterId = Annotated[str | None, Query(description="the id of the last one that is known", max_length=64)]
 Order = Literal["asc", "desc"]
 
-FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch"]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {
-                            "type": "integer",
-                            "minimum": LEAST_SECONDS,
-                            "maximum": SECONDS_KEPT,
-                        },
-                    },
-                }
-            }
-        },
-    }
+
+class ExpiresAfter(Strict):
+    """How long a file is kept."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=SECONDS_KEPT)]
+
+
+class FileFields(Strict):
+    """The short fields of the form."""
+
+    purpose: Literal["batch"]
+    expires_after: ExpiresAfter | None = None
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str]) -> FileFields:
+        """Return the fields of a form, where those of objects are called ``object[field]``."""
+        nested: dict[str, Any] = {}
+        for name, value in fields.items():
+            outer, bracket, inner = name.partition("[")
+            if bracket:
+                nested.setdefault(outer, {})[inner.removesuffix("]")] = value
+            else:
+                nested[name] = value
+        try:
+            return cls.model_validate_strings(nested, strict=False)
+        except ValidationError as error:
+            raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
+
+
+_PROPERTIES = {
+    "file": {"type": "string", "format": "binary"},
+    "purpose": {"type": "string", "enum": ["batch"]},
+    "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+    "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": SECONDS_KEPT},
 }
+_SCHEMA = {"type": "object", "required": ["file", "purpose"], "properties": _PROPERTIES}
+FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}}
 """What the OpenAPI document says of the form, which FastAPI does not read."""
 
 
@@ -75,27 +91,3 @@ def page_of(items: Sequence[Any], after: str | None, limit: int) -> dict[str, An
         "last_id": ids[begin + len(some) - 1] if some else None,
         "has_more": begin + limit < len(items),
     }
-
-
-def checked_purpose(fields: Mapping[str, str]) -> None:
-    """Refuse a purpose for which files are not kept."""
-    purpose = fields.get("purpose")
-    if purpose is None:
-        raise ApiError(400, "purpose is required", param="purpose", code="missing_required_parameter")
-    if purpose != "batch":
-        message = f"purpose must be batch, got {purpose[:60]!r}: files are kept for batches alone."
-        raise ApiError(400, message, param="purpose", code="invalid_value")
-
-
-def seconds_kept(fields: Mapping[str, str]) -> int:
-    """Return how long a file is to be kept."""
-    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
-    if anchor is None and seconds is None:
-        return SECONDS_KEPT
-    if anchor != "created_at":
-        raise ApiError(400, "expires_after.anchor must be created_at", param="expires_after.anchor")
-    is_number = seconds is not None and seconds.isascii() and seconds.isdigit() and len(seconds) < 9
-    if seconds is None or not is_number or not LEAST_SECONDS <= int(seconds) <= SECONDS_KEPT:
-        message = f"expires_after.seconds must be in {LEAST_SECONDS}..{SECONDS_KEPT}, got {(seconds or 'nothing')[:60]}"
-        raise ApiError(400, message, param="expires_after.seconds")
-    return int(seconds)

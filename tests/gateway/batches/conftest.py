@@ -45,6 +45,11 @@ def wait_for(client: openai.OpenAI, batch_id: str, timeout: float = 20) -> opena
     return client.batches.retrieve(batch_id)
 
 
+def contents(folder: Path) -> set[str]:
+    """Return the names of what lies in a folder of files alongside the records."""
+    return {path.name for path in folder.glob("*/*")}
+
+
 @pytest.fixture
 def settings(triton: FakeTriton, tmp_path: Path) -> Settings:
     return Settings(triton_address=triton.address, api_keys=KEYS, files_dir=tmp_path / "kept", **LIMITS)  # type: ignore[arg-type]

@@ -8,9 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from openai_gateway.batches.files import Limits
-from openai_gateway.batches.records import Batches
-from openai_gateway.batches.store import Store
+from openai_gateway.batches.store import Limits, Store
 from openai_gateway.settings import Settings
 from tests.gateway.batches.conftest import LIMITS, jsonl, request, results, wait_for
 from tests.gateway.conftest import MODEL
@@ -189,7 +187,11 @@ def test_a_batch_that_is_not_done_in_time_keeps_its_responses_and_names_the_rest
     ):
         made = begin(client, jsonl(request("a"), request("hold", "hold"), request("b")), completion_window="1h")
         eventually_sync(lambda: client.batches.retrieve(made.id).request_counts.completed == 2)  # type: ignore[union-attr]
-    _set_expiry(Store(tmp_path, Limits(1, 1, 1)).of(None).batches, made.id)
+    owned = Store(tmp_path, Limits(1, 1, 1)).of(None)
+    record = owned.batch(made.id)
+    assert record is not None
+    record.expires_at = int(time.time()) - 1
+    owned.save(record)
     triton.reset()
     with (
         running_gateway(settings) as url,
@@ -202,10 +204,3 @@ def test_a_batch_that_is_not_done_in_time_keeps_its_responses_and_names_the_rest
         assert late.keys() == {"hold"}
         assert late["hold"]["error"]["code"] == "batch_expired"
     assert triton.requests == []
-
-
-def _set_expiry(batches: Batches, batch_id: str) -> None:
-    record = batches.stored(batch_id)
-    assert record is not None
-    record.expires_at = int(time.time()) - 1
-    batches.save(record)

@@ -4,30 +4,31 @@ import asyncio
 import errno
 import json
 import os
+import sqlite3
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 
 from openai_gateway.app import create_app
-from openai_gateway.batches import files, records
 from openai_gateway.batches import runner as runner_module
-from openai_gateway.batches.asking import BatchResponse
-from openai_gateway.batches.disk import write_whole
-from openai_gateway.batches.files import Limits, Upload
+from openai_gateway.batches import store as store_module
 from openai_gateway.batches.requests import BatchRequest
 from openai_gateway.batches.results import Results
 from openai_gateway.batches.runner import BatchRunner
-from openai_gateway.batches.slots import Slots
-from openai_gateway.batches.store import Owned, Store
-from openai_gateway.batches.work import Ask
+from openai_gateway.batches.store import Limits, Owned, Store
+from openai_gateway.batches.work import Ask, Slots
+from openai_gateway.database import Database
+from openai_gateway.endpoints.files.form import FileForm
 from openai_gateway.middleware.own_requests import OpenRequests
 from openai_gateway.settings import Settings
-from tests.gateway.batches.conftest import jsonl, request
+from tests.gateway.batches.conftest import contents, jsonl, request
 from tests.support.waiting import eventually
 
 MIB = 2**20
@@ -38,77 +39,84 @@ class Crash(BaseException):
     """Ends whatever runs, as the end of a process does."""
 
 
-class Crashing:
-    """Writes files, and crashes once: before or after it has written for the nth time."""
+class Crashing(Database):
+    """Crashes once: before, in or after its nth transaction."""
 
-    def __init__(self, at: int, *, after: bool) -> None:
-        self._at, self._after = at, after
+    def __init__(self, folder: Path, at: int, moment: str) -> None:
+        super().__init__(folder / "records.sqlite", store_module._SCHEMA)
+        self._at, self._moment = at, moment
         self.calls = 0
 
-    def __call__(self, path: Path, content: bytes) -> None:
-        is_it = self.calls == self._at
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        moment = self._moment if self.calls == self._at else ""
         self.calls += 1
-        if is_it and not self._after:
+        if moment == "before":
             raise Crash
-        write_whole(path, content)
-        if is_it:
+        with super().transaction() as records:
+            yield records
+            if moment == "within":
+                raise Crash
+        if moment == "after":
             raise Crash
 
 
 def owned_with_batch(store: Store) -> tuple[Owned, str]:
     owned = store.of(None)
-    upload = owned.files.upload()
-    upload.write(
+    path = owned.new_file()
+    path.write_bytes(
         jsonl(*(request(f"request {n}", **({"method": "PUT"} if n % 5 == 0 else {})) for n in range(REQUESTS)))
     )
-    file = upload.finish("requests", "batch", 3600)
-    made = owned.batches.add(
+    file = owned.keep(path.name, "requests", 3600)
+    made = owned.add_batch(
         endpoint="/v1/chat/completions", input_file_id=file.id, hours=1, metadata=None, results_seconds=3600
     )
     return owned, made.id
 
 
-def runner_of(store: Store, asked: Counter[str]) -> BatchRunner:
-    async def ask(request: BatchRequest) -> BatchResponse:
+async def run(store: Store, owned: Owned, batch_id: str) -> Counter[str]:
+    """Run a batch to its end; return what was asked how often."""
+    asked = Counter[str]()
+
+    async def ask(request: BatchRequest) -> httpx.Response:
         await asyncio.sleep(0)
         asked[request.custom_id] += 1
-        return BatchResponse(200, "req_1", b'{"object":"chat.completion"}')
+        return httpx.Response(200, content=b'{"object":"chat.completion"}')
 
     def asking(key: str | None) -> Ask:
         return ask
 
-    return BatchRunner(store, (), Slots(4, OpenRequests()), asking, MIB)
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("at", range(6))
-async def test_a_crash_at_any_write_leaves_a_batch_that_can_be_ended(
-    at: int, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, asked = Store(tmp_path, Limits(MIB, MIB, 10)), Counter[str]()
-    owned, batch_id = owned_with_batch(store)
-    write = Crashing(at, after=after)
-    for module in (files, records):
-        monkeypatch.setattr(module, "write_whole", write)
-    runner = runner_of(store, asked)
+    runner = BatchRunner(store, (), Slots(4, OpenRequests()), asking, MIB)
     runner.start()
     try:
-        await eventually(lambda: not owned.batches.open_ids())
+        await eventually(lambda: not store.waiting())
     finally:
         await runner.stop()
-    assert write.calls > at + 1 - after  # it did crash, and then continued
-    record = owned.batches.stored(batch_id)
+    record = owned.batch(batch_id)
     assert record is not None
     assert record.status == "completed"
     assert record.request_counts.model_dump() == {"total": REQUESTS, "completed": 16, "failed": 4}
-    found = [
-        [json.loads(line)["custom_id"] for line in owned.files.content(name or "").read_text().splitlines()]
-        for name in (record.output_file_id, record.error_file_id)
-    ]
-    assert sorted(found[0] + found[1]) == sorted(f"request {n}" for n in range(REQUESTS))
+    return asked
+
+
+@pytest.mark.parametrize("moment", ["before", "within", "after"])
+@pytest.mark.parametrize("at", range(6))
+async def test_a_crash_at_any_transaction_leaves_a_batch_that_can_be_ended(
+    at: int, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path, Limits(MIB, MIB, 10))
+    owned, batch_id = owned_with_batch(store)
+    crashing = Crashing(tmp_path, at, moment)
+    monkeypatch.setattr(store, "of", lambda key: Owned(crashing, tmp_path / "everybody", store.limits))
+    asked = await run(store, owned, batch_id)
+    assert crashing.calls > at
+    record = owned.batch(batch_id)
+    assert record is not None
+    outputs = [name or "" for name in (record.output_file_id, record.error_file_id)]
+    found = [json.loads(line)["custom_id"] for name in outputs for line in owned.content(name).read_text().splitlines()]
+    assert sorted(found) == sorted(f"request {n}" for n in range(REQUESTS))
     assert set(asked.values()) == {1}
-    assert {file.purpose for file in owned.files.all()} == {"batch", "batch_output"}
-    assert [path.name for path in (tmp_path / "everybody" / "batches").iterdir()] == [f"{batch_id}.json"]
+    assert {file.id for file in owned.files()} == contents(tmp_path) == {record.input_file_id, *outputs}
 
 
 def test_a_result_that_the_disk_takes_half_of_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,26 +138,31 @@ def _full(*_: Any) -> int:
 
 
 async def test_a_batch_waits_for_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, asked = Store(tmp_path, Limits(MIB, MIB, 10)), Counter[str]()
+    store = Store(tmp_path, Limits(MIB, MIB, 10))
     owned, batch_id = owned_with_batch(store)
     monkeypatch.setattr(runner_module, "_PAUSE", 0.01)
     really = os.write
     writes = iter([really, really, _full, _full])
     monkeypatch.setattr(os, "write", lambda file, content: next(writes, really)(file, content))
-    runner = runner_of(store, asked)
-    runner.start()
-    try:
-        await eventually(lambda: not owned.batches.open_ids())
-    finally:
-        await runner.stop()
-    record = owned.batches.stored(batch_id)
-    assert record is not None
-    assert record.request_counts.model_dump() == {"total": REQUESTS, "completed": 16, "failed": 4}
+    await run(store, owned, batch_id)
     assert next(writes, None) is None
 
 
-def left_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.rglob("*") if path.is_file()}
+def test_records_that_do_not_fit_on_the_disk_are_reported_so_and_change_nothing(tmp_path: Path) -> None:
+    database = Database(tmp_path / "some.sqlite", "PRAGMA max_page_count=8; CREATE TABLE IF NOT EXISTS a (b);")
+    with database.transaction() as records:
+        records.execute("INSERT INTO a VALUES (1)")
+
+    def fill() -> None:
+        with database.transaction() as records:
+            records.execute("DELETE FROM a")
+            records.execute("INSERT INTO a VALUES (zeroblob(100000))")
+
+    with pytest.raises(OSError, match="is full") as failed:
+        fill()
+    assert failed.value.errno == errno.ENOSPC
+    with database.transaction() as records:
+        assert records.execute("SELECT b FROM a").fetchall() == [(1,)]
 
 
 async def post_file(app: FastAPI, size: int) -> tuple[int, dict[str, Any], int]:
@@ -198,12 +211,12 @@ async def test_an_upload_that_is_refused_is_read_to_its_end_so_that_its_client_r
     status, response, read = await post_file(app, 32 * MIB)
     assert (status, response["error"]["code"]) == (403, "quota_exceeded")
     assert read > 32 * MIB
-    assert not {name for name in left_in(tmp_path) if name.endswith(".part")}
+    assert len(contents(tmp_path)) == 1
 
 
 async def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(Settings(files_dir=tmp_path))
-    monkeypatch.setattr(Upload, "write", _full)
+    monkeypatch.setattr(FileForm, "_on_part_data", _full)
     status, response, _ = await post_file(app, MIB)
     assert (status, response["error"]["message"]) == (507, "The server's disk is full.")
-    assert left_in(tmp_path) == set()
+    assert contents(tmp_path) == set()

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from openai_gateway.batches.slots import Slots
+from openai_gateway.batches.work import Slots
 from openai_gateway.gateway import BATCH_PRIORITY
 from openai_gateway.middleware.own_requests import OpenRequests
 from openai_gateway.settings import Settings

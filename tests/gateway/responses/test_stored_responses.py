@@ -1,8 +1,6 @@
 """Responses that are continued by their ids, in memory and in a folder, by the real client."""
 
 import json
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,7 @@ import openai
 import pytest
 
 from openai_gateway.settings import Settings
-from openai_gateway.stored_responses.folder import FolderStore
-from openai_gateway.stored_responses.memory import MemoryStore
-from openai_gateway.stored_responses.record import Bounds, StoredResponse, item_id
+from openai_gateway.stored_responses.record import Bounds, ResponseStore, StoredResponse, item_id
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
@@ -166,9 +162,6 @@ def test_another_process_goes_on_with_what_is_in_the_folder(triton: FakeTriton, 
             more: Any = {"previous_response_id": made[-1].id} if made else {}
             made.append(client.responses.create(model=MODEL, input=asked, **more))
     assert sent(triton) == [("user", "Hello"), ("assistant", REPLY), ("user", "And now?")]
-    files = list((tmp_path / "kept").rglob("*.json"))
-    assert {file.stem for file in files} == {response.id for response in made}
-    assert all(file.stat().st_mode & 0o077 == 0 or file.parent.stat().st_mode & 0o077 == 0 for file in files)
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing_and_disturbs_no_response(
@@ -189,56 +182,57 @@ def response(number: int, text: str = "") -> StoredResponse:
     return StoredResponse({"id": name, "output": [{"id": item_id("msg", name, 1), "text": text}]}, [])
 
 
-def date_files(folder: Path, name: str, date: float) -> None:
-    for path in folder.rglob(f"{name}.json"):
-        os.utime(path, (date, date))
+class Stored:
+    def __init__(self, folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self.date = 1e9
+        for name in ("time", "monotonic"):
+            monkeypatch.setattr(f"openai_gateway.stored_responses.record.time.{name}", lambda: self.date)
+
+    def within(self, bounds: Bounds) -> ResponseStore:
+        return ResponseStore(self._folder, bounds)
 
 
-@pytest.mark.parametrize("kind", ["memory", "folder"])
-async def test_the_least_recently_used_make_room(tmp_path: Path, kind: str) -> None:
+@pytest.fixture(params=["memory", "folder"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
+    """What makes a store within bounds, and the date of its clock."""
+    return Stored(tmp_path if request.param == "folder" else None, monkeypatch)
+
+
+async def test_the_least_recently_used_make_room(stored: Stored) -> None:
     length = len(response(0, "x" * 100).encoded())
-    bounds = Bounds(owner_bytes=40 * length, owner_count=20, seconds=1000)
-    store = MemoryStore(bounds, 10**9) if kind == "memory" else FolderStore(tmp_path, bounds)
+    store = stored.within(Bounds(owner_bytes=40 * length, owner_count=20, seconds=1000))
     for number in range(10):
+        stored.date += 1
         assert await store.put("k", response(number, "x" * 100))
         await store.put("other", response(number))
-        if kind == "folder":  # a file's date is when it was used
-            date_files(tmp_path, response(number).id, time.time() - 500 + number)
+    stored.date += 1
     assert await store.get("k", response(0).id) == response(0, "x" * 100).encoded()
     for number in range(100, 116):
+        stored.date += 1
         await store.put("k", response(number, "x" * 100))
-    if kind == "folder":
-        await store.clean()
     kept = [number for number in (*range(10), *range(100, 116)) if await store.get("k", response(number).id)]
     assert kept == [0, *range(7, 10), *range(100, 116)]  # the 20 that were used last
     assert not await store.put("k", response(200, "x" * 41 * length))  # larger than all that a key may have
     assert await store.get("other", response(1).id)
     large = response(300, "x" * 30 * length)
     await store.put("k", large)
-    if kind == "folder":
-        await store.clean()
     assert await store.get("k", large.id) == large.encoded()
     assert sum([bool(await store.get("k", response(number).id)) for number in range(100, 116)]) < 11
 
 
-@pytest.mark.parametrize("kind", ["memory", "folder"])
-async def test_what_was_not_used_for_a_time_is_forgotten(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounds = Bounds(owner_bytes=10_000, owner_count=10, seconds=100)
-    store = MemoryStore(bounds, 10**9) if kind == "memory" else FolderStore(tmp_path, bounds)
+async def test_what_was_not_used_for_a_time_is_forgotten(stored: Stored) -> None:
+    store = stored.within(Bounds(owner_bytes=10_000, owner_count=10, seconds=100))
     await store.put("k", response(1))
     await store.put("k", response(2))
-    begin, monotonic = time.time(), time.monotonic()
-
-    def after(seconds: float) -> None:
-        monkeypatch.setattr("openai_gateway.stored_responses.memory.time.monotonic", lambda: monotonic + seconds)
-        monkeypatch.setattr("openai_gateway.stored_responses.folder.now", lambda: begin + seconds)
-
-    after(60)
+    stored.date += 60
     assert await store.get("k", response(1).id)
-    date_files(tmp_path, response(1).id, begin + 60)
-    after(120)
+    stored.date += 60
+    assert await store.get("k", response(2).id) is None
+    assert await store.get("k", response(1).id)
+    stored.date += 60
+    await store.clean()
+    stored.date -= 120  # when neither had expired
     assert await store.get("k", response(2).id) is None
     assert await store.get("k", response(1).id)
 
