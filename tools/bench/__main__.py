@@ -12,8 +12,7 @@ COMMANDS = {
     "structured": ("tools.bench.structured.formats:main", "responses under formats alongside plain ones"),
     "calls": ("tools.bench.structured.calls:main", "responses to 60 schemas of function calling"),
     "embeddings": ("tools.bench.embeddings:main", "texts a second of an encoder, alongside peers"),
-    "agents": ("tools.bench.conversations:agents", "conversations, agents and their prefixes"),
-    "long": ("tools.bench.conversations:long", "a long context"),
+    "agents": ("tools.bench.conversations:main", "conversations, agents and their prefixes"),
     "speculative": ("tools.bench.speculative:main", "drafts, by kind of text"),
     "images": ("tools.profile_images:main", "images: preparation, many at once, asked about again"),
 }

@@ -1,8 +1,8 @@
-"""Conversations: prefixes that are found again, and long contexts.
+"""Conversations, whose prefixes are found again: ``python -m tools.bench agents MODEL`` prints a table.
 
-``python -m tools.bench agents MODEL`` and ``python -m tools.bench long MODEL`` print a table. What a model says does
-not matter here, so one of random weights will do (:mod:`tools.bench.random_model`). Prompts are token ids in the form
-of ChatML. With ``--llama-server FILE``, a GGUF file of the same model, llama-server is asked for the same prompts.
+What a model says does not matter here, so one of random weights will do (:mod:`tools.bench.random_model`). Prompts are
+token ids in the form of ChatML. With ``--llama-server FILE``, a GGUF file of the same model, llama-server is asked for
+the same prompts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from lmdeploy import TurbomindEngineConfig
 from lmdeploy.tokenizer import Tokenizer
 from tools.bench.inprocess import InProcess, in_process
 from tools.bench.peers import llama_cpp
-from tools.bench.quiet import wait_until_quiet
 from tools.bench.stats import Record, median
 from tools.bench.workload import GREEDY, TokenRequest
 
 TIMEOUT = 600.0  # seconds, of one request
 DOCUMENT, SYSTEM, MESSAGE, RESPONSE = 6000, 1300, 40, 64  # tokens
 AGENT_TURNS, TOOL_RESULT = 20, 150
-LONG = 16000
 SESSION = 8192  # tokens of a sequence
 SLOTS = 8  # of llama-server
 
@@ -187,21 +185,7 @@ def measure_interleaved(measured: Measured, chat: Conversations) -> None:
         row(f"forty conversations interleaved, round {turn + 1}: computed of new tokens", f"{computed} of {new}")
 
 
-def measure_long(measured: Measured, chat: Conversations) -> None:
-    """A long prompt, and how fast tokens come after it and after a short one, in turns."""
-    rates, ratios = [], []
-    for _ in range(3):
-        wait_until_quiet()
-        (long,), (short,) = (measured.ask([chat.tokens(length)], 48)[1] for length in (LONG, 100))
-        rates.append(LONG / long.first_token_latency)
-        ratios.append(long.seconds_a_token / short.seconds_a_token)
-    row(f"a prompt of {LONG:,} tokens (target: 2 times the peer's)", f"{median(rates):.0f} tokens/s")
-    row("decode after it (target: 1.5 times the peer's)", f"{1 / long.seconds_a_token:.1f} tokens/s")
-    row(f"decode after {LONG:,} tokens, seconds over those after 100 (target: 1.25)", f"{median(ratios):.2f}")
-
-
-Part = Callable[[Measured, Conversations], None]
-_AGENTS: dict[str, Part] = {
+_PARTS: dict[str, Callable[[Measured, Conversations], None]] = {
     "chat": measure_chat,
     "agent": measure_agent,
     "shared": measure_shared,
@@ -209,41 +193,28 @@ _AGENTS: dict[str, Part] = {
 }
 
 
-def _run(parts: dict[str, Part], slots: int, session: int) -> None:
-    """Read the command line, measure each part with an engine or a server of its own, and print a table."""
+def main() -> None:
+    """Measure each part with an engine or a server of its own, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--weight-bits", type=int, default=4)
     parser.add_argument("--quant-policy", type=int, default=0, help="bits of the KV cache; 0: those of the weights")
-    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--only", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument(
         "--llama-server", type=Path, metavar="FILE", help="GGUF file for llama-server: measured instead"
     )
     given = parser.parse_args()
     chat = Conversations(Tokenizer(str(given.model)))
     config = TurbomindEngineConfig(
-        weight_bits=given.weight_bits,
-        quant_policy=given.quant_policy,
-        speculative_config="none",
-        session_len=session,
+        weight_bits=given.weight_bits, quant_policy=given.quant_policy, speculative_config="none", session_len=SESSION
     )
     print("| what | measured |\n| --- | --- |")
     for name in given.only:
         with ExitStack() as stack:
             if given.llama_server:
                 cache = llama_cpp.CACHE_TYPES[given.quant_policy or 16]
-                serving = llama_cpp.serving(given.llama_server, slots, session, keeps_prompts=True, cache_type=cache)
+                serving = llama_cpp.serving(given.llama_server, SLOTS, SESSION, keeps_prompts=True, cache_type=cache)
                 measured: Measured = LlamaServer(stack.enter_context(serving))
             else:
                 measured = Ours(stack.enter_context(in_process(str(given.model), config)))
-            parts[name](measured, chat)
-
-
-def agents() -> None:
-    """Measure chats and agents."""
-    _run(_AGENTS, SLOTS, SESSION)
-
-
-def long() -> None:
-    """Measure a long context."""
-    _run({"long": measure_long}, 1, LONG + 64)
+            _PARTS[name](measured, chat)
