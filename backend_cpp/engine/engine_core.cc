@@ -429,7 +429,10 @@ void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* erro
   output->history_token_len = group.history_len;
   output->cached_token_len = group.cached_len;
   output->prompt = group.prompt;
-  if (finish != FinishReason::kNone) output->times = times_of(sequence);
+  if (finish != FinishReason::kNone) {
+    output->times = times_of(sequence);
+    if (sequence.index == 0) output->cache_report = group.cache_report;
+  }
   if (error != nullptr) {
     output->error_code = error->code();
     output->error = error->what();

@@ -82,6 +82,28 @@ struct EngineTimes {
   float grammar = -1;  // before all that, until its grammar was compiled
 };
 
+// Why a prefix hit ends where it does.
+enum class HitEnd : uint8_t {
+  kNone,     // all of the prompt is known
+  kDiffers,  // the longest known prompt has another token
+  kEnds,     // the longest known prompt ends
+  kEvicted,  // more was known
+  kNotKept,  // more is known, but not what layers need to continue from there
+  kOff,      // prefix caching is off
+  kUnused,   // the request needs all tokens to be computed
+};
+
+// With include_cache_report: what the prefix cache had of a prompt, and why no more, in the scope of the request alone.
+struct PrefixReport {
+  int device = 0;  // tokens found there
+  int host = 0;
+  int disk = 0;
+  int snapshot = 0;  // tokens up to the snapshot of the state that was used
+  HitEnd end = HitEnd::kNone;
+  int token = 0;    // where the hit could have gone on
+  int seconds = 0;  // since the eviction
+};
+
 struct Output {
   RequestId request = 0;
   int index = 0;                   // which of the n responses
@@ -93,10 +115,11 @@ struct Output {
   int history_token_len = 0;  // tokens of the session before this request
   int cached_token_len = 0;   // tokens of both that were found in the cache
   int generate_token_len = 0;
-  EngineTimes times;                    // with the last output of a response
-  int32_t stop_token = -1;              // the token that ended the response, if one did
-  std::string stop_string;              // the one of stop_words that ended the response, if one did
-  std::vector<TokenLogprobs> logprobs;  // of token_ids
+  EngineTimes times;                         // with the last output of a response
+  std::optional<PrefixReport> cache_report;  // with that of the first response, if asked for
+  int32_t stop_token = -1;                   // the token that ended the response, if one did
+  std::string stop_string;                   // the one of stop_words that ended the response, if one did
+  std::vector<TokenLogprobs> logprobs;       // of token_ids
   // With prompt_logprobs, once: of each token of `prompt`. The first one has none: NaN, and tokens of -1.
   std::vector<TokenLogprobs> prompt_logprobs;
   std::vector<float> logits;         // [tokens, vocab]

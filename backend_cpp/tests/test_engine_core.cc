@@ -139,6 +139,82 @@ ENGINE_TEST(a_cached_prompt_is_found_by_requests_with_the_same_salt_alone) {
   for (const char* salt : {"bob", "", "ann"}) CHECK(matched(salt) > 0);
 }
 
+PLAIN_ENGINE_TEST(a_cache_report_says_where_tokens_were_found_and_why_no_more_were) {
+  EngineConfig config = small_config();
+  config.enable_prefix_caching = true;
+  config.page_count = 30;
+  std::mt19937 random(5);
+  const std::vector<int32_t> prompt = random_prompt(random, 22);
+  std::vector<int32_t> other = prompt;
+  other[13] = (other[13] + 1) % kStubVocab;
+  const std::vector<int32_t> whole(prompt.begin(), prompt.begin() + 21);
+  const std::vector<int32_t> begun(prompt.begin(), prompt.begin() + 8);
+  struct Case {
+    const char* what;
+    std::vector<int32_t> prompt;
+    const char* salt;
+    int others;  // prompts before it, which take the cache
+    int found;
+    HitEnd end;
+    int token;
+  };
+  for (const int host_pages : {0, 60}) {
+    config.host_page_count = host_pages;
+    Driven driven(config);
+    RequestId next = 1;
+    const auto report_of = [&](Request request) {
+      request.params.include_cache_report = true;
+      driven.add(std::move(request));
+      driven.finish();
+      const Output& last = driven.last(next++);
+      const PrefixReport report = last.cache_report.value();
+      CHECK_EQUAL(report.device + report.host + report.disk, last.cached_token_len);
+      CHECK(report.disk == 0 && report.snapshot == 0);
+      return report;
+    };
+    const HitEnd evicted = host_pages > 0 ? HitEnd::kEnds : HitEnd::kEvicted;
+    const std::vector<Case> cases = {
+        {"nothing is known", prompt, "", 0, 0, HitEnd::kEnds, 0},
+        {"all of it is known", whole, "", 0, 20, HitEnd::kNone, 20},
+        {"a part of a block was not kept", prompt, "", 0, 20, HitEnd::kEnds, 20},
+        {"a token differs", other, "", 0, 12, HitEnd::kDiffers, 13},
+        {"another salt knows it", prompt, "bob", 0, 0, HitEnd::kEnds, 0},
+        {"another salt knows how it begins", begun, "ann", 0, 0, HitEnd::kEnds, 0},
+        {"its own salt knows how it begins", prompt, "ann", 0, 8, HitEnd::kEnds, 8},
+        {"others took its place", prompt, "bob", 6, host_pages > 0 ? 20 : 0, evicted, host_pages > 0 ? 20 : 0},
+        {"another salt's was evicted", prompt, "eve", 0, 0, HitEnd::kEnds, 0},
+    };
+    for (const Case& each : cases) {
+      for (int i = 0; i < each.others; ++i) {
+        driven.add(request_of(next++, random_prompt(random, 40), 2));
+        driven.finish();
+      }
+      Request request = request_of(next, each.prompt, each.prompt.size() == 8 ? 1 : 2);
+      request.params.cache_salt = each.salt;
+      const PrefixReport report = report_of(std::move(request));
+      if (report.end != each.end || report.token != each.token) {
+        throw Failure(std::string(each.what) + ": end " + std::to_string(static_cast<int>(report.end)) + " at " +
+                      std::to_string(report.token));
+      }
+      CHECK_EQUAL(report.device + report.host, each.found);
+      CHECK_EQUAL(report.host, each.others > 0 ? each.found : 0);
+    }
+    Request scored = request_of(next, prompt, 1);
+    scored.params.prompt_logprobs = 1;
+    CHECK(report_of(std::move(scored)).end == HitEnd::kUnused);
+    driven.add(request_of(next, prompt, 1));
+    driven.finish();
+    CHECK(!driven.last(next).cache_report);
+  }
+  config.enable_prefix_caching = false;
+  Driven without(config);
+  Request request = request_of(1, prompt, 1);
+  request.params.include_cache_report = true;
+  without.add(std::move(request));
+  without.finish();
+  CHECK(without.last(1).cache_report.value().end == HitEnd::kOff);
+}
+
 ENGINE_TEST(all_responses_to_a_prompt_look_for_it_and_no_more_is_found_than_looked_for) {
   EngineConfig config = small_config();
   config.enable_prefix_caching = true;

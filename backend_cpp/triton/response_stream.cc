@@ -147,6 +147,13 @@ void add_named_output(TRITONBACKEND_Response* response, const std::string& name,
   } else if (name == "engine_seconds") {
     const EngineTimes& times = output.times;
     add_values<float>(response, name, TRITONSERVER_TYPE_FP32, {3}, {times.queue, times.prompt, times.answer});
+  } else if (name == "cache_report") {
+    std::vector<int32_t> numbers;
+    if (const auto& report = output.cache_report) {
+      numbers = {report->device, report->host,   report->disk, report->snapshot, static_cast<int32_t>(report->end),
+                 report->token,  report->seconds};
+    }
+    add_values(response, name, TRITONSERVER_TYPE_INT32, {static_cast<int64_t>(numbers.size())}, numbers);
   } else if (name == "output_ids") {
     add_values(response, name, TRITONSERVER_TYPE_UINT32, {1, length}, sequence);
   } else if (name == "sequence_length") {

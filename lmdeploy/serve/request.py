@@ -123,6 +123,14 @@ class RequestFields:
         is_tensor=True,
         is_param=True,
     )
+    include_cache_report: bool = field.boolean(
+        False,
+        "Report how much of the prompt the prefix cache had, where it was and why it was no more: in usage, or in the "
+        "output cache_report.",
+        is_tensor=True,
+        is_param=True,
+        is_in_bodies=True,
+    )
     lora_name: str | None = field.string(
         None,
         "The LoRA adapter to use; null: none.",
@@ -256,6 +264,8 @@ class GenerateChunk:
         Tokens the session held before.
     cached_token_len : int
         With ``want_cached_len``: tokens of session and prompt that were found in the cache.
+    cache_report : dict or None
+        With ``include_cache_report``, in a choice's last chunk: `lmdeploy.serve.cache_report`.
     engine_seconds : tuple of float
         With ``want_engine_seconds``, in a choice's last chunk: seconds before the batch, to the first token and to the
         end, each from the one before; negative: it did not come to that.
@@ -282,6 +292,7 @@ class GenerateChunk:
     index: int = 0
     history_token_len: int = 0
     cached_token_len: int = 0
+    cache_report: dict[str, Any] | None = None
     engine_seconds: tuple[float, ...] = ()
     token_logprobs: tuple[float, ...] = ()
     top_token_ids: tuple[tuple[int, ...], ...] = ()

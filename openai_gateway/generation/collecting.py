@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from lmdeploy.serve.client import GenerateChunk, TritonUnavailable
 from openai_gateway.generation.merging import merge
@@ -83,14 +83,19 @@ def finish_reason(last: GenerateChunk) -> FinishReason:
 def total(last: Iterable[GenerateChunk], choices: int) -> Usage:
     """Return the token counts of responses, given the last chunk of each; a prompt of several choices counts once."""
     prompt = cached = completion = 0
+    reports = []
     for number, chunk in enumerate(last):
         if number % choices == 0:
             prompt += chunk.input_token_len
             cached += chunk.cached_token_len
+            if chunk.cache_report is not None:
+                reports.append(chunk.cache_report)
         completion += chunk.generate_token_len
+    more: dict[str, Any] = {"cache_report": reports if len(reports) > 1 else reports[0]} if reports else {}
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptTokens(cached_tokens=cached),
+        **more,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 FinishReason = Literal["stop", "length"]
 
@@ -23,13 +23,20 @@ class CompletionTokens(BaseModel):
 
 
 class Usage(BaseModel):
-    """Token counts of one response."""
+    """Token counts of one response; with ``include_cache_report`` also ``cache_report``, a list for several prompts."""
+
+    model_config = ConfigDict(extra="allow")
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokens = Field(default_factory=PromptTokens)
     completion_tokens_details: CompletionTokens = Field(default_factory=CompletionTokens)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The member ``cache_report``, where it was asked for."""
+        return self.model_extra or {}
 
 
 class TopLogprob(BaseModel):

@@ -67,6 +67,7 @@ class Script:
     engine_seconds : before the batch, to the first token, to the end
     stop_string : what of its stop words ended the response
     cached_token_len : of the prompt, found in the cache
+    cache_report : its numbers, for requests that ask for them
     """
 
     texts: Sequence[str] = ("The capital", " of France", " is Paris.")
@@ -81,6 +82,7 @@ class Script:
     engine_seconds: tuple[float, float, float] = (0.25, 0.5, 1.0)
     stop_string: str = ""
     cached_token_len: int = 0
+    cache_report: Sequence[int] = ()
 
 
 @dataclass
@@ -326,7 +328,10 @@ def _prompt(inputs: dict[str, Any]) -> list[int]:
     if "messages" in inputs:
         given = json.loads(inputs["messages"])
         messages = given["messages"] if isinstance(given, dict) else given
-        written = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        parts = [f"<{message['role']}>{message['content']}" for message in messages]
+        if "tools" in inputs:
+            parts.insert(1, f"<tools>{json.loads(inputs['tools'])}")
+        written = "".join(parts)
         return token_ids(f"[{inputs['lora_name']}]{written}" if "lora_name" in inputs else written)
     if "bad" in inputs["text_input"]:
         raise ValueError("text_input must not be bad")
@@ -353,6 +358,7 @@ def _texts(raw: bytes) -> list[str]:
 
 def _response(received: Received, script: Script, index: int, text: str, done: int, last: bool) -> Any:
     ids = (done, 100 + done)
+    report = script.cache_report if last and index == 0 and received.inputs.get("include_cache_report") else ()
     top = received.inputs.get("logprobs", 0)
     most_likely = [[chosen, *range(10, 9 + top)][:top] for chosen in ids]
     values = [[logprob, *(-1.5 - other for other in range(top - 1))][:top] for logprob in (-0.5, -0.25)]
@@ -366,6 +372,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "index": ("INT32", [1, 1], struct.pack("<i", index)),
         "history_token_len": ("INT32", [1, 1], struct.pack("<i", script.history_token_len)),
         "cached_token_len": ("INT32", [1, 1], struct.pack("<i", script.cached_token_len)),
+        "cache_report": ("INT32", [1, len(report)], struct.pack(f"<{len(report)}i", *report)),
         "engine_seconds": ("FP32", [1, 3], struct.pack("<3f", *(script.engine_seconds if last else (-1, -1, -1)))),
         "embedding": ("FP32", [1, -1], _embedding(received)),
         "token_logprobs": ("FP32", [1, 2], struct.pack("<2f", -0.5, -0.25)),

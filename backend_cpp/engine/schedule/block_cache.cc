@@ -76,6 +76,13 @@ int32_t BlockCache::stored(NodeId node, int group) const {
   return place < attached_.size() ? attached_[place] : kNoBlock;
 }
 
+bool BlockCache::is_in_host(NodeId node) const {
+  for (int group = 0; group < group_count(); ++group) {
+    if (const int32_t block = stored(node, group); block != kNoBlock && is_of_host(block)) return true;
+  }
+  return false;
+}
+
 int32_t BlockCache::take(int32_t block) {
   if (!is_of_host(block)) {
     reference(block);

@@ -113,6 +113,8 @@ class BlockCache {
   PrefixTree& tree() { return tree_; }
   // The block of a group attached to a node, on the device or the host; kNoBlock: none.
   int32_t stored(NodeId node, int group) const;
+  // Whether blocks attached to a node are in the host's memory.
+  bool is_in_host(NodeId node) const;
   // Adds a reference to a stored block; a host block is swapped in first. Returns the block's new number; kNoBlock: too
   // many pages are referenced.
   int32_t take(int32_t block);

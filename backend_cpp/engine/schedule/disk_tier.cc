@@ -91,11 +91,15 @@ size_t DiskTier::bytes_of(int group) const {
 bool DiskTier::holds_up(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskQuestion& question) {
   if (question.is_settled) return false;
   if (question.ticket) {
-    if (!question.ticket->read->is_done) return true;
-    const bool was_own = question.is_own;
-    question = {};
-    question.is_settled = was_own;
-    if (was_own) return false;
+    const PrefixRead& read = *question.ticket->read;
+    if (!read.is_done) return true;
+    if (read.restored_tokens > read.memory_tokens()) {
+      if (question.read_end == 0) question.read_begin = read.memory_tokens();
+      question.read_end = read.restored_tokens;
+    }
+    question.ticket.reset();
+    question.is_settled = std::exchange(question.is_own, false);
+    if (question.is_settled) return false;
   }
   const Sha256* root = root_of(prefix.scope);
   const auto read = root == nullptr ? nullptr : make_read(prefix, limit, anchors, *root);
@@ -207,6 +211,7 @@ void DiskTier::bring_in(const BlockTransfers::Part& part) {
   }
   const int32_t block = blocks_.restore(prefix, item.index, item.tokens, parent, item.group);
   if (block == kNoBlock) return;
+  read.restored_tokens = std::max(read.restored_tokens, item.index * blocks_.block_len() + item.tokens);
   flush_moves();
   runner_.write_pages(pages_of(block), part.content.data());
 }

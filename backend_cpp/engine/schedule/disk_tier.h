@@ -47,6 +47,8 @@ struct DiskQuestion {
   std::shared_ptr<DiskTicket> ticket;  // null: nothing
   bool is_own = false;                 // started for this sequence, not for one with the same prefix
   bool is_settled = false;             // no further read is needed
+  int read_begin = 0;                  // tokens of the prompt that were read for it or for another sequence
+  int read_end = 0;
 };
 
 class DiskTier {

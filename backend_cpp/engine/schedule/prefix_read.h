@@ -35,6 +35,8 @@ class PrefixRead final : public DiskRead {
   bool compare_with_memory();
   // The first block that is not in memory; null: none.
   const Item* first_missing() const;
+  // Tokens of the hit in memory.
+  int memory_tokens() const { return memory_tokens_; }
 
   Choice choose(const std::function<bool(const Item&)>& is_there) const override;
 
@@ -43,6 +45,7 @@ class PrefixRead final : public DiskRead {
   PrefixKey prefix() const { return {scope_, tokens_, images_, lora_name_, salt_}; }
   // The last node is retained by the disk tier.
   std::vector<NodeId> path;
+  int restored_tokens = 0;  // leading tokens whose blocks are in memory now
   bool is_done = false;
   bool is_broken = false;  // further blocks cannot be attached
 

@@ -29,7 +29,7 @@ class Hash {
 
 NodeId PrefixTree::find(NodeId parent, const PrefixKey& prefix, int index, int count) const {
   const Content content = content_of(prefix, index, count);
-  return find(parent, content, key_of(parent, content));
+  return find(parent, content, key_of(key_of(parent), content));
 }
 
 NodeId PrefixTree::find_root(const PrefixScope& scope) const {
@@ -58,9 +58,50 @@ PrefixTree::Shared PrefixTree::find_longest(NodeId parent, const PrefixKey& pref
   return longest;
 }
 
+PrefixTree::Parting PrefixTree::parting(const PrefixKey& prefix, int limit) const {
+  Parting parting;
+  NodeId last = find_root(prefix.scope);
+  for (int index = 0; last != kNoNode && (index + 1) * block_len_ <= limit; ++index) {
+    const NodeId node = find(last, prefix, index);
+    if (node == kNoNode) break;
+    parting.path.push_back(last = node);
+  }
+  const auto index = static_cast<int>(parting.path.size());
+  const int begin = index * block_len_;
+  const int most = std::min(limit - begin, block_len_);
+  parting.tokens = begin;
+  if (most <= 0) return parting;
+  const Content next = content_of(prefix, index, most);
+  const uint64_t parent_key = last == kNoNode ? key_of(prefix.scope) : key_of(last);
+  const uint64_t key = key_of(parent_key, next);
+  int shared = 0;
+  if (last != kNoNode) {
+    const Shared live = find_longest(last, prefix, index, most, [](NodeId) { return true; });
+    shared = live.tokens;
+    parting.goes_on = live.node == kNoNode ? at(last).first_child != kNoNode
+                                           : static_cast<size_t>(shared) < at(live.node).tokens.size();
+  }
+  const int before_images = next.images.empty() ? most : next.images.front().at;
+  for (const Deleted& deleted : deleted_) {
+    if (deleted.parent_key != parent_key || !(deleted.scope == prefix.scope)) continue;
+    const auto end = std::ranges::mismatch(next.tokens, deleted.tokens).in1;
+    auto same = static_cast<int>(end - next.tokens.begin());
+    if (deleted.key != key) same = std::min({same, before_images, deleted.before_images});
+    const bool is_whole = same == std::min<int>(most, static_cast<int>(deleted.tokens.size()));
+    const bool is_later = is_whole && parting.deleted && deleted.time > *parting.deleted;
+    if (same < shared || (same == shared && !is_later)) continue;
+    shared = same;
+    parting.goes_on = !is_whole;
+    parting.deleted = is_whole ? std::make_optional(deleted.time) : std::nullopt;
+  }
+  if (parting.deleted) return parting;
+  parting.tokens += shared;
+  return parting;
+}
+
 NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index, int count) {
   Content content = content_of(prefix, index, count);
-  const uint64_t key = key_of(parent, content);
+  const uint64_t key = key_of(key_of(parent), content);
   if (const NodeId known = find(parent, content, key); known != kNoNode) return known;
   const NodeId node = make(index_, key);
   Node& made = at(node);
@@ -95,10 +136,19 @@ void PrefixTree::let_go(NodeId node) {
       at(parent).first_child = ending.next;
     }
     erase(parent == kNoNode ? roots_ : index_, ending.key, node);
+    if (parent != kNoNode) remember(ending);
     ending = {};
     unused_.push_back(node);
     node = parent;
   }
+}
+
+void PrefixTree::remember(Node& ending) {
+  if (deleted_.size() < kMaxDeleted) deleted_.emplace_back();
+  const int before_images = ending.images.empty() ? block_len_ : ending.images.front().at;
+  deleted_[next_deleted_] = {ending.scope,  key_of(ending.parent),           ending.key, std::move(ending.tokens),
+                             before_images, std::chrono::steady_clock::now()};
+  next_deleted_ = (next_deleted_ + 1) % kMaxDeleted;
 }
 
 void PrefixTree::add_subtree(NodeId node, std::vector<NodeId>& nodes) const {
@@ -155,8 +205,14 @@ const Sha256& PrefixTree::digest(NodeId node, const Sha256& root) {
   return is_root(node) ? root : *at(node).digest;
 }
 
-uint64_t PrefixTree::key_of(NodeId parent, const Content& content) const {
-  Hash hash(at(parent).number);
+uint64_t PrefixTree::key_of(const PrefixScope& scope) {
+  Hash hash(scope.realm + 1);
+  hash.add(static_cast<uint64_t>(scope.variant) << 1 | (scope.is_cross ? 1 : 0));
+  return hash.value();
+}
+
+uint64_t PrefixTree::key_of(uint64_t parent_key, const Content& content) const {
+  Hash hash(parent_key + 1);
   for (const int32_t token : content.tokens) hash.add(static_cast<uint32_t>(token));
   for (const ImagePart& part : content.images) {
     uint64_t digest;

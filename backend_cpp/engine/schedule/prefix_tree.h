@@ -11,11 +11,13 @@
 //
 // A block may share its first tokens with a node; find_longest() finds the one that shares most.
 //
-// Nodes are reference counted: a node exists while it is held or has children.
+// Nodes are reference counted: a node exists while it is held or has children. The latest deleted ones are remembered,
+// to tell why a prefix is not found.
 //
 // Used by the step thread only.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -61,6 +63,16 @@ class PrefixTree {
   Shared find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
                       const std::function<bool(NodeId)>& is_usable) const;
   static constexpr int kMaxCompared = 256;
+
+  // Where the first `limit` tokens of a prefix leave the longest prefix of their scope that is known, or was lately.
+  struct Parting {
+    std::vector<NodeId> path;                                      // the nodes of whole blocks, which exist
+    int tokens = 0;                                                // shared in these blocks and in the next one
+    bool goes_on = false;                                          // the known prefix has other tokens there
+    std::optional<std::chrono::steady_clock::time_point> deleted;  // when the next block was; `tokens` ends before it
+  };
+  Parting parting(const PrefixKey& prefix, int limit) const;
+  static constexpr size_t kMaxDeleted = 4096;
 
   void hold(NodeId node) { ++at(node).uses; }
   // Deletes the node when it is no longer held and has no children, and then its parents likewise.
@@ -123,12 +135,25 @@ class PrefixTree {
     std::optional<Sha256> digest;  // computed on demand
   };
 
+  struct Deleted {
+    PrefixScope scope;
+    uint64_t parent_key = 0;
+    uint64_t key = 0;
+    std::vector<int32_t> tokens;
+    int before_images = 0;  // leading tokens that are no image's
+    std::chrono::steady_clock::time_point time;
+  };
+
   Node& at(NodeId node) { return nodes_[static_cast<size_t>(node)]; }
   const Node& at(NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
   Content content_of(const PrefixKey& prefix, int index, int count) const;
   static std::string bytes_of(const Content& content);
-  uint64_t key_of(NodeId parent, const Content& content) const;
+  // Hashes of a scope and of all content up to a node's end.
+  static uint64_t key_of(const PrefixScope& scope);
+  uint64_t key_of(NodeId node) const { return is_root(node) ? key_of(at(node).scope) : at(node).key; }
+  uint64_t key_of(uint64_t parent_key, const Content& content) const;
   NodeId find(NodeId parent, const Content& content, uint64_t key) const;
+  void remember(Node& ending);
   // A node in `index`, at `key`.
   NodeId make(std::unordered_multimap<uint64_t, NodeId>& index, uint64_t key);
   static void erase(std::unordered_multimap<uint64_t, NodeId>& index, uint64_t key, NodeId node);
@@ -140,6 +165,8 @@ class PrefixTree {
   std::unordered_multimap<uint64_t, NodeId> index_;  // by key_of()
   std::unordered_multimap<uint64_t, NodeId> roots_;  // by realm
   uint64_t next_number_ = 1;
+  std::vector<Deleted> deleted_;  // a ring
+  size_t next_deleted_ = 0;
 };
 
 }  // namespace turbomind

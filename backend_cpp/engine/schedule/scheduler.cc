@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -70,6 +71,45 @@ int shared_tokens(const Sequence& one, const Sequence& other) {
     break;
   }
   return shared;
+}
+
+// Where the hit of a sequence could end, before it is matched, and which of the blocks are in the host's memory.
+PrefixReport explain_hit(BlockCache& cache, const Sequence& sequence, int limit, std::vector<bool>& in_host) {
+  PrefixReport report;
+  if (!sequence.group->may_match || !sequence.group->keeps_blocks) {
+    report.end = sequence.group->may_match ? HitEnd::kOff : HitEnd::kUnused;
+    return report;
+  }
+  const PrefixTree::Parting parting = cache.tree().parting(sequence.prefix(), limit);
+  for (const NodeId node : parting.path) in_host.push_back(cache.is_in_host(node));
+  report.token = parting.tokens;
+  if (parting.deleted) {
+    report.end = HitEnd::kEvicted;
+    report.seconds = static_cast<int>(seconds_between(*parting.deleted, Clock::now()));
+  } else if (parting.tokens < limit) {
+    report.end = parting.goes_on ? HitEnd::kDiffers : HitEnd::kEnds;
+  }
+  return report;
+}
+
+// Completes the report of a sequence that was matched.
+PrefixReport count_hit(PrefixReport report, const BlockCache& cache, const Sequence& sequence,
+                       const std::vector<bool>& in_host) {
+  const int len = cache.block_len();
+  const int found = sequence.cached();
+  for (int begin = 0; begin < found; begin += len) {
+    const int end = std::min(begin + len, found);
+    const int read = std::max(0, std::min(end, sequence.disk.read_end) - std::max(begin, sequence.disk.read_begin));
+    const auto index = static_cast<size_t>(begin / len);
+    report.disk += read;
+    (index < in_host.size() && in_host[index] ? report.host : report.device) += end - begin - read;
+  }
+  if (cache.plan().group_of(MemoryKind::kState) >= 0) report.snapshot = found;
+  if (found < static_cast<int>(in_host.size()) * len) {
+    report.token = std::max(report.token, static_cast<int>(in_host.size()) * len);
+    report.end = HitEnd::kNotKept;
+  }
+  return report;
 }
 
 // Drafts that it can take before its response ends.
@@ -414,6 +454,11 @@ bool Scheduler::waits_for_disk(Sequence& sequence, int& reserved) {
 // Takes what the cache holds of the sequence, if the rest fits too, alongside the blocks reserved for running ones.
 bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   const int tokens = static_cast<int>(sequence.tokens.size());
+  std::optional<PrefixReport> report;
+  std::vector<bool> in_host;
+  if (sequence.params().include_cache_report && !sequence.group->admitted) {
+    report = explain_hit(blocks_, sequence, tokens - 1, in_host);
+  }
   // The last token is always computed: its logits are wanted.
   if (sequence.group->may_match) {
     sequence.memory.match(blocks_, sequence.prefix(), tokens - 1, tokens, sequence.group->marks);
@@ -428,6 +473,7 @@ bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
     return false;
   }
   reserved += missing;
+  if (report) sequence.group->cache_report = count_hit(*report, blocks_, sequence, in_host);
   prefix_cache_queries_ += sequence.group->may_match ? tokens : 0;
   prefix_cache_hits_ += covered;
   return true;

@@ -49,6 +49,7 @@ struct SequenceGroup {
   Clock::time_point accepted;
   std::optional<Clock::time_point> admitted;  // when the first response was admitted
   int cached_len = 0;                         // prompt tokens that were found in the cache then
+  std::optional<PrefixReport> cache_report;   // with include_cache_report, then
 };
 
 struct Sequence {

@@ -27,6 +27,7 @@ class Life {
     expected_[id] = expected_tokens(prompt, count);
     Request request = make_request(id, std::move(prompt), count, collector_.callback());
     request.params.cache_salt = salt;
+    request.params.include_cache_report = true;
     engine_.submit(std::move(request));
   }
   // Waits for a response. Returns how much of its prompt was found.
@@ -34,8 +35,13 @@ class Life {
     const Collector::Response response = collector_.wait(id);
     CHECK(response.finish == FinishReason::kLength);
     CHECK(response.tokens == expected_.at(id));
+    report_ = response.last.cache_report.value();
+    CHECK_EQUAL(report_.device + report_.host + report_.disk, response.last.cached_token_len);
+    CHECK_EQUAL(report_.snapshot, stubs_have_groups ? response.last.cached_token_len : 0);
     return response.last.cached_token_len;
   }
+  // Of the response that was waited for last.
+  const PrefixReport& report() const { return report_; }
   int ask(RequestId id, std::vector<int32_t> prompt, int count, const std::string& salt = "") {
     send(id, std::move(prompt), count, salt);
     return wait(id);
@@ -46,6 +52,7 @@ class Life {
  private:
   Collector collector_;
   std::map<RequestId, std::vector<int32_t>> expected_;
+  PrefixReport report_;
   Engine engine_;
 };
 
@@ -75,6 +82,7 @@ ENGINE_TEST(an_engine_that_starts_again_finds_as_much_as_one_that_never_stopped)
     CHECK_EQUAL(Life(config).ask(2, second, 9), found);
     Life last(config);
     CHECK_EQUAL(last.ask(3, third, 5), found_later);
+    CHECK_EQUAL(last.report().disk, found_later);
     CHECK(last.stats().disk.read > 0);
     CHECK_EQUAL(last.stats().disk.damaged, 0);
   }
