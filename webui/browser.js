@@ -200,7 +200,7 @@ window.chats = (() => {
     }
     for (const code of coloured) window.Prism?.highlightElement(code); // its tags had other characters
   };
-  // What is folded takes no focus, and says that it is folded.
+  // What is folded takes no focus, and says that it is folded; what scrolls does by keys too.
   const describe = () => {
     const isFolded = (button, isOpen) =>
       button.getAttribute("aria-expanded") === `${isOpen}` || button.setAttribute("aria-expanded", isOpen);
@@ -210,8 +210,11 @@ window.chats = (() => {
       isFolded(side.querySelector(".toggle-button"), isOpen);
     }
     for (const fold of document.querySelectorAll(".label-wrap")) isFolded(fold, fold.classList.contains("open"));
-    for (const thought of document.querySelectorAll("#chat .thought-group > .title"))
+    for (const thought of document.querySelectorAll("#chat .thought-group > .title")) {
       isFolded(thought, thought.classList.contains("expanded"));
+      Object.assign(thought.querySelector("button"), { disabled: true, ariaHidden: "true" }); // the whole title is one
+    }
+    for (const wide of document.querySelectorAll("#chat :is(pre, table):not([tabindex])")) wide.tabIndex = 0; // scrolls
   };
   // The chat stays at its end while it grows, unless its reader has scrolled up; a new question is always shown.
   const ROUND = 24; // pixels from the end that are at the end

@@ -215,8 +215,8 @@ class ChatPage:
 
     @property
     def is_still(self) -> bool:
-        """Whether nothing slides: while a side does, what is alongside it may be too narrow to be typed into."""
-        moving = "return document.getAnimations().some((one) => one instanceof CSSTransition)"
+        """Whether nothing slides or fades: while a side does, what is alongside it may be too narrow to be typed into."""
+        moving = "return document.getAnimations().some((one) => one.effect.getComputedTiming().endTime !== Infinity)"
         return not self._driver.execute_script(moving)
 
     def in_list(self, number: int, part: str = "title") -> WebElement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from importlib.resources import files
 
 import pytest
 from selenium import webdriver
@@ -248,6 +249,33 @@ def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str
         assert driver.execute_script(f"{covered}.getBoundingClientRect()); return b.bottom <= c.top + 1")
     finally:
         page.close()
+
+
+@pytest.mark.parametrize("width", [1180, 390])
+def test_axe_finds_nothing_serious(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton, width: int) -> None:
+    fake_triton.script = Script(texts=["<think>Well.</think>", TEXT])
+    size = {"width": width, "height": 860, "deviceScaleFactor": 1, "mobile": width < 500}
+    page = ChatPage(driver, url)
+    try:
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        page.close_list()
+        page.ask("Hello")
+        page.wait_for_response(1)
+        driver.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+        steps = [lambda: None, page.open_list, page.close_list, page.open_settings, page.close_settings]
+        for step in [*steps, lambda: page.open_tab("Status")]:
+            step()
+            page.wait(lambda: page.is_still)
+            assert driver.execute_async_script(_SERIOUS) == []
+    finally:
+        page.close()
+
+
+_SERIOUS = """
+const isSerious = ({ impact }) => impact === "serious" || impact === "critical";
+const said = ({ id, nodes }) => [id, nodes.map(({ html, failureSummary }) => [html.slice(0, 300), failureSummary])];
+axe.run().then(({ violations }) => arguments[0](violations.filter(isSerious).map(said)));
+"""
 
 
 @pytest.mark.parametrize("is_dark", [False, True])
