@@ -354,6 +354,7 @@ void RequestReader::read(const char* name, std::string& field) const {
 }
 void RequestReader::read(const char* name, std::vector<std::string>& field) const {
   field = strings(name);
+  std::erase(field, "");  // callers of Triton's generate endpoint send "" for none
 }
 void RequestReader::read(const char* name, std::vector<int32_t>& field) const {
   field = values<int32_t>(name, TRITONSERVER_TYPE_INT32);

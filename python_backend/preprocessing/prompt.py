@@ -70,7 +70,6 @@ class RequestEncoder:
         ValueError
             If there is not exactly one of ``text`` and ``messages``, one is malformed, or there is nothing in it.
         """
-        stop_words = [word for word in stop_words if word]  # Triton's generate endpoint sends "" for none
         held = None if turn is None or turn.is_first else self._sessions.get(turn.session_id)
         if messages:
             if text:

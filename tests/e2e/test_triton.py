@@ -55,7 +55,8 @@ def test_generate_takes_plain_json(triton_server: TritonServer) -> None:
     assert response.status_code == 200, response.text
     body = response.json()
     assert (body["text_output"], body["finish_reason"], body["generate_token_len"]) == (REPLY, "stop", 7)
-    finished = post(triton_server, "ensemble/generate", {"text_input": "1, 2, 3, 4,", "max_new_tokens": 4})
+    none = {"stop_words": "", "bad_words": ""}
+    finished = post(triton_server, "ensemble/generate", {"text_input": "1, 2, 3, 4,", "max_new_tokens": 4, **none})
     assert "5" in finished.json()["text_output"]
 
 

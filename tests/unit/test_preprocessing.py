@@ -63,9 +63,8 @@ def test_texts_that_get_no_response_are_tokenized_as_transformers_does(
     assert response.array("INPUT_ID").tolist() == [reference]
 
 
-@pytest.mark.parametrize("given", [{}, {"stop_words": [""]}])
-def test_without_stop_words_the_tensor_is_empty_but_there(model: Any, given: Any) -> None:
-    [response] = model.execute([Request(text_input="x", **given)])
+def test_without_stop_words_the_tensor_is_empty_but_there(model: Any) -> None:
+    [response] = model.execute([Request(text_input="x")])
     assert response.array("STOP_WORDS").shape == (1, 0)
 
 
