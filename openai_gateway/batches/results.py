@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
@@ -17,26 +16,28 @@ class ResultsError(ValueError):
     """A file is not what results can be added to; the text says why."""
 
 
-@dataclass(slots=True)
 class _File:
-    """One file of results, open at its end.
+    """One file of results, open at its end, and the lines whose whole results it holds.
 
-    Attributes
-    ----------
-    path
-        Where it is.
-    descriptor
-        Of the open file.
-    size
-        Bytes of whole results.
-    lines
-        Whose results it holds.
+    Raises
+    ------
+    ResultsError, OSError
+        As `Results`.
     """
 
-    path: Path
-    descriptor: int
-    size: int = 0
-    lines: set[int] = field(default_factory=set)
+    def __init__(self, path: Path, done: set[int]) -> None:
+        self.path = path
+        self.size = 0
+        self.lines: set[int] = set()
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read(done)
+        except BaseException as error:
+            os.close(self.descriptor)
+            if isinstance(error, BlockingIOError):
+                raise ResultsError(f"another process writes to {path}") from None
+            raise
 
     def append(self, result: bytes) -> None:
         """Add a result, all of it or nothing."""
@@ -49,6 +50,20 @@ class _File:
             error.filename = str(self.path)
             raise
         self.size += len(result)
+
+    def _read(self, done: set[int]) -> None:
+        """Note whose results there are; cut off what follows the last whole one."""
+        with self.path.open("rb") as file:
+            for text in file:
+                if (found := line_of(text)) is None:
+                    _require_torn(self.path, text, self.size)
+                    break
+                if (line := found[1]) in done:
+                    raise ResultsError(f"{self.path} has a second result of line {line}")
+                self.size += len(text)
+                self.lines.add(line)
+                done.add(line)
+        os.ftruncate(self.descriptor, self.size)
 
 
 class Results:
@@ -78,7 +93,7 @@ class Results:
         self._files: list[_File] = []
         try:
             for path in (output, errors):
-                self._files.append(_opened(path, self.done))
+                self._files.append(_File(path, self.done))
         except BaseException:
             self.close()
             raise
@@ -92,11 +107,6 @@ class Results:
     def failed(self) -> int:
         """Requests that were refused or failed."""
         return len(self._files[1].lines)
-
-    @property
-    def size(self) -> int:
-        """Bytes of both files."""
-        return sum(file.size for file in self._files)
 
     def add(self, line: int, result: bytes, *, is_error: bool) -> None:
         """Write down the result of a line of the input.
@@ -131,38 +141,6 @@ def ids_in(path: Path) -> Iterator[tuple[str, int, str | None]]:
         for text in file:
             if (found := line_of(text)) is not None:
                 yield *found, orjson.loads(text)["custom_id"]
-
-
-def _opened(path: Path, done: set[int]) -> _File:
-    """Open a file of results, and note whose it holds; cut off what follows the last whole one."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        _lock(descriptor, path)
-        opened = _File(path, descriptor)
-        with path.open("rb") as file:
-            for text in file:
-                found = line_of(text)
-                if found is None:
-                    _require_torn(path, text, opened.size)
-                    break
-                _, line = found
-                if line in done:
-                    raise ResultsError(f"{path} has a second result of line {line}")
-                opened.size += len(text)
-                opened.lines.add(line)
-                done.add(line)
-        os.ftruncate(descriptor, opened.size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return opened
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ResultsError(f"another process writes to {path}") from None
 
 
 def _require_torn(path: Path, text: bytes, size: int) -> None:

@@ -81,15 +81,7 @@ class Owned:
         self._limits = limits
 
     def new_file(self) -> Path:
-        """Return an empty file that is to be written and kept; without that it is nobody's.
-
-        Raises
-        ------
-        QuotaError
-            The owner has as many files, or bytes, as it may have.
-        OSError
-            It cannot be written.
-        """
+        """Return an empty file that is to be written and kept; raise `QuotaError` where there is no room for one."""
         make_private(self._folder)
         self.require_room(files=1, size=1)
         path = self.content(new_id("file-"))
@@ -114,11 +106,15 @@ class Owned:
 
     def file(self, file_id: str) -> FileObject | None:
         """Return a file that is there and has not expired."""
-        return next(iter(self._files("AND id = ?", file_id)), None)
+        return next(iter(self.files(file_id)), None)
 
-    def files(self) -> list[FileObject]:
-        """Return all files, the newest first."""
-        return self._files()
+    def files(self, file_id: str | None = None) -> list[FileObject]:
+        """Return all files, the newest first; where an id is given, the one that has it."""
+        select = "SELECT object FROM files WHERE owner = ? AND expires_at > ? AND id = coalesce(?, id)"
+        with self._database.transaction() as records:
+            values = (self._owner, now(), file_id)
+            found = records.execute(f"{select} ORDER BY rowid DESC", values).fetchall()
+        return [FileObject.model_validate_json(text) for (text,) in found]
 
     def delete_file(self, file_id: str) -> str | None:
         """Remove a file; if a batch that has not ended reads it, return the id of the batch instead."""
@@ -133,15 +129,7 @@ class Owned:
     def add_batch(
         self, *, endpoint: str, input_file_id: str, hours: int, metadata: dict[str, str] | None, results_seconds: int
     ) -> Record:
-        """Make a batch.
-
-        Raises
-        ------
-        QuotaError
-            There are as many as may be.
-        OSError
-            It cannot be written.
-        """
+        """Make a batch; raise `QuotaError` where there are as many as may be."""
         date = now()
         record = Record(
             id=new_id("batch_"),
@@ -168,11 +156,20 @@ class Owned:
 
     def batch(self, batch_id: str) -> Record | None:
         """Return a batch, if there is one."""
-        return next(iter(self._batches("AND id = ?", batch_id)), None)
+        return next(iter(self.batches(batch_id)), None)
 
-    def batches(self) -> list[Record]:
-        """Return all batches, the newest first."""
-        return self._batches()
+    def batches(self, batch_id: str | None = None) -> list[Record]:
+        """Return all batches, the newest first; where an id is given, the one that has it."""
+        select = "SELECT object, is_open, cancelling_at FROM batches WHERE owner = ? AND id = coalesce(?, id)"
+        with self._database.transaction() as records:
+            found = records.execute(f"{select} ORDER BY rowid DESC", (self._owner, batch_id)).fetchall()
+        batches = []
+        for text, is_open, cancelling_at in found:
+            batches.append(record := Record.model_validate_json(text))
+            record.cancelling_at = cancelling_at
+            if is_open and cancelling_at is not None:
+                record.status = "cancelling"
+        return batches
 
     def cancel(self, batch_id: str) -> None:
         """Ask for the end of a batch."""
@@ -243,24 +240,6 @@ class Owned:
         save = "UPDATE batches SET object = ?, is_open = ? WHERE owner = ? AND id = ?"
         records.execute(save, (record.model_dump_json(), is_open, self._owner, record.id))
 
-    def _files(self, condition: str = "", *values: str) -> list[FileObject]:
-        select = f"SELECT object FROM files WHERE owner = ? AND expires_at > ? {condition} ORDER BY rowid DESC"
-        with self._database.transaction() as records:
-            found = records.execute(select, (self._owner, now(), *values)).fetchall()
-        return [FileObject.model_validate_json(text) for (text,) in found]
-
-    def _batches(self, condition: str = "", *values: str) -> list[Record]:
-        select = f"SELECT object, is_open, cancelling_at FROM batches WHERE owner = ? {condition} ORDER BY rowid DESC"
-        with self._database.transaction() as records:
-            found = records.execute(select, (self._owner, *values)).fetchall()
-        batches = []
-        for text, is_open, cancelling_at in found:
-            batches.append(record := Record.model_validate_json(text))
-            record.cancelling_at = cancelling_at
-            if is_open and cancelling_at is not None:
-                record.status = "cancelling"
-        return batches
-
 
 class Store:
     """Files and batches of all owners, and the lock of who runs the batches.
@@ -283,13 +262,7 @@ class Store:
         return Owned(self._database, self._folder / owner_name(key), self.limits)
 
     def lock(self) -> int | None:
-        """Return a descriptor that makes its holder the one who runs batches; None: another process does.
-
-        Raises
-        ------
-        OSError
-            The folder cannot be used.
-        """
+        """Return a descriptor that makes its holder the one who runs batches; None: another process does."""
         make_private(self._folder)
         descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
