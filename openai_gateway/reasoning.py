@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lmdeploy.templates.thinking import ThinkingMarks
 from openai_gateway.text_marks import beginning_at_end, marks_of
-from openai_gateway.tools.events import Body
+from openai_gateway.tools.events import Body, CallBroken, TextFound
 from openai_gateway.tools.parser import ToolCallParser
 
 
@@ -29,8 +31,10 @@ class ReasoningParser:
         The model's.
     begins_inside : bool
         The prompt ended with the opening mark.
-    calls : ToolCallParser, optional
-        A new parser of calls; None: there are none.
+    new_calls : callable, optional
+        Makes a parser of calls; None: there are none.
+    budget : int, optional
+        Tokens after which the engine ends the reasoning, wherever that is. None: the model alone ends it.
 
     Attributes
     ----------
@@ -40,11 +44,21 @@ class ReasoningParser:
         Once the response is over: its end from the first call on, in reasoning that was not closed.
     """
 
-    def __init__(self, marks: ThinkingMarks, *, begins_inside: bool, calls: ToolCallParser | None = None) -> None:
+    def __init__(
+        self,
+        marks: ThinkingMarks,
+        *,
+        begins_inside: bool,
+        new_calls: Callable[[], ToolCallParser] | None = None,
+        budget: int | None = None,
+    ) -> None:
         self._marks = marks
         self._begins_inside = begins_inside
-        self._calls = calls
-        self._stops = marks_of((marks.end, *(() if calls is None else calls.tags)))
+        self._new_calls = new_calls
+        self._calls = None if new_calls is None else new_calls()
+        self._budget = math.inf if budget is None else budget
+        self._tokens = 0
+        self._stops = marks_of((marks.end, *(() if self._calls is None else self._calls.tags)))
         self._text = ""  # not given yet
         self._read = self._checked = 0  # characters of it that went to the parser; that are no end of the reasoning
         self._call: tuple[Body | None, int] = (None, 0)  # around an end of the reasoning, and how many before it
@@ -59,6 +73,7 @@ class ReasoningParser:
         """Take more of the answer, which has so many tokens with it."""
         has_ended = self._ended
         self._text += text
+        self._tokens = tokens
         reported = self._advance(False)
         if self._begun and not has_ended:
             self.token_count = tokens
@@ -122,7 +137,8 @@ class ReasoningParser:
             if is_argument is None and self._is_cut:
                 break
             if not is_argument:
-                return self._close(place, is_over)
+                closed = self._close_in_cut_call(place, is_over) if self._tokens >= self._budget else None
+                return closed or self._close(place, is_over)
             self._checked = self._read
         self._checked = max(self._checked, len(self._text) - len(end) + 1) if place < 0 else self._checked
         if is_over:
@@ -142,6 +158,23 @@ class ReasoningParser:
             self._calls.feed(self._text[self._read])
             self._read += 1
         return None if self._calls.body is body else self._calls.complete > complete
+
+    def _close_in_cut_call(self, place: int, is_over: bool) -> ReasoningDelta | None:
+        """Close the reasoning before a call that goes on behind the end as if it were not there; None: none does."""
+        assert self._calls is not None
+        assert self._new_calls is not None
+        begin = max(self._text.rfind(tag, 0, place) for tag in self._calls.tags)
+        after = self._text[place + len(self._marks.end) :].lstrip().removeprefix(self._marks.before_answer)
+        joined, reader = self._text[begin:place].rstrip("\n") + after, self._new_calls()
+        found = reader.feed(joined)
+        if any(isinstance(event, CallBroken) for event in found) or isinstance(next(iter(found), None), TextFound):
+            return None
+        if not reader.complete:
+            return None if is_over else ReasoningDelta()  # it depends on what comes
+        reasoning, self._text = self._text[:begin].rstrip(), joined
+        self._ended = True
+        self._advance = self._in_answer
+        return ReasoningDelta(reasoning, self._advance(is_over).content)
 
     def _before_answer(self, is_over: bool) -> ReasoningDelta:
         self._text = self._text.lstrip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -75,16 +75,21 @@ class Conversation:
         """Return the machine of one response."""
         if isinstance(self._messages, str):
             return ResponseMachine()
-        reasoning = None
+        reasoning, new_calls = None, self._new_calls()
         if self._thinking is not None:
             parser = InlineReasoning if self._thinking.in_content else ReasoningParser
             # The parser of calls within reasoning is its own: its calls are no one's.
-            reasoning = parser(self._thinking.marks, begins_inside=self._begins_inside, calls=self._new_calls())
+            reasoning = parser(
+                self._thinking.marks,
+                begins_inside=self._begins_inside,
+                new_calls=new_calls,
+                budget=self._body.reasoning_budget,
+            )
         on_recovered = partial(self._gateway.metrics.responses.count_recovered, self._model.name)
-        return ResponseMachine(reasoning, self._new_calls(), self._body.max_calls, on_recovered)
+        return ResponseMachine(reasoning, new_calls and new_calls(), self._body.max_calls, on_recovered)
 
-    def _new_calls(self) -> ToolCallParser | None:
-        """Return a parser of calls; a call that is forced is looked for also where calls stay text otherwise.
+    def _new_calls(self) -> Callable[[], ToolCallParser] | None:
+        """Return what makes a parser of calls; one that is forced is looked for also where calls stay text otherwise.
 
         OpenAI's clients decode the arguments of strict tools themselves, and fail where they are unfinished. So such a
         call is reported when it is whole, unless a grammar sees to it that it will be.
@@ -92,7 +97,8 @@ class Conversation:
         if not (tools := [tool.function for tool in self._body.usable_tools]):
             return None
         is_forced, parser = bool(self._body.forced_tools), self._model.tool_call_parser
-        return ToolCallParser(
+        return partial(
+            ToolCallParser,
             {function.name: function.full_schema for function in tools},
             () if is_forced else {function.name for function in tools if function.strict},
             "auto" if is_forced and parser == "none" else parser,
@@ -115,7 +121,7 @@ class Conversation:
         fields: dict[str, Any] = {}
         if marks.are_special and inputs["skip_special_tokens"] is None:
             fields["skip_special_tokens"] = False
-        if counts:
+        if counts or budget is not None:
             fields["stream"] = True  # a whole answer does not say how many tokens a part has
         if (wanted := inputs.get("response_format")) is not None:
             fields["response_format"] = after_reasoning(

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from lmdeploy.templates.thinking import THINK, Thinking
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
 from openai_gateway.tools.parser import ToolCallParser
-from tests.gateway.responses.test_scripted_responses import Scripted
+from tests.gateway.responses.test_scripted_responses import Response, Scripted
 
 NAMES = {name: dict[str, Any]() for name in ("get_weather", "read_file")}
 NAMES |= {"add": {"type": "object", "properties": {"a": {"type": "array"}, "b": {"type": "string"}}}}
@@ -120,6 +121,36 @@ def test_a_forced_call_that_a_stop_word_ends_early_is_a_call(*, streams: bool) -
         return [(name, json.loads(arguments)) for name, arguments in response.calls]
 
     assert asyncio.run(run()) == ADDED
+
+
+BEFORE, END = "<think>Let me.\n<tool_call>", "\n</think>\n\n"
+HEAD = '{"name": "add", "arguments": {"a": 1, "b": "'
+# what the model says before the budget ends its reasoning, and after; the reasoning, the content, the calls
+BUDGETS: dict[str, tuple[str, str, str, str, Any]] = {
+    "it goes on": (HEAD[:9], f'{HEAD[9:]}x"}}}}</tool_call>', "Let me.", "", ADDED),
+    "it goes on in a text": (HEAD, 'x"}}</tool_call>\nSo.', "Let me.", "\nSo.", ADDED),
+    "it begins anew": (HEAD, f"<tool_call>{ADD}</tool_call>", f"Let me.\n<tool_call>{HEAD}", "", ADDED),
+    "it answers": (HEAD, 'It is "x".', f"Let me.\n<tool_call>{HEAD}", 'It is "x".', []),
+}
+
+
+@pytest.mark.parametrize("case", BUDGETS)
+def test_a_budget_that_ends_reasoning_in_a_call_loses_no_call(case: str) -> None:
+    before, after, reasoning, content, calls = BUDGETS[case]
+    pieces = [*BEFORE, *before, END]
+
+    async def run(*, streams: bool, budget: int) -> Response:
+        model = Scripted()
+        model.says([*pieces, *after], "hermes", Thinking(THINK))
+        thinking = {"type": "enabled", "budget_tokens": budget}
+        read = await model.asked("messages", NAMES, streams=streams, thinking=thinking)
+        return Response(read.reasoning, read.content, read.calls)
+
+    for streams in (True, False):
+        expected = Response(reasoning, content, calls)
+        assert asyncio.run(run(streams=streams, budget=len(pieces))) == expected
+    early = asyncio.run(run(streams=True, budget=1024))  # the model itself ended it: all of that is a draft
+    assert early.calls == (ADDED if case == "it begins anew" else [])
 
 
 @pytest.mark.parametrize("case", [case for case in MISSES if MISSES[case][3] == "object"])
