@@ -8,6 +8,10 @@ from collections.abc import Collection, Iterable, Sized
 MAX_TOKEN = 2**31 - 1  # token ids are int32
 
 
+class ArgumentError(ValueError, AssertionError):
+    """An argument is none of those allowed; LMDeploy's own classes raise an ``AssertionError``."""
+
+
 def whole(name: str, value: object, low: int, high: int | None = None) -> str | None:
     """Check that ``value`` is a whole number in ``[low, high]``."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
@@ -94,7 +98,7 @@ def optional_text(name: str, value: object, max_bytes: int | None = None) -> str
 
 
 def require(problems: Iterable[str | None]) -> None:
-    """Raise ``ValueError`` with every problem found, if any."""
+    """Raise ``ArgumentError`` with every problem found, if any."""
     found = [problem for problem in problems if problem is not None]
     if found:
-        raise ValueError("; ".join(found))
+        raise ArgumentError("; ".join(found))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmdeploy.checks import one_of
+from lmdeploy.checks import one_of, require
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message, read_messages
 
@@ -41,10 +41,6 @@ class Layout:
     model_writes_space: bool = False
     infilling: str | None = None
     infilling_stop_words: tuple[str, ...] = ()
-
-
-class CapabilityError(ValueError, AssertionError):
-    """A template is asked for prompts of a kind that it does not write; LMDeploy's are an ``AssertionError``."""
 
 
 class BaseChatTemplate(ChatTemplate):
@@ -112,12 +108,11 @@ class BaseChatTemplate(ChatTemplate):
             self.stop_words += self.layout.infilling_stop_words
 
     def require_capability(self) -> None:
-        """Raise ``CapabilityError`` where there is no such capability, or not in this template."""
+        """Raise ``ArgumentError`` where there is no such capability, or not in this template."""
         problem = one_of("capability", self.capability, _CAPABILITIES)
         if self.capability == "infilling" and self.layout.infilling is None:
             problem = _NEEDS_TRAINING
-        if problem:
-            raise CapabilityError(problem)
+        require([problem])
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         self.require_capability()

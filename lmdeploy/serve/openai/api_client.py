@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import httpx
 
+from lmdeploy.checks import ArgumentError
+
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
@@ -18,10 +20,6 @@ ChatPiece = tuple[str, int, Literal["stop", "length"] | None]
 _CONNECT = 10.0  # seconds; a response may take as long as it takes
 _AS_LMDEPLOY: Json = {"kwargs": {}}  # by which the server knows who reads the response
 _NOT_FIELDS = frozenset({"self", "kwargs"})
-
-
-class SessionError(ValueError, AssertionError):
-    """No session is named; in LMDeploy this is an ``AssertionError``."""
 
 
 class APIClient:
@@ -185,14 +183,14 @@ class APIClient:
 
         Raises
         ------
-        SessionError
+        ArgumentError
             ``session_id`` is -1.
         RuntimeError
             The server refused.
         """
         fields = _fields(locals())
         if session_id == -1:
-            raise SessionError("session_id must name a conversation, got -1")
+            raise ArgumentError("session_id must name a conversation, got -1")
         for piece in _chat_pieces(self.chat_interactive_v1(interactive_mode=True, **fields)):
             if piece[1:] == (0, "length"):
                 logger.warning("session %d has no space for this turn: end it with end_session", session_id)
