@@ -215,9 +215,9 @@ class ChatPage:
 
     @property
     def is_still(self) -> bool:
-        """Whether nothing slides or fades: while a side does, what is alongside it may be too narrow to be typed into."""
-        moving = "return document.getAnimations().some((one) => one.effect.getComputedTiming().endTime !== Infinity)"
-        return not self._driver.execute_script(moving)
+        """Whether nothing slides or fades: while a side does, what is alongside may be too narrow to be typed into."""
+        ends = "({ playState, effect }) => playState === 'running' && effect.getComputedTiming().endTime < Infinity"
+        return not self._driver.execute_script(f"return document.getAnimations().some({ends})")
 
     def in_list(self, number: int, part: str = "title") -> WebElement:
         """Return a part (``title``, ``rename``, ``delete``) of an entry of the list."""
