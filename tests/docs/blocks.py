@@ -12,11 +12,7 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Pages that `make test` runs; `make test-all` runs all.
 SAMPLE = [
     ROOT / "docs" / f"{name}.md"
-    for name in (
-        "get-started/quickstart",
-        *("guides/batches", "guides/lora", "guides/multi-model", "guides/offline", "guides/proxy", "guides/serving"),
-        *("guides/structured-output", "guides/tools"),
-    )
+    for name in ("get-started/quickstart", "guides/batches", "guides/offline", "guides/proxy", "guides/serving")
 ]
 _BLOCK = re.compile(r"((?:^<!-- [^\n]*-->\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Comments before a block, which readers do not see. A reason in `not run` is of the whole block, or of the commands

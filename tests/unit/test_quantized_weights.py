@@ -129,17 +129,12 @@ def read_tensor(directory: Path, shape: torch.Size) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_engine_reads_the_numbers_that_codes_stand_for(scheme: str, name: str, tmp_path: Path) -> None:
-    numbers = write_codes(tmp_path, SCHEMES[scheme], EXPRESSIONS[name])
-    expected = values_of(EXPRESSIONS[name], numbers)
-    assert torch.equal(read_tensor(tmp_path, expected.shape), expected)
-
-
-@pytest.mark.parametrize("name", EXPRESSIONS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_codes_are_multiplied_without_loss(scheme: str, name: str, tmp_path: Path) -> None:
+def test_the_engine_reads_and_multiplies_the_numbers_that_codes_stand_for(
+    scheme: str, name: str, tmp_path: Path
+) -> None:
     numbers = write_codes(tmp_path, SCHEMES[scheme], EXPRESSIONS[name])
     weight = values_of(EXPRESSIONS[name], numbers)
+    assert torch.equal(read_tensor(tmp_path, weight.shape), weight)
     x = torch.randn(3, weight.shape[1])
     found = device.multiply_codes(tmp_path, "x", list(weight.shape), x)
     assert (found is not None) == (name in STAYS_CODES)
