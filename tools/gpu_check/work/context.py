@@ -91,6 +91,11 @@ class Context:
         importlib.import_module("lmdeploy.turbomind.engine")._turbomind = module  # type: ignore[attr-defined]
         return module
 
+    @property
+    def shapes(self) -> Path:
+        """Where checkpoints are that are made for measuring."""
+        return Path(os.environ["LMDEPLOY_CACHE"]) / "shapes"
+
     def shape(self, name: str) -> Shape:
         """Return a shape, in a dry run with everything small."""
         return tiny(SHAPES[name]) if self.is_dry_run else SHAPES[name]
@@ -99,7 +104,7 @@ class Context:
         """Return the directory of a checkpoint of a shape, made now if it is not there; ``layers``: 0 for its own."""
         shape = self.shape(name).having(**({"num_hidden_layers": layers} if layers else {}))
         size = shape.config["num_hidden_layers"]
-        directory = Path(os.environ["LMDEPLOY_CACHE"]) / "shapes" / f"{name}-{size}{'-tiny' if self.is_dry_run else ''}"
+        directory = self.shapes / f"{name}-{size}{'-tiny' if self.is_dry_run else ''}"
         if not (directory / "config.json").exists():
             write(shape, directory)
         return directory

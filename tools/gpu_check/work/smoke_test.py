@@ -27,7 +27,7 @@ def main(context: Context) -> None:
     if not (default_model_dir() / "tokenizer.json").exists():
         print(random_model.write("tiny", default_model_dir()))
     print(f"{context.native().device_count()} device(s)", flush=True)
-    directory = context.model("llama-8b").with_name("smoke-test")
+    directory = context.shapes / "smoke-test"
     write(tiny(SHAPES["llama-8b"]), directory)
     requests = random_prompts(random.Random(0), [(length, _OUTPUT) for length in (3, 40, 90)])
     tokens = {}
