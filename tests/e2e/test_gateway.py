@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ import pydantic
 import pytest
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME as MODEL
+from lmdeploy.serve.client import TritonClient
 from lmdeploy.serve.openai.api_client import APIClient
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.tokenizer import Tokenizer
@@ -269,6 +272,41 @@ def test_a_turn_that_is_too_long_is_an_empty_response_and_the_conversation_goes_
     assert second["history_tokens"] >= first["input_tokens"] + first["tokens"]
     assert second["tokens"] > 0
     api.end_session(4712)
+
+
+def test_a_cache_report_names_the_part_that_changed_and_tells_other_salts_nothing(
+    triton_server: TritonServer, url: str
+) -> None:
+    def tool(description: str) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+        return {"type": "function", "function": {"name": "f", "description": description, "parameters": parameters}}
+
+    def report(messages: list[dict[str, str]], of_tool: str, salt: str = "report") -> Any:
+        body = {"model": MODEL, "messages": messages, "tools": [tool(of_tool)], "cache_salt": salt, "temperature": 0}
+        asked = body | {"max_tokens": 4, "include_cache_report": True}
+        usage = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120, trust_env=False).json()["usage"]
+        told = usage["cache_report"]
+        assert told["found"] == told["device"] == usage["prompt_tokens_details"]["cached_tokens"]
+        return told
+
+    async def drop() -> None:
+        async with TritonClient(triton_server.grpc_address, control_key=triton_server.control_key) as triton:
+            await triton.control_cache("drop_memory")
+
+    first = [{"role": "system", "content": "You are a guide. " * 40}, {"role": "user", "content": "Hi"}]
+    second = [*first, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Where are we?"}]
+    weather = "Weather of a city. " * 20
+    new = {"found": 0, "reason": "nothing is known from token 0 on, in message 1 (system)"}
+    assert report(first, weather).items() >= new.items()
+    assert report(first, weather).items() >= {"token": None, "reason": None}.items()
+    changed = report(second, weather.replace("city", "town"))
+    assert changed["reason"] == f"differs at token {changed['token']}, in the tool list"
+    assert changed["found"] > 0
+    assert report(second, weather)["reason"].endswith((", in message 3 (assistant)", ", in message 2 (user)"))
+    assert report(second, weather, "another").items() >= new.items()
+    asyncio.run(drop())
+    assert re.fullmatch(r"was evicted \d+ s ago from token 0 on", report(first, weather)["reason"])
+    assert report(first, weather, "a third").items() >= new.items()
 
 
 def test_responses_stream(client: openai.OpenAI) -> None:
