@@ -365,50 +365,131 @@ def _joined(lists: Sequence[list[str] | None], most: int) -> list[str] | None:
 
 
 def are_apart(one: Language, other: Language) -> bool:
-    """Return whether it is plain to see that no string is of both: where they begin, or how long they are, differs."""
-    (least, most), (other_least, other_most) = widths(one), widths(other)
-    if (most is not None and most < other_least) or (other_most is not None and other_most < least):
-        return True
-    pairs = zip(_beginning(one), _beginning(other), strict=False)
-    return any(not charsets.intersection(mine, theirs) for mine, theirs in pairs)
+    """Return whether no string is of both; False also where finding out takes too many steps."""
+    automaton = _Combination(charsets.EVERY)
+    waiting: list[_State] = [((frozenset([one]), frozenset([other])), frozenset())]
+    seen = set(waiting)
+    while waiting:
+        state = waiting.pop()
+        if _accepts(state):
+            return False
+        try:
+            after = {after for _, after in automaton.steps(state) if all(after[0])} - seen
+        except TooAlikeError:
+            return False
+        waiting += after
+        seen |= after
+    return True
 
 
-def _beginning(language: Language) -> list[Ranges]:
-    """Return the sets of the first characters that every string has."""
+def combined(wanted: Sequence[Language], unwanted: Sequence[Language], ranges: Ranges) -> Language:
+    """Return the strings of some characters that are of all wanted languages, and of no unwanted one.
+
+    Of strings that have many characters in common with unwanted ones, it leaves some out.
+
+    Raises
+    ------
+    TooAlikeError
+        It would be large, or have strings that come back to where they were by a way of several characters.
+    """
+    return _Combination(ranges).of((tuple(frozenset([each]) for each in wanted), frozenset(unwanted)), 0)
+
+
+_Rests = frozenset[Language]  # of which a string may be one
+_State = tuple[tuple[_Rests, ...], _Rests]  # of each wanted language, and of all that are unwanted
+
+
+class _Combination:
+    """An automaton of what is left of several languages, character by character (Brzozowski's derivatives)."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._known: dict[_State, Language] = {}
+        self._path: set[_State] = set()
+        self._left = _MAX_FACTORED
+
+    def of(self, state: _State, depth: int) -> Language:
+        wanted, unwanted = state
+        if not all(wanted) or any(map(self._is_all, unwanted)):
+            return NOTHING
+        bounds = [rests for rests in wanted if not any(map(self._is_all, rests))]
+        if not bounds and not unwanted:
+            return repeat(Chars(self._ranges), 0, None)
+        if len(bounds) == 1 and len(bounds[0]) == 1 and not unwanted:
+            [language] = bounds[0]
+            return restricted(language, self._ranges)
+        if not bounds and depth == _DEEPEST_NAME:
+            return NOTHING
+        if state in self._known:
+            return self._known[state]
+        if depth == _DEEPEST_NAME or state in self._path:
+            raise TooAlikeError("has alternatives that begin alike for too long")
+        self._path.add(state)
+        following: dict[_State, list[Ranges]] = {}
+        for block, after in self.steps(state):
+            following.setdefault(after, []).append(block)
+        stays = following.pop(state, [])
+        options: list[Language] = [EMPTY] if _accepts(state) else []
+        for after, blocks in following.items():
+            options.append(concatenation([Chars(charsets.union(*blocks)), self.of(after, depth + 1)]))
+        self._path.remove(state)
+        loop = repeat(Chars(charsets.union(*stays)), 0, None) if stays else EMPTY
+        found = concatenation([loop, choice(option for option in options if option != NOTHING)])
+        if expanded_size(found) > _MAX_SIZE:
+            raise TooAlikeError("has too many alternatives that begin alike")
+        self._known[state] = found
+        return found
+
+    def _is_all(self, language: Language) -> bool:
+        return (
+            isinstance(language, Repeat)
+            and isinstance(language.body, Chars)
+            and (language.low, language.high) == (0, None)
+            and charsets.intersection(language.body.ranges, self._ranges) == self._ranges
+        )
+
+    def steps(self, state: _State) -> Iterator[tuple[Ranges, _State]]:
+        """Yield sets of characters that lead to the same state, and the state."""
+        wanted, unwanted = state
+        heads = [[head for rest in rests for head in _heads(rest)] for rests in (*wanted, unwanted)]
+        blocks = [self._ranges]
+        for ranges in {ranges for each in heads for ranges, _ in each}:
+            others = charsets.complement(ranges)
+            blocks = [
+                part for block in blocks for each in (ranges, others) if (part := charsets.intersection(block, each))
+            ]
+            self._left -= len(blocks)
+            if self._left < 0:
+                raise TooAlikeError("has too many alternatives that begin alike")
+        for block in blocks:
+            *after, not_after = (
+                frozenset(rest for ranges, rest in each if charsets.intersection(block, ranges)) for each in heads
+            )
+            yield block, (tuple(after), not_after)
+
+
+def _accepts(state: _State) -> bool:
+    return all(map(_has_empty, state[0])) and not _has_empty(state[1])
+
+
+def _heads(language: Language) -> Iterator[tuple[Ranges, Language]]:
+    """Yield the sets of characters that strings begin with, and what may follow each."""
     match language:
         case Chars(ranges):
-            return [ranges]
-        case Concatenation(parts):
-            found: list[Ranges] = []
-            for part in parts:
-                found += _beginning(part)
-                if not isinstance(part, Chars):
-                    break
-            return found
+            yield ranges, EMPTY
+        case Concatenation((first, *rest)):
+            for ranges, tail in _heads(first):
+                yield ranges, concatenation([tail, *rest])
+            if _has_empty([first]):
+                yield from _heads(concatenation(rest))
         case Choice(options):
-            lists = [_beginning(option) for option in options]
-            return [charsets.union(*sets) for sets in zip(*lists, strict=False)]
-        case Repeat(body, low, _):
-            return _beginning(body) if low else []
+            for option in options:
+                yield from _heads(option)
+        case Repeat(body, low, high):
+            more = repeat(body, max(low - 1, 0), None if high is None else high - 1)
+            for ranges, tail in _heads(body):
+                yield ranges, concatenation([tail, more])
 
 
-def all_but(names: Iterable[str], ranges: Ranges) -> Language:
-    """Return all strings of some characters but `names`, and, of names that are very long, what begins as they do."""
-    return _other_than([name for name in names if all(charsets.holds(ranges, each) for each in name)], 0, ranges)
-
-
-def _other_than(names: Sequence[str], depth: int, ranges: Ranges) -> Language:
-    if not names:
-        return repeat(Chars(ranges), 0, None)
-    if depth == _DEEPEST_NAME:
-        return NOTHING
-    following: dict[str, list[str]] = {}
-    for name in names:
-        if len(name) > depth:
-            following.setdefault(name[depth], []).append(name)
-    others = charsets.intersection(charsets.complement(charsets.of(following)), ranges)
-    options: list[Language] = [] if any(len(name) == depth for name in names) else [EMPTY]
-    options.append(concatenation([Chars(others), repeat(Chars(ranges), 0, None)]))
-    for character, rest in following.items():
-        options.append(concatenation([text(character), _other_than(rest, depth + 1, ranges)]))
-    return choice(options)
+def _has_empty(languages: Iterable[Language]) -> bool:
+    return any(widths(each)[0] == 0 and each != NOTHING for each in languages)

@@ -6,7 +6,7 @@ numbers within bounds have six decimals, names and strings with a pattern have n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from math import comb, perm
@@ -21,14 +21,16 @@ from lmdeploy.json_schema.formats import short_form
 from lmdeploy.json_schema.keywords import term
 from lmdeploy.json_schema.languages import (
     ANYTHING,
+    NOTHING,
     Chars,
     Language,
     Repeat,
-    all_but,
+    TooAlikeError,
     alphabet,
     are_apart,
     bounded,
     choice,
+    combined,
     repeat,
     shortened,
     strings,
@@ -160,38 +162,38 @@ class Planner:
                 high = language.high if high is None else min(high, language.high or high)
                 del languages[language]
         if len(languages) > 1:
-            return self._filtered(languages, given)
+            for language in languages:  # what several have in common, where one of them is a list
+                if (finite := strings(language, MAX_FINITE)) is not None:
+                    return choice(text(each) for each in finite if self._expansion.holds((given,), each))
+            languages = {self._combined(languages, [], given): given.pointer}
         names = [each.value for each in given.excluded]
         if languages:
             [language] = languages
         elif names:
-            language, names = all_but(names, EVERY), []
+            language, names = self._combined([], map(text, names), given), []
         elif low == 0 and high is None:
             return None
         else:
             return repeat(Chars(EVERY), low, high)
         limited = bounded(language, low, high)
+        if limited is None and (short := short_form(language)) is not None:
+            limited = bounded(short, low, high)
         if limited is None and high is not None:
-            short = short_form(language)
-            limited = bounded(short, low, high) if short is not None else None
-            limited = shortened(language, high) if limited is None else limited
+            limited = shortened(language, high)
         if limited is None or widths(limited)[0] < low:
             raise SchemaError(given.pointer, "is not enforced alongside this pattern, format or exclusion")
         if any(self._expansion.matches(limited, name, given.pointer) for name in names):
-            finite = strings(limited, MAX_FINITE)
-            if finite is None:
-                raise SchemaError(given.excluded[0].pointer, "is not enforced alongside a pattern or format")
-            limited = choice(text(each) for each in finite if each not in names)
+            limited = self._combined([limited], map(text, names), given)
         return limited
 
-    def _filtered(self, languages: dict[Language, str], given: Strings) -> Language:
-        """Return what several languages have in common, where one of them is a list."""
-        for language in languages:
-            finite = strings(language, MAX_FINITE)
-            if finite is not None:
-                return choice(text(each) for each in finite if self._expansion.holds((given,), each))
-        [_, pointer, *_] = languages.values()
-        raise SchemaError(pointer, "is not enforced alongside another pattern or format")
+    @staticmethod
+    def _combined(wanted: Iterable[Language], unwanted: Iterable[Language], given: Strings) -> Language:
+        """Return strings of all wanted languages and of no unwanted one."""
+        try:
+            return combined([*wanted], [*unwanted], EVERY)
+        except TooAlikeError:
+            pointers = [*(pointer for _, pointer in given.languages), *(each.pointer for each in given.excluded)]
+            raise SchemaError(pointers[-1], "is not enforced alongside another pattern, format or exclusion") from None
 
     # ---- arrays ----
 
@@ -236,8 +238,8 @@ class Planner:
         # Where the number is bounded above, all others must not be as the ones that are counted.
         other = TRUE if contained.high is None else term(place, not is_met)
         counts = range(contained.low, most + 1) if contained.high is not None else [contained.low]
-        if sum(comb(positions, count) for count in counts) > MAX_PLACEMENTS:
-            positions = contained.low
+        while positions > contained.low and sum(comb(positions, count) for count in counts) > MAX_PLACEMENTS:
+            positions -= 1
         for count in counts:
             for chosen in combinations(range(positions), count):
                 length = max(max(chosen, default=-1) + 1, len(given.prefix))
@@ -295,30 +297,42 @@ class Planner:
         is_open = not any(rules.lists for rules in given.rules) or given.low > len(declared)
         is_open = is_open or any(rules.others is not None or rules.patterns for rules in given.rules)
         groups: list[Group] = []
-        for language, value in self._groups(given) if is_open else ():
+        for language, value in self._groups(given, [*declared, *never]) if is_open else ():
             if self._expansion.is_empty(value):
                 continue
             if language is not None and (finite := strings(language, MAX_FINITE)) is not None:
                 declared |= {name: value for name in finite if name not in never and name not in declared}
-            elif (group := self._without(language, value, declared, never)) is not None:
-                groups.append(group)
+            elif language is None:
+                groups.append(Group(None, value))
+            elif (expression := self._expression(language, "/patternProperties")) is not None:
+                groups.append(Group(expression, value))
         members = tuple((name, value, name in given.required) for name, value in declared.items())
         yield ObjectPlan(members, tuple(groups), given.low, given.high, given.least_pointer)
 
-    def _groups(self, given: Objects) -> Iterator[tuple[Language | None, Conjunction]]:
-        """Yield the members that are not spoken of by name."""
-        patterns = {language: None for rules in given.rules for language, _ in rules.patterns}
+    def _groups(self, given: Objects, names: Sequence[str]) -> Iterator[tuple[Language | None, Conjunction]]:
+        """Yield the members that are not spoken of by name, none of which has one of some names."""
+        patterns = list({language: None for rules in given.rules for language, _ in rules.patterns})
+        others = [*map(text, names)] if sum(map(len, names)) <= MAX_EXCLUDED else [ANYTHING]
         for language in patterns:
             self._expansion.budget.spend(4 * len(patterns), given.least_pointer)
             value = conjoined(part for rules in given.rules for part in self._of_pattern(rules, language))
-            for names in self._names(given, language):
-                yield names, value
-        speaks = any(rules.others is not None for rules in given.rules)
-        if speaks or not patterns:
+            for own in self._names(given, language):
+                yield self._without(own, others), value
+        if any(rules.others is not None for rules in given.rules) or not patterns:
             parts = [TRUE if rules.others is None else rules.others for rules in given.rules]
-            parts += [conjunction for rules in given.rules for _, conjunction in rules.patterns]
-            for names in self._names(given, None):
-                yield names, conjoined(parts)
+            for own in self._names(given, None):
+                yield self._without(own, [*patterns, *others]), conjoined(parts)
+
+    def _without(self, language: Language | None, others: Sequence[Language]) -> Language | None:
+        """Return the names of a language, of plain characters, that are of no other one; `NOTHING`: too hard to say."""
+        if language is not None:
+            others = [each for each in others if not are_apart(each, language)]
+        if not others:
+            return language
+        try:
+            return combined([] if language is None else [language], others, PLAIN_ASCII)
+        except TooAlikeError:
+            return NOTHING
 
     @staticmethod
     def _of_pattern(rules: Any, language: Language) -> Iterator[Conjunction]:
@@ -339,24 +353,6 @@ class Planner:
                 yield choice(text(each) for each in alternative.values if isinstance(each, str))
             elif isinstance(alternative, Strings):
                 yield self._language(alternative)
-
-    def _without(
-        self, language: Language | None, value: Conjunction, declared: dict[str, Conjunction], never: Iterable[str]
-    ) -> Group | None:
-        """Return members whose names are of a language, but those of other members; None: it has none, or too many."""
-        names = [*declared, *never]
-        if language is None and not names:
-            return Group(None, value)
-        if language is None:
-            if sum(map(len, names)) > MAX_EXCLUDED:
-                return None
-            language = all_but(names, PLAIN_ASCII)
-        else:
-            found = [name for name in names if self._expansion.matches(language, name, "/patternProperties")]
-            if any(declared.get(name) != value for name in found):
-                return None
-        expression = self._expression(language, "/patternProperties")
-        return None if expression is None else Group(expression, value)
 
     @staticmethod
     def _expression(language: Language, pointer: str) -> str | None:

@@ -114,6 +114,45 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}, ["https://a.bc/d?e=f"], ["x", ""]),
     ({"type": "string", "format": "color"}, ["anything"], [1]),
     (
+        {
+            "type": "object",
+            "patternProperties": {"^[a-z]+_name$": {"type": "string"}, "^[a-z]+_id$": {"type": "integer"}},
+            "additionalProperties": False,
+        },
+        [{}, {"a_name": "b"}, {"a_id": 1}, {"a_name": "b", "c_id": 2}],
+        [{"a_name": 1}, {"a_id": "b"}, {"a": 1}],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"x-a": {"type": "null"}},
+            "patternProperties": {"^x-": {"type": "string"}},
+            "additionalProperties": {"type": "integer"},
+        },
+        [{"x-b": "c"}, {"b": 1}, {"b": 1, "x-b": "c"}],
+        [{"x-a": "c"}, {"x-a": None}, {"x-b": 1}, {"b": "c"}],
+    ),
+    (
+        {
+            "type": "object",
+            "patternProperties": {"^a": {"type": "integer"}},
+            "propertyNames": {"pattern": "^[a-z]{2}$"},
+            "additionalProperties": True,
+        },
+        [{"ab": 1}, {"bc": "d"}],
+        [{"ab": "c"}, {"a": 1}, {"abc": 1}],
+    ),
+    (
+        {"type": "string", "allOf": [{"pattern": "^[a-z]+$"}, {"pattern": "^.{2,4}$"}, {"not": {"const": "abc"}}]},
+        ["ab", "abd", "abcd"],
+        ["abc", "a", "abcde", "AB"],
+    ),
+    (
+        {"type": "array", "items": {"type": ["integer", "null"]}, "contains": {"type": "null"}, "maxContains": 3},
+        [[None], [1, None], [None, 2, None], [1, None, None, None]],
+        [[1], [], [None, None, None, None]],
+    ),
+    (
         {"type": "string", "format": "ipv6"},
         ["::", "1::", "::8", "1:2::7:8", "1:2:3:4:5:6:7:ab8"],
         ["1:2", "1::2::3", ":1"],
