@@ -103,20 +103,6 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    def set_images(self, fills: Ints, looks: Ints, blocks: Ints, block_len: int) -> None:
-        """Say which rows the calls of ``fill`` and ``look`` have; as `set_spans`."""
-        self.native.set_images(fills, looks, blocks, block_len)
-
-    def fill(self, cache: Any, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write keys and values of rows of images, float32 ``[rows, heads, size]``."""
-        self.native.fill(cache, _heads(key), _heads(value))
-
-    def look(self, cache: Any, query: torch.Tensor, value_size: int) -> torch.Tensor:
-        """Return ``[rows, heads, value size]``: what rows see of images; queries as `attend` takes them."""
-        out = torch.empty((query.shape[0], query.shape[1], value_size), dtype=torch.float32)
-        self.native.look(cache, _heads(query), out.data_ptr())
-        return out
-
     def set_states(self, spans: Ints, blocks: Ints, page_count: int) -> None:
         """Say which rows recurrent layers have; the pages of a sequence's state follow its blocks."""
         self.native.set_states(spans, blocks, page_count)
@@ -155,27 +141,6 @@ class Kernels:
         )  # fmt: skip
         return y
 
-    def delta_gates(
-        self, a_log: torch.Tensor, dt_bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``exp(-exp(a_log) softplus(a + dt_bias))`` and ``sigmoid(b)``.
-
-        Parameters
-        ----------
-        a_log, dt_bias
-            ``[heads]``; ``dt_bias`` of as many numbers as a row of ``a``.
-        a, b
-            float32 ``[rows, heads]``; ``a`` may have several numbers a head, one after the other.
-        """
-        a, b = _dense(a), _dense(b)
-        decay, beta = torch.empty_like(a), torch.empty_like(b)
-        heads = b.shape[1]
-        self.native.delta_gates(
-            heads, a.shape[1] // heads, a_log.data_ptr(), dt_bias.data_ptr(), _rows(a), _rows(b), len(a),
-            decay.data_ptr(), beta.data_ptr(),
-        )  # fmt: skip
-        return decay, beta
-
     def mamba_gates(
         self, a_log: torch.Tensor, dt_bias: torch.Tensor, limits: tuple[float, float], dt: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,11 +161,9 @@ class Kernels:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        *,
-        has_delta: bool = True,
-        skip: torch.Tensor | None = None,
+        skip: torch.Tensor,
     ) -> torch.Tensor:
-        """Apply the gated delta rule, or without ``has_delta`` that of Mamba-2, and advance the state.
+        """Apply the rule of Mamba-2, and advance the state.
 
         The formulas: backend_cpp/kernels/recurrence.h.
 
@@ -226,8 +189,7 @@ class Kernels:
         """
         out = torch.empty(value.shape, dtype=torch.float32)
         self.native.recurrence(
-            state, has_delta, decay.data_ptr(), decay.shape[1] // beta.shape[1], beta.data_ptr(),
-            0 if skip is None else skip.data_ptr(),
+            state, False, decay.data_ptr(), decay.shape[1] // beta.shape[1], beta.data_ptr(), skip.data_ptr(),
             _heads(query), _heads(key), _heads(value), out.data_ptr(),
         )  # fmt: skip
         return out

@@ -9,7 +9,9 @@ from lmdeploy.errors import UnsupportedModelError
 
 # Ropes whose angles depend on the longest sequence of a batch.
 _BATCH_ROPES = ("dynamic", "longrope")
-_STATES = {"linear_attention", "hybrid", "hybrid_sliding", "conv"}  # of layers with a state
+_STATES = {"linear_attention", "hybrid", "hybrid_sliding"}  # of layers with a state
+# Models whose states TurboMind alone keeps: gated delta networks, Kimi delta attention, lightning attention.
+_OTHER_STATES = {"kimi_linear", "minimax", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
 KEEPS_NOTHING = {"mlp", "moe"}
 _LAYERS = {"full_attention", "sliding_attention"} | _STATES | KEEPS_NOTHING
 
@@ -24,6 +26,8 @@ def refuse_unsupported(checkpoint: Path, config: Any) -> None:
                 f"{checkpoint}: {rope['rope_type']} positions stretch with the longest sequence of a batch, so that "
                 "a response would depend on others"
             )
+    if text.model_type in _OTHER_STATES:
+        raise UnsupportedModelError(f"{checkpoint}: its layers keep a state of a kind that is not supported")
     other = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYERS)
     if other:
         raise UnsupportedModelError(f"{checkpoint}: layers of {', '.join(other)} are not supported")

@@ -15,7 +15,6 @@ from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.step_context import get_step_ctx_manager
 
 _TRIED_ROWS, _TOLERANCE = 24, 1e-3  # of the largest output
-_LENGTH_EPS = 1e-6  # added to the square of the length that queries and keys are divided by
 
 
 class RecurrentLayer(nn.Module):
@@ -44,102 +43,6 @@ class RecurrentLayer(nn.Module):
     def _state(self) -> Any:
         """Return the states of the step's sequences."""
         return get_step_ctx_manager().current_context().kv_caches.state_of(self.layer_idx, self._shape)
-
-
-class GatedDeltaNet(RecurrentLayer):
-    """A gated delta network (Yang et al., 2024)."""
-
-    def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__(theirs, kernels)
-        self._key_heads, self._heads = int(theirs.num_k_heads), int(theirs.num_v_heads)
-        self._key_dim, self._value_dim = int(theirs.head_k_dim), int(theirs.head_v_dim)
-        for name, module in theirs.named_children():
-            if name not in ("conv1d", "norm", "o_norm"):
-                self.add_module(name, module)
-        self._last = "o_proj" if hasattr(theirs, "o_proj") else "out_proj"
-        norm = theirs.o_norm if hasattr(theirs, "o_norm") else theirs.norm
-        self._beta_factor = 2.0 if getattr(theirs, "allow_neg_eigval", False) else 1.0
-        self._keep_conv(theirs.conv1d)
-        self._a_log, self._dt_bias = _floats(theirs.A_log), _floats(theirs.dt_bias)
-        self._norm, self._norm_eps = _floats(norm.weight), float(norm.variance_epsilon)
-        # A norm makes a vector's mean square 1, so that its length is the root of its size.
-        self._query_scale = torch.full((self._key_dim,), 1 / self._key_dim)
-        self._key_scale = torch.full((self._key_dim,), self._key_dim**-0.5)
-        channels, kernel = self._conv.shape
-        self._shape = StateShape(kernel - 1, channels, self._heads, self._key_dim, self._value_dim)
-
-    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = self._state()
-        mixed, gate, a, b = self._project(hidden_states)
-        mixed = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, mixed)
-        rows, keys = len(mixed), self._key_heads * self._key_dim
-        query = mixed[:, :keys].unflatten(1, (self._key_heads, self._key_dim))
-        key = mixed[:, keys : 2 * keys].unflatten(1, (self._key_heads, self._key_dim))
-        value = mixed[:, 2 * keys :].unflatten(1, (self._heads, self._value_dim))
-        eps = _LENGTH_EPS / self._key_dim
-        self._kernels.rms_norm_heads(self._query_scale, eps, query)
-        self._kernels.rms_norm_heads(self._key_scale, eps, key)
-        decay, beta = self._kernels.delta_gates(self._a_log, self._dt_bias, a, b)
-        out = self._kernels.recurrence(state.matrices, decay, beta * self._beta_factor, query, key, value)
-        self._kernels.rms_norm_heads(self._norm, self._norm_eps, out)
-        self._kernels.silu_gate(gate.reshape(rows, self._heads, self._value_dim), out)
-        projected: torch.Tensor = getattr(self, self._last)(out.reshape(1, rows, -1))
-        return projected
-
-    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values, their gate, and the inputs of decays and of betas: ``[rows, ..]``."""
-        if hasattr(self, "in_proj_qkv"):
-            return self.in_proj_qkv(x)[0], self.in_proj_z(x)[0], self.in_proj_a(x)[0], self.in_proj_b(x)[0]
-        if hasattr(self, "q_proj"):  # OLMo Hybrid
-            mixed = torch.cat([self.q_proj(x)[0], self.k_proj(x)[0], self.v_proj(x)[0]], dim=1)
-            return mixed, self.g_proj(x)[0], self.a_proj(x)[0], self.b_proj(x)[0]
-        # Qwen3-Next: what belongs to a key head lies together.
-        per_key = self._heads // self._key_heads
-        values = per_key * self._value_dim
-        parts = self.in_proj_qkvz(x)[0].unflatten(1, (self._key_heads, -1))
-        query, key, value, gate = parts.split([self._key_dim, self._key_dim, values, values], dim=2)
-        b, a = self.in_proj_ba(x)[0].unflatten(1, (self._key_heads, -1)).split([per_key, per_key], dim=2)
-        mixed = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], dim=1)
-        return mixed, gate.flatten(1), a.flatten(1), b.flatten(1)
-
-
-class KimiDeltaAttention(RecurrentLayer):
-    """Kimi delta attention (Kimi Team, 2025), whose states forget channel by channel."""
-
-    def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__(theirs, kernels)
-        self._heads, self._size = int(theirs.num_heads), int(theirs.head_dim)
-        for name in ("q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj"):
-            self.add_module(name, getattr(theirs, name))
-        forget = theirs.forget_gate
-        self.f_a_proj, self.f_b_proj = forget.f_a_proj, forget.f_b_proj
-        self._a_log, self._dt_bias = _floats(forget.A_log).flatten(), _floats(forget.dt_bias)
-        self._keep_conv(theirs.conv1d)
-        self._norm, self._norm_eps = _floats(theirs.o_norm.weight), float(theirs.o_norm.variance_epsilon)
-        # As in `GatedDeltaNet`.
-        self._query_scale = torch.full((self._size,), 1 / self._size)
-        self._key_scale = torch.full((self._size,), self._size**-0.5)
-        channels, kernel = self._conv.shape
-        self._shape = StateShape(kernel - 1, channels, self._heads, self._size, self._size)
-
-    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = self._state()
-        mixed = torch.cat([linear(hidden_states)[0] for linear in (self.q_proj, self.k_proj, self.v_proj)], dim=1)
-        mixed = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, mixed)
-        query, key, value = mixed.unflatten(1, (3, self._heads, self._size)).unbind(1)
-        eps = _LENGTH_EPS / self._size
-        self._kernels.rms_norm_heads(self._query_scale, eps, query)
-        self._kernels.rms_norm_heads(self._key_scale, eps, key)
-        decay, beta = self._kernels.delta_gates(
-            self._a_log, self._dt_bias, self.f_b_proj(self.f_a_proj(hidden_states))[0], self.b_proj(hidden_states)[0]
-        )
-        out = self._kernels.recurrence(state.matrices, decay, beta, query, key, value)
-        self._kernels.rms_norm_heads(self._norm, self._norm_eps, out)
-        gate = self.g_b_proj(self.g_a_proj(hidden_states))
-        projected: torch.Tensor = self.o_proj(out.reshape(gate.shape) * functional.sigmoid(gate.float()))
-        return projected
 
 
 class Mamba2(RecurrentLayer):
@@ -183,7 +86,6 @@ class Mamba2(RecurrentLayer):
             c.unflatten(1, (self._groups, self._state_size)),
             b.unflatten(1, (self._groups, self._state_size)),
             x.unflatten(1, (self._heads, self._head_dim)),
-            has_delta=False,
             skip=self._skip,
         )
         gate = gate.unflatten(1, (self._heads, self._head_dim))
@@ -224,7 +126,7 @@ class Mamba(RecurrentLayer):
         step = functional.softplus(self.dt_proj(dt)[0].float())
         decay = torch.exp(step[:, :, None] * self._a)
         out = self._kernels.recurrence(
-            state.matrices, decay.flatten(1), step, c[0, :, None], b[0, :, None], mixed[:, :, None], has_delta=False,
+            state.matrices, decay.flatten(1), step, c[0, :, None], b[0, :, None], mixed[:, :, None],
             skip=self._skip,
         )  # fmt: skip
         self._kernels.silu_gate(gate[:, :, None], out)
@@ -289,65 +191,15 @@ class CompressedProjection(RecurrentLayer):
         return queries[None], keys[None], values[None]
 
 
-class ShortConvolution(RecurrentLayer):
-    """A gated short convolution (LFM2)."""
-
-    def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__(theirs, kernels)
-        self.in_proj, self.out_proj = theirs.in_proj, theirs.out_proj
-        self._keep_conv(theirs.conv)
-        channels, kernel = self._conv.shape
-        self._shape = StateShape(kernel - 1, channels, 0, 0, 0)
-
-    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = self._state()
-        gate_in, gate_out, x = self.in_proj(hidden_states)[0].float().chunk(3, dim=1)
-        convolved = self._kernels.causal_conv(state.conv, self._conv, self._conv_bias, gate_in * x, has_silu=False)
-        result: torch.Tensor = self.out_proj((gate_out * convolved)[None])
-        return result
-
-
-class LightningAttention(RecurrentLayer):
-    """MiniMax's linear attention, whose decays are constants; the norm stays too."""
-
-    given: ClassVar[dict[str, Any]] = {"position_embeddings": None, "attention_mask": None}
-
-    def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__(theirs, kernels)
-        self._heads, self._size = int(theirs.num_attention_heads), int(theirs.head_dim)
-        self.qkv_proj, self.output_gate = theirs.qkv_proj, theirs.output_gate
-        self.norm, self.out_proj, self.act_fn = theirs.norm, theirs.out_proj, theirs.act_fn
-        self._decay = torch.exp(-_floats(theirs.slope_rate).flatten())
-        self._shape = StateShape(0, 0, self._heads, self._size, self._size)
-
-    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        """Return ``[1, rows, hidden]`` for ``[1, rows, hidden]``, and advance the states of the step's sequences."""
-        state = self._state()
-        mixed = self.act_fn(self.qkv_proj(hidden_states)[0].float()).unflatten(1, (self._heads, 3 * self._size))
-        query, key, value = mixed.split(self._size, dim=2)
-        decay = self._decay.repeat(len(mixed), 1)
-        out = self._kernels.recurrence(
-            state.matrices, decay, torch.ones_like(decay), query, key, value, has_delta=False
-        )
-        gated = functional.sigmoid(self.output_gate(hidden_states)) * self.norm(out.reshape(1, len(out), -1))
-        return self.out_proj(gated), None
-
-
 # By what the modelling code of a layer has.
 _KINDS: tuple[tuple[type[RecurrentLayer], tuple[str, ...]], ...] = (
-    (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "norm", "num_k_heads", "num_v_heads", "out_proj")),
-    (GatedDeltaNet, ("A_log", "conv1d", "dt_bias", "o_norm", "num_k_heads", "num_v_heads", "o_proj")),
-    (KimiDeltaAttention, ("forget_gate", "conv1d", "b_proj", "g_a_proj", "g_b_proj", "o_norm", "o_proj")),
-    (LightningAttention, ("slope_rate", "qkv_proj", "output_gate", "norm", "out_proj")),
     (Mamba2, ("A_log", "D", "conv1d", "dt_bias", "in_proj", "n_groups", "ssm_state_size", "out_proj")),
     (Mamba, ("A_log", "D", "conv1d", "in_proj", "x_proj", "dt_proj", "ssm_state_size", "time_step_rank", "out_proj")),
     (CompressedProjection, ("conv_qk_depthwise", "conv_qk_grouped", "q_proj", "v_proj_current", "v_proj_delayed")),
-    (ShortConvolution, ("conv", "conv_kernel_size", "in_proj", "out_proj")),
 )
 
 
-_PROJECTIONS = ("in_proj", "in_proj_qkvz", "in_proj_qkv", "q_proj", "qkv_proj")  # of a layer's input
+_PROJECTIONS = ("in_proj", "q_proj")  # of a layer's input
 
 
 def keeps_state(module: nn.Module) -> bool:
