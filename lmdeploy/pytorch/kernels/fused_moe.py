@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lmdeploy.pytorch.kernels.gated_activation import gelu_and_mul, silu_and_mul
+from lmdeploy.pytorch.kernels.gated_activation import silu_and_mul
 
 
 @triton.jit
@@ -74,8 +74,6 @@ def fused_moe(
     down: torch.Tensor,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
-    *,
-    is_gelu: bool = False,
 ) -> torch.Tensor:
     """Return each row's weighted sum over its experts.
 
@@ -88,8 +86,6 @@ def fused_moe(
     topk_weights, topk_ids
         ``[rows, top]``: the router's factors and its experts. An expert outside of ``[0, experts)`` adds nothing: where
         experts are spread over ranks, others have it.
-    is_gelu
-        Whether the activation is GELU by tanh, or SiLU.
 
     Returns
     -------
@@ -143,6 +139,6 @@ def fused_moe(
         return result
 
     middle = grouped(x, gate_up, None, top)
-    activated = (gelu_and_mul if is_gelu else silu_and_mul)(middle)
+    activated = silu_and_mul(middle)
     assert activated.shape[1] == down_inputs
     return grouped(activated, down, topk_weights.reshape(-1).contiguous(), 1).view(rows, top, hidden).sum(1)

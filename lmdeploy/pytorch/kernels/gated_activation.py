@@ -26,10 +26,9 @@ def _gated_kernel(x, out, width, x_stride, out_stride, IS_GELU: tl.constexpr, BL
     tl.store(out + row * out_stride + channels, (activated * up).to(out.dtype.element_ty), mask)
 
 
-def _gated(x: torch.Tensor, out: torch.Tensor | None, is_gelu: bool) -> torch.Tensor:
+def _gated(x: torch.Tensor, is_gelu: bool) -> torch.Tensor:
     rows, width = x.shape[0], x.shape[1] // 2
-    if out is None:
-        out = x.new_empty(rows, width)
+    out = x.new_empty(rows, width)
     block = min(1024, triton.next_power_of_2(width))
     _gated_kernel[(rows, triton.cdiv(width, block))](
         x, out, width, x.stride(0), out.stride(0), IS_GELU=is_gelu, BLOCK=block
@@ -37,11 +36,11 @@ def _gated(x: torch.Tensor, out: torch.Tensor | None, is_gelu: bool) -> torch.Te
     return out
 
 
-def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Return ``silu(gate) * up`` of rows ``[gate, up]``: ``[rows, 2 * width]`` in, ``[rows, width]`` out."""
-    return _gated(x, out, is_gelu=False)
+    return _gated(x, is_gelu=False)
 
 
-def gelu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Return ``gelu(gate) * up`` of rows ``[gate, up]``, with the approximation of GELU by tanh."""
-    return _gated(x, out, is_gelu=True)
+    return _gated(x, is_gelu=True)

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import lmdeploy.pytorch.kernels
 from lmdeploy.pytorch import step_runner
+from lmdeploy.pytorch.graphs import Captured, DecodingGraphs, Outputs, cuda_capture
 from lmdeploy.pytorch.step_devices import GpuSteps
-from tests.support.worker_steps import StepDriver
+from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
+from tests.support.worker_steps import Part, StepDriver
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -70,3 +73,52 @@ def gpu_driver(device: torch.device) -> Callable[..., StepDriver]:
             return StepDriver(*args, **options)
 
     return make
+
+
+class Again:
+    """Does what a captured graph does: runs on the same tensors, into the same tensors."""
+
+    def __init__(self, run: Callable[[], Outputs]) -> None:
+        self._run = run
+        self.outputs = tuple(torch.full_like(output, torch.nan) for output in run())
+
+    def replay(self) -> None:
+        for kept, made in zip(self.outputs, self._run(), strict=True):
+            kept.copy_(made)
+
+
+@pytest.fixture
+def captures() -> list[int]:
+    """A number for each graph that is captured."""
+    return []
+
+
+@pytest.fixture
+def drivers(
+    tmp_path: Path,
+    device: torch.device,
+    gpu_driver: Callable[..., StepDriver],
+    captures: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[StepDriver, StepDriver]:
+    """A model on the CPU, and one whose decoding steps are captured."""
+    make(tmp_path / "model", "Qwen2ForCausalLM")
+    cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
+    gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
+    capture: Callable[[Callable[[], Outputs]], Captured] = cuda_capture() if device.type == "cuda" else Again
+
+    def counted(run: Callable[[], Outputs]) -> Captured:
+        captures.append(len(captures))
+        return capture(run)
+
+    monkeypatch.setattr(step_runner, "cuda_capture", lambda: counted)
+    gpu.runner._forward = DecodingGraphs(gpu.runner._model, counted).forward
+    return cpu, gpu
+
+
+def check(cpu: StepDriver, gpu: StepDriver, *parts: Part) -> list[np.ndarray]:
+    """Compare the logits of a step, and return them."""
+    shown = gpu.step(*parts)
+    for ours, theirs in zip(shown, cpu.step(*parts), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
+    return shown

@@ -10,14 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from lmdeploy.pytorch.graphs import DecodingGraphs
 from lmdeploy.pytorch.paged import LayerShape
 from lmdeploy.pytorch.start import attention, flashinfer
-from tests.pytorch.kernels.test_graphs import Again
+from tests.pytorch.kernels.conftest import Again, check
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
 from tests.support.worker_steps import Part, StepDriver
 
@@ -125,18 +124,17 @@ def test_graphs_of_any_size_bring_what_their_steps_bring_alone(
     gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, **options)
     gpu.runner._forward = DecodingGraphs(gpu.runner._model, Again).forward
 
-    def check(*parts: Part) -> int:
+    def runs(*parts: Part) -> int:
         before = Tokens.runs
-        for ours, theirs in zip(gpu.step(*parts), cpu.step(*parts), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
+        check(cpu, gpu, *parts)
         return Tokens.runs - before
 
-    assert check(Part(0, 0, [5, 17, 300]), Part(1, 0, [8]), Part(2, 0, [*range(20, 35)])) == 0
-    first = check(Part(0, 3, [41]), Part(1, 1, [42]), Part(2, 15, [43]))  # 4 rows, one of nobody
-    layers = check(Part(2, 16, [44]), Part(0, 4, [45]), Part(1, 2, [46]))  # over the end of a block
+    assert runs(Part(0, 0, [5, 17, 300]), Part(1, 0, [8]), Part(2, 0, [*range(20, 35)])) == 0
+    first = runs(Part(0, 3, [41]), Part(1, 1, [42]), Part(2, 15, [43]))  # 4 rows, one of nobody
+    layers = runs(Part(2, 16, [44]), Part(0, 4, [45]), Part(1, 2, [46]))  # over the end of a block
     assert first > layers > 0  # the first one is captured too
-    check(Part(1, 3, [47]))
-    assert check(Part(0, 5, [9])) == layers
+    runs(Part(1, 3, [47]))
+    assert runs(Part(0, 5, [9])) == layers
 
 
 def test_single_tokens_are_trusted_to_it_once_a_later_plan_was_obeyed() -> None:

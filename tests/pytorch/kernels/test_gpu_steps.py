@@ -13,6 +13,7 @@ from lmdeploy.pytorch import step_devices
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.nn import device as nn_device
 from lmdeploy.pytorch.step_devices import GpuSteps, step_device
+from tests.pytorch.kernels.conftest import check
 from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
 from tests.support.adapters import make_adapter
 from tests.support.tiny_models import make_tiny_llama
@@ -53,9 +54,7 @@ def test_models_of_transformers_bring_the_logits_of_the_cpu(
         driver.runner.place_adapter(1, str(adapter))
     assert gpu.runner._model.layers == cpu.runner._model.layers
     for parts in [*STEPS, [Part(2, 0, [5, 17, 400], adapter=1), Part(3, 0, [5, 17, 400])]]:
-        shown = gpu.step(*parts)
-        for ours, theirs in zip(shown, cpu.step(*parts), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
+        shown = check(cpu, gpu, *parts)
     assert np.abs(shown[0] - shown[1]).max() > 1e-3
 
 

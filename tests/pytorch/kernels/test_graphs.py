@@ -4,58 +4,15 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from lmdeploy.pytorch import graphs
-from lmdeploy.pytorch.graphs import Captured, DecodingGraphs, Outputs, cuda_capture
+from lmdeploy.pytorch.graphs import DecodingGraphs, Outputs
 from lmdeploy.pytorch.models.patched_model import PatchedModel
-from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
+from tests.pytorch.kernels.conftest import Again, check
 from tests.support.adapters import make_adapter
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.worker_steps import Order, Part, StepDriver
-
-
-class Again:
-    """Does what a captured graph does: runs on the same tensors, into the same tensors."""
-
-    def __init__(self, run: Callable[[], Outputs]) -> None:
-        self._run = run
-        self.outputs = tuple(torch.full_like(output, torch.nan) for output in run())
-
-    def replay(self) -> None:
-        for kept, made in zip(self.outputs, self._run(), strict=True):
-            kept.copy_(made)
-
-
-@pytest.fixture
-def captures() -> list[int]:
-    """A number for each graph that is captured."""
-    return []
-
-
-@pytest.fixture
-def drivers(
-    tmp_path: Path, device: torch.device, gpu_driver: Callable[..., StepDriver], captures: list[int]
-) -> tuple[StepDriver, StepDriver]:
-    """A model on the CPU, and one whose decoding steps are captured."""
-    make(tmp_path / "model", "Qwen2ForCausalLM")
-    cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
-    gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
-    capture: Callable[[Callable[[], Outputs]], Captured] = cuda_capture() if device.type == "cuda" else Again
-
-    def counted(run: Callable[[], Outputs]) -> Captured:
-        captures.append(len(captures))
-        return capture(run)
-
-    gpu.runner._forward = DecodingGraphs(gpu.runner._model, counted).forward
-    return cpu, gpu
-
-
-def check(cpu: StepDriver, gpu: StepDriver, *parts: Part) -> None:
-    for ours, theirs in zip(gpu.step(*parts), cpu.step(*parts), strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
 
 
 def test_steps_of_any_size_bring_what_they_bring_alone(

@@ -8,18 +8,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from lmdeploy.pytorch import step_runner
-from lmdeploy.pytorch.graphs import Captured, Outputs, cuda_capture
 from lmdeploy.pytorch.start import warm_up
-from tests.pytorch.kernels.test_graphs import Again
-from tests.pytorch.test_transformers_models import HIDDEN, VOCAB, make
+from tests.pytorch.kernels.conftest import check
+from tests.pytorch.test_transformers_models import HIDDEN, VOCAB
 from tests.support.worker_steps import Part, StepDriver
 
 ROOT = Path(__file__).parents[3]
@@ -27,30 +24,12 @@ SEQUENCES, BLOCKS = 9, 5
 
 
 @pytest.fixture
-def captures() -> list[int]:
-    """A number for each graph that is captured."""
-    return []
-
-
-@pytest.fixture
-def drivers(
-    tmp_path: Path, device: torch.device, gpu_driver: Callable[..., StepDriver], captures: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> tuple[StepDriver, StepDriver]:  # fmt: skip
-    """A model on the CPU, and one whose decoding steps are captured."""
-    make(tmp_path / "model", "Qwen2ForCausalLM")
-    cpu = StepDriver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True, device="cpu")
-    gpu = gpu_driver(tmp_path / "model", VOCAB, HIDDEN, dtype="float32", by_transformers=True)
-    capture: Callable[[Callable[[], Outputs]], Captured] = cuda_capture() if device.type == "cuda" else Again
-
-    def counted(run: Callable[[], Outputs]) -> Captured:
-        captures.append(len(captures))
-        return capture(run)
-
-    monkeypatch.setattr(step_runner, "cuda_capture", lambda: counted)
+def drivers(drivers: tuple[StepDriver, StepDriver]) -> tuple[StepDriver, StepDriver]:
+    """The second one captures while it is prepared, steps of 40 tokens at most."""
+    _, gpu = drivers
     gpu.runner._captures = True
-    gpu.tokens = gpu.tokens[:40]  # rows of a step at most
-    return cpu, gpu
+    gpu.tokens = gpu.tokens[:40]
+    return drivers
 
 
 def test_graphs_of_all_sizes_are_captured_before_the_first_step(
@@ -64,8 +43,7 @@ def test_graphs_of_all_sizes_are_captured_before_the_first_step(
     steps = [[Part(sequence, 0, [5, 17, 30 + sequence]) for sequence in range(SEQUENCES)]]
     steps += [[Part(each, 3 + count, [40 + count]) for each in range(SEQUENCES - count)] for count in range(SEQUENCES)]
     for parts in steps:
-        for ours, theirs in zip(gpu.step(*parts), cpu.step(*parts), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
+        check(cpu, gpu, *parts)
     assert len(captures) == len({1, 2, 4, 8, 16})
 
 
@@ -78,8 +56,7 @@ def test_graphs_are_captured_again_for_another_cache(
     gpu.runner.prepare(2, BLOCKS)
     assert len(captures) == 2 * len({1, 2})
     for parts in ([Part(0, 0, [5, 17])], [Part(0, 2, [8])]):
-        for ours, theirs in zip(gpu.step(*parts), cpu.step(*parts), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-4 * np.abs(theirs).max())
+        check(cpu, gpu, *parts)
 
 
 def test_the_environment_leaves_it_to_the_first_requests(

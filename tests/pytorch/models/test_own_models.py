@@ -1,6 +1,7 @@
 """Models of users: the manual's Llama runs, classes are found, and what cannot work is refused with the reason."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,6 @@ def builders(monkeypatch: pytest.MonkeyPatch) -> None:
 def change_config(directory: Path, **fields: Any) -> None:
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def change_tensors(directory: Path, change: Any) -> None:
-    path = directory / "model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
 
 
 # ---- the manual's example ----
@@ -245,25 +239,29 @@ def test_check_model_says_what_the_engine_would_work_with(llama: Path, copied: P
 # ---- checkpoints that do not fit ----
 
 
-def test_a_tensor_that_is_missing_is_named(copied: Path) -> None:
-    change_tensors(copied, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
-    with pytest.raises(
-        CheckpointError, match=r"model\.layers\.1\.self_attn\.qkv_proj\.weight is not in the checkpoint"
-    ):
-        PatchedModel(copied)
-
-
-def test_a_tensor_that_the_model_lacks_is_named(copied: Path) -> None:
-    change_tensors(copied, lambda tensors: tensors.update({"model.layers.0.extra.weight": torch.zeros(1)}))
-    with pytest.raises(CheckpointError, match=r"tensor model\.layers\.0\.extra\.weight would go to parameter"):
-        PatchedModel(copied)
-
-
-def test_a_tensor_of_another_shape_is_named(copied: Path) -> None:
-    change_tensors(copied, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(31)}))
-    with pytest.raises(
-        CheckpointError, match=r"model\.norm\.weight: the checkpoint has \[31\] where the model has \[32\]"
-    ):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"),
+            r"model\.layers\.1\.self_attn\.qkv_proj\.weight is not in the checkpoint",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.extra.weight": torch.zeros(1)}),
+            r"tensor model\.layers\.0\.extra\.weight would go to parameter",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.zeros(31)}),
+            r"model\.norm\.weight: the checkpoint has \[31\] where the model has \[32\]",
+        ),
+    ],
+    ids=["missing", "unknown", "another shape"],
+)
+def test_a_tensor_that_does_not_fit_is_named(copied: Path, change: Callable[[Any], object], reason: str) -> None:
+    tensors = load_file(copied / "model.safetensors")
+    change(tensors)
+    save_file(tensors, copied / "model.safetensors")
+    with pytest.raises(CheckpointError, match=reason):
         PatchedModel(copied)
 
 
