@@ -105,8 +105,6 @@ class PagedCache:
         What computes.
     states
         What each recurrent layer keeps, by the layer's number; all of the same size.
-    looked_at
-        What each layer that looks at images keeps of a row of them, by the layer's number.
 
     Attributes
     ----------
@@ -121,9 +119,8 @@ class PagedCache:
         dtype: torch.dtype,
         kernels: Kernels,
         states: Mapping[int, StateShape] = MappingProxyType({}),
-        looked_at: Mapping[int, LayerShape] = MappingProxyType({}),
     ) -> None:
-        self._shapes, self._state_shapes, self._looked_at = dict(shapes), dict(states), dict(looked_at)
+        self._shapes, self._state_shapes = dict(shapes), dict(states)
         self._type = _CACHE_TYPES.get(quant_policy, "float32" if dtype == torch.float32 else "bfloat16")
         self._kernels = kernels
         self._arena: Any = None
@@ -135,38 +132,26 @@ class PagedCache:
         """Return how much memory a block of this many tokens takes in all layers."""
         return sum(self._layer_bytes(shape, block_len) for shape in self._shapes.values())
 
-    def image_block_bytes(self, block_len: int) -> int:
-        """Return how much memory a block of this many rows of images takes in all layers that look at them."""
-        return sum(self._layer_bytes(shape, block_len) for shape in self._looked_at.values())
-
     def state_of(self, layer: int, _: StateShape) -> LayerState:
         """Return where a recurrent layer's states lie."""
         return self._states[layer]
 
-    def allocate(
-        self,
-        block_count: int,
-        block_len: int,
-        host_block_count: int = 0,
-        page_bytes: int = 0,
-        image_block_len: int = 0,
-    ) -> None:
+    def allocate(self, block_count: int, block_len: int, host_block_count: int = 0, page_bytes: int = 0) -> None:
         """Take memory for the pages, those of the host after the others, in place of what there was.
 
-        A block of all layers with keys and values takes one page, as one of rows of images in all layers that look at
-        them does, the state of a sequence as many as it fills. By default a page is as large as a block.
+        A block of all layers with keys and values takes one page, the state of a sequence as many as it fills. By
+        default a page is as large as a block.
         """
         page_bytes = page_bytes or self.block_bytes(block_len)
         self._layers, self._states = {}, {}
         self._arena = None  # so that both are never held
         self._arena = _turbomind.PageArena(page_bytes, block_count + host_block_count)
-        for shapes, length in ((self._shapes, block_len), (self._looked_at, image_block_len)):
-            offset = 0
-            for number, shape in shapes.items():
-                self._layers[number] = _turbomind.LayerCache(
-                    self._arena, offset, self._type, shape.heads, shape.key_dim, shape.value_dim, length
-                )
-                offset += self._layer_bytes(shape, length)
+        offset = 0
+        for number, shape in self._shapes.items():
+            self._layers[number] = _turbomind.LayerCache(
+                self._arena, offset, self._type, shape.heads, shape.key_dim, shape.value_dim, block_len
+            )
+            offset += self._layer_bytes(shape, block_len)
         for place, (number, state) in enumerate(self._state_shapes.items()):
             in_page = page_bytes // state.state_bytes
             page, piece = divmod(place, in_page)
@@ -194,14 +179,6 @@ class PagedCache:
             sinks=call.sinks,
             alibi_slopes=call.alibi_slopes,
         )
-
-    def fill(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write keys and values ``[rows, heads, size]`` of the step's rows of images."""
-        self._kernels.fill(self._layers[layer], key.float(), value.float())
-
-    def look(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return what tokens see of images: float32 ``[rows, heads, value size]``."""
-        return self._kernels.look(self._layers[layer], query.float() * scale, self._looked_at[layer].value_dim)
 
 
 def paged_attention(

@@ -26,8 +26,6 @@ class RecordingCache:
         self.shapes: dict[int, LayerShape] = {}
         self.windows: dict[int, int] = {}
         self.states: dict[int, StateShape] = {}
-        self.looked_at: dict[int, LayerShape] = {}
-        self._images: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._lengths: list[int] = []  # of the sequences; empty: one has all rows
 
     def step(
@@ -57,17 +55,6 @@ class RecordingCache:
         """Return memory for a recurrent layer's state, which nobody looks at afterwards."""
         self.states[layer] = shape
         return shape.in_page(_turbomind.PageArena(shape.state_bytes, 2), 0, 0)
-
-    def fill(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep what tokens look at."""
-        self.looked_at[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        self._images[layer] = key.float(), value.float()
-
-    def look(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return what queries see of all rows of images."""
-        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in self._images[layer])
-        scores = torch.einsum("qhd,khd->hqk", query.float() * scale, key)
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
 
     def attend(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

@@ -46,13 +46,6 @@ class StepContext:
         ``[count, hidden]``, and ``[1, tokens]`` bool: rows in place of the embeddings of some tokens; None: none.
     deeper_embeddings
         ``[count, layers, hidden]``: what these rows add to the outputs of the first layers; None: nothing.
-    own_rows
-        ``[count]`` and ``[tokens - count]`` int64: the tokens of images that take weights of their own, where a layer
-        has any, and the others; None: none does.
-    image_rows
-        ``[rows, hidden]``: rows of images whose keys and values are written first; None: none.
-    looking_rows
-        ``[count]`` int64: the tokens that look at images by cross-attention; None: none does.
     grid_positions
         ``[3, tokens]`` int64: frame, row and column of each token, of models whose positions have all three; else None.
     host_spans
@@ -76,9 +69,6 @@ class StepContext:
     input_embeddings: torch.Tensor | None = None
     input_embedding_indexing: torch.Tensor | None = None
     deeper_embeddings: torch.Tensor | None = None
-    own_rows: tuple[torch.Tensor, torch.Tensor] | None = None
-    image_rows: torch.Tensor | None = None
-    looking_rows: torch.Tensor | None = None
     grid_positions: torch.Tensor | None = None
     host_spans: HostSpans | None = None
     plans: dict[Any, Any] | None = None
@@ -88,6 +78,21 @@ class StepContext:
     def attn_metadata(self) -> StepContext:
         """The step itself: what models hand on to their attention."""
         return self
+
+    def embed(self, embedding: Any, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the embeddings ``[1, tokens, hidden]`` of all tokens, those that the step brings among them.
+
+        Parameters
+        ----------
+        embedding
+            Embedding of tokens.
+        inputs_embeds
+            Embeddings to put those of the step into; None: of ``input_ids``.
+        """
+        made: torch.Tensor = embedding(self.input_ids) if inputs_embeds is None else inputs_embeds
+        if self.input_embeddings is not None:
+            made[self.input_embedding_indexing] = self.input_embeddings.to(made.dtype)
+        return made
 
     @property
     def attention_mask(self) -> None:

@@ -39,20 +39,12 @@ class StepDevice(Protocol):
     kernels: Kernels | None
 
     def cache_of(
-        self,
-        shapes: dict[int, LayerShape],
-        quant_policy: int,
-        dtype: torch.dtype,
-        states: dict[int, StateShape],
-        looked_at: dict[int, LayerShape],
+        self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype, states: dict[int, StateShape]
     ) -> Any:
         """Return an empty cache."""
 
     def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> Ints:
         """Make a step's block tables known, and return them where attention takes them from the step."""
-
-    def set_images(self, fills: Ints, looks: Ints, blocks: Ints, block_len: int) -> None:
-        """Make known which rows of images a step has, and which of its rows look at them."""
 
     def free_memory(self) -> int:
         """Return how many bytes the cache and the steps may use; 0: the host's, which the engine knows."""
@@ -67,15 +59,10 @@ class CpuSteps:
         self._kernels = kernels
 
     def cache_of(
-        self,
-        shapes: dict[int, LayerShape],
-        quant_policy: int,
-        dtype: torch.dtype,
-        states: dict[int, StateShape],
-        looked_at: dict[int, LayerShape],
+        self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype, states: dict[int, StateShape]
     ) -> PagedCache:
         """Return an empty cache."""
-        self._cache = PagedCache(shapes, quant_policy, dtype, self._kernels, states, looked_at)
+        self._cache = PagedCache(shapes, quant_policy, dtype, self._kernels, states)
         return self._cache
 
     def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> Ints:
@@ -83,10 +70,6 @@ class CpuSteps:
         self._kernels.set_spans(spans, blocks, block_len)
         self._kernels.set_states(spans, blocks, self._cache.state_pages)
         return np.empty(0, np.int64)
-
-    def set_images(self, fills: Ints, looks: Ints, blocks: Ints, block_len: int) -> None:
-        """Hand the spans of rows of images, and of those that look at them, to the operators."""
-        self._kernels.set_images(fills, looks, blocks, block_len)
 
     def free_memory(self) -> int:
         """Return 0."""
@@ -102,15 +85,10 @@ class GpuSteps:
         self.device = device
 
     def cache_of(
-        self,
-        shapes: dict[int, LayerShape],
-        quant_policy: int,
-        dtype: torch.dtype,
-        states: dict[int, StateShape],
-        looked_at: dict[int, LayerShape],
+        self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype, states: dict[int, StateShape]
     ) -> Any:
-        """Return an empty cache; models with states, or that look at images, refuse the GPU themselves."""
-        del states, looked_at
+        """Return an empty cache; models with states refuse the GPU themselves."""
+        del states
         require("pytorch", "the PyTorch engine on a GPU")
         from lmdeploy.pytorch.gpu_cache import GpuPagedCache
 
@@ -122,10 +100,6 @@ class GpuSteps:
         place = np.arange(max(1, int(count.max(initial=0))))
         table: Ints = np.where(place < count, blocks[np.minimum(first + place, len(blocks) - 1)], 0)
         return table
-
-    def set_images(self, *_: Any) -> None:
-        """Raise: no model that looks at images runs there."""
-        raise NotImplementedError
 
     def free_memory(self) -> int:
         """Return what the GPU has left."""

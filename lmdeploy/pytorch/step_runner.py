@@ -68,8 +68,6 @@ class SteppingModel(Protocol):
         What each layer keeps of a token, and how far back it looks (0: all the way).
     states
         What each recurrent layer keeps of a sequence.
-    looked_at
-        What each layer that looks at images keeps of a row of them.
     layers, adapters
         The linear layers that adapters may add to (`lmdeploy.pytorch.adapters`), and the adapters.
     """
@@ -78,7 +76,6 @@ class SteppingModel(Protocol):
     shapes: dict[int, LayerShape]
     windows: dict[int, int]
     states: dict[int, StateShape]
-    looked_at: dict[int, LayerShape]
     layers: dict[str, tuple[int, int]]
     adapters: AdapterTable
 
@@ -115,7 +112,7 @@ class StepRunner:
         with memory_for("the model", "use a quantized checkpoint, several GPUs (tp) or a smaller model"):
             self._model: SteppingModel = _model_of(args, self._device, self._ranks, own is not None)
         self._cache = self._device.cache_of(
-            self._model.shapes, args.quant_policy, self._model.dtype, self._model.states, self._model.looked_at
+            self._model.shapes, args.quant_policy, self._model.dtype, self._model.states
         )
         self._forward = self._model.forward
         wants_graphs = not args.eager_mode and _turbomind.wanted_kernels("pytorch", "graphs") != "off"
@@ -124,7 +121,7 @@ class StepRunner:
         self._uploads = Uploads(self._device.device)
         self._sampler = DeviceSampler(channel.logits.shape[1], self._device.device)
         self._chosen = torch.empty(0, dtype=torch.int64, device=self._device.device)  # by the last step
-        self._block_count = self._block_len = self._image_block_len = 0
+        self._block_count = self._block_len = 0
         torch.set_num_threads(1)  # what is left to PyTorch is small, and the kernels' threads need the cores
 
     def facts(self) -> dict[str, Any]:
@@ -136,7 +133,7 @@ class StepRunner:
             "window": max(windows, default=0) if all(windows) else 0,
             "state_layers": len(states),
             "state_bytes": states[0].state_bytes if states else 0,
-            "image_row_bytes": -(-self._cache.image_block_bytes(16) // 16) if self._model.looked_at else 0,
+            "image_row_bytes": 0,
             "layers": self._model.layers,
             "chooses_tokens": _chooses_tokens(self._device.device),
         }
@@ -149,19 +146,11 @@ class StepRunner:
         """Forget an adapter."""
         self._model.adapters.drop(slot)
 
-    def allocate(
-        self,
-        block_count: int,
-        block_len: int,
-        host_block_count: int = 0,
-        page_bytes: int = 0,
-        image_block_len: int = 0,
-    ) -> None:
+    def allocate(self, block_count: int, block_len: int, host_block_count: int = 0, page_bytes: int = 0) -> None:
         """Take memory for the cache."""
-        self._block_count, self._block_len, self._image_block_len = block_count, block_len, image_block_len
-        images = (image_block_len,) if self._model.looked_at else ()
+        self._block_count, self._block_len = block_count, block_len
         with memory_for("the cache", "lower cache_max_entry_count"):
-            self._cache.allocate(block_count, block_len, host_block_count, page_bytes, *images)
+            self._cache.allocate(block_count, block_len, host_block_count, page_bytes)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]
     def prepare(self, sequences: int, sequence_blocks: int) -> None:
@@ -251,19 +240,6 @@ class StepRunner:
             is_embedded[0, area.embedded_rows[: order.embedded]] = True
             context.input_embedding_indexing = torch.from_numpy(is_embedded).to(self._device.device)
             context.input_ids[context.input_embedding_indexing] = 0  # tokens of images may be after the vocabulary
-        if order.own:
-            is_own = np.zeros(order.rows, bool)
-            is_own[area.own_rows[: order.own]] = True
-            own, others = (torch.from_numpy(np.flatnonzero(rows)).to(self._device.device) for rows in (is_own, ~is_own))
-            context.own_rows = own, others
-        if order.fills or order.looks:
-            self._device.set_images(
-                area.fills[: order.fills], area.looks[: order.looks], area.blocks, self._image_block_len
-            )
-            if order.fills:
-                context.image_rows = torch.from_numpy(area.image_rows[: order.filled])
-            if order.looks:
-                context.looking_rows = torch.from_numpy(area.looking_rows[: order.looking].astype(np.int64))
         if order.has_grid:
             grid = area.grid_positions[: order.rows].T.astype(np.int64)
             context.grid_positions = torch.from_numpy(grid).to(self._device.device)

@@ -19,7 +19,6 @@ from lmdeploy.pytorch.coded_gpu_layers import gpu_linear_of
 from lmdeploy.pytorch.coded_weights import CodedWeights, coded_weights
 from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.models.hf_config import transformers_config
-from lmdeploy.pytorch.models.utils.inputs import embeddings_of
 from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, StoredWeight, rms_norm_of
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache, differing_module, failing_module
@@ -37,8 +36,7 @@ from lmdeploy.pytorch.replacing.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.replacing.recurrent_layers import keeps_state, recurrent_layer_of
 from lmdeploy.pytorch.served_by_transformers import KEEPS_NOTHING, model_class_of, refuse_unsupported
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
-from lmdeploy.pytorch.text_part.deeper_rows import add_deeper_rows
-from lmdeploy.pytorch.text_part.grid_rotary import swap_grid_rotaries
+from lmdeploy.pytorch.text_part.image_inputs import let_see
 from lmdeploy.pytorch.text_part.tensors import text_tensors
 from lmdeploy.pytorch.weight_loader.model_weight_loader import tensors_of
 from lmdeploy.pytorch.weight_loader.mxfp4 import decode_stacks
@@ -84,8 +82,7 @@ class TransformersModel:
         self.adapters = AdapterTable(self._device)
         self._kernels = kernels
         self._stretches = swap_rotaries(model)
-        swap_grid_rotaries(model, checkpoint)
-        add_deeper_rows(model, checkpoint)
+        let_see(model, checkpoint)
         _swap_recurrent_layers(checkpoint, model, kernels)
         _swap_experts(checkpoint, model, kernels, ranks, coded)
         if kernels is None and ranks.count == 1 and coded is None:
@@ -99,7 +96,6 @@ class TransformersModel:
         head.register_forward_pre_hook(self._keep_hidden)
         tried = self._try(checkpoint)
         self.shapes, self.windows, self.states = tried.shapes, tried.windows, tried.states
-        self.looked_at = tried.looked_at
 
     def forward(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""
@@ -119,7 +115,7 @@ class TransformersModel:
     def _tokens(self, step: StepContext) -> dict[str, torch.Tensor]:
         if step.input_embeddings is None:
             return {"input_ids": step.input_ids}
-        return {"inputs_embeds": embeddings_of(step, self._model.get_input_embeddings())}
+        return {"inputs_embeds": step.embed(self._model.get_input_embeddings())}
 
     def can_capture(self, _: StepContext) -> bool:
         """Return whether nothing is looked up on the host; whether it succeeds is seen when it is tried."""

@@ -55,9 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
                 profiler.listen()
                 text = json.dumps(runner.facts())
             elif order.kind == _turbomind.OrderKind.ALLOCATE:
-                runner.allocate(
-                    order.block_count, order.block_len, order.host_block_count, order.page_bytes, order.image_block_len
-                )
+                runner.allocate(order.block_count, order.block_len, order.host_block_count, order.page_bytes)
                 runner.prepare(order.sequences, order.sequence_blocks)
                 profiler.listen()
             elif is_step:
@@ -211,12 +209,10 @@ def _reason(error: Exception, is_step: bool) -> str:
 
 def _load(args: argparse.Namespace, channel: Any) -> Any:
     from lmdeploy.pytorch.cpu_kernels import kernels
-    from lmdeploy.pytorch.replacing.elementwise import make_independent_of_place
-    from lmdeploy.pytorch.replacing.products import multiply_by
+    from lmdeploy.pytorch.replacing.functions import make_invariant
     from lmdeploy.pytorch.step_runner import StepRunner, WorkerArguments
 
-    make_independent_of_place()
-    multiply_by(kernels(args.threads))
+    make_invariant(kernels(args.threads))
     given = WorkerArguments(
         checkpoint=args.checkpoint, dtype=args.dtype, device=args.device, rank=args.rank, ranks=args.ranks,
         meeting_place=args.meeting_place, threads=args.threads, quant_policy=args.quant_policy,

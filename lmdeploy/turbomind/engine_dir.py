@@ -117,10 +117,10 @@ def _resolved(directory: Path, backend: str | None, custom_module_map: str) -> E
     except UnsupportedModelError as refused:
         if backend == "turbomind" or (backend and custom_module_map):
             raise
-        other = "turbomind" if backend else "pytorch"
+        other, hidden = ("turbomind", ()) if backend else ("pytorch", (CheckpointError,))
         try:
             engine = _cached(directory, other, custom_module_map)
-        except (UnsupportedModelError, CheckpointError):
+        except (UnsupportedModelError, *hidden):
             raise refused from None
         logger.warning("%s; the %s engine runs it", refused, _NAMES[other])
         return engine

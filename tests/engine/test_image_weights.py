@@ -1,6 +1,6 @@
 """Rows of images take other weights than those of text, whatever a step, a rank or a format of weights holds.
 
-What is computed is held against float64 in `test_vision_models` and `tests/pytorch/models/test_seeing`.
+What is computed is held against float64 in `test_vision_models`.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch
 
 from lmdeploy import GenerationConfig, pipeline
 from tests.support.adapters import make_adapter
-from tests.support.both_engines import BACKENDS, config_for
+from tests.support.both_engines import config_for
 from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.images import make_image
 from tests.support.mono_internvl_reference import make_tiny_mono_internvl
@@ -41,38 +41,29 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return MAKERS[request.param](tmp_path_factory.mktemp("seeing") / "model")
 
 
-def logits(model: Path, backend: str, **settings: Any) -> torch.Tensor:
-    with pipeline(str(model), config_for(backend, **(SETTINGS | settings))) as pipe:
+def logits(model: Path, **settings: Any) -> torch.Tensor:
+    with pipeline(str(model), config_for("turbomind", **(SETTINGS | settings))) as pipe:
         found: torch.Tensor = pipe(PROMPT, ALL).logits
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_steps_of_any_size_give_the_same_bits(model: Path, backend: str) -> None:
-    whole = logits(model, backend)
-    for rows in (1, 5, 19) if backend == "turbomind" else (5, 19):
-        assert torch.equal(logits(model, backend, num_tokens_per_iter=rows), whole), rows
+def test_steps_of_any_size_give_the_same_bits(model: Path) -> None:
+    whole = logits(model)
+    for rows in (1, 5, 19):
+        assert torch.equal(logits(model, num_tokens_per_iter=rows), whole), rows
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_ranks_have_them_too(model: Path, backend: str) -> None:
-    assert relative_error(logits(model, backend, tp=2), logits(model, backend)) < 1e-4
+def test_ranks_have_them_too(model: Path) -> None:
+    assert relative_error(logits(model, tp=2), logits(model)) < 1e-4
 
 
 def test_rounded_weights_have_them_too(model: Path) -> None:
-    error = relative_error(logits(model, "turbomind", weight_bits=8), logits(model, "turbomind"))
+    error = relative_error(logits(model, weight_bits=8), logits(model))
     assert 0 < error < 0.3  # unrelated ones would be 1.4 apart
 
 
-@pytest.mark.parametrize(
-    ("backend", "reason"),
-    [
-        ("turbomind", "adapters cannot be had where rows of images take weights of their own"),
-        ("pytorch", "the class that runs this model takes no adapters"),
-    ],
-)
-def test_adapters_are_refused(tmp_path: Path, backend: str, reason: str) -> None:
+def test_adapters_are_refused(tmp_path: Path) -> None:
     model = make_tiny_xcomposer(tmp_path / "model")
     adapter = make_adapter(tmp_path / "adapter", model, targets=["wo"])
-    with pytest.raises(ValueError, match=reason):
-        logits(model, backend, adapters={"own": str(adapter)})
+    with pytest.raises(ValueError, match="adapters cannot be had where rows of images take weights of their own"):
+        logits(model, adapters={"own": str(adapter)})

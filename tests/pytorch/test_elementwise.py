@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lmdeploy.pytorch.replacing.elementwise import independent_of_place
+from lmdeploy.pytorch.replacing.functions import independent_of_place
 
 VALUES = 3 * torch.randn(256, generator=torch.Generator().manual_seed(0))
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -14,7 +14,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.replacing.experts import NativeExperts, is_experts
-from lmdeploy.pytorch.replacing.products import multiply_by
+from lmdeploy.pytorch.replacing.functions import linear_by
 from tests.pytorch.test_ranks import Unmet
 
 HIDDEN, CHANNELS, EXPERTS = 48, 32, 4
@@ -75,14 +75,13 @@ def test_channels_that_do_not_divide_are_refused() -> None:
         NativeExperts(make("with a gate"), kernels(2), Ranks(0, 3))
 
 
-def test_products_in_modelling_code_have_the_same_bits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_modelling_code_have_the_same_bits_alone() -> None:
     theirs = torch.nn.functional.linear
-    monkeypatch.setattr(torch.nn.functional, "linear", theirs)  # and back after the test
-    multiply_by(kernels(2))
+    ours = linear_by(kernels(2), theirs)
     x, (weight, bias) = choices(31)[0], (torch.randn(8, HIDDEN), torch.randn(8))
-    together = torch.nn.functional.linear(x, weight, bias)
+    together = ours(x, weight, bias)
     torch.testing.assert_close(together, theirs(x, weight, bias), rtol=1e-4, atol=1e-5)
     for row in range(len(x)):
-        assert torch.equal(torch.nn.functional.linear(x[row : row + 1], weight, bias)[0], together[row])
+        assert torch.equal(ours(x[row : row + 1], weight, bias)[0], together[row])
     half = x.bfloat16()
-    assert torch.equal(torch.nn.functional.linear(half, weight.bfloat16()), theirs(half, weight.bfloat16()))
+    assert torch.equal(ours(half, weight.bfloat16()), theirs(half, weight.bfloat16()))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from lmdeploy.pytorch.config import ModelConfig
+from lmdeploy.pytorch.config import ModelConfig
 
 
 class AutoModelConfigBuilder:
@@ -47,3 +46,28 @@ class AutoModelConfigBuilder:
             config.hf_config = hf_config
             return config
         raise ValueError(f"no builder takes a configuration of type {type(hf_config).__name__}")
+
+
+class DefaultModelConfigBuilder(AutoModelConfigBuilder, is_last=True):
+    """Reads the names that most configurations have, for models that no other builder takes."""
+
+    @classmethod
+    def condition(cls, hf_config: Any) -> bool:
+        """Return True."""
+        return True
+
+    @classmethod
+    def build(cls, hf_config: Any, model_path: str | None = None) -> ModelConfig:
+        """Return the configuration."""
+        heads = hf_config.num_attention_heads
+        return ModelConfig(
+            hidden_size=hf_config.hidden_size,
+            num_layers=hf_config.num_hidden_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=getattr(hf_config, "num_key_value_heads", None) or heads,
+            bos_token_id=getattr(hf_config, "bos_token_id", None),
+            eos_token_id=getattr(hf_config, "eos_token_id", None),
+            head_dim=getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
+            sliding_window=getattr(hf_config, "sliding_window", None) or -1,
+            vocab_size=hf_config.vocab_size,
+        )

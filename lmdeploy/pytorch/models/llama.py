@@ -1,4 +1,4 @@
-"""Llama, and families that are Llama but for a bias, a norm or a window: Mistral, Qwen2, Qwen3, InternLM2."""
+"""Llama, and families that are Llama but for a bias, a norm or a window: Mistral, Qwen2, Qwen3."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch
 from torch import nn
 
 from lmdeploy.pytorch.models.utils.cudagraph import CudaGraphMixin
-from lmdeploy.pytorch.models.utils.decoder_config import head_dim_of, window_of
-from lmdeploy.pytorch.models.utils.inputs import inputs_of
 from lmdeploy.pytorch.nn import (
     ApplyRotaryEmb,
     Attention,
@@ -30,6 +28,20 @@ from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [rows, dim]
 
 
+def head_dim_of(config: Any) -> int:
+    """Return the channels of a head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def window_of(config: Any, layer: int) -> int | None:
+    """Return how many positions a layer's tokens see; None: all."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds and kinds[layer] != "sliding_attention":
+        return None
+    window = getattr(config, "sliding_window", None)
+    return None if window is None else int(window)
+
+
 class LlamaAttention(nn.Module):
     """The attention of a layer."""
 
@@ -37,7 +49,6 @@ class LlamaAttention(nn.Module):
         self, config: Any, layer_idx: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
         super().__init__()
-        quant_config = getattr(config, "quantization_config", None)
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, head_dim_of(config)
         qkv_bias, o_bias = self.biases(config)
         self.qkv_proj = build_qkv_proj(
@@ -46,20 +57,13 @@ class LlamaAttention(nn.Module):
             num_kv_heads=kv_heads,
             head_size=head_dim,
             bias=qkv_bias,
-            quant_config=quant_config,
             dtype=dtype,
             device=device,
         )
         self.apply_rotary_pos_emb = ApplyRotaryEmb()
         self.attn_fwd = Attention(heads, head_dim, num_kv_heads=kv_heads, sliding_window=window_of(config, layer_idx))
         self.o_proj = build_o_proj(
-            heads * head_dim,
-            config.hidden_size,
-            bias=o_bias,
-            quant_config=quant_config,
-            dtype=dtype,
-            device=device,
-            is_tp=True,
+            heads * head_dim, config.hidden_size, bias=o_bias, dtype=dtype, device=device, is_tp=True
         )
 
     def biases(self, config: Any) -> tuple[bool, bool]:
@@ -71,11 +75,6 @@ class LlamaAttention(nn.Module):
         """Return queries and keys as they are rotated."""
         return query, key
 
-    def rotate(self, query: torch.Tensor, key: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries and keys as the cache keeps them."""
-        rotated: tuple[torch.Tensor, torch.Tensor] = self.apply_rotary_pos_emb(query, key, *rotation)
-        return rotated
-
     def forward(
         self, hidden_states: torch.Tensor, rotary_pos_emb: Rotation, past_key_value: Any, attn_metadata: Any
     ) -> torch.Tensor:
@@ -83,7 +82,7 @@ class LlamaAttention(nn.Module):
         qkv_states = self.qkv_proj(hidden_states).flatten(0, -2)
         query, key, value = self.qkv_proj.split_qkv(qkv_states)
         query, key = self.norm_heads(query, key)
-        query, key = self.rotate(query, key, rotary_pos_emb)
+        query, key = self.apply_rotary_pos_emb(query, key, *rotary_pos_emb)
         attended = self.attn_fwd(query, key, value, past_key_value[0], past_key_value[1], attn_metadata)
         return self.o_proj(attended.reshape(*hidden_states.shape[:-1], -1))
 
@@ -97,25 +96,13 @@ class LlamaMLP(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         intermediate_size: int | None = None,
-        all_reduce: bool = True,
     ) -> None:
         super().__init__()
-        quant_config = getattr(config, "quantization_config", None)
         size = intermediate_size or config.intermediate_size
         bias = bool(getattr(config, "mlp_bias", False))
-        self.gate_up_proj = build_gateup_linear(
-            config.hidden_size, [size, size], bias=bias, dtype=dtype, device=device, quant_config=quant_config
-        )
+        self.gate_up_proj = build_gateup_linear(config.hidden_size, [size, size], bias=bias, dtype=dtype, device=device)
         self.act_fn = SiluAndMul(inplace=True)
-        self.down_proj = build_down_linear(
-            size,
-            config.hidden_size,
-            bias=bias,
-            quant_config=quant_config,
-            dtype=dtype,
-            device=device,
-            is_tp=all_reduce,
-        )
+        self.down_proj = build_down_linear(size, config.hidden_size, bias=bias, dtype=dtype, device=device, is_tp=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[..., hidden]``."""
@@ -251,7 +238,15 @@ class LlamaForCausalLM(nn.Module, CudaGraphMixin):
     ) -> dict[str, Any]:
         """Return what ``forward`` takes for a step."""
         step = context or self.ctx_mgr.current_context()
-        return inputs_of(step, past_key_values, inputs_embeds, self.get_input_embeddings())
+        if step.input_embeddings is not None:
+            inputs_embeds = step.embed(self.get_input_embeddings(), inputs_embeds)
+        return {
+            "input_ids": step.input_ids,
+            "position_ids": step.position_ids,
+            "past_key_values": past_key_values,
+            "attn_metadata": step.attn_metadata,
+            "inputs_embeds": inputs_embeds,
+        }
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load the tensors of a checkpoint."""

@@ -26,14 +26,12 @@ from lmdeploy.pytorch.paged import StateShape
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
-from lmdeploy.pytorch.text_part.deeper_rows import add_deeper_rows
-from lmdeploy.pytorch.text_part.grid_rotary import swap_grid_rotaries
+from lmdeploy.pytorch.text_part.image_inputs import let_see
 from lmdeploy.pytorch.weight_loader.model_weight_loader import load_model_weights
 
 logger = logging.getLogger(__name__)
 
 _TRIED_TOKENS = 8
-_TRIED_IMAGE_ROWS, _TRIED_LOOKING = 2, 3
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -61,8 +59,6 @@ class PatchedModel:
         Type of the weights.
     shapes, windows
         What each layer keeps of a token, and how far back it looks (0: all the way).
-    looked_at
-        What each layer that looks at images keeps of a row of them.
     states
         None: classes in the engine's own style have no layer that keeps a state.
     layers, adapters
@@ -98,8 +94,7 @@ class PatchedModel:
             raise UnsupportedModelError(f"{type(self._model).__name__} needs a method get_logits, or a layer lm_head")
         with tracing(SourceTrace()) as trace:
             load_model_weights(self._model, checkpoint)
-        swap_grid_rotaries(self._model, checkpoint)
-        add_deeper_rows(self._model, checkpoint)
+        let_see(self._model, checkpoint)
         self._device = torch.device(device)
         if self._device.type == "cpu":
             _widen_embeddings(self._model, kernels)
@@ -110,13 +105,12 @@ class PatchedModel:
             self._model.lm_head.register_forward_pre_hook(self._keep_wanted)
         self._layers = AutoModelConfigBuilder.build(config).num_layers
         with _called_with(_TRIED_TOKENS, self._model) as layers:
-            tried = self._try(checkpoint, config.hidden_size)
-        self.shapes, self.windows, self.looked_at = tried.shapes, tried.windows, tried.looked_at
+            tried = self._try(checkpoint)
+        self.shapes, self.windows = tried.shapes, tried.windows
         self.states: dict[int, StateShape] = {}
         self.adapters = AdapterTable(self._device)
         self.layers: dict[str, tuple[int, int]] = {}
         try:
-            layers = [each for each in layers if each.for_images is None]  # which multiply rows of text alone
             self.layers = let_adapt(self._model, layers, trace.shapes, self.adapters)
         except ValueError as error:
             logger.warning("%s takes no LoRA adapters: %s", checkpoint, error)
@@ -126,10 +120,6 @@ class PatchedModel:
         """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""
         with get_step_ctx_manager().context(step):
             inputs = self._inputs(step)
-            if step.image_rows is not None:
-                self._model.fill_images(step.image_rows, inputs["past_key_values"])
-            if not step.input_ids.numel():  # a step may bring rows of images alone
-                return torch.empty(0), torch.empty(0)
             self._wanted = step.wanted
             output = self._model(**inputs)
             if hasattr(self._model, "get_logits"):
@@ -157,33 +147,18 @@ class PatchedModel:
         self._last_hidden = hidden[0]
         return (hidden, *given[1:])
 
-    def _try(self, checkpoint: Path, width: int) -> RecordingCache:
-        """Run some tokens, fewer of which look at images where the model can, and return what the layers keep."""
+    def _try(self, checkpoint: Path) -> RecordingCache:
+        """Run some tokens, and return what the layers keep."""
         recording = RecordingCache()
-        everything = torch.arange(_TRIED_TOKENS, device=self._device)
-        one = torch.tensor([_TRIED_TOKENS], device=self._device)
-        step = StepContext(
-            input_ids=everything[None],
-            position_ids=everything[None],
-            q_start_loc=torch.zeros_like(one),
-            q_seqlens=one,
-            kv_seqlens=one,
-            block_offsets=torch.zeros(1, 1, dtype=torch.int64, device=self._device),
-            kv_caches=recording,
-            is_decoding=False,
-            wanted=everything[1::2],
-        )
-        if hasattr(self._model, "fill_images"):
-            step.image_rows = torch.ones(_TRIED_IMAGE_ROWS, width, device=self._device)
-            step.looking_rows = everything[:_TRIED_LOOKING]
+        tokens = torch.arange(_TRIED_TOKENS, device=self._device)
         try:
-            self.forward(step)
+            self.forward(recording.step(tokens, tokens[1::2], None))
         except Exception as error:
             raise UnsupportedModelError(
                 f"{checkpoint}: {type(self._model).__name__} fails: {type(error).__name__}: "
                 f"{' '.join(str(error).split())[:300]}"
             ) from error
-        silent = sorted(set(range(self._layers)) - recording.shapes.keys() - recording.looked_at.keys())
+        silent = sorted(set(range(self._layers)) - recording.shapes.keys())
         if silent:
             raise UnsupportedModelError(
                 f"{checkpoint}: {type(self._model).__name__} attends in no way that the engine sees in layers "

@@ -31,7 +31,6 @@ class RoutedExperts(nn.Module):
             renormalize=config.norm_topk_prob,
             dtype=dtype,
             device=device,
-            quant_config=getattr(config, "quantization_config", None),
         )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

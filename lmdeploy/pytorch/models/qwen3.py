@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from lmdeploy.pytorch.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
-from lmdeploy.pytorch.models.utils.decoder_config import head_dim_of
+from lmdeploy.pytorch.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, head_dim_of
 from lmdeploy.pytorch.nn import RMSNorm
 
 

@@ -14,9 +14,7 @@ from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.coded_weights import CodedMatrix, CodedWeights, is_place, require_numbers
 from lmdeploy.pytorch.cpu_kernels import Matrix
 from lmdeploy.pytorch.nn.build_context import build_context
-from lmdeploy.pytorch.nn.image_rows import ForImages
 from lmdeploy.pytorch.ranks import Ranks
-from lmdeploy.pytorch.step_context import get_step_ctx_manager
 
 
 class Linear(nn.Module):
@@ -67,7 +65,6 @@ class Linear(nn.Module):
         self._codes: list[tuple[slice, torch.Tensor]] = []
         self._adapters: AdapterTable | None = None
         self.adapted: list[AdaptedPart] = []
-        self.for_images: ForImages | None = None
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
         """Copy this rank's part of a tensor of the checkpoint."""
@@ -126,14 +123,7 @@ class Linear(nn.Module):
         return slice(0, count) if self._is_colwise else self._ranks.slice_of(count, "the inputs of a layer")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[..., outputs]`` for ``[..., inputs]``; rows of images take what ``for_images`` has, if anything."""
-        step = None if self.for_images is None else get_step_ctx_manager().current_context()
-        if step is None or step.own_rows is None:
-            return self._multiply(x)
-        assert self.for_images is not None
-        return self.for_images(self._multiply, x, *step.own_rows)
-
-    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., outputs]`` for ``[..., inputs]``."""
         # Ranks sum their products: one of them adds the bias.
         is_summed = not self._is_colwise and self._ranks.count > 1
         bias = None if is_summed and self._ranks.rank > 0 else self.bias

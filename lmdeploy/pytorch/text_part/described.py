@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.pytorch.description import describe_for_worker
 from lmdeploy.pytorch.models.hf_config import with_longrope
 from lmdeploy.pytorch.text_part.tensors import TEXT_TENSORS
 from lmdeploy.turbomind.checkpoint import describe, read_config
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
-from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.spec import ImagesSpec, ModelSpec
 from lmdeploy.turbomind.text_part import TextPart, sees, text_names, text_part_of
-
-logger = logging.getLogger(__name__)
 
 TEXT_PART = "text_part"
 _OF_THE_WHOLE = ("auto_map", "quantization_config", "vision_config", "visual")
@@ -46,17 +42,15 @@ def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_mo
     if not sees(raw) or _is_of_the_user(raw, custom_module_map):
         return None
     whole = describe(model_dir, model_name).spec
-    reason = _reason_against(whole)
-    if reason:
-        _without_images(model_dir, model_name, custom_module_map, reason)
-        return None
+    assert whole.images is not None
+    if reason := _reason_against(whole.images):
+        raise UnsupportedModelError(f"{model_dir}: {reason}, which the PyTorch engine does not support")
     text = text_part_of(model_dir, raw)
     assert text is not None
     target.mkdir(parents=True, exist_ok=True)
     config = _config_of_text(text, whole)
     (target / "config.json").write_text(json.dumps(config, default=str), encoding="utf-8")
     axes = whole.ropes[0].axes if whole.ropes else ()
-    assert whole.images is not None
     content = {
         "checkpoint": str(model_dir),
         "names": text_names(whole, text, read_checkpoint(model_dir)),
@@ -79,14 +73,8 @@ def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_mo
 
 
 def _config_of_text(text: TextPart, whole: ModelSpec) -> dict[str, Any]:
-    """Return the text part's config.json, with what its architecture alone has other names or defaults for."""
-    inner = text.raw.get("text_config")  # of Mllama, whose config.json is that of the whole
-    flat = {**text.raw, **inner} if isinstance(inner, dict) else dict(text.raw)
-    if isinstance(text.config, SimpleNamespace):  # what has another name in the family's config.json
-        flat |= {name: value for name, value in vars(text.config).items() if name != "raw" and flat.get(name) is None}
-    if whole.ropes and not any(name.startswith("rope_") for name in flat):
-        flat["rope_theta"] = whole.ropes[0].theta
-    config = with_longrope({key: value for key, value in flat.items() if key not in _OF_THE_WHOLE})
+    """Return the text part's config.json."""
+    config = with_longrope({key: value for key, value in text.raw.items() if key not in _OF_THE_WHOLE})
     config |= {"model_type": _model_type_of(config), "vocab_size": whole.vocab_size, "head_dim": whole.head_dim}
     config |= {"tie_word_embeddings": whole.tied_embeddings, "dtype": whole.dtype, "torch_dtype": whole.dtype}
     rope = config.get("rope_parameters")
@@ -103,22 +91,13 @@ def _is_of_the_user(raw: Mapping[str, Any], custom_module_map: str) -> bool:
     return not set(read_module_map(custom_module_map)).isdisjoint(raw["architectures"])
 
 
-def _reason_against(whole: ModelSpec) -> str:
-    """Return why images cannot be seen under the PyTorch engine; empty: they can."""
-    assert whole.images is not None
-    if whole.images.whole_rows:
-        return "the tokens of its images see each other"
-    return ""
-
-
-def _without_images(model_dir: Path, model_name: str, custom_module_map: str, reason: str) -> None:
-    """Check that workers run it for texts alone, where its class in ``transformers`` writes text."""
-    advice = f"{reason}, which only the TurboMind engine computes"
-    try:
-        describe_for_worker(model_dir, model_name, custom_module_map)
-    except (UnsupportedModelError, CheckpointError):
-        raise UnsupportedModelError(f"{model_dir}: {advice}") from None
-    logger.warning("%s reads texts alone under the PyTorch engine: %s", model_dir, advice)
+def _reason_against(images: ImagesSpec) -> str:
+    """Return what of its attention or weights only TurboMind computes; empty: nothing."""
+    if images.whole_rows:
+        return "the tokens of an image attend to each other"
+    if images.cross_layers:
+        return "layers attend to images by cross-attention"
+    return "image tokens have weights of their own" if images.has_own_weights else ""
 
 
 def _model_type_of(config: Mapping[str, Any]) -> str:

@@ -15,9 +15,7 @@ import torch
 
 from lmdeploy.pytorch.models.llama import LlamaForCausalLM
 from lmdeploy.pytorch.models.patched_model import PatchedModel
-from tests.support import published
 from tests.support.adapters import ATTENTION, MLP, make_adapter, merge
-from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import make_tiny
 from tests.support.worker_steps import Part, StepDriver
 
@@ -26,7 +24,6 @@ TOKENS = [(37 * i * i + 11 * i) % 900 + 50 for i in range(40)]
 TOLERANCE = 1e-4  # of the largest logit: float32, summed in another order
 MANUAL = Path(__file__).parents[2] / "data/own_llama/module_map.py"
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
-HALF_ROPE = {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5}
 
 
 @dataclass(frozen=True)
@@ -36,26 +33,12 @@ class Case:
     architecture: str
     targets: tuple[str, ...] = (*ATTENTION, *MLP)
     overrides: dict[str, Any] = field(default_factory=dict)
-    publish: Publisher = as_is
     options: dict[str, Any] = field(default_factory=dict)
 
 
 CASES = {
     "Llama": Case("LlamaForCausalLM", overrides={"attention_bias": True}),
     "Qwen3 with experts": Case("Qwen3MoeForCausalLM", (*ATTENTION, "gate"), EXPERTS),
-    "InternLM2": Case(
-        "LlamaForCausalLM",
-        ("wqkv", "wo", "w1", "w2", "w3"),
-        {"tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-        published.internlm2,
-    ),
-    "ChatGLM": Case(
-        "GlmForCausalLM",
-        ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
-        {"head_dim": 16, "pad_token_id": 0, "rope_parameters": HALF_ROPE, "tie_word_embeddings": False},
-        published.chatglm,
-    ),
-    "Gemma 2": Case("Gemma2ForCausalLM", overrides={"head_dim": 16, "sliding_window": 12}),
     "the manual's Llama": Case(
         "LlamaForCausalLM", overrides={"tie_word_embeddings": False}, options={"custom_module_map": str(MANUAL)}
     ),
@@ -74,7 +57,6 @@ def test_rows_of_adapters_have_the_logits_of_the_merged_checkpoint_alongside_row
 ) -> None:
     case = CASES[name]
     directory = make_tiny(tmp_path / "model", case.architecture, vocab_size=VOCAB, **case.overrides)
-    case.publish(directory)
     adapter = make_adapter(tmp_path / "adapter", directory, targets=case.targets)
     other = make_adapter(tmp_path / "other", directory, targets=case.targets[1:2], seed=5)
     driver = StepDriver(directory, VOCAB, HIDDEN, **case.options)

@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 
 from lmdeploy import GenerationConfig, pipeline
+from lmdeploy.turbomind.engine_dir import resolve
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.both_engines import config_for
-from tests.support.cogvlm_reference import CogVlmReference, make_tiny_cogvlm
+from tests.support.cogvlm_reference import make_tiny_cogvlm
 from tests.support.glm_4v_reference import make_tiny_glm_4v
 from tests.support.images import make_image
 from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.molmo_reference import make_tiny_molmo
-from tests.support.mono_internvl_reference import MonoInternVlReference, make_tiny_mono_internvl
+from tests.support.mono_internvl_reference import make_tiny_mono_internvl
 from tests.support.phi3_vision_reference import make_tiny_phi3_vision
 from tests.support.qwen_vl_reference import make_tiny_qwen_vl_chat
 from tests.support.token_engine import relative_error
-from tests.support.xcomposer_reference import XComposerReference, make_tiny_xcomposer
+from tests.support.xcomposer_reference import make_tiny_xcomposer
 
 TOLERANCE = 1e-4
 SETTINGS = {
@@ -36,12 +37,19 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "LLaVA 1.5": tiny.make_tiny_llava,
     "LLaVA 1.6 as its authors publish it": functools.partial(own.make_tiny_llava_original, tiles=True),
     "InternVL": tiny.make_tiny_internvl,
-    "InternVL with InternLM2": functools.partial(own.make_tiny_internvl_chat, text="internlm2", normed=True),
     "Phi-3-vision": make_tiny_phi3_vision,
     "MiniCPM-V 2.6": make_tiny_minicpmv,
     "DeepSeek-VL as its authors publish it": own.make_tiny_deepseek_vl_original,
-    "GLM-4V": make_tiny_glm_4v,
     "Mistral 3": tiny.make_tiny_mistral3,
+    "Qwen2-VL": tiny.make_tiny_qwen_vl,
+    "Qwen2.5-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
+    "Qwen3-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VL"),
+    "Qwen3-VL with experts": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VLMoe"),
+    "GLM-4.1V": tiny.make_tiny_glm4v,
+}
+BY_TURBOMIND: dict[str, Callable[[Path], Path]] = {
+    "InternVL with InternLM2": functools.partial(own.make_tiny_internvl_chat, text="internlm2", normed=True),
+    "GLM-4V": make_tiny_glm_4v,
     "Molmo": make_tiny_molmo,
     "Molmo 7B-O": functools.partial(make_tiny_molmo, kind="7B-O"),
     "MolmoE": functools.partial(make_tiny_molmo, kind="MolmoE"),
@@ -51,19 +59,8 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "XComposer2": make_tiny_xcomposer,
     "XComposer2 4KHD": functools.partial(make_tiny_xcomposer, tiles=True),
     "Qwen-VL": make_tiny_qwen_vl_chat,
-    "Qwen2-VL": tiny.make_tiny_qwen_vl,
-    "Qwen2.5-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
-    "Qwen3-VL": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VL"),
-    "Qwen3-VL with experts": functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VLMoe"),
     "Llama 3.2 Vision": make_tiny_mllama,
-    "GLM-4.1V": tiny.make_tiny_glm4v,
-}
-# Of rows of images that take weights of their own.
-REFERENCES: dict[str, Callable[[Path], Any]] = {
-    "CogVLM": CogVlmReference,
-    "CogVLM2": CogVlmReference,
-    "Mono-InternVL": MonoInternVlReference,
-    "XComposer2": XComposerReference,
+    "Gemma 3": tiny.make_tiny_gemma3,
 }
 ALL = GenerationConfig(max_new_tokens=8, output_logits="all", do_sample=False, ignore_eos=True)
 
@@ -90,15 +87,11 @@ def test_responses_about_images_are_those_of_turbomind(name: str, tmp_path: Path
         assert relative_error(other.logits[-8:], one.logits[-8:]) == 0
 
 
-@pytest.mark.parametrize("name", REFERENCES)
-def test_rows_of_images_take_the_weights_that_their_authors_give_them(name: str, tmp_path: Path) -> None:
-    directory = MODELS[name](tmp_path / "model")
-    reference = REFERENCES[name](directory)
-    shown = [make_image(90, 31, 1), make_image(40, 60)]
-    with pipeline(str(directory), config_for("pytorch", **SETTINGS)) as pipe:
-        ids = pipe.prepare(("which is larger?", shown)).ids
-        logits = pipe(("which is larger?", shown), ALL).logits
-    assert relative_error(logits[: len(ids)], reference(ids, shown).float()) < TOLERANCE
+@pytest.mark.parametrize("name", BY_TURBOMIND)
+def test_turbomind_runs_what_only_it_can(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = resolve(BY_TURBOMIND[name](tmp_path / "model"), backend="pytorch")
+    assert (engine.backend, engine.vision_checkpoint) == ("turbomind", tmp_path / "model")
+    assert "the TurboMind engine runs it" in caplog.text
 
 
 # The most that a cache of fewer bits may cost a tiny random model; unrelated logits would be 1.4 apart.
@@ -110,23 +103,11 @@ IN_THE_MANUAL = ["CogVLM2", "Mono-InternVL", "InternVL", "GLM-4V", "Phi-3-vision
 @pytest.mark.parametrize("bits", LOSSES)
 @pytest.mark.parametrize("name", IN_THE_MANUAL)
 def test_a_cache_of_fewer_bits_loses_little(name: str, bits: int, tmp_path: Path) -> None:
-    directory, prompt = MODELS[name](tmp_path / "model"), ("what is in this image?", make_image(40, 60))
+    directory = (MODELS | BY_TURBOMIND)[name](tmp_path / "model")
+    prompt = ("what is in this image?", make_image(40, 60))
     logits = []
     for policy in (0, bits):
         with pipeline(str(directory), config_for("pytorch", quant_policy=policy, **SETTINGS)) as pipe:
             response = pipe(prompt, ALL)
         logits.append(response.logits[: response.input_token_len])
     assert 0 < float((logits[1] - logits[0]).norm() / logits[0].norm()) < LOSSES[bits]
-
-
-def test_texts_alone_run_where_images_whose_tokens_see_each_other_cannot(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = tiny.make_tiny_gemma3(tmp_path / "model")
-    with pipeline(str(directory), config_for("pytorch", **SETTINGS)) as pipe:
-        assert "reads texts alone under the PyTorch engine: the tokens of its images see each other" in caplog.text
-        said = pipe("only a text", ALL)
-        with pytest.raises(ValueError, match="reads text only"):
-            pipe(("what is it?", make_image(40, 60)), ALL)
-    with pipeline(str(directory), config_for("turbomind", **SETTINGS)) as pipe:
-        assert pipe("only a text", ALL).token_ids == said.token_ids

@@ -19,7 +19,6 @@ SMALL = {"dtype": "float32", "session_len": 256, "num_gpu_blocks": 32, "block_si
 # Greedy, to the same length on both engines.
 CONFIG = GenerationConfig(max_new_tokens=12, ignore_eos=True)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
-HALF_ROPE = {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5}
 
 
 def native_tokens(directory: Path) -> list[int]:
@@ -76,21 +75,15 @@ def test_the_manuals_llama_serves_from_a_file_of_the_users(tmp_path: Path) -> No
     assert [response.token_ids for response in responses] == [response.token_ids for response in expected]
 
 
-@pytest.mark.alike(most=1)
-@pytest.mark.parametrize(
-    ("architecture", "overrides", "publish"),
-    [
-        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, published.internlm2),
-        ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0, "rope_parameters": HALF_ROPE}, published.chatglm),
-    ],
-    ids=["InternLM2", "ChatGLM"],
-)
-def test_architectures_that_transformers_lacks_are_served_by_classes_of_ours(
-    architecture: str, overrides: dict[str, Any], publish: published.Publisher, tmp_path: Path
-) -> None:
-    make_tiny(tmp_path, architecture, tie_word_embeddings=False, **overrides)
-    publish(tmp_path)
-    assert tokens_of(tmp_path) == native_tokens(tmp_path)
+def test_turbomind_takes_the_settings_with_a_model_that_transformers_lacks(tmp_path: Path) -> None:
+    make_tiny(tmp_path, "LlamaForCausalLM", tie_word_embeddings=False)
+    published.internlm2(tmp_path)
+    expected = native_tokens(tmp_path)
+    settings = SMALL | {"device_type": "cpu", "eager_mode": True, "worker_step_seconds": 60.0, "tp": 2}
+    with pipeline(str(tmp_path), backend_config=PytorchEngineConfig(**settings)) as pipe:
+        assert pipe.backend == "turbomind"
+        assert pipe.session_len == SMALL["session_len"]
+    assert tokens_of(tmp_path, **settings) == expected
 
 
 def test_two_ranks_of_experts_answer_as_one(tmp_path: Path) -> None:

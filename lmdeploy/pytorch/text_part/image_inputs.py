@@ -1,7 +1,8 @@
-"""Rotations of models whose positions are a frame, a row and a column (M-RoPE): each pair is turned by one of them."""
+"""What a text part computes for images besides its own code: rotations by three numbers, features in its layers."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,25 @@ from torch import nn
 
 from lmdeploy.pytorch.step_context import get_step_ctx_manager
 from lmdeploy.pytorch.text_part.tensors import text_tensors
+
+
+def let_see(model: Any, checkpoint: Path) -> None:
+    """Let a model that is a text part rotate by frame, row and column, and its first layers add features of images."""
+    text = text_tensors(checkpoint)
+    if text is None:
+        return
+    for name, module in list(model.named_modules()) if text.axes else ():
+        if hasattr(module, "inv_freq"):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, GridRotaryEmbedding(module, text.axes))
+    if text.deeper_layers:
+        layers = next(
+            module
+            for name, module in model.named_modules()
+            if name.rpartition(".")[2] == "layers" and isinstance(module, nn.ModuleList)
+        )
+        for number in range(text.deeper_layers):
+            layers[number].register_forward_hook(partial(_add, number))
 
 
 class GridRotaryEmbedding(nn.Module):
@@ -40,12 +60,12 @@ class GridRotaryEmbedding(nn.Module):
         return cosines.gather(0, chosen)[0], sines.gather(0, chosen)[0]
 
 
-def swap_grid_rotaries(model: Any, checkpoint: Path) -> None:
-    """Put ours in the place of a model's rotary embeddings, where the text part's positions have three numbers."""
-    text = text_tensors(checkpoint)
-    if text is None or not text.axes:
-        return
-    for name, module in list(model.named_modules()):
-        if hasattr(module, "inv_freq"):
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, GridRotaryEmbedding(module, text.axes))
+def _add(number: int, _: nn.Module, __: Any, output: Any) -> Any:
+    step = get_step_ctx_manager().current_context()
+    if step.deeper_embeddings is None:
+        return output
+    # Layers of ours return what is still to be added to the residual stream, and the stream.
+    hidden = output if isinstance(output, torch.Tensor) else output[0]
+    deeper = step.deeper_embeddings[:, number].to(hidden.dtype)
+    hidden[step.input_embedding_indexing] = hidden[step.input_embedding_indexing] + deeper
+    return output

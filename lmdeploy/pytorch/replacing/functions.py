@@ -1,8 +1,8 @@
-"""Elementwise functions of PyTorch on CPUs, so that a number's result does not depend on where in a tensor it is.
+"""Functions of PyTorch on CPUs that give a row the same bits wherever it is and whatever else is in the tensor.
 
 PyTorch computes a tensor vector by vector, and what is left after the last whole ones in scalar code, whose exponential
-is rounded differently. A token's result would then depend on how many tokens are in front of it and after it. Here
-tensors are made whole vectors first.
+is rounded differently: here tensors are made whole vectors first. It adds up a row's products in an order that depends
+on how many rows there are, so that a router would choose other experts: here the C++ engine's kernels multiply.
 """
 
 from __future__ import annotations
@@ -12,17 +12,32 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
+
 _WHOLE = 64  # numbers: more than any loop of PyTorch takes at a time
 # Those whose scalar code gives other bits than their vectors, found by tests/pytorch/test_elementwise.py.
 _FUNCTIONS = ("silu", "gelu", "softplus", "elu", "mish", "sigmoid")
 
 
-def make_independent_of_place() -> None:
-    """Replace these functions of PyTorch in this process."""
+def make_invariant(kernels: Kernels) -> None:
+    """Replace these functions, and ``functional.linear`` of float32, in this process."""
     for name in _FUNCTIONS:
         setattr(functional, name, independent_of_place(getattr(functional, name)))
     torch.sigmoid = independent_of_place(torch.sigmoid)
     torch.Tensor.sigmoid = independent_of_place(torch.Tensor.sigmoid)
+    functional.linear = linear_by(kernels, functional.linear)
+
+
+def linear_by(kernels: Kernels, theirs: Any) -> Any:
+    """Return ``functional.linear`` whose products of float32 the kernels compute."""
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32 or weight.dim() != 2:
+            return theirs(x, weight, bias)
+        matrix = Matrix(weight, bias)
+        return kernels.linear(matrix.native, matrix.out_features, x)
+
+    return linear
 
 
 def independent_of_place(function: Any) -> Any:

@@ -26,7 +26,9 @@ from lmdeploy.pytorch.nn import (
     build_rotary_embedding,
     build_rotary_embedding_from_config,
 )
+from lmdeploy.pytorch.nn.attention import LayerCache
 from lmdeploy.pytorch.nn.build_context import BuildContext, building
+from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 from lmdeploy.pytorch.weight_loader.model_weight_loader import load_weight
 from tests.kernels.reference import rotate_part
@@ -61,14 +63,13 @@ def random() -> torch.Generator:
 def test_norms_are_pytorchs_and_add_the_residual_first(random: torch.Generator) -> None:
     x, residual = torch.randn(2, 3, 24, generator=random)
     weight, bias = torch.randn(2, 24, generator=random)
-    layer_norm, rms_norm, gemma = LayerNorm(24, 1e-3), RMSNorm(24, 1e-3), RMSNorm(24, 1e-3, offset=1.0)
-    for layer in (layer_norm, rms_norm, gemma):
+    layer_norm, rms_norm = LayerNorm(24, 1e-3), RMSNorm(24, 1e-3)
+    for layer in (layer_norm, rms_norm):
         layer.weight.data.copy_(weight)
     layer_norm.bias.data.copy_(bias)
     for layer, expected in (
         (layer_norm, lambda t: functional.layer_norm(t, (24,), weight, bias, 1e-3)),
         (rms_norm, lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight),
-        (gemma, lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-3).sqrt() * (weight + 1)),
     ):
         assert layer(x) == pytest.approx(expected(x), abs=1e-5)
         normed, total = layer(x, residual)
@@ -187,6 +188,22 @@ def test_heads_are_rotated_in_part_or_whole(
         assert mine.double() == pytest.approx(theirs, abs=tolerance)
     apply(query, key, cos[0], sin[0])
     assert query.double() == pytest.approx(expected[0], abs=tolerance)
+
+
+# ---- attention ----
+
+
+def test_alibi_lowers_scores_with_the_distance(random: torch.Generator) -> None:
+    query, key, value = torch.randn(3, 5, 4, 8, generator=random)
+    with building(BuildContext(kernels=kernels())):
+        attention = Attention(4, 8, alibi=True)
+    behind = torch.arange(5)[:, None] - torch.arange(5)
+    slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])  # Press et al., 2022, of four heads
+    scores = torch.einsum("ihd,jhd->hij", query, key) * 8**-0.5 - slopes[:, None, None] * behind
+    weights = scores.masked_fill(behind < 0, float("-inf")).softmax(-1)
+    cache = LayerCache(RecordingCache(), 0)
+    expected = torch.einsum("hij,jhd->ihd", weights, value)
+    assert attention(query, key, value, cache, cache) == pytest.approx(expected, abs=1e-5)
 
 
 # ---- weights ----
