@@ -211,7 +211,7 @@ class Operators {
   virtual void cut_rows(float factor, int rows, int size, size_t stride, float* x) = 0;
 
   // Each element becomes its sum over the ranks the model is spread over, the same bits on all of them
-  // (device/rank_group.h). All ranks call it with as many elements; throws Error when another has failed.
+  // (device/device.h). All ranks call it with as many elements; throws Error when another has failed.
   virtual void all_reduce(float* x, size_t count) {
     (void)x;
     (void)count;

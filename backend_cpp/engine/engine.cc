@@ -6,8 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "engine/plan_caches.h"
-
 namespace turbomind {
 
 namespace {
@@ -40,6 +38,19 @@ EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draf
 }
 
 }  // namespace
+
+CachePlan plan_caches(const ModelRunner& runner, const ModelRunner* draft_runner, const StepLimits& limits) {
+  std::vector<CacheGroup> groups = runner.cache_groups(limits);
+  if (draft_runner != nullptr) {
+    for (CacheGroup& group : draft_runner->cache_groups(limits)) {
+      group.kind =
+          MemoryKind::kDraft;  // whatever its layers look at: what a window has passed may be drafted from again
+      group.is_apart = !runner.traits().shares_cache;
+      groups.push_back(std::move(group));
+    }
+  }
+  return plan_cache(limits.block_len, std::move(groups));
+}
 
 Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, TokenTable tokens,
                std::unique_ptr<GrammarCompiler> compiler, std::unique_ptr<EventPublisher> events,

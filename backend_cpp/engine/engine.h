@@ -116,4 +116,9 @@ class Engine {
   std::thread thread_;
 };
 
+// The one plan of all that an engine's runners remember.
+
+// `draft_runner`: null where no model drafts. Throws Error that names the group that cannot be.
+CachePlan plan_caches(const ModelRunner& runner, const ModelRunner* draft_runner, const StepLimits& limits);
+
 }  // namespace turbomind

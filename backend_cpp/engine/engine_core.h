@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/control/cache_control.h"
-#include "engine/control/cache_pins.h"
+#include "engine/cache_control.h"
 #include "engine/engine_config.h"
 #include "engine/events/cache_announcer.h"
 #include "engine/generation/generation_rules.h"

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/control/cache_control.h"
+#include "engine/cache_control.h"
 #include "engine/grammar/grammar_queue.h"
 #include "engine/request.h"
 

@@ -3,28 +3,120 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/cpu_share.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/thread_pool.h"
 #include "device/cpu_operators.h"
 #include "device/device.h"
-#include "device/rank_group.h"
 #include "engine/disk/fingerprint.h"
+#include "engine/engine.h"
 #include "engine/grammar/process_compiler.h"
-#include "engine/load_worker.h"
-#include "engine/plan_caches.h"
 #include "engine/speculative/drafter.h"
 #include "kernels/paged_attention.h"
+#include "model/model_runner.h"
 #include "model/native_runner.h"
 #include "model/parallel_runner.h"
-#include "model/spec/long_context.h"
+#include "model/step/image_rows.h"
+#include "model/worker/worker_runner.h"
 
 namespace turbomind {
 
 namespace {
+
+// Whether the frequencies are theta^(-2 i / dimensions), without any scaling.
+bool is_plain(const RopeSpec& rope) {
+  const double dimensions = 2.0 * static_cast<double>(rope.inv_freq.size());
+  for (size_t i = 0; i < rope.inv_freq.size(); ++i) {
+    const double plain = std::pow(rope.theta, -2.0 * static_cast<double>(i) / dimensions);
+    if (std::abs(rope.inv_freq[i] - plain) > 1e-4 * plain) return false;
+  }
+  return rope.attention_scaling == 1;
+}
+
+// Changes `spec` as the settings say that carry a model beyond the length it was trained for: rope_scaling_factor, from
+// 1 on, has theta grow with prompts beyond it (dynamic NTK), use_logn_attn queries with the logarithm of their
+// position. Throws Error for a model whose positions cannot be stretched so.
+void extend_context(ModelSpec& spec, const EngineSettings& settings) {
+  const auto grow_queries = [&](AttentionSpec& attention) {
+    if (attention.logn_length == 0) attention.logn_length = spec.max_position_embeddings;
+  };
+  if (settings.use_logn_attn) {
+    grow_queries(spec.attention);
+    std::ranges::for_each(spec.attentions, grow_queries);
+  }
+  if (settings.rope_scaling_factor == 0) return;
+  if (settings.rope_scaling_factor < 1) {
+    throw invalid_argument("rope_scaling_factor must be 0 or >= 1, got " +
+                           std::to_string(settings.rope_scaling_factor));
+  }
+  if (spec.ropes.empty()) throw invalid_argument("rope_scaling_factor: this model does not rotate positions; use 0");
+  for (RopeSpec& rope : spec.ropes) {
+    if (!rope.stretch && is_plain(rope)) {
+      rope.stretch.emplace().length = spec.max_position_embeddings;
+    } else if (!rope.stretch || rope.stretch->kind != StretchKind::kDynamic) {
+      throw invalid_argument("rope_scaling_factor: this model's checkpoint has its own scaling; use 0");
+    }
+    rope.stretch->kind = StretchKind::kDynamic;
+    rope.stretch->factor = static_cast<float>(settings.rope_scaling_factor);
+  }
+}
+
+const char kWorkerFile[] = "/worker.json";
+
+void refuse(bool is_set, const std::string& name, const std::string& reason) {
+  if (is_set) throw invalid_argument("the PyTorch engine has no " + name + ": " + reason);
+}
+
+// Throws Error where the settings name another format of weights than the checkpoint has.
+void check_model_format(const EngineSettings& settings, const std::string& found) {
+  if (settings.model_format.empty() || settings.model_format == found) return;
+  throw invalid_argument("model_format is " + settings.model_format + ", but the checkpoint's weights are " + found +
+                         "; leave model_format out or name that");
+}
+
+// Whether an engine directory is of such a model.
+bool has_worker(const std::string& directory) {
+  return std::filesystem::exists(directory + kWorkerFile);
+}
+
+// Starts the workers. `max_rows` and `limits` bound a step. Throws Error.
+std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, const ModelSpec& spec,
+                                                const EngineSettings& settings, int max_rows,
+                                                const StepLimits& limits) {
+  refuse(settings.weight_bits != 0, "weight_bits", "quantize the checkpoint, or use the TurboMind engine");
+  refuse(settings.rope_scaling_factor != 0, "rope_scaling_factor", "say it in the checkpoint's config.json");
+  refuse(settings.use_logn_attn, "use_logn_attn", "only models of the TurboMind engine were trained with it");
+  const Json worker = Json::parse_file(directory + kWorkerFile);
+  check_model_format(settings, worker.at("weight_format").as_string());
+  const std::filesystem::path checkpoint = worker.at("checkpoint").as_string();
+  const int threads = settings.threads > 0 ? settings.threads : available_cpu_count();
+  WorkerOptions options;
+  options.ranks = settings.tp;
+  options.vocab_size = spec.vocab_size;
+  options.hidden_size = spec.hidden_size;
+  options.layers = spec.num_layers;
+  options.max_rows = max_rows;
+  options.images = image_traits(spec);
+  options.step_timeout = std::chrono::duration<double>(settings.worker_step_seconds);
+  options.command = {worker.at("python").as_string(),
+                     "-m",
+                     "lmdeploy.pytorch.worker",
+                     (std::filesystem::path(directory) / checkpoint).string(),
+                     "--dtype=" + settings.dtype,
+                     "--device=" + settings.device,
+                     "--ranks=" + std::to_string(settings.tp),
+                     "--threads=" + std::to_string(std::max(1, threads / settings.tp)),
+                     "--quant-policy=" + std::to_string(settings.quant_policy),
+                     "--custom-module-map=" + settings.custom_module_map,
+                     std::string("--eager-mode=") + (settings.eager_mode ? "1" : "0")};
+  return std::make_unique<WorkerRunner>(std::move(options), limits);
+}
 
 // A step is reported after the bound of its worker, so that the worker's own error comes first.
 constexpr std::chrono::seconds kAfterWorker{60};
@@ -105,7 +197,7 @@ std::unique_ptr<ModelRunner> make_head_runner(const SpeculativeConfig& speculati
   if (spec.vocab_size != runner.traits().vocab_size || spec.head->target_hidden_size != runner.traits().hidden_size) {
     refuse(speculation.model + " is a head of another model");
   }
-  extend_context(spec, {static_cast<float>(given.rope_scaling_factor), given.use_logn_attn});
+  extend_context(spec, given);
   runner.keep_hidden(spec.head->target_layers);
   return make_drafting_runner(speculation.model, spec, speculation, given, runner, max_rows);
 }
@@ -124,7 +216,7 @@ std::unique_ptr<ModelRunner> make_draft_runner(const SpeculativeConfig& speculat
   if (has_worker(directory)) refuse("the draft model must be one that the TurboMind engine runs");
   ModelSpec spec = read_model_spec(directory + "/spec.json");
   if (spec.recurrence) refuse("layers of " + spec.model_name + " keep a state; a model that drafts must keep none");
-  extend_context(spec, {static_cast<float>(given.rope_scaling_factor), given.use_logn_attn});
+  extend_context(spec, given);
   if (!tokens.begins_like(TokenTable::from_file(directory + "/token_bytes.bin"))) {
     refuse("the draft model must have the tokenizer of the model");
   }
@@ -280,7 +372,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   ModelSpec spec = read_model_spec(directory + "/spec.json");
   LoadedEngine loaded;
   const EngineSettings settings = without_unused_bits(given, spec, loaded.notes);
-  extend_context(spec, {static_cast<float>(settings.rope_scaling_factor), settings.use_logn_attn});
+  extend_context(spec, settings);
   const Device& device = find_device(settings.device);
   if (settings.tp > 1) device.expect_ranks();
   const DeviceTraits& defaults = device.traits;

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "fuzz/fuzz.h"
-#include "fuzz/scratch_file.h"
 #include "weights/adapter_checkpoint.h"
 
 namespace turbomind {

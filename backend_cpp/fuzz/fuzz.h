@@ -2,17 +2,22 @@
 // inputs that break it (`make fuzz`); in the tests it is tried on those kept in fuzz/corpus/<name>.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <string_view>
 
 #include "base/error.h"
+#include "tests/check.h"
 
 #ifdef TURBOMIND_FUZZING
-
-#include <cstdio>
-#include <cstdlib>
-
 #define FUZZ_TARGET(name)                                                   \
   static void name(std::string_view input);                                 \
   extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { \
@@ -20,7 +25,6 @@
     return 0;                                                               \
   }                                                                         \
   static void name(std::string_view input)
-
 #define PROMISE(condition)                                      \
   do {                                                          \
     if (!(condition)) {                                         \
@@ -28,14 +32,7 @@
       std::abort();                                             \
     }                                                           \
   } while (false)
-
 #else
-
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-
-#include "tests/check.h"
 
 namespace turbomind::fuzz {
 
@@ -75,5 +72,25 @@ bool is_accepted(Body&& body) {
     return false;
   }
 }
+
+// A file in memory, for readers that take a path.
+class ScratchFile {
+ public:
+  explicit ScratchFile(std::string_view content) : descriptor_(::memfd_create("scratch", MFD_CLOEXEC)) {
+    while (descriptor_ >= 0 && !content.empty()) {
+      const ssize_t written = ::write(descriptor_, content.data(), content.size());
+      if (written <= 0) throw internal_error("no room for a file in memory");
+      content.remove_prefix(static_cast<size_t>(written));
+    }
+  }
+  ~ScratchFile() { ::close(descriptor_); }
+  ScratchFile(const ScratchFile&) = delete;
+  ScratchFile& operator=(const ScratchFile&) = delete;
+
+  std::string path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
+
+ private:
+  int descriptor_;
+};
 
 }  // namespace turbomind::fuzz

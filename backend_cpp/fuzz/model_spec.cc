@@ -2,7 +2,6 @@
 #include "model/spec/model_spec.h"
 
 #include "fuzz/fuzz.h"
-#include "fuzz/scratch_file.h"
 
 namespace turbomind {
 

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "fuzz/fuzz.h"
-#include "fuzz/scratch_file.h"
 #include "weights/checkpoint.h"
 
 namespace turbomind {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -11,14 +12,171 @@
 #include "base/cpu_share.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "model/encoder/text_pooling.h"
-#include "model/inputs/step_embeddings.h"
-#include "model/move_weights.h"
-#include "model/spec/decoder_limits.h"
+#include "model/step/image_rows.h"
+#include "model/text_encoder.h"
 
 namespace turbomind {
 
 namespace {
+
+// Throws Error naming every such feature of `spec`; support for one deletes its line.
+void refuse_what_the_decoder_lacks(const ModelSpec& spec) {
+  std::string lacking;
+  const auto refuse_if = [&](bool is_used, const char* feature) {
+    if (is_used) lacking += (lacking.empty() ? "" : ", ") + std::string(feature);
+  };
+  if (spec.attention.mla) {
+    refuse_if(spec.attention.qk_norm != QkNorm::kNone, "attention.qk_norm with attention.mla");
+    refuse_if(spec.attention.norms_rotated, "attention.norms_rotated with attention.mla");
+    refuse_if(spec.attention.qkv_clip != 0, "attention.qkv_clip with attention.mla");
+    refuse_if(spec.attention.qkv_bias, "attention.qkv_bias with attention.mla");
+    refuse_if(spec.attention.softcap != 0, "attention.softcap with attention.mla");
+    refuse_if(spec.attention.value_scale != 1, "attention.value_scale with attention.mla");
+    refuse_if(!spec.attention.alibi_slopes.empty(), "attention.alibi_slopes with attention.mla");
+    refuse_if(spec.attention.has_sinks, "attention.has_sinks with attention.mla");
+    refuse_if(spec.attention.logn_length != 0, "attention.logn_length with attention.mla");
+    refuse_if(std::any_of(spec.attention.windows.begin(), spec.attention.windows.end(), [](int w) { return w > 0; }),
+              "attention.windows with attention.mla");
+  }
+  refuse_if(spec.moe && spec.moe->router.scales_input && spec.moe->experts_per_token != 1,
+            "moe.router.scales_input with several experts a token");
+  if (!lacking.empty()) {
+    throw invalid_argument(spec.architecture + " needs what the engine does not have yet: " + lacking);
+  }
+}
+
+// Replaces the memory of each buffer of the weights. Structured bindings name every member of a struct, so a new member
+// that is not moved does not compile.
+class Mover {
+ public:
+  explicit Mover(std::function<void(AlignedBuffer&)> move_buffer) : move_buffer_(std::move(move_buffer)) {}
+
+  void move(Weights& weights) {
+    auto& [embedding, token_types, position_embedding, embedding_norm, layer_inputs, stream_makers, stream_readers,
+           layers, cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers] = weights;
+    (void)vocab, (void)adapted_layers;
+    all(embedding, token_types, position_embedding, embedding_norm, layer_inputs, stream_makers, stream_readers, layers,
+        cross_layers, final_norm, head, lm_head, output_bias);
+  }
+
+ private:
+  template <class... Parts>
+  void all(Parts&... parts) {
+    (move(parts), ...);
+  }
+  template <class T>
+  void move(std::optional<T>& part) {
+    if (part) move(*part);
+  }
+  template <class T>
+  void move(std::vector<T>& parts) {
+    for (T& part : parts) move(part);
+  }
+
+  void move(LayerWeights& layer) {
+    auto& [attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
+           dense_output_norm, expert_norm, expert_output_norm, input, streams, scale] = layer;
+    (void)scale;
+    all(attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
+        dense_output_norm, expert_norm, expert_output_norm, input, streams);
+  }
+
+  void move(AttentionWeights& attention) {
+    auto& [qkv, latent, q_norm, k_norm, sinks, distance_biases, o] = attention;
+    all(qkv, latent, q_norm, k_norm, sinks, distance_biases, o);
+  }
+
+  void move(LatentWeights& latent) {
+    auto& [q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer] = latent;
+    all(q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer);
+  }
+
+  void move(IndexerWeights& indexer) {
+    auto& [queries, keys, key_norm, heads] = indexer;
+    all(queries, keys, key_norm, heads);
+  }
+
+  void move(RecurrenceWeights& recurrence) {
+    auto& [in, gates, decay_down, decay_up, gate_down, gate_up, conv, conv_bias, a_log, dt_bias, skip, norm, out] =
+        recurrence;
+    all(in, gates, decay_down, decay_up, gate_down, gate_up, conv, conv_bias, a_log, dt_bias, skip, norm, out);
+  }
+
+  void move(MlpWeights& mlp) {
+    auto& [up, down, xielu, cut] = mlp;
+    (void)xielu, (void)cut;
+    all(up, down);
+  }
+
+  void move(ExpertWeights& weights) {
+    auto& [router, router_norm, correction, scales, arena, experts, shared, shared_gate] = weights;
+    all(router, router_norm, correction, scales, shared_gate);
+    std::vector<LinearWeight*> views;
+    for (std::vector<ExpertWeight>* list : {&experts, &shared}) {
+      for (ExpertWeight& expert : *list) views.insert(views.end(), {&expert.gate_up, &expert.down});
+    }
+    arena.move([this](AlignedBuffer& chunk) { move(chunk); }, views);
+  }
+
+  void move(LayerInputWeights& input) {
+    auto& [gate, project, norm] = input;
+    all(gate, project, norm);
+  }
+
+  void move(StreamWeights& streams) {
+    auto& [router_norm, router, predict, correct, branch_down, branch_up, branch_norm] = streams;
+    all(router_norm, router, predict, correct, branch_down, branch_up, branch_norm);
+  }
+
+  void move(CrossLayerWeights& layer) {
+    auto& [attention_norm, q, kv, q_norm, k_norm, o, attention_gate, mlp_norm, mlp, mlp_gate] = layer;
+    (void)attention_gate, (void)mlp_gate;
+    all(attention_norm, q, kv, q_norm, k_norm, o, mlp_norm, mlp);
+  }
+
+  void move(HeadWeights& head) {
+    auto& [join, embedding_norm, hidden_norm] = head;
+    all(join, embedding_norm, hidden_norm);
+  }
+
+  void move(InputTableWeights& inputs) {
+    auto& [table, project, norm] = inputs;
+    all(table, project, norm);
+  }
+
+  void move(NormStorage& norm) {
+    auto& [weight, bias, view] = norm;
+    all(weight, bias);
+    view.weight = weight.as<float>();
+    view.bias = bias.as<float>();
+  }
+
+  void move(LinearStorage& linear) {
+    all(linear.data, linear.scales, linear.zeros, linear.mins, linear.input_order, linear.block_scales,
+        linear.output_scales, linear.bias);
+    linear.set_pointers();
+    move(linear.for_images);
+  }
+
+  void move(AlignedBuffer& buffer) { move_buffer_(buffer); }
+
+  std::function<void(AlignedBuffer&)> move_buffer_;
+};
+
+// Views point to the device's memory afterwards; the host's is given back piece by piece. Does nothing where the device
+// shares the host's memory.
+void move_weights(Operators& ops, Weights& weights) {
+  if (ops.shares_host_memory()) return;
+  size_t total = 0;
+  Mover([&](const AlignedBuffer& buffer) { total += buffer.size(); }).move(weights);
+  ops.expect(total, MemoryUse::kWeights);
+  Mover([&](AlignedBuffer& buffer) {
+    if (buffer.size() == 0) return;
+    AlignedBuffer there = ops.allocate(buffer.size(), MemoryUse::kWeights);
+    ops.upload(buffer.as<void>(), buffer.size(), there.as<void>());
+    buffer = std::move(there);
+  }).move(weights);
+}
 
 // How long the preparation of steps may take, and how often its progress is logged.
 constexpr std::chrono::seconds kLongestPreparation{60};

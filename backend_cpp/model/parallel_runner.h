@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/thread_team.h"
-#include "device/rank_group.h"
+#include "device/device.h"
 #include "model/model_runner.h"
 
 namespace turbomind {

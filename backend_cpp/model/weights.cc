@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "weights/pack_quantized.h"
+#include "weights/manifest_value.h"
 
 namespace turbomind {
 

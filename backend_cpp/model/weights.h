@@ -2,15 +2,17 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
+#include "kernels/moe.h"
 #include "model/attention/latent_attention.h"
-#include "model/expert_mlp.h"
 #include "model/norm_storage.h"
 #include "model/recurrence/recurrence_weights.h"
 #include "model/spec/shard.h"
+#include "weights/weight_arena.h"
 #include "weights/weight_reader.h"
 
 namespace turbomind {
@@ -33,14 +35,14 @@ struct MlpWeights {
   float cut = 0;            // MlpSpec::cuts
 };
 
-// What a layer does with its further input (model/inputs/layer_inputs.h).
+// What a layer does with its further input (model/layer_inputs.h).
 struct LayerInputWeights {
   LinearStorage gate;     // [size, hidden]
   LinearStorage project;  // [hidden, size]
   NormStorage norm;
 };
 
-// What a layer does with the residual streams (model/inputs/streams.h).
+// What a layer does with the residual streams (model/streams.h).
 struct StreamWeights {
   NormStorage router_norm;
   LinearStorage router;       // [streams, hidden], never rounded
@@ -49,6 +51,21 @@ struct StreamWeights {
   LinearStorage branch_down;  // [rank, hidden]
   LinearStorage branch_up;    // [hidden, rank]
   NormStorage branch_norm;
+};
+
+// Of an MLP with experts.
+struct ExpertWeights {
+  LinearStorage router;      // never rounded
+  NormStorage router_norm;   // of what the router reads, and the division by sqrt(hidden); or empty
+  AlignedBuffer correction;  // float32 [num_experts], or empty
+  AlignedBuffer scales;      // float32 [num_experts], or empty
+  WeightArena arena;
+  std::vector<ExpertWeight> experts;
+  std::vector<ExpertWeight> shared;  // one, or none
+  LinearStorage shared_gate;         // [1, hidden], never rounded; empty where there is none
+
+  // `prefix` is all of the tensors' names before "router", "experts", ...
+  static ExpertWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
 };
 
 struct LayerWeights {
@@ -89,14 +106,14 @@ struct AdaptedLayer {
   RowSources rows;
 };
 
-// What a head makes its rows with (model/head/head_input.h).
+// What a head makes its rows with (model/head_input.h).
 struct HeadWeights {
   LinearStorage join;
   NormStorage embedding_norm;  // MTP's
   NormStorage hidden_norm;     // MTP's and EAGLE-3's
 };
 
-// Where the layers' further inputs come from (model/inputs/layer_inputs.h).
+// Where the layers' further inputs come from (model/layer_inputs.h).
 struct InputTableWeights {
   LinearStorage table;    // [vocab, layers size], never rounded
   LinearStorage project;  // [layers size, hidden]

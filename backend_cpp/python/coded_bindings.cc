@@ -10,10 +10,10 @@
 
 #include "base/error.h"
 #include "kernels/linear.h"
-#include "python/worker_bindings.h"
+#include "python/bindings.h"
 #include "weights/checkpoint.h"
 #include "weights/linear_storage.h"
-#include "weights/pack_quantized.h"
+#include "weights/manifest_value.h"
 
 namespace py = pybind11;
 

@@ -1,5 +1,5 @@
-#include "python/engine_bindings.h"
 #include "device/device.h"
+#include "python/bindings.h"
 
 #include <pybind11/stl.h>
 

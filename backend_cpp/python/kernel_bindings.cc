@@ -18,7 +18,7 @@
 #include "kernels/rope.h"
 #include "model/embedding_range.h"
 #include "model/worker/step_channel.h"
-#include "python/worker_bindings.h"
+#include "python/bindings.h"
 
 namespace py = pybind11;
 

@@ -9,8 +9,7 @@
 #include "base/kernel_choice.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa.h"
-#include "python/engine_bindings.h"
-#include "python/worker_bindings.h"
+#include "python/bindings.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "python/worker_bindings.h"
+#include "python/bindings.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "engine/engine.h"
-#include "engine/plan_caches.h"
 #include "tests/check.h"
 #include "tests/stub_runner.h"
 

@@ -11,7 +11,6 @@
 #include "base/thread_team.h"
 #include "device/device.h"
 #include "device/host_exchange.h"
-#include "device/rank_group.h"
 #include "model/parallel_runner.h"
 #include "model/spec/shard.h"
 #include "tests/check.h"

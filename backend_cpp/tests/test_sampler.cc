@@ -4,8 +4,6 @@
 #include <limits>
 
 #include "engine/generation/generation_rules.h"
-#include "engine/generation/log_probabilities.h"
-#include "engine/generation/penalties.h"
 #include "engine/generation/sampler.h"
 #include "kernels/philox.h"
 #include "kernels/sampling.h"

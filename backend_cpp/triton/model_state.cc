@@ -6,17 +6,48 @@
 #include <cctype>
 #include <csignal>
 #include <cstdlib>
+#include <initializer_list>
 #include <vector>
 
 #include "base/constant_time.h"
 #include "base/json.h"
 #include "base/nearest.h"
-#include "triton/cache_report.h"
+#include "engine/cache_control.h"
 #include "triton/engine_location.h"
 
 namespace turbomind {
 
 namespace {
+
+std::string object(std::initializer_list<std::pair<const char*, int64_t>> members) {
+  std::string text;
+  for (const auto& [name, value] : members) {
+    text += (text.empty() ? "{" : ", ") + quoted(name) + ": " + std::to_string(value);
+  }
+  return text + "}";
+}
+
+std::string as_json(const CacheReport& report) {
+  const EngineStats& stats = report.stats;
+  const auto bytes = [&](int pages) { return static_cast<int64_t>(report.page_bytes) * pages; };
+  const std::string device = object({{"pages", stats.blocks_total},
+                                     {"used", stats.blocks_used},
+                                     {"idle", stats.blocks_idle},
+                                     {"bytes", bytes(stats.blocks_used + stats.blocks_idle)}});
+  const std::string host = object(
+      {{"pages", stats.host_blocks_total}, {"used", stats.host_blocks_used}, {"bytes", bytes(stats.host_blocks_used)}});
+  const std::string disk = object({{"files", stats.disk.files},
+                                   {"bytes", stats.disk.bytes},
+                                   {"written", stats.disk.written},
+                                   {"read", stats.disk.read},
+                                   {"damaged", stats.disk.damaged},
+                                   {"failures", stats.disk.failures}});
+  const std::string pinned = object(
+      {{"prompts", report.pinned_prompts}, {"pages", report.pinned_pages}, {"most_pages", report.most_pinned_pages}});
+  return "{" + quoted("device") + ": " + device + ", " + quoted("host") + ": " + host + ", " + quoted("disk") + ": " +
+         (report.has_files ? disk : "null") + ", " + quoted("pinned") + ": " + pinned + ", " + quoted("tokens") + ": " +
+         std::to_string(report.tokens) + "}";
+}
 
 constexpr auto kWatchInterval = std::chrono::milliseconds(20);
 // A response may be out before the engine has counted it: so often, and so far apart, metrics are looked at once more.

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/control/cache_control.h"
+#include "engine/cache_control.h"
 #include "engine/request.h"
 #include "triton/handles.h"
 

@@ -1,8 +1,10 @@
 #include "weights/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -11,12 +13,46 @@
 #include "weights/codes/awq_gptq.h"
 #include "weights/codes/row_codes.h"
 #include "weights/gguf/matrix.h"
-#include "weights/mxfp4.h"
 #include "weights/w8a8.h"
 
 namespace turbomind {
 
 namespace {
+
+// MXFP4 (OCP Microscaling Formats 1.0, 5.2): 4-bit floats, 32 of which share a power of two.
+//
+//   codes   U8 [..., blocks, 16]   value 2 j of a block in the low half of byte j, value 2 j + 1 in the high half;
+//                                  a code is sign, two bits of exponent, one of mantissa: 0, .5, 1, 1.5, 2, 3, 4, 6
+//   scales  U8 [..., blocks]       2^(scale - 127); 255 is NaN
+
+constexpr int kBlockBytes = 16;
+constexpr int kNoNumber = 255;
+constexpr float kMagnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+
+// BF16 [..., 32 blocks]; exact, but for values beyond bfloat16's range. Throws Error for shapes that do not fit.
+CheckpointTensor decode_mxfp4(const CheckpointTensor& codes, const CheckpointTensor& scales) {
+  std::vector<int64_t> expected = scales.shape;
+  expected.push_back(kBlockBytes);
+  if (codes.dtype != "U8" || scales.dtype != "U8" || scales.shape.empty() || codes.shape != expected) {
+    throw invalid_argument("mxfp4 needs U8 codes [..., blocks, 16] and U8 scales [..., blocks]");
+  }
+  auto bytes = std::make_shared<std::vector<std::byte>>(codes.bytes * 2 * sizeof(bf16));
+  auto* out = reinterpret_cast<bf16*>(bytes->data());
+  bf16 values[16];
+  for (size_t block = 0; block < scales.bytes; ++block) {
+    const int scale = std::to_integer<int>(scales.data[block]);
+    const float step = scale == kNoNumber ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, scale - 127);
+    for (int code = 0; code < 16; ++code) values[code] = to_bf16((code < 8 ? step : -step) * kMagnitudes[code % 8]);
+    for (size_t i = block * kBlockBytes; i < (block + 1) * kBlockBytes; ++i) {
+      const int pair = std::to_integer<int>(codes.data[i]);
+      *out++ = values[pair & 15];
+      *out++ = values[pair >> 4];
+    }
+  }
+  std::vector<int64_t> shape = scales.shape;
+  shape.back() *= 2 * kBlockBytes;
+  return {"BF16", std::move(shape), bytes->data(), bytes->size(), bytes};
+}
 
 constexpr size_t kHeaderLimit = 100u << 20;
 constexpr int64_t kGroupLimit = 1 << 30;

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "weights/checkpoint_tensor.h"
+#include "weights/linear_storage.h"
 #include "weights/quantized_matrix.h"
 #include "weights/slice.h"
 
@@ -42,5 +43,14 @@ class ManifestValue {
 // Applies the operation slice, permute or reshape to parts joined along dimension 0. A matrix of codes stays one as
 // long as whole rows move; else it becomes numbers. Throws Error for what does not fit the shape.
 ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>& parts);
+
+// From a checkpoint's codes to the order the kernels read (kernels/packed_weight.h), without loss.
+
+// Whether the kernels can multiply with these parts of a matrix as they are stored: all are codes that pack together,
+// and have minima only where the device takes those.
+bool can_pack(const std::vector<ManifestValue>& parts, bool takes_mins);
+
+// Packs matrices joined by output.
+LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, const Loop& loop);
 
 }  // namespace turbomind

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/packed_weight.h"
-#include "weights/pack_quantized.h"
+#include "weights/manifest_value.h"
 
 namespace turbomind {
 

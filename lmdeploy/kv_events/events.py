@@ -50,7 +50,7 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class Step(msgspec.Struct):
-    """The events of a step, as the engine writes them: a line of JSON (backend_cpp/engine/events/event_line.h)."""
+    """The events of a step, as the engine writes them: a line of JSON (backend_cpp/engine/events/cache_event.h)."""
 
     sequence: int
     events: list[Event]

@@ -346,7 +346,7 @@ class _Histories:
         self._counts.index_put_((arrays["counted_places"], arrays["counted"]), ones, accumulate=True)
 
     def penalize(self, logits: torch.Tensor, arrays: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the logits ``[penalized, vocab]`` of the next tokens (backend_cpp/engine/generation/penalties.h)."""
+        """Return the logits ``[penalized, vocab]`` of the next tokens (backend_cpp/engine/generation/sampler.h)."""
         repetition, presence, frequency = (arrays[name][:, None] for name in _PENALTIES)
         seen, counts = self._seen[arrays["histories"]], self._counts[arrays["histories"]]
         repeated = torch.where(logits > 0, logits / repetition, logits * repetition)

@@ -4,9 +4,8 @@
 #include <string>
 
 #include "device/cuda/operators.h"
-#include "device/cuda/p2p_self_check.h"
+#include "device/cuda/self_check.h"
 #include "device/device.h"
-#include "device/rank_group.h"
 
 namespace turbomind {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/operators.h"
-#include "kernels/cuda/latent/latent_attention.h"
+#include "kernels/cuda/latent/latent.h"
 
 namespace turbomind {
 

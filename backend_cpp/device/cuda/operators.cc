@@ -4,12 +4,8 @@
 
 #include "device/cuda/sampler.h"
 #include "kernels/cuda/device_memory.h"
-#include "kernels/cuda/elementwise/activation.h"
-#include "kernels/cuda/elementwise/embedding.h"
-#include "kernels/cuda/elementwise/norm.h"
-#include "kernels/cuda/elementwise/rope.h"
-#include "kernels/cuda/elementwise/streams.h"
-#include "kernels/cuda/lora/lora.h"
+#include "kernels/cuda/elementwise/elementwise.h"
+#include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/recurrence/recurrence.h"
 
 namespace turbomind {

@@ -1,4 +1,4 @@
-#include "device/cuda/p2p_self_check.h"
+#include "device/cuda/self_check.h"
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,6 @@
 
 #include "base/kernel_choice.h"
 #include "base/thread_team.h"
-#include "device/cuda/self_check.h"
 
 namespace turbomind {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/operators.h"
-#include "kernels/cuda/prefill/prefill_attention.h"
+#include "kernels/cuda/prefill/prefill.h"
 
 namespace turbomind {
 

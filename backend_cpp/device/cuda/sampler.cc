@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/kernel_choice.h"
-#include "kernels/cuda/elementwise/embedding.h"
+#include "kernels/cuda/elementwise/elementwise.h"
 
 namespace turbomind {
 

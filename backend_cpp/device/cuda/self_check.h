@@ -6,11 +6,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "device/operators.h"
+#include "kernels/cuda/comm/p2p_all_reduce.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/types.h"
 
@@ -54,5 +56,11 @@ AlignedBuffer on_device(Operators& ops, const std::vector<T>& data) {
   ops.upload(data.data(), buffer.size(), buffer.as<void>());
   return buffer;
 }
+
+// Sums in one launch on every GPU, on probation as libraries' kernels are (self_check.h).
+
+// The exchange between this many GPUs. Null where they do not reach each other's memory, where LMDEPLOY_CUDA_KERNELS
+// names the library, and where its sums are not those of the host.
+std::unique_ptr<cuda::P2pAllReduce> proven_peers(int ranks);
 
 }  // namespace turbomind

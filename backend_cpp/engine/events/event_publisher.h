@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
-#include "engine/events/event_line.h"
+#include "engine/events/cache_event.h"
 #include "model/worker/worker_process.h"
 
 namespace turbomind {

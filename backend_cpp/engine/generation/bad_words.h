@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/generation/string_pattern.h"
+#include "engine/generation/text_stream.h"
 #include "engine/generation/token_table.h"
 
 namespace turbomind {

@@ -14,8 +14,6 @@
 
 #include "device/token_choice.h"
 #include "engine/generation/generation_rules.h"
-#include "engine/generation/penalties.h"
-#include "engine/generation/prompt_outputs.h"
 #include "engine/generation/repetition_detector.h"
 #include "engine/generation/sampler.h"
 #include "engine/generation/text_stream.h"
@@ -23,6 +21,27 @@
 #include "engine/request.h"
 
 namespace turbomind {
+
+// Outputs for a prompt's own tokens, as requested: a score, log probabilities, logits, hidden states.
+class PromptOutputs {
+ public:
+  // Only the first response (index 0) has log probabilities.
+  PromptOutputs(const GenerationRules& rules, int index) : rules_(rules), is_first_response_(index == 0) {}
+
+  // Adds the requested outputs of positions [first, first + count) of `tokens` to `output`. Positions taken before a
+  // preemption are skipped, and so is the prompt's last, which predicts the response. logits [count, vocab], hidden
+  // [count, hidden].
+  void take(const std::vector<int32_t>& tokens, int first, int count, const float* logits, const float* hidden,
+            Output& output);
+
+ private:
+  void take_token(int32_t next_token, const float* logits, const float* hidden, Output& output) const;
+  bool wants_logprobs() const { return rules_.params.prompt_logprobs && is_first_response_; }
+
+  const GenerationRules& rules_;
+  bool is_first_response_;
+  int taken_ = 0;  // leading positions that were taken
+};
 
 class Generation {
  public:
@@ -59,7 +78,7 @@ class Generation {
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
   FinishReason advance(const ChosenToken& chosen);
 
-  // Stores outputs of prompt tokens (engine/generation/prompt_outputs.h).
+  // Stores outputs of prompt tokens.
   void take_prompt_outputs(int first, int count, const float* logits, const float* hidden) {
     prompt_outputs_.take(tokens_, first, count, logits, hidden, unsent_);
   }

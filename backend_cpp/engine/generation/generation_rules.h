@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "engine/generation/bad_words.h"
-#include "engine/generation/penalties.h"
-#include "engine/generation/string_pattern.h"
+#include "engine/generation/sampler.h"
+#include "engine/generation/text_stream.h"
 #include "engine/generation/token_table.h"
 #include "engine/grammar/grammar.h"
 #include "engine/request.h"

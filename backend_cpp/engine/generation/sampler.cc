@@ -12,6 +12,69 @@
 
 namespace turbomind {
 
+namespace {
+
+// log of the sum of exp(logits), in double.
+double log_sum_exp(const float* logits, int vocab_size) {
+  const double largest = *std::max_element(logits, logits + vocab_size);
+  double sum = 0;
+  for (int i = 0; i < vocab_size; ++i) sum += std::exp(logits[i] - largest);
+  return largest + std::log(sum);
+}
+
+}  // namespace
+
+TokenLogprobs log_probabilities(const float* logits, int vocab_size, int32_t token, int top) {
+  const double normaliser = log_sum_exp(logits, vocab_size);
+  const auto log_p = [&](int32_t id) { return static_cast<float>(logits[id] - normaliser); };
+  TokenLogprobs result{log_p(token), {}};
+  std::vector<int32_t> ids(static_cast<size_t>(top > 0 ? vocab_size : 0));
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto count = static_cast<ptrdiff_t>(std::min(top, vocab_size));
+  std::partial_sort(ids.begin(), ids.begin() + count, ids.end(),
+                    [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
+  for (ptrdiff_t i = 0; i < count; ++i)
+    result.top.emplace_back(ids[static_cast<size_t>(i)], log_p(ids[static_cast<size_t>(i)]));
+  return result;
+}
+
+double negative_log_probability(const float* logits, int vocab_size, int32_t token) {
+  return log_sum_exp(logits, vocab_size) - logits[token];
+}
+
+PromptTokens::PromptTokens(const SamplingParams& rule, const std::vector<int32_t>& prompt, int vocab_size) {
+  if (rule.repetition_penalty == 1) return;
+  is_there_.resize(static_cast<size_t>(vocab_size));
+  for (const int32_t token : prompt) {
+    if (contains(token)) continue;
+    is_there_[static_cast<size_t>(token)] = true;
+    all_.push_back(token);
+  }
+}
+
+void Penalties::note(int32_t token) {
+  if (counts_tokens()) ++counts_[token];
+}
+
+void Penalties::apply(float* logits) const {
+  const auto repeat = [&](int32_t token) {
+    float& logit = logits[token];
+    logit = logit > 0 ? logit / rule_.repetition_penalty : logit * rule_.repetition_penalty;
+  };
+  if (rule_.repetition_penalty != 1) {
+    for (const int32_t token : prompt_.all()) repeat(token);
+    for (const auto& [token, count] : counts_) {
+      if (!prompt_.contains(token)) repeat(token);
+    }
+  }
+  if (rule_.presence_penalty != 0 || rule_.frequency_penalty != 0) {
+    for (const auto& [token, count] : counts_) {
+      logits[token] -= rule_.presence_penalty + rule_.frequency_penalty * static_cast<float>(count);
+    }
+  }
+  for (const auto& [token, bias] : biases_) logits[token] += bias;
+}
+
 int32_t Sampler::sample(float* logits, const SamplingParams& rule) {
   const int32_t best = argmax(logits, vocab_size_);
   if (best < 0 || rule.is_greedy) return best;

@@ -1,4 +1,4 @@
-// A draft head such as EAGLE or MTP (model/head/head_input.h): from the model's hidden state of a token and the token
+// A draft head such as EAGLE or MTP (model/head_input.h): from the model's hidden state of a token and the token
 // that follows it, it predicts the token after that.
 //
 //   tokens of the sequence      t0  t1  ...  t(n-1)  t(n)        t(n) was sampled and is not computed yet

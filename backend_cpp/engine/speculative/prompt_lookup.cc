@@ -1,14 +1,115 @@
 #include "engine/speculative/prompt_lookup.h"
 
+#include <algorithm>
+#include <bit>
 #include <span>
 
 namespace turbomind {
 
 namespace {
 
+constexpr double kPriorWeight = 4;    // of what is expected, in tokens seen
+constexpr double kForgetting = 0.97;  // of what was seen, with each token more
+constexpr std::array kGuess{0.3, 0.2, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9};
+
+constexpr int32_t kBetween = -1;
+constexpr int kMaxPlaces = 16;  // that are looked at
+
 constexpr int kMaxAstray = 3;
 
 }  // namespace
+
+size_t MatchChances::class_of(int length) {
+  if (length <= 0) return 0;
+  const int bits = std::bit_width(static_cast<unsigned>(length - 1));
+  return std::min(static_cast<size_t>(bits) + 1, kClasses - 1);
+}
+
+void MatchChances::note(int length, bool came) {
+  Seen& seen = seen_[class_of(length)];
+  seen.all = seen.all * kForgetting + 1;
+  seen.came = seen.came * kForgetting + (came ? 1 : 0);
+}
+
+double MatchChances::of_class(size_t index) const {
+  static_assert(kGuess.size() == kClasses);
+  const double expected = prior_ != nullptr ? prior_->of_class(index) : kGuess[index];
+  return (seen_[index].came + kPriorWeight * expected) / (seen_[index].all + kPriorWeight);
+}
+
+void NgramIndex::append(int32_t token, uint64_t scope) {
+  // The run before this place is entered now, so that a text does not find its own end.
+  const int place = size();
+  earlier_.push_back(-1);
+  if (place - text_begin_ >= least_) {
+    const auto [entry, is_new] = latest_.try_emplace(key_of(tokens_.data() + place - least_, scope), place);
+    if (!is_new) earlier_.back() = std::exchange(entry->second, place);
+  }
+  tokens_.push_back(token);
+}
+
+void NgramIndex::end_text() {
+  tokens_.push_back(kBetween);
+  earlier_.push_back(-1);
+  text_begin_ = size();
+}
+
+NgramIndex::Match NgramIndex::find(std::span<const int32_t> text, uint64_t scope) const {
+  Match best;
+  if (text.size() < static_cast<size_t>(least_)) return best;
+  const auto entry = latest_.find(key_of(text.data() + text.size() - least_, scope));
+  if (entry == latest_.end()) return best;
+  int place = entry->second;
+  for (int i = 0; i < kMaxPlaces && place >= 0 && best.length < most_; ++i) {
+    if (const int length = length_at(text, place); length >= least_ && length > best.length) best = {place, length};
+    place = earlier_[static_cast<size_t>(place)];
+  }
+  return best;
+}
+
+int NgramIndex::length_at(std::span<const int32_t> text, int place) const {
+  const int most = std::min({most_, static_cast<int>(text.size()), place});
+  int length = 0;
+  while (length < most && tokens_[static_cast<size_t>(place - 1 - length)] == text[text.size() - 1 - length]) ++length;
+  return length;
+}
+
+uint64_t NgramIndex::key_of(const int32_t* run, uint64_t scope) const {
+  uint64_t key = scope * 0x9E3779B97F4A7C15u;
+  for (int i = 0; i < least_; ++i) {
+    key = (key ^ static_cast<uint32_t>(run[i])) * 0xFF51AFD7ED558CCDu;
+    key ^= key >> 32;
+  }
+  return key;
+}
+
+void NgramIndex::clear() {
+  tokens_.clear();
+  earlier_.clear();
+  latest_.clear();
+  text_begin_ = 0;
+}
+
+void RecentTexts::add(std::span<const int32_t> text, uint64_t scope) {
+  auto& [latest, before] = indices_;
+  const auto count = std::min(text.size(), static_cast<size_t>(half_));
+  if (latest.size() + static_cast<int>(count) > half_) {
+    std::swap(latest, before);
+    latest.clear();
+    ++generation_;
+  }
+  for (const int32_t token : text.first(count)) latest.append(token, scope);
+  latest.end_text();
+}
+
+RecentTexts::Match RecentTexts::find(std::span<const int32_t> text, uint64_t scope) const {
+  Match best;
+  for (const NgramIndex* index : {&indices_.first, &indices_.second}) {
+    const NgramIndex::Match match = index->find(text, scope);
+    if (match.length > best.at.length) best = {index, match};
+  }
+  return best;
+}
 
 void PromptLookup::read(const std::vector<int32_t>& tokens) {
   for (auto place = static_cast<size_t>(own_.size()); place < tokens.size(); ++place) {
@@ -68,6 +169,30 @@ int32_t PromptLookup::token(int index) const {
   if (texts_ != &own_) return place < texts_->size() ? texts_->token(place) : -1;
   const int period = own_.size() - match_.place;
   return own_.token(match_.place + index % period);
+}
+
+void LikelyTokens::read_table() {
+  const int count = std::min(vocab_size_, table_.size());
+  for (int32_t token = 0; token < count; ++token) {
+    const std::string_view bytes = table_.bytes(token);
+    if (bytes.empty() || table_.is_special(token)) continue;
+    token_of_.try_emplace(bytes, token);
+    longest_ = std::max(longest_, bytes.size());
+  }
+}
+
+std::vector<int32_t> LikelyTokens::of(std::string_view text, size_t most) {
+  if (longest_ == 0) read_table();
+  std::vector<int32_t> tokens;
+  while (!text.empty() && tokens.size() < most) {
+    size_t length = std::min(longest_, text.size());
+    auto found = token_of_.find(text.substr(0, length));
+    while (found == token_of_.end() && --length > 0) found = token_of_.find(text.substr(0, length));
+    if (length == 0) break;
+    tokens.push_back(found->second);
+    text.remove_prefix(length);
+  }
+  return tokens;
 }
 
 }  // namespace turbomind

@@ -4,16 +4,109 @@
 // Used by the step thread only.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "engine/speculative/match_chances.h"
-#include "engine/speculative/ngram_index.h"
-#include "engine/speculative/recent_texts.h"
+#include "engine/generation/token_table.h"
 #include "engine/speculative/speculative_config.h"
 
 namespace turbomind {
+
+// How often a text that repeats continues as it did before, by how many tokens of it repeat. Learned from what came.
+class MatchChances {
+ public:
+  // Where little is known yet, `prior` counts, which must outlive this; null: a draft.
+  explicit MatchChances(const MatchChances* prior = nullptr) : prior_(prior) {}
+
+  // After a run of `length` tokens, 0 where the last one was another, the same token has come again, or another one.
+  void note(int length, bool came);
+  // The chance that it comes, between 0 and 1.
+  double of(int length) const { return of_class(class_of(length)); }
+
+ private:
+  static constexpr size_t kClasses = 8;  // lengths 0, 1, 2, 3 to 4, 5 to 8, 9 to 16, ...
+  struct Seen {
+    double came = 0;
+    double all = 0;
+  };
+
+  static size_t class_of(int length);
+  double of_class(size_t index) const;
+
+  const MatchChances* prior_;
+  std::array<Seen, kClasses> seen_{};
+};
+
+// Finds the longest suffix of a text that occurs in the texts added before.
+//
+// N-grams of `least` tokens are found by hash, the latest place first; among the few places compared, the one with the
+// longest match is used, as in LZ77 (Ziv and Lempel, 1977). Places are compared token by token.
+class NgramIndex {
+ public:
+  struct Match {
+    int place = -1;  // of the token that followed; -1: none
+    int length = 0;  // of the match before it, at most `most`
+  };
+
+  NgramIndex(int least, int most) : least_(least), most_(most) {}
+
+  int size() const { return static_cast<int>(tokens_.size()); }
+  int32_t token(int place) const { return tokens_[static_cast<size_t>(place)]; }
+
+  // Adds a token. Texts of other scopes are not found.
+  void append(int32_t token, uint64_t scope = 0);
+  // Ends a text: matches do not cross texts.
+  void end_text();
+  // The place where `text` may continue; its last tokens may be the last that were added.
+  Match find(std::span<const int32_t> text, uint64_t scope = 0) const;
+  // The number of tokens before `place` that match the end of `text`, at most `most`.
+  int length_at(std::span<const int32_t> text, int place) const;
+  void clear();
+
+ private:
+  uint64_t key_of(const int32_t* run, uint64_t scope) const;
+
+  int least_;
+  int most_;
+  std::vector<int32_t> tokens_;  // kBetween is between texts
+  std::vector<int> earlier_;     // by place, the previous place with the same n-gram before it; -1: none
+  int text_begin_ = 0;
+  std::unordered_map<uint64_t, int> latest_;  // by n-gram hash, the latest place after such an n-gram
+};
+
+// The latest texts of finished requests, for prompt lookup by others. Each belongs to a scope
+// (SequenceGroup::draft_scope), and only that scope finds it.
+//
+// Used by the step thread only.
+class RecentTexts {
+ public:
+  struct Match {
+    const NgramIndex* texts = nullptr;  // null: there is none
+    NgramIndex::Match at;
+  };
+
+  // Keeps at least half of `most_tokens` tokens, and at most all.
+  RecentTexts(int most_tokens, int least, int most)
+      : half_(most_tokens / 2), indices_{NgramIndex(least, most), NgramIndex(least, most)} {}
+
+  // A text that is too long is truncated at its end.
+  void add(std::span<const int32_t> text, uint64_t scope);
+  // Valid while generation() is unchanged.
+  Match find(std::span<const int32_t> text, uint64_t scope) const;
+  // How often the oldest texts were dropped.
+  uint64_t generation() const { return generation_; }
+
+ private:
+  int half_;
+  uint64_t generation_ = 0;
+  std::pair<NgramIndex, NgramIndex> indices_;  // the latest texts, and those before
+};
 
 // What all sequences share.
 struct SharedLookup {
@@ -57,6 +150,26 @@ class PromptLookup {
   size_t looked_ = 0;        // tokens of the text for which match_ was found
   uint64_t generation_ = 0;  // of the recent texts, when match_ was found
   int astray_ = 0;           // tokens since the last match
+};
+
+// The tokens that a text is likely written with: at each place the longest.
+//
+// Used by the step thread only.
+class LikelyTokens {
+ public:
+  // Of the first `vocab_size` of a table, which must outlive this.
+  LikelyTokens(const TokenTable& table, int vocab_size) : table_(table), vocab_size_(vocab_size) {}
+
+  // At most `most`; fewer where no token continues.
+  std::vector<int32_t> of(std::string_view text, size_t most);
+
+ private:
+  void read_table();
+
+  const TokenTable& table_;
+  int vocab_size_;
+  std::unordered_map<std::string_view, int32_t> token_of_;  // filled when first asked
+  size_t longest_ = 0;
 };
 
 }  // namespace turbomind

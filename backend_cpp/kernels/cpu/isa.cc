@@ -1,19 +1,48 @@
 #include "kernels/cpu/isa.h"
 
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include "base/error.h"
-#include "kernels/cpu/amx/permission.h"
 #include "kernels/cpu/amx/self_check.h"
+
+#if defined(__x86_64__)
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#endif
 
 namespace turbomind {
 
 namespace {
+
+#if defined(__x86_64__) && defined(__linux__)
+// asm/prctl.h and the component number of tile data (Intel SDM, volume 1, chapter 13.1); older headers lack both.
+constexpr long kRequestPermission = 0x1023;
+constexpr long kTileData = 18;
+
+bool ask() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-int8") || !__builtin_cpu_supports("amx-bf16"))
+    return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#else
+bool ask() {
+  return false;
+}
+#endif
+
+// Whether this processor multiplies tiles of int8 and bfloat16 and the operating system lets this process use them.
+// Linux wants to be asked once a process, since a thread's state grows by 8 KiB (arch_prctl(2), ARCH_REQ_XCOMP_PERM);
+// it says no where a thread's signal stack is too small for that.
+bool can_use_tiles() {
+  static const bool granted = ask();
+  return granted;
+}
 
 #if defined(__x86_64__)
 // Products of bytes in 256 bits, which processors without AVX-512 may have (CPUID leaf 7, subleaf 1, EAX bit 4).

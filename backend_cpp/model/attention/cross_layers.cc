@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "model/inputs/step_embeddings.h"
+#include "model/step/image_rows.h"
 
 namespace turbomind {
 

@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "model/dense_mlp.h"
+#include "model/mlp.h"
 #include "model/model_runner.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "model/inputs/step_embeddings.h"
+#include "model/step/image_rows.h"
 
 namespace turbomind {
 

@@ -11,10 +11,10 @@
 #include "model/attention/indexer.h"
 #include "model/attention/latent_attention.h"
 #include "model/attention/rope_tables.h"
-#include "model/encoder/text_memory.h"
 #include "model/model_runner.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
+#include "model/text_encoder.h"
 #include "model/weights.h"
 
 namespace turbomind {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "model/encoder/text_pooling.h"
+#include "model/text_encoder.h"
 
 namespace turbomind {
 

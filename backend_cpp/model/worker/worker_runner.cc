@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "device/cpu_operators.h"
-#include "model/inputs/step_embeddings.h"
+#include "model/step/image_rows.h"
 
 namespace turbomind {
 

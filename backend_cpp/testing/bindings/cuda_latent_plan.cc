@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cuda/latent/latent_plan.h"
+#include "kernels/cuda/latent/latent.h"
 #include "testing/bindings/cuda_internals.h"
 
 namespace py = pybind11;
@@ -17,7 +17,7 @@ namespace {
 // First row, rows, position of the first, index of the first block.
 using Span = std::tuple<int, int, int, int>;
 
-// A piece and its plan, as latent_plan.h and LatentPlanView name what is in them.
+// A piece and its plan, as latent.h and LatentPlanView name what is in them.
 py::dict described(const LatentPiece& piece) {
   std::vector<int32_t> memory(piece.plan_size(), -2);
   fill_latent_plan(piece, memory.data());

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cuda/prefill/prefill_plan.h"
+#include "kernels/cuda/prefill/prefill.h"
 #include "testing/bindings/cuda_internals.h"
 
 namespace py = pybind11;

@@ -6,8 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/generation/log_probabilities.h"
-#include "engine/generation/penalties.h"
 #include "engine/generation/sampler.h"
 #include "kernels/philox.h"
 #include "testing/bindings/device.h"

@@ -6,11 +6,11 @@
 #include "device/device.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/sampling.h"
-#include "python/engine_bindings.h"
+#include "python/bindings.h"
 #include "testing/bindings/cuda_internals.h"
 #include "testing/bindings/device.h"
 #include "weights/checkpoint.h"
-#include "weights/pack_quantized.h"
+#include "weights/manifest_value.h"
 
 namespace py = pybind11;
 

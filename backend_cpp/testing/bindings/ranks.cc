@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "base/thread_team.h"
 #include "device/device.h"
-#include "device/rank_group.h"
 #include "testing/bindings/device.h"
 
 namespace turbomind {

@@ -23,12 +23,18 @@ struct Fault {
   bool lasts = false;
 };
 
+struct LibraryState {
+  Library library = Library::kNone;
+  int launches = 0;
+};
+
 std::mutex mu;
-Fault fault;                        // guarded by mu
-cudaError_t lasting = cudaSuccess;  // guarded by mu
-size_t memory = kDeviceBytes;       // guarded by mu
-std::map<std::string, long> calls;  // guarded by mu
-std::optional<bool> is_eager;       // guarded by mu
+Fault fault;                                    // guarded by mu
+cudaError_t lasting = cudaSuccess;              // guarded by mu
+size_t memory = kDeviceBytes;                   // guarded by mu
+std::map<std::string, long> calls;              // guarded by mu
+std::optional<bool> is_eager;                   // guarded by mu
+std::map<std::string, LibraryState> libraries;  // guarded by mu
 
 bool exists(const char* file) {
   return file != nullptr && ::access(file, F_OK) == 0;
@@ -96,6 +102,26 @@ void clear_faults() {
   fault = {};
   lasting = cudaSuccess;
   memory = kDeviceBytes;
+}
+
+void set_library(const std::string& name, Library library) {
+  const std::lock_guard lock(mu);
+  libraries[name] = {library, 0};
+}
+
+Library library(const std::string& name) {
+  const std::lock_guard lock(mu);
+  return libraries[name].library;
+}
+
+void count_library_launch(const std::string& name) {
+  const std::lock_guard lock(mu);
+  ++libraries[name].launches;
+}
+
+int library_launches(const std::string& name) {
+  const std::lock_guard lock(mu);
+  return libraries[name].launches;
 }
 
 }  // namespace turbomind::emulated

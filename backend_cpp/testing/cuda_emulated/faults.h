@@ -1,4 +1,5 @@
-// Errors of the emulated runtime that a test asks for.
+// Errors of the emulated runtime that a test asks for, and what libraries' kernels do: in tests plain loops, behind the
+// interfaces that the real ones are behind.
 #pragma once
 
 #include <cstddef>
@@ -30,5 +31,15 @@ bool loads_eagerly();
 void restart_runtime();
 // No faults, and as much memory as at first.
 void clear_faults();
+
+// What the library for an operator ("experts", "latents", "prompts", "scales") does: there is none, it is right, or it
+// computes nonsense; of "products", cuBLASLt's, it has no algorithms, and what it is asked for counts as launched.
+enum class Library { kNone, kRight, kWrong };
+// From the next device on; its launches are counted again.
+void set_library(const std::string& name, Library library);
+Library library(const std::string& name);
+
+void count_library_launch(const std::string& name);
+int library_launches(const std::string& name);
 
 }  // namespace turbomind::emulated

@@ -3,9 +3,8 @@
 #include <array>
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
-#include "kernels/cuda/grouped/plain_groups.h"
 #include "kernels/types.h"
-#include "testing/cuda_emulated/libraries.h"
+#include "testing/cuda_emulated/faults.h"
 
 namespace turbomind::emulated {
 

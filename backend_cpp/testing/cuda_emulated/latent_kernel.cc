@@ -4,9 +4,9 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cuda/latent/latent_kernel.h"
+#include "kernels/cuda/latent/latent.h"
 #include "kernels/types.h"
-#include "testing/cuda_emulated/libraries.h"
+#include "testing/cuda_emulated/faults.h"
 
 namespace turbomind::emulated {
 

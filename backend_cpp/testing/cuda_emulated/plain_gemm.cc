@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/linear/gemm.h"
-#include "testing/cuda_emulated/libraries.h"
+#include "testing/cuda_emulated/faults.h"
 
 namespace turbomind::cuda {
 

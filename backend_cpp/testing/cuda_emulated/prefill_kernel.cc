@@ -4,9 +4,9 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cuda/prefill/prefill_kernel.h"
+#include "kernels/cuda/prefill/prefill.h"
 #include "kernels/types.h"
-#include "testing/cuda_emulated/libraries.h"
+#include "testing/cuda_emulated/faults.h"
 
 namespace turbomind::emulated {
 

@@ -5,7 +5,8 @@
 //           the code plus half its range. Zero points, if any, in the same way: I32 [out / n, groups], n outputs a
 //           word. (compressed-tensors, "pack-quantized")
 //   bytes   codes I8 [out, in]; zero points, if any, I8 [out, groups]. (compressed-tensors, "int-quantized")
-//   float4  codes U8 [out, in / 2]: 4-bit floats E2M1, the first of two in a byte's low half (weights/mxfp4.h lists
+//   float4  codes U8 [out, in / 2]: 4-bit floats E2M1, the first of two in a byte's low half (weights/checkpoint.cc
+//   lists
 //           their values). Kernels get the values doubled, which are integers, as 8-bit codes, and half the scales:
 //           exact, as long as halves hold these. (compressed-tensors, "mxfp4-pack-quantized", "nvfp4-pack-quantized";
 //           ModelOpt, NVFP4)

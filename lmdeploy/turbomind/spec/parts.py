@@ -584,7 +584,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Layers that draft for another model, out of its hidden states (``backend_cpp/model/head/head_input.h``).
+    """Layers that draft for another model, out of its hidden states (``backend_cpp/model/head_input.h``).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-#include "kernels/cuda/elementwise/activation.h"
+#include "kernels/cuda/elementwise/elementwise.h"
 
 #include "kernels/cuda/elementwise/activated.cuh"
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/elementwise/norm.h"
+#include "kernels/cuda/elementwise/elementwise.h"
 
 #include "kernels/cuda/elementwise/row_norm.cuh"
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/elementwise/rope.h"
+#include "kernels/cuda/elementwise/elementwise.h"
 
 #include "kernels/cuda/elementwise/rotate.cuh"
 

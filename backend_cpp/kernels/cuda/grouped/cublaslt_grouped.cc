@@ -3,7 +3,6 @@
 #include <cublasLt.h>
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
-#include "kernels/cuda/grouped/plain_groups.h"
 #include "kernels/cuda/linear/cublaslt.h"
 
 #if CUBLAS_VERSION >= 130200

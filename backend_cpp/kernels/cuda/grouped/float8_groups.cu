@@ -1,9 +1,7 @@
-#include "kernels/cuda/grouped/float8_groups.h"
+#include "kernels/cuda/grouped/groups.cuh"
 
 #include <algorithm>
 
-#include "kernels/cuda/grouped/groups_table.h"
-#include "kernels/cuda/grouped/pair_inputs.cuh"
 #include "kernels/cuda/linear/unpack_codes.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/quantize/float8_blocks.cuh"

@@ -59,4 +59,9 @@ bool add_grouped_kernel(int rank, const GroupedKernel& kernel);
 // Those for the type that run on such a device, the best first.
 std::vector<GroupedKernel> grouped_kernels_for(GroupedType type, int capability);
 
+// Products of groups by a plain kernel of ours: for shapes that a library has no algorithm for.
+
+// What GroupedKernel::run does.
+void plain_groups(cudaStream_t stream, GroupedType type, const GroupedCall& call);
+
 }  // namespace turbomind::cuda

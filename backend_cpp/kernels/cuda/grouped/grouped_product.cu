@@ -1,9 +1,7 @@
 #include "kernels/cuda/grouped/grouped_product.h"
 
-#include "kernels/cuda/grouped/float8_groups.h"
-#include "kernels/cuda/grouped/groups_table.h"
-#include "kernels/cuda/grouped/pair_inputs.cuh"
-#include "kernels/cuda/linear/library_product.h"
+#include "kernels/cuda/grouped/groups.cuh"
+#include "kernels/cuda/linear/products.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
 namespace turbomind::cuda {

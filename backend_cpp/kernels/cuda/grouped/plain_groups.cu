@@ -1,4 +1,4 @@
-#include "kernels/cuda/grouped/plain_groups.h"
+#include "kernels/cuda/grouped/grouped_kernel.h"
 
 #include "kernels/cuda/linear/plain_block.cuh"
 

@@ -1,9 +1,9 @@
-#include "kernels/cuda/latent/latent_attention.h"
+#include "kernels/cuda/latent/latent.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "kernels/cuda/elementwise/widen_rows.h"
+#include "kernels/cuda/elementwise/elementwise.h"
 #include "kernels/cuda/quantize/round_rows.h"
 
 namespace turbomind::cuda {

@@ -52,7 +52,7 @@ class Gemm {
   virtual bool has_float8() const = 0;
   // Whether it applies such scales itself.
   virtual bool has_scales(GemmScales scales) const = 0;
-  // False, and nothing is launched: it has no algorithm for the shape (plain_product.h).
+  // False, and nothing is launched: it has no algorithm for the shape (products.h).
   virtual bool multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) = 0;
 };
 

@@ -1,10 +1,8 @@
-#include "kernels/cuda/linear/library_product.h"
+#include "kernels/cuda/linear/products.h"
 
 #include <algorithm>
 
-#include "kernels/cuda/linear/plain_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
-#include "kernels/cuda/linear/widen_weight.h"
 #include "kernels/cuda/quantize/float8_blocks.cuh"
 
 namespace turbomind::cuda {

@@ -5,12 +5,9 @@
 
 #include "base/kernel_choice.h"
 #include "kernels/cuda/device_memory.h"
-#include "kernels/cuda/linear/library_product.h"
 #include "kernels/cuda/linear/linear_kernels.h"
-#include "kernels/cuda/linear/plain_product.h"
-#include "kernels/cuda/linear/scaled_product.h"
+#include "kernels/cuda/linear/products.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
-#include "kernels/cuda/linear/widen_weight.h"
 #include "kernels/cuda/quantize/round_rows.h"
 
 namespace turbomind::cuda {

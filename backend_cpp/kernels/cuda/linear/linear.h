@@ -12,7 +12,7 @@
 //                       device multiplies such (int8: any; float8: from compute capability 8.9 on): y is then off by at
 //                       most max |x| / 254 sum |w| of int8 and 2^-4 sum |x w| of float8, and what x under 2^-16 max |x|
 //                       adds. float8 with scales of 128 inputs is so too where a library's product applies them
-//                       (library_product.h).
+//                       (products.h).
 // Activations under 1e-3 lose precision that half precision has (it is 5e-7 / 2 then, absolutely).
 //
 // The result of a call is always the same, but a row's may depend on how many there are. Pointers inside a weight are
@@ -20,11 +20,13 @@
 #pragma once
 
 #include "base/aligned_buffer.h"
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/linear/gemm.h"
 #include "kernels/cuda/quantize/round_rows.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
+#include "kernels/lora.h"
 
 namespace turbomind::cuda {
 
@@ -65,5 +67,9 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
 size_t head_linear_scratch_bytes(const LinearWeight& weight, int heads, int rows);
 void head_linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const HeadsView& x,
                  const HeadsView& y);
+
+// Low-rank adapters on a GPU, as kernels/lora.h says; `rows.adapters`, and all that it leads to, is device memory.
+void lora_shrink(cudaStream_t stream, const LoraRows& rows, const float* x, int in_features, float* shrunk);
+void lora_expand(cudaStream_t stream, const LoraRows& rows, const float* shrunk, int out_features, float* y);
 
 }  // namespace turbomind::cuda

@@ -1,4 +1,4 @@
-#include "kernels/cuda/linear/plain_product.h"
+#include "kernels/cuda/linear/products.h"
 
 #include "kernels/cuda/linear/plain_block.cuh"
 

@@ -1,11 +1,9 @@
-#include "kernels/cuda/linear/scaled_product.h"
+#include "kernels/cuda/linear/products.h"
 
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/linear/plain_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
-#include "kernels/cuda/linear/widen_weight.h"
 
 // The weight is laid out row-major piece by piece, each of which stays in the second-level cache for its products;
 // these are made of this many rows and outputs at once that their sums do too, until finish_kernel makes y of them.

@@ -16,7 +16,7 @@
 #pragma once
 
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/quantize/chunk.cuh"
+#include "kernels/cuda/quantize/read_rows.cuh"
 #include "kernels/linear.h"
 #include "kernels/packed_weight.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/linear/widen_weight.h"
+#include "kernels/cuda/linear/products.h"
 
 #include "kernels/cuda/linear/unpack_codes.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"

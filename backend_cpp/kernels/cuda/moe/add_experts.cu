@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/cuda/elementwise/activation.h"
+#include "kernels/cuda/elementwise/elementwise.h"
 #include "kernels/cuda/elementwise/row_norm.cuh"
 #include "kernels/cuda/grouped/grouped_product.h"
 #include "kernels/cuda/linear/linear_kernels.h"

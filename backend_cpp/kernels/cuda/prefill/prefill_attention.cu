@@ -1,8 +1,8 @@
-#include "kernels/cuda/prefill/prefill_attention.h"
+#include "kernels/cuda/prefill/prefill.h"
 
 #include <algorithm>
 
-#include "kernels/cuda/elementwise/widen_rows.h"
+#include "kernels/cuda/elementwise/elementwise.h"
 #include "kernels/cuda/quantize/round_rows.h"
 
 namespace turbomind::cuda {

@@ -9,7 +9,6 @@
 #include "testing/cuda_emulated/block.h"
 #include "testing/cuda_emulated/deferred.h"
 #include "testing/cuda_emulated/launch_limits.h"
-#include "testing/cuda_emulated/libraries.h"
 
 namespace turbomind::cuda {
 

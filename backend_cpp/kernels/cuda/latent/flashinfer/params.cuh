@@ -7,7 +7,7 @@
 
 #include <flashinfer/attention/mla_params.cuh>
 
-#include "kernels/cuda/latent/latent_kernel.h"
+#include "kernels/cuda/latent/latent.h"
 
 namespace turbomind::cuda {
 

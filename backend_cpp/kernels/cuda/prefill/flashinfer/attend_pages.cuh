@@ -6,7 +6,7 @@
 
 #include <flashinfer/attention/hopper/prefill_sm90.cuh>
 
-#include "kernels/cuda/prefill/prefill_kernel.h"
+#include "kernels/cuda/prefill/prefill.h"
 
 namespace turbomind::cuda {
 

@@ -1,0 +1,116 @@
+// What is done element by element, or row by row, on a GPU; formulas: the headers of kernels/. NaN stays NaN.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/activation.h"
+#include "kernels/cuda/device.h"
+#include "kernels/heads_view.h"
+#include "kernels/linear.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "kernels/streams.h"
+
+namespace turbomind::cuda {
+
+// ---- activations ----
+
+// y = act(gate) * up; the first half of a row of gate_up [rows, 2 size] is gate, the second up. y [rows, size]
+void activate_gated(cudaStream_t stream, Activation activation, const float* gate_up, int rows, int size, float* y);
+
+// y = act(x); x, y [rows, size], y may be x
+void activate(cudaStream_t stream, Activation activation, const float* x, int rows, int size, float* y);
+
+// y = xIELU(x); x, y [rows, size], y may be x
+void xielu(cudaStream_t stream, const XieluFactors& factors, const float* x, int rows, int size, float* y);
+
+// x = softcap tanh(scale x / softcap), or scale x where softcap is 0. x [rows, size]
+void scale_and_cap(cudaStream_t stream, float scale, float softcap, int rows, int size, float* x);
+
+// y += scale x; both [rows, size]
+void add_scaled(cudaStream_t stream, float scale, const float* x, int rows, int size, float* y);
+
+// x = 1 / (1 + exp(-x)). x [count]
+void sigmoid(cudaStream_t stream, int count, float* x);
+
+// x = min(max(x, -limit), limit). x [rows, size]
+void clamp(cudaStream_t stream, float limit, int rows, int size, float* x);
+
+// ---- norms ----
+
+// x, y [rows, size], row-major; y may be x.
+void norm(cudaStream_t stream, const NormWeight& weight, const float* x, int rows, int size, float* y);
+
+// Every head by itself, in place, with one weight [head_dim] for all.
+void norm_heads(cudaStream_t stream, const NormWeight& weight, const HeadsView& heads);
+
+// ---- rotary position embedding, in place ----
+
+// cosine, sine [rows, pairs]
+void rope_table(cudaStream_t stream, const RopeAngles& angles, int rows, float* cosine, float* sine);
+
+// factors [rows], or null: 1
+void rope(cudaStream_t stream, const RopeTable& table, const HeadsView& heads, const float* factors);
+
+// ---- streams ----
+
+void mix_streams(cudaStream_t stream, const StreamShape& shape, const float* factors, const float* x, float* y);
+void correct_streams(cudaStream_t stream, const StreamShape& shape, int active, const float* factors, const float* made,
+                     float* x);
+void match_rms(cudaStream_t stream, const float* like, int rows, int size, float* x);
+void cut_rows(cudaStream_t stream, float factor, int rows, int size, size_t stride, float* x);
+
+// ---- copies ----
+
+// y[row] = scale table[tokens[row]]. table [vocab, size] float32, bfloat16 or float16; y [rows, size] float32
+void embed(cudaStream_t stream, const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y);
+
+// y[i] = x[indices[i]]. x [.., size], y [count, size]; not overlapping
+void gather_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y);
+
+// y[indices[i]] = x[i], or, with accumulate, += x[i]; no index twice. x [count, size], y [.., size]; not overlapping
+void scatter_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y,
+                  bool accumulate);
+
+// The heads of one matrix into another's; equal in rows, heads and head_dim.
+void copy_heads(cudaStream_t stream, const HeadsView& from, const HeadsView& to);
+
+// Rows of bfloat16 as float32: wide [rows, width]; width is a multiple of 4. Rows from *filled (the device's) on are
+// not written; null: all are.
+void widen_rows(cudaStream_t stream, const uint16_t* rounded, int rows, int width, const int32_t* filled, float* wide);
+
+// What the host has prepared for a step, brought to the device by one launch, which reads the host's pinned memory
+// itself: many small copies, each of which waits for the one before, take longer than what they bring.
+struct StagedPiece {
+  const std::byte* from = nullptr;  // pinned memory of the host
+  std::byte* to = nullptr;
+  unsigned bytes = 0;
+};
+
+struct StagedPieces {
+  static constexpr size_t kMax = 24;
+  static constexpr size_t kMaxBytes = size_t{64} << 10;  // of a piece; a copy brings more faster
+
+  std::array<StagedPiece, kMax> pieces;
+  size_t count = 0;
+
+  static bool takes(const void* from, size_t bytes, const void* to) {
+    constexpr uintptr_t kAlignment = 16;
+    return bytes <= kMaxBytes && bytes % sizeof(uint32_t) == 0 && reinterpret_cast<uintptr_t>(from) % kAlignment == 0 &&
+           reinterpret_cast<uintptr_t>(to) % kAlignment == 0;
+  }
+  bool is_full() const { return count == kMax; }
+  bool has(const void* to) const {
+    return std::any_of(pieces.begin(), pieces.begin() + count,
+                       [to](const StagedPiece& piece) { return piece.to == to; });
+  }
+  void add(const void* from, size_t bytes, void* to) {
+    pieces[count++] = {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), static_cast<unsigned>(bytes)};
+  }
+};
+
+// Each piece goes where nothing else of them does. The host's memory stays as it is until the stream has come so far.
+void bring_pieces(cudaStream_t stream, const StagedPieces& pieces);
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,95 @@
+// Attention of prompts by a library: what is asked of its kernel, and which there are.
+//
+// Causal, over a bfloat16 cache whose keys and values have the same dimension; no window, cap, slope or sink.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/attention/paged_attention.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/scratch.h"
+
+namespace turbomind::cuda {
+
+// Which multiprocessor computes which tile of rows of which head: items [first_item[m], first_item[m + 1]).
+struct PrefillPlanView {
+  int multiprocessors = 0;
+  const int32_t* first_item = nullptr;  // [multiprocessors + 1]
+
+  // Of each item:
+  const int32_t* head = nullptr;
+  const int32_t* tile = nullptr;         // of the sequence's rows
+  const int32_t* first_row = nullptr;    // of the sequence, in queries and out
+  const int32_t* rows = nullptr;         // of the sequence
+  const int32_t* first_block = nullptr;  // of the sequence, in PrefillCall::blocks
+  const int32_t* keys = nullptr;         // of the sequence: the last row sees them all, the one before one less
+};
+
+struct PrefillCall {
+  const uint16_t* queries = nullptr;  // bfloat16 [rows, heads, dim], multiplied by the factor of q.k already
+  uint16_t* out = nullptr;            // bfloat16 [rows, heads, dim]
+  int rows = 0;
+  int heads = 0;
+  int kv_heads = 0;  // divides heads
+  // bfloat16: the layer's [kv_heads, block_len, dim] of block 0
+  const uint16_t* keys = nullptr;
+  const uint16_t* values = nullptr;
+  size_t block_stride = 0;  // elements from block to block
+  int block_len = 0;
+  const int32_t* blocks = nullptr;  // on the device
+  PrefillPlanView plan;
+};
+
+struct PrefillKernel {
+  const char* name;
+  int dim;        // of heads
+  int tile_rows;  // of one sequence and head that an item has
+  // Of compute capability major.minor, 10 major + minor.
+  bool (*runs_on)(int capability);
+  void (*run)(cudaStream_t stream, const PrefillCall& call);
+};
+
+// How a unit that was built with a library says so, before main() begins.
+bool add_prefill_kernel(const PrefillKernel& kernel);
+// The first of those added that is for such heads and runs on such a device; null when there is none.
+const PrefillKernel* prefill_kernel_for(int dim, int capability);
+
+// Which multiprocessor computes which tiles in attention of prompts: made on the host once a step, read by the kernel.
+struct PrefillPlan {
+  std::vector<DeviceSpan> spans;  // none empty
+  int heads = 0;
+  int tile_rows = 0;
+  int multiprocessors = 0;
+
+  int items() const;
+  // int32 of the plan.
+  size_t size() const;
+};
+
+// Writes the plan to `memory`, size() int32: long tiles first, each to who has least to do; heads of a tile, which
+// share what they read, follow each other.
+void fill_prefill_plan(const PrefillPlan& plan, int32_t* memory);
+// That plan where it is on the device.
+PrefillPlanView view_prefill_plan(const PrefillPlan& plan, const int32_t* memory);
+
+// Attention of a step's prompts by a library's kernel: queries rounded to bfloat16, its launch, and results widened.
+//
+// Arithmetic. Queries, softmax weights and results are rounded to bfloat16 (relative error 2^-8 each); scores, softmax
+// and sums are float32.
+
+// Sequences have this many rows, on average, where a library's kernel is used: its tiles have two to three times as
+// many.
+inline constexpr int kLeastPrefillRows = 64;
+
+// Whether a library's kernel computes such attention to contexts of up to `most_keys` keys: a bfloat16 cache whose keys
+// and values have one dimension, and no cap, slope, sink, sight or window that hides one of them.
+bool is_prefill_attention(const AttentionParams& params, int most_keys);
+
+size_t prefill_scratch_bytes(const AttentionParams& params, int rows);
+
+// `on_device`: the plan. q and out as paged_attention has them; rows of other spans than the plan's are not written.
+void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel& kernel, const PrefillPlan& plan,
+                       const int32_t* on_device, const AttentionParams& params, const int32_t* blocks,
+                       const HeadsView& q, const TypedRows& out);
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,67 @@
+#include "model/head_input.h"
+
+namespace turbomind {
+
+HeadInput::HeadInput(Operators& ops, const ModelSpec& spec, int max_rows)
+    : kind_(spec.head->kind),
+      size_(spec.hidden_size),
+      traits_{width_of(*spec.head), spec.head->target_layers, spec.head->tokens},
+      alongside_(float_buffer(ops, ops.shares_host_memory() ? 0 : max_rows, std::max(size_, traits_.width))),
+      joined_(float_buffer(ops, max_rows, 2 * size_)),
+      normed_(float_buffer(ops, max_rows, size_)),
+      first_(float_buffer(ops, kind_ == HeadKind::kEagle ? max_rows : 0, size_)) {}
+
+void HeadInput::begin_step(Operators& ops, const StepInput& input, const float* own) {
+  if (alongside_.size() == 0) return;
+  if (input.alongside.empty() && input.is_alongside_own) {
+    const size_t bytes = input.tokens.size() * static_cast<size_t>(size_) * sizeof(float);
+    return ops.copy(own, bytes, alongside_.as<void>());
+  }
+  ops.upload(input.alongside.data(), input.alongside.size() * sizeof(float), alongside_.as<void>());
+}
+
+void HeadInput::run(const StepContext& step, const StepInput& input, const Weights& weights, float* stream) {
+  const HeadWeights& head = *weights.head;
+  const float* alongside = alongside_.size() > 0 ? alongside_.as<float>() : input.alongside.data();
+  if (kind_ == HeadKind::kEagle3) {
+    put_normed(step, weights.layers.front().attention_norm, stream, 0);
+    if (input.is_alongside_own) {
+      copy(step, alongside, size_, stream);
+    } else {
+      step.linear(head.join, alongside, stream, false);
+    }
+    put_normed(step, head.hidden_norm, stream, size_);
+    return;
+  }
+  if (kind_ == HeadKind::kMtp) {
+    put_normed(step, head.embedding_norm, stream, 0);
+    put_normed(step, head.hidden_norm, alongside, size_);
+  } else {
+    put(step, stream, 0);
+    put(step, alongside, size_);
+  }
+  step.linear(head.join, joined_.as<float>(), stream, false);
+  if (kind_ == HeadKind::kEagle) copy(step, stream, size_, first_.as<float>());
+}
+
+const float* HeadInput::first_input() const {
+  if (kind_ == HeadKind::kMtp) return nullptr;
+  return kind_ == HeadKind::kEagle ? first_.as<float>() : joined_.as<float>();
+}
+
+void HeadInput::put_normed(const StepContext& step, const NormStorage& norm, const float* rows, int at) {
+  step.ops.norm(norm.view, rows, step.rows, size_, normed_.as<float>());
+  put(step, normed_.as<float>(), at);
+}
+
+void HeadInput::put(const StepContext& step, const float* rows, int at) {
+  copy(step, rows, 2 * size_, joined_.as<float>() + at);
+}
+
+void HeadInput::copy(const StepContext& step, const float* rows, int stride, float* to) const {
+  const auto size = static_cast<size_t>(size_);
+  step.ops.copy_heads({const_cast<float*>(rows), step.rows, size, 1, 0, size_},
+                      {to, step.rows, static_cast<size_t>(stride), 1, 0, size_});
+}
+
+}  // namespace turbomind

@@ -1,0 +1,148 @@
+#include "model/mlp.h"
+
+#include <cmath>
+
+namespace turbomind {
+
+DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
+    : spec_(spec.mlp),
+      gate_factor_(ops, max_rows, spec.mlp.gate_scale),
+      up_factor_(ops, max_rows, spec.mlp.up_scale),
+      projected_(float_buffer(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size)),
+      activated_(float_buffer(ops, max_rows, spec.intermediate_size)) {}
+
+void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const LinearInput& x, float* y,
+                   bool accumulate) {
+  auto* projected = projected_.as<float>();
+  auto* activated = activated_.as<float>();
+  const GatedMlp mlp{weights.up.view, spec_.activation, weights.down.view, projected, activated};
+  const bool has_factors = spec_.gate_scale != 1 || spec_.up_scale != 1;
+  const bool is_plain = step.adapters == nullptr && weights.up.for_images.empty();
+  if (spec_.is_gated && is_plain && !has_factors && weights.cut == 0) {
+    return step.ops.gated_mlp(mlp, x, step.rows, y, accumulate);
+  }
+  step.linear(weights.up, x, projected, false);
+  if (has_factors) {
+    const int size = weights.down.view.in_features;
+    const auto width = static_cast<size_t>(2 * size);
+    gate_factor_.apply(step.ops, {projected, step.rows, width, 1, 0, size});
+    up_factor_.apply(step.ops, {projected + size, step.rows, width, 1, 0, size});
+  }
+  if (weights.cut != 0) {
+    const int size = weights.down.view.in_features;
+    step.ops.cut_rows(weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected);
+  }
+  if (spec_.is_gated) return step.linear(weights.down, mlp.between(), y, accumulate);
+  const int size = weights.down.view.in_features;
+  if (spec_.is_xielu) {
+    step.ops.xielu(weights.xielu, projected, step.rows, size, activated);
+  } else {
+    step.ops.activate(spec_.activation, projected, step.rows, size, activated);
+  }
+  step.linear(weights.down, activated, y, accumulate);
+}
+
+ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+  const ModelSpec& spec = shard.spec;
+  const MoeSpec& moe = *spec.moe;
+  const int hidden = spec.hidden_size;
+  const DType dtype = read.options().dtype;
+  ExpertWeights weights;
+  const auto expert = [&](const std::string& name, const Slice& divided) {
+    const bool bias = spec.mlp.bias;
+    const Slice channels = read.as_stored(name + ".down", hidden, divided);
+    return ExpertWeight{
+        weights.arena.add(spec.mlp.is_gated
+                              ? read.linear(name + ".gate_up", Slice::joined({channels, channels}), hidden, bias)
+                              : read.linear(name + ".up", channels, hidden, bias)),
+        weights.arena.add(read.linear(name + ".down", hidden, channels, bias))};
+  };
+  weights.router = read.matrix(prefix + "router.weight", moe.num_experts, hidden, dtype);
+  if (moe.router.bias) {
+    weights.router.bias = read.vector(prefix + "router.bias", moe.num_experts);
+    weights.router.view.bias = weights.router.bias.as<float>();
+  }
+  if (moe.router.has_input_norm) {
+    weights.router_norm = NormStorage::load(read, prefix + "router_norm", hidden, spec.norm, spec.norm.bias);
+    const float scale = 1 / std::sqrt(static_cast<float>(hidden));
+    for (int i = 0; i < hidden; ++i) weights.router_norm.weight.as<float>()[i] *= scale;
+  }
+  if (moe.router.has_expert_scale) weights.scales = read.vector(prefix + "router.scales", moe.num_experts);
+  if (moe.router.has_correction) weights.correction = read.vector(prefix + "router.correction", moe.num_experts);
+  for (int e = 0; e < moe.num_experts; ++e) {
+    weights.experts.push_back(expert(prefix + "experts." + std::to_string(e), shard.expert_channels));
+  }
+  if (moe.shared_intermediate_size > 0) {
+    weights.shared.push_back(expert(prefix + "shared", shard.shared_channels));
+  }
+  if (moe.has_shared_gate) weights.shared_gate = read.matrix(prefix + "shared_gate.weight", 1, hidden, dtype);
+  return weights;
+}
+
+ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
+    : moe_(spec.moe.value_or(MoeSpec{})), activation_(spec.mlp.activation) {
+  if (!spec.moe) return;
+  if (moe_.router.has_input_norm) router_rows_ = float_buffer(ops, max_rows, spec.hidden_size);
+  logits_ = float_buffer(ops, max_rows, moe_.num_experts);
+  chosen_ = float_buffer(ops, max_rows, moe_.experts_per_token);
+  shares_ = float_buffer(ops, max_rows, moe_.experts_per_token);
+  const std::vector<float> ones(static_cast<size_t>(max_rows), 1.0f);
+  if (moe_.router.scales_input) {
+    scaled_ = float_buffer(ops, max_rows, spec.hidden_size);
+    ones_ = float_buffer(ops, max_rows, 1);
+    ops.upload(ones.data(), ones_.size(), ones_.as<void>());
+  }
+  if (moe_.shared_intermediate_size == 0) return;
+  first_expert_ = float_buffer(ops, max_rows, 1);
+  ops.fill_zero(first_expert_.as<void>(), first_expert_.size());
+  shared_gate_ = float_buffer(ops, max_rows, 1);
+  ops.upload(ones.data(), shared_gate_.size(), shared_gate_.as<void>());
+}
+
+void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const float* x, const float* stream,
+                    float* y, bool accumulate) {
+  Operators& ops = step.ops;
+  if (!accumulate) {
+    ops.fill_zero(y, static_cast<size_t>(step.rows) * weights.router.view.in_features * sizeof(float));
+  }
+  const float* read = x;
+  if (moe_.router.has_input_norm) {
+    ops.norm(weights.router_norm.view, stream, step.rows, weights.router.view.in_features, router_rows_.as<float>());
+    read = router_rows_.as<float>();
+  }
+  ops.linear(weights.router.view, read, step.rows, logits_.as<float>(), false);
+  RouterParams params;
+  params.num_experts = moe_.num_experts;
+  params.top_k = moe_.experts_per_token;
+  params.score = moe_.router.score;
+  params.mixer_jitter = moe_.router.jitter;
+  params.num_groups = moe_.router.groups;
+  params.top_groups = moe_.router.top_groups;
+  params.group_score = moe_.router.group_score;
+  params.choice_bias = weights.correction.as<float>();
+  params.normalize = moe_.router.normalizes;
+  params.scale = moe_.router.scale;
+  params.expert_scales = weights.scales.as<float>();
+  ops.route(params, logits_.as<float>(), step.rows, chosen_.as<int32_t>(), shares_.as<float>());
+  const float* inputs = x;
+  const float* shares = shares_.as<float>();
+  if (moe_.router.scales_input) {
+    const auto size = static_cast<size_t>(weights.router.view.in_features);
+    auto* scaled = scaled_.as<float>();
+    ops.copy(x, step.rows * size * sizeof(float), scaled);
+    ops.rope({}, {scaled, step.rows, size, 1, size, static_cast<int>(size)}, shares);  // no more than the factors
+    inputs = scaled;
+    shares = ones_.as<float>();
+  }
+  ops.add_experts(activation_, weights.experts, inputs, step.rows, params.top_k, chosen_.as<int32_t>(), shares, y);
+  if (weights.shared.empty()) return;
+
+  if (moe_.has_shared_gate) {
+    ops.linear(weights.shared_gate.view, x, step.rows, shared_gate_.as<float>(), false);
+    ops.sigmoid(step.rows, shared_gate_.as<float>());
+  }
+  ops.add_experts(activation_, weights.shared, x, step.rows, 1, first_expert_.as<int32_t>(), shared_gate_.as<float>(),
+                  y);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,49 @@
+#pragma once
+
+#include "device/row_factor.h"
+#include "model/spec/model_spec.h"
+#include "model/step_context.h"
+#include "model/weights.h"
+
+namespace turbomind {
+
+// The MLP half of a layer: down(act(gate(x)) * up(x)), or down(act(up(x))).
+class DenseMlp {
+ public:
+  DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows);
+
+  // x, y [rows, hidden], not overlapping but that y may be what x is made of; with accumulate, y += instead of y =
+  void run(const StepContext& step, const MlpWeights& weights, const LinearInput& x, float* y, bool accumulate);
+
+ private:
+  MlpSpec spec_;
+  RowFactor gate_factor_;
+  RowFactor up_factor_;
+  AlignedBuffer projected_;  // [max_rows, intermediate_size], or twice that with a gate
+  AlignedBuffer activated_;  // [max_rows, intermediate_size]
+};
+
+// The MLP half of a layer with experts: a router, the experts it chooses from, and the one every token goes to.
+class ExpertMlp {
+ public:
+  ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows);
+
+  // x, stream, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. `stream`: the residual stream,
+  // which some routers read.
+  void run(const StepContext& step, const ExpertWeights& weights, const float* x, const float* stream, float* y,
+           bool accumulate);
+
+ private:
+  MoeSpec moe_;
+  Activation activation_;
+  AlignedBuffer router_rows_;   // float32 [max_rows, hidden]: what the router reads, where it has a norm
+  AlignedBuffer logits_;        // float32 [max_rows, num_experts]
+  AlignedBuffer chosen_;        // int32 [max_rows, experts_per_token]
+  AlignedBuffer shares_;        // float32 [max_rows, experts_per_token]
+  AlignedBuffer scaled_;        // float32 [max_rows, hidden]: inputs times shares, where the router scales these
+  AlignedBuffer ones_;          // float32 [max_rows], then
+  AlignedBuffer first_expert_;  // int32 [max_rows], zeros: every row goes to the shared expert ...
+  AlignedBuffer shared_gate_;   // float32 [max_rows]: ... with this weight
+};
+
+}  // namespace turbomind

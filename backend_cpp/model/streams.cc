@@ -1,0 +1,82 @@
+#include "model/streams.h"
+
+#include <cmath>
+#include <utility>
+
+namespace turbomind {
+
+Streams::Streams(Operators& ops, const ModelSpec& spec, int max_rows)
+    : count_(spec.streams->count),
+      active_(spec.streams->active),
+      size_(spec.hidden_size),
+      streams_{float_buffer(ops, max_rows, count_ * size_), float_buffer(ops, max_rows, count_ * size_)},
+      normed_(float_buffer(ops, max_rows, size_)),
+      branch_(float_buffer(ops, max_rows, size_)),
+      down_(float_buffer(ops, max_rows, spec.streams->branch_rank)),
+      routed_(float_buffer(ops, max_rows, count_)),
+      factors_(float_buffer(ops, max_rows, count_ * count_)) {}
+
+void Streams::make(const StepContext& step, const std::vector<LinearStorage>& makers, const float* hidden) {
+  current_ = 0;  // steps that are repeated begin with the same memory
+  step.ops.copy(hidden, floats_of(step) * sizeof(float), stream(step, 0));
+  for (int i = 1; i < count_; ++i) {
+    step.ops.linear(makers[static_cast<size_t>(i - 1)].view, hidden, step.rows, stream(step, i), false);
+    step.ops.match_rms(hidden, step.rows, size_, stream(step, i));
+  }
+}
+
+void Streams::route(const StepContext& step, const StreamWeights& weights, const float* x) {
+  auto* normed = normed_.as<float>();
+  auto* routed = routed_.as<float>();
+  step.ops.norm(weights.router_norm.view, x, step.rows, size_, normed);
+  step.ops.linear(weights.router.view, normed, step.rows, routed, false);
+  step.ops.scale_and_cap(1 / static_cast<float>(size_), 1, step.rows, count_, routed);
+}
+
+void Streams::predict(const StepContext& step, const StreamWeights& weights, float* hidden) {
+  route(step, weights, active(step));
+  auto* factors = factors_.as<float>();
+  step.ops.linear(weights.predict.view, routed_.as<float>(), step.rows, factors, false);
+  step.ops.mix_streams({count_, step.rows, size_}, factors, streams_[current_].as<float>(),
+                       streams_[1 - current_].as<float>());
+  current_ = 1 - current_;
+  step.ops.copy(active(step), floats_of(step) * sizeof(float), hidden);
+}
+
+void Streams::branch(const StepContext& step, const StreamWeights& weights, const float* x) {
+  auto* branch = branch_.as<float>();
+  step.ops.linear(weights.branch_down.view, x, step.rows, down_.as<float>(), false);
+  step.ops.linear(weights.branch_up.view, down_.as<float>(), step.rows, branch, false);
+  step.ops.norm(weights.branch_norm.view, branch, step.rows, size_, branch);
+  step.ops.add_scaled(1, x, step.rows, size_, branch);
+}
+
+void Streams::join(const StepContext& step, float* hidden) {
+  step.ops.add_scaled(1, branch_.as<float>(), step.rows, size_, hidden);
+  step.ops.scale_and_cap(1 / std::sqrt(2.0f), 0, step.rows, size_, hidden);
+}
+
+void Streams::correct(const StepContext& step, const StreamWeights& weights, const float* hidden) {
+  route(step, weights, hidden);
+  auto* factors = factors_.as<float>();
+  step.ops.linear(weights.correct.view, routed_.as<float>(), step.rows, factors, false);
+  step.ops.correct_streams({count_, step.rows, size_}, active_, factors, hidden, stream(step, 0));
+}
+
+void Streams::add(const StepContext& step, const float* branch) {
+  for (int i = 1; i < count_; ++i) step.ops.add_scaled(1, branch, step.rows, size_, stream(step, i));
+}
+
+void Streams::merge(const StepContext& step, const std::vector<LinearStorage>& readers, float* hidden) {
+  const float* first = stream(step, 0);
+  step.ops.copy(first, floats_of(step) * sizeof(float), hidden);
+  for (int i = 1; i < count_; ++i) {
+    auto* read = branch_.as<float>();
+    step.ops.linear(readers[static_cast<size_t>(i - 1)].view, stream(step, i), step.rows, read, false);
+    step.ops.match_rms(first, step.rows, size_, read);
+    step.ops.add_scaled(1, read, step.rows, size_, hidden);
+  }
+  step.ops.scale_and_cap(1 / static_cast<float>(count_), 0, step.rows, size_, hidden);
+}
+
+}  // namespace turbomind
