@@ -112,7 +112,14 @@ class CpuKernels {
   // spans int32 [count, fields of ChannelSpan]; blocks int32, kept by the caller as long as the step lasts.
   void set_spans(const py::array_t<int32_t, py::array::c_style>& spans, const py::array_t<int32_t>& blocks,
                  int block_len) {
-    span_count_ = set_spans_of(SpanUse::kTokens, spans, blocks, block_len);
+    std::vector<AttentionSpan> given;
+    const auto* fields = reinterpret_cast<const ChannelSpan*>(spans.data());
+    for (py::ssize_t i = 0; i < spans.shape(0); ++i) {
+      const ChannelSpan& span = fields[i];
+      given.push_back({span.first_row, span.count, span.first_position, blocks.data() + span.first_block});
+    }
+    span_count_ = static_cast<int>(given.size());
+    ops_.set_spans({SpanUse::kTokens, 0}, std::move(given), block_len);
   }
 
   // The pages of the sequences' states follow their blocks. For as long as the step lasts.
@@ -130,39 +137,14 @@ class CpuKernels {
     }
   }
 
-  // Spans of rows of images, and of rows that look at them: the last ones of what they see. `blocks` as in set_spans.
-  void set_images(const py::array_t<int32_t, py::array::c_style>& fills,
-                  const py::array_t<int32_t, py::array::c_style>& looks, const py::array_t<int32_t>& blocks,
-                  int block_len) {
-    fill_count_ = set_spans_of(SpanUse::kCrossFill, fills, blocks, block_len);
-    look_count_ = set_spans_of(SpanUse::kCrossQuery, looks, blocks, block_len);
-    seen_.clear();
-    const auto* fields = reinterpret_cast<const ChannelSpan*>(looks.data());
-    for (py::ssize_t i = 0; i < looks.shape(0); ++i) {
-      seen_.insert(seen_.end(), static_cast<size_t>(fields[i].count), fields[i].first_position + fields[i].count);
-    }
-  }
-
-  // Writes keys and values of rows of images.
-  void fill(LayerCache& cache, const Heads& k, const Heads& v) {
-    const py::gil_scoped_release unlocked;
-    ops_.write_cache(params_of(cache, SpanUse::kCrossFill, fill_count_), view(k), view(v));
-  }
-
-  // Attends to images. out [rows that look, heads, value_dim]; queries are multiplied by the scale already.
-  void look(LayerCache& cache, const Heads& q, Address out) {
-    const py::gil_scoped_release unlocked;
-    AttentionParams params = params_of(cache, SpanUse::kCrossQuery, look_count_);
-    params.num_heads = std::get<3>(q);
-    params.kv_lens = seen_.data();
-    ops_.paged_attention(params, view(q), pointer<float>(out));
-  }
-
   // Writes keys and values, and attends. out [rows, heads, value_dim]; queries are multiplied by the scale already.
   void attend(LayerCache& cache, const Heads& q, const Heads& k, const Heads& v, Address out, float softcap, int window,
               Address sinks, Address alibi_slopes) {
     const py::gil_scoped_release unlocked;
-    AttentionParams params = params_of(cache, SpanUse::kTokens, span_count_);
+    AttentionParams params;
+    params.layout = cache.layout;
+    params.pool = cache.pool;
+    params.span_count = span_count_;
     params.num_heads = std::get<3>(q);
     params.softcap = softcap;
     params.window = window;
@@ -237,20 +219,6 @@ class CpuKernels {
     ops_.causal_conv(params, rows_of(x), rows, rows_of(y));
   }
 
-  // Of the delta rule. a_log [heads], dt_bias [heads, width]; a, decay [rows, heads, width]; b, beta [rows, heads], or
-  // 0; decay and beta are dense.
-  void delta_gates(int heads, int width, Address a_log, Address dt_bias, const Rows& a, const Rows& b, int rows,
-                   Address decay, Address beta) {
-    const py::gil_scoped_release unlocked;
-    GateParams params;
-    params.kind = RecurrenceGate::kDelta;
-    params.heads = heads;
-    params.width = width;
-    params.a_log = pointer<const float>(a_log);
-    params.dt_bias = pointer<const float>(dt_bias);
-    ops_.recurrence_gates(params, rows_of(a), rows_of(b), rows, pointer<float>(decay), pointer<float>(beta));
-  }
-
   // Of Mamba-2. a_log, dt_bias [heads]; dt [rows, heads]; decay, beta [rows, heads], dense.
   void mamba_gates(int heads, Address a_log, Address dt_bias, float dt_min, float dt_max, const Rows& dt, int rows,
                    Address decay, Address beta) {
@@ -285,20 +253,6 @@ class CpuKernels {
   }
 
  private:
-  // Returns how many there are.
-  int set_spans_of(SpanUse use, const py::array_t<int32_t, py::array::c_style>& spans,
-                   const py::array_t<int32_t>& blocks, int block_len) {
-    std::vector<AttentionSpan> given;
-    const auto* fields = reinterpret_cast<const ChannelSpan*>(spans.data());
-    for (py::ssize_t i = 0; i < spans.shape(0); ++i) {
-      const ChannelSpan& span = fields[i];
-      given.push_back({span.first_row, span.count, span.first_position, blocks.data() + span.first_block});
-    }
-    const int count = static_cast<int>(given.size());
-    ops_.set_spans({use, 0}, std::move(given), block_len);
-    return count;
-  }
-
   // The first `size` numbers of each row, one row after the other, in `copy`.
   static const float* dense(const Rows& from, size_t rows, int size, std::vector<float>& copy) {
     const auto& [address, stride] = from;
@@ -310,24 +264,14 @@ class CpuKernels {
     return copy.data();
   }
 
-  static AttentionParams params_of(const LayerCache& cache, SpanUse use, int span_count) {
-    AttentionParams params;
-    params.layout = cache.layout;
-    params.pool = cache.pool;
-    params.set.use = use;
-    params.span_count = span_count;
-    return params;
-  }
-
   StateMemory memory(const LayerState& state) const {
     const std::vector<StateSpan>& spans = states_.at(static_cast<size_t>(state.page));
     return {state.arena.page(0), state.arena.page_bytes, state.offset, spans.data(), static_cast<int>(spans.size())};
   }
 
   CpuOperators ops_;
-  int span_count_ = 0, fill_count_ = 0, look_count_ = 0;
+  int span_count_ = 0;
   std::vector<float> cosines_, sines_;          // [rows, pairs] of the rotation that runs
-  std::vector<int32_t> seen_;                   // [rows that look at images]: how many of their rows
   std::vector<std::vector<StateSpan>> states_;  // [pages of a state][spans]
 };
 
@@ -370,10 +314,6 @@ void bind_kernels(py::module_& m) {
       .def("set_spans", &CpuKernels::set_spans, py::arg("spans"), py::arg("blocks"), py::arg("block_len"))
       .def("attend", &CpuKernels::attend, py::arg("cache"), py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
            py::arg("softcap"), py::arg("window"), py::arg("sinks"), py::arg("alibi_slopes"))
-      .def("set_images", &CpuKernels::set_images, py::arg("fills"), py::arg("looks"), py::arg("blocks"),
-           py::arg("block_len"))
-      .def("fill", &CpuKernels::fill, py::arg("cache"), py::arg("k"), py::arg("v"))
-      .def("look", &CpuKernels::look, py::arg("cache"), py::arg("q"), py::arg("out"))
       .def("linear", &CpuKernels::linear, py::arg("weight"), py::arg("x"), py::arg("rows"), py::arg("y"))
       .def("rms_norm", &CpuKernels::rms_norm, py::arg("weight"), py::arg("eps"), py::arg("x"), py::arg("rows"),
            py::arg("size"), py::arg("y"))
@@ -387,8 +327,6 @@ void bind_kernels(py::module_& m) {
       .def("silu_gate", &CpuKernels::silu_gate, py::arg("gate"), py::arg("x"))
       .def("causal_conv", &CpuKernels::causal_conv, py::arg("state"), py::arg("channels"), py::arg("kernel"),
            py::arg("weight"), py::arg("bias"), py::arg("has_silu"), py::arg("x"), py::arg("rows"), py::arg("y"))
-      .def("delta_gates", &CpuKernels::delta_gates, py::arg("heads"), py::arg("width"), py::arg("a_log"),
-           py::arg("dt_bias"), py::arg("a"), py::arg("b"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
       .def("mamba_gates", &CpuKernels::mamba_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
            py::arg("dt_min"), py::arg("dt_max"), py::arg("dt"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
       .def("recurrence", &CpuKernels::recurrence, py::arg("state"), py::arg("has_delta"), py::arg("decay"),
