@@ -20,7 +20,7 @@ _SHOWN_PATH = 200  # characters of where it is
 # wrong, and the words.
 _RANGES = {
     "n": (("greater_than_equal",), "The n `{}` must be a positive int."),
-    "top_p": (("greater_than_equal", "less_than_equal"), "The top_p `{}` must be in (0, 1]."),
+    "top_p": (("greater_than", "greater_than_equal", "less_than_equal"), "The top_p `{}` must be in (0, 1]."),
     "top_k": (("greater_than_equal",), "The top_k `{}` cannot be a negative integer."),
     "temperature": (("greater_than_equal", "less_than_equal"), "The temperature `{}` must be in [0, 2]"),
 }

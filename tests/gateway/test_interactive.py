@@ -185,7 +185,16 @@ def test_stream_may_be_a_word(http: httpx.Client) -> None:
             assert len(events_of(spelt)) == len(events_of(meant))
 
 
-def test_a_negative_top_k_is_refused_in_lmdeploy_s_words(http: httpx.Client) -> None:
-    response = http.post("/v1/chat/interactive", json={"prompt": "a", "top_k": -1})
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"top_k": -1}, "The top_k `-1` cannot be a negative integer."),
+        ({"top_p": 0}, "The top_p `0` must be in (0, 1]."),
+    ],
+)
+def test_what_openai_s_clients_may_say_is_refused_as_lmdeploy_does(
+    http: httpx.Client, fields: dict[str, Any], words: str
+) -> None:
+    response = http.post("/v1/chat/interactive", json={"prompt": "a", **fields})
     assert response.status_code == 400
-    assert response.json()["message"] == "The top_k `-1` cannot be a negative integer."
+    assert response.json()["message"] == words

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from lmdeploy.messages import ALL_THAT_IS_LEFT
+from lmdeploy.serve.request import FIELDS
 from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, Items
 from openai_gateway.protocol.generation import SamplingFields
 from openai_gateway.protocol.messages import Message
@@ -21,6 +22,8 @@ class InteractiveRequest(SamplingFields):
 
     defaults: ClassVar[Mapping[str, Any]] = {**SamplingFields.defaults, "temperature": 0.8, "top_p": 0.8}
 
+    # As LMDeploy's server; OpenAI's clients may say 0 and -1.
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=FIELDS["top_p"].description)
     top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = Field(
         None, description="Keep this many of the most likely tokens; 0: all."
     )
