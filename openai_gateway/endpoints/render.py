@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
-from openai_gateway.endpoints.completions.infilling import whole_prompt
+from openai_gateway.endpoints.completions.prompts import whole_prompt
 from openai_gateway.endpoints.completions.protocol import CompletionRequest
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.parsing import BoundedRoute

@@ -7,8 +7,7 @@ import time
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
-from openai_gateway.endpoints.completions.echo import Echo
-from openai_gateway.endpoints.completions.infilling import stops_of_middle, whole_prompt
+from openai_gateway.endpoints.completions.prompts import Echo, stops_of_middle, whole_prompt
 from openai_gateway.endpoints.completions.protocol import Completion, CompletionChoice, CompletionRequest
 from openai_gateway.endpoints.completions.writer import CompletionWriter
 from openai_gateway.errors import ApiError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.endpoints.completions.echo import Echo
+from openai_gateway.endpoints.completions.prompts import Echo
 from openai_gateway.endpoints.completions.protocol import CompletionRequest
 from openai_gateway.generation.collecting import finish_reason
 from openai_gateway.generation.logprobs import Scored, TextPlace, completion_logprobs, scored_tokens

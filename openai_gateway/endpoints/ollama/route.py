@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from lmdeploy.version import __version__
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
-from openai_gateway.endpoints.completions.infilling import infilling_by
+from openai_gateway.endpoints.completions.prompts import infilling_by
 from openai_gateway.endpoints.embeddings.vectors import Asked, Wanted, vectors_of
 from openai_gateway.endpoints.ollama.described import listed, shown
 from openai_gateway.endpoints.ollama.protocol import (
