@@ -30,6 +30,8 @@ from openai_gateway.tools.events import (
     call_id,
 )
 
+_PREFIXES = {"reasoning": "rs", "message": "msg"}  # of ids
+
 
 class ResponseWriter:
     """Writes the events of one response; `response` is the response so far.
@@ -123,23 +125,12 @@ class ResponseWriter:
         return events + self._event("response.failed", response=self.response)
 
     def _reasoning(self, text: str) -> bytes:
-        events = b""
-        if not self._in("reasoning"):
-            item: dict[str, Any] = {
-                "id": self._id("rs"),
-                "type": "reasoning",
-                "summary": [],
-                "content": [],
-                "status": "in_progress",
-            }
-            events = self._open(item)
-            item["content"] = [{"type": "reasoning_text", "text": ""}]
-            events += self._event("response.content_part.added", **self._place, content_index=0, part=self._part)
-            if self._summarizes:
-                item["summary"] = [{"type": "summary_text", "text": ""}]
-                events += self._of_summary("part.added", part=item["summary"][0])
-        self._part["text"] += text
-        events += self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=text)
+        events = self._begin("reasoning", {"type": "reasoning_text", "text": ""}, summary=[])
+        assert self._item is not None
+        if self._summarizes and not self._item["summary"]:
+            self._item["summary"] = [{"type": "summary_text", "text": ""}]
+            events += self._of_summary("part.added", part=self._item["summary"][0])
+        events += self._more(text)
         return events + self._of_summary("text.delta", delta=text) if self._summarizes else events
 
     def _of_summary(self, kind: str, **members: Any) -> bytes:
@@ -151,13 +142,11 @@ class ResponseWriter:
             case ReasoningFound():
                 return self._reasoning(event.text)
             case TextFound():
-                events = b"" if self._in("message") else self._open_message()
-                self._part["text"] += event.text
+                part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+                events = self._begin("message", part, role="assistant")
                 logprobs, self._logprobs = self._logprobs, []
                 self._part["logprobs"] += logprobs
-                return events + self._event(
-                    "response.output_text.delta", **self._place, content_index=0, delta=event.text, logprobs=logprobs
-                )
+                return events + self._more(event.text, logprobs=logprobs)
             case CallBegun():
                 call = {"call_id": call_id(), **self._offered.origin(event.name), "status": "in_progress"}
                 if event.name in self._offered.freeform:
@@ -196,17 +185,20 @@ class ResponseWriter:
         assert self._item is not None
         return {"item_id": self._item["id"], "output_index": len(self.response["output"]) - 1}
 
-    def _open_message(self) -> bytes:
-        message: dict[str, Any] = {
-            "id": self._id("msg"),
-            "type": "message",
-            "role": "assistant",
-            "status": "in_progress",
-        }
-        message["content"] = []
-        events = self._close("completed") + self._open(message)
-        message["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
-        return events + self._event("response.content_part.added", **self._place, content_index=0, part=self._part)
+    def _begin(self, kind: str, part: dict[str, Any], **members: Any) -> bytes:
+        """Open an item of text, unless one of its kind is being written."""
+        if self._in(kind):
+            return b""
+        item = {"id": self._id(_PREFIXES[kind]), "type": kind, **members, "content": [], "status": "in_progress"}
+        events = self._close("completed") + self._open(item)
+        item["content"] = [part]
+        return events + self._event("response.content_part.added", **self._place, content_index=0, part=part)
+
+    def _more(self, text: str, **members: Any) -> bytes:
+        """Add to the text of the item."""
+        self._part["text"] += text
+        kind = f"response.{self._part['type']}.delta"
+        return self._event(kind, **self._place, content_index=0, delta=text, **members)
 
     def _open(self, item: dict[str, Any]) -> bytes:
         self._item = item
@@ -219,16 +211,13 @@ class ResponseWriter:
         if item is None:
             return b""
         item["status"] = status
-        if item["type"] == "message":
+        if "content" in item:
             part, where = self._part, {**self._place, "content_index": 0}
-            events = self._event("response.output_text.done", **where, text=part["text"], logprobs=part["logprobs"])
+            texts = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = self._event(f"response.{part['type']}.done", **where, **texts)
             events += self._event("response.content_part.done", **where, part=part)
-        elif item["type"] == "reasoning":
-            where = {**self._place, "content_index": 0}
-            events = self._event("response.reasoning_text.done", **where, text=self._part["text"])
-            events += self._event("response.content_part.done", **where, part=self._part)
-            for summary in item["summary"]:
-                summary["text"] = self._part["text"]
+            for summary in item.get("summary", ()):
+                summary["text"] = part["text"]
                 events += self._of_summary("text.done", text=summary["text"])
                 events += self._of_summary("part.done", part=summary)
         elif item["type"] == "custom_tool_call":
@@ -236,8 +225,8 @@ class ResponseWriter:
             events = self._event("response.custom_tool_call_input.delta", **self._place, delta=item["input"])
             events += self._event("response.custom_tool_call_input.done", **self._place, input=item["input"])
         else:
-            said = {"name": item["name"], "arguments": item["arguments"]}
-            events = self._event("response.function_call_arguments.done", **self._place, **said)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            events = self._event("response.function_call_arguments.done", **self._place, **call)
         events += self._event("response.output_item.done", output_index=self._place["output_index"], item=item)
         self._item = None
         return events

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -128,6 +128,20 @@ def _listed(texts: str | list[str] | None) -> list[str]:
     return [texts] if isinstance(texts, str) else texts or []
 
 
+T = TypeVar("T")
+
+
+class Listed(BaseModel, Generic[T]):
+    """Members of every response that is a list."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[T]
+    usage: TokenCounts
+
+
 class Score(BaseModel):
     """How much the texts of a pair are about the same."""
 
@@ -136,15 +150,8 @@ class Score(BaseModel):
     score: float
 
 
-class ScoreList(BaseModel):
+class ScoreList(Listed[Score]):
     """Response of ``POST /v1/score``."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Score]
-    usage: TokenCounts
 
 
 class TextsOrConversation(Strict):
@@ -184,15 +191,8 @@ class Classified(BaseModel):
     num_classes: int
 
 
-class ClassifiedList(BaseModel):
+class ClassifiedList(Listed[Classified]):
     """Response of ``POST /v1/classify``."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Classified]
-    usage: TokenCounts
 
 
 class PoolingRequest(TextsOrConversation):
@@ -213,12 +213,5 @@ class Pooled(BaseModel):
     data: list[float] | list[list[float]] | str
 
 
-class PooledList(BaseModel):
+class PooledList(Listed[Pooled]):
     """Response of ``POST /v1/pooling``."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Pooled]
-    usage: TokenCounts
