@@ -31,52 +31,32 @@ def ask(server: ApiServer, model: str = DEFAULT_MODEL_NAME) -> str:
     return response.choices[0].message.content or ""
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_it_prints_urls_responses_and_leaves_no_process_behind(signum: int, status: int) -> None:
-    with api_server() as server:
+def end(server: ApiServer, signum: int, status: int) -> None:
+    """End a server as a signal does; it leaves no process behind."""
+    triton = server.triton_pid()
+    assert server.end(signum) == status, server.output
+    assert not session_members(server.process.pid)
+    assert not session_members(triton)
+
+
+def test_it_prints_urls_and_the_chat_page_follows_when_the_api_is_served() -> None:
+    (page,) = free_ports(1)
+    name = "internlm2-chat-7b"
+    with api_server("--webui", "--webui-port", str(page), "--model-name", name) as server:
         server.wait_ready()
         assert f":{server.port}/v1" in server.output
-        assert "Paris" in ask(server)
-        triton = server.triton_pid()
-        assert server.end(signum) == status, server.output
-        assert not session_members(server.process.pid)
-        assert not session_members(triton)
-
-
-def test_the_chat_page_follows_when_the_api_is_served() -> None:
-    (page,) = free_ports(1)
-    with api_server("--webui", "--webui-port", str(page)) as server:
-        server.wait_ready()
         assert f"http://localhost:{page}/ is starting" in server.output
         assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
+        with grpcclient.InferenceServerClient(server.triton_address) as client:  # as older clients read the name
+            config = client.get_model_config("turbomind").config
+        assert config.parameters["model_name"].string_value == name
+        assert "Paris" in ask(server, name)
         eventually_sync(lambda: f"chat page   http://localhost:{page}/\n" in server.output, timeout=START)
         assert "gradio" in httpx.get(f"http://localhost:{page}/", trust_env=False).text
-        assert server.end(signal.SIGTERM) == 143, server.output
-        assert not session_members(server.process.pid)
+        end(server, signal.SIGTERM, 143)
 
 
-def test_tritons_own_config_has_the_name_that_older_clients_read() -> None:
-    with api_server("--model-name", "internlm2-chat-7b") as server:
-        server.wait_ready()
-        with grpcclient.InferenceServerClient(server.triton_address) as client:
-            config = client.get_model_config("turbomind").config
-        assert config.parameters["model_name"].string_value == "internlm2-chat-7b"
-        assert "Paris" in ask(server, "internlm2-chat-7b")
-        server.end(signal.SIGINT)
-
-
-def test_a_killed_tritonserver_comes_back_and_health_reports(tmp_path: Path) -> None:
-    with api_server() as server, httpx.Client(base_url=server.url, trust_env=False) as http:
-        server.wait_ready()
-        assert http.get("/health").status_code == 200
-        os.kill(server.triton_pid(), signal.SIGKILL)
-        eventually_sync(lambda: http.get("/health").status_code == 503)
-        eventually_sync(lambda: http.get("/health").status_code == 200, timeout=START)
-        assert "Paris" in ask(server)
-        server.end(signal.SIGINT)
-
-
-def test_open_streams_end_with_an_error_event_when_tritonserver_is_killed(tmp_path: Path) -> None:
+def test_a_killed_tritonserver_comes_back_and_open_streams_end_with_an_error_event() -> None:
     story = {
         "model": DEFAULT_MODEL_NAME,
         "messages": [{"role": "user", "content": "Count to one thousand."}],
@@ -113,7 +93,7 @@ def test_open_streams_end_with_an_error_event_when_tritonserver_is_killed(tmp_pa
         assert refused.json()["error"]["code"] == "service_unavailable"
         eventually_sync(lambda: http.get("/health").status_code == 200, timeout=START)
         assert "Paris" in ask(server)
-        server.end(signal.SIGINT)
+        end(server, signal.SIGINT, 130)
 
 
 def test_a_model_that_is_not_there_is_named_and_nothing_starts(tmp_path: Path) -> None:
