@@ -19,6 +19,7 @@ def _rms_norm_kernel(
     out,
     width,
     eps,
+    offset,
     x_stride,
     residual_stride,
     out_stride,
@@ -36,7 +37,7 @@ def _rms_norm_kernel(
         tl.store(place, stored, mask)
         values = stored.to(tl.float32)
     factor = tl.rsqrt(tl.sum(values * values, 0) / width + eps)
-    weights = tl.load(weight + channels, mask, other=0.0).to(tl.float32)
+    weights = tl.load(weight + channels, mask, other=0.0).to(tl.float32) + offset
     tl.store(out + row * out_stride + channels, (values * factor * weights).to(out.dtype.element_ty), mask)
 
 
@@ -46,8 +47,9 @@ def rms_norm(
     eps: float,
     *,
     residual: torch.Tensor | None = None,
+    offset: float = 0.0,
 ) -> torch.Tensor:
-    """Return ``x / rms(x) * weight``.
+    """Return ``x / rms(x) * (weight + offset)``.
 
     Parameters
     ----------
@@ -57,6 +59,8 @@ def rms_norm(
         ``[width]``.
     residual
         ``[rows, width]``: ``x`` is added to it in place, and the norm is of the sum.
+    offset
+        1 where weights are stored as their distance from 1 (Gemma).
     """
     rows, width = x.shape
     out = torch.empty_like(x)
@@ -67,6 +71,7 @@ def rms_norm(
         out,
         width,
         eps,
+        offset,
         x.stride(0),
         residual.stride(0) if residual is not None else 0,
         out.stride(0),

@@ -21,6 +21,8 @@ class RMSNorm(nn.Module):
         Channels.
     eps
         Added to the mean square.
+    offset
+        Added to the weight: 1 where checkpoints keep the distance from 1 (Gemma).
     quant_config
         Not looked at: weights of norms are numbers.
     """
@@ -32,11 +34,12 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         quant_config: Any = None,
+        offset: float = 0.0,
     ) -> None:
         super().__init__()
         self._kernels = build_context().kernels
         self.weight = nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device), requires_grad=False)
-        self._eps = float(eps)
+        self._eps, self._offset = float(eps), offset
         self._wide_weight: torch.Tensor | None = None
 
     def forward(
@@ -47,7 +50,7 @@ class RMSNorm(nn.Module):
             return self._forward_on_gpu(x, residual)
         total = x if residual is None else x + residual
         if self._wide_weight is None:
-            self._wide_weight = self.weight.float().contiguous()
+            self._wide_weight = (self.weight.float() + self._offset).contiguous()
         if self._kernels is not None:
             normed = self._kernels.rms_norm(self._wide_weight, self._eps, total).to(x.dtype)
         else:
@@ -61,7 +64,7 @@ class RMSNorm(nn.Module):
 
         rows = x.reshape(-1, x.shape[-1])
         total = None if residual is None else residual.reshape(-1, x.shape[-1])
-        normed = rms_norm(rows, self.weight, self._eps, residual=total).view_as(x)
+        normed = rms_norm(rows, self.weight, self._eps, residual=total, offset=self._offset).view_as(x)
         return normed if total is None else (normed, total.view_as(x))
 
 
