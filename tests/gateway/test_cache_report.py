@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -108,7 +109,9 @@ PARTS = {  # text at the token -> its part
 
 
 @pytest.mark.parametrize("at", PARTS)
-@pytest.mark.parametrize(("end", "words"), [(1, "differs at token {}, in {}"), (2, "nothing is known from token {} on, in {}")])
+@pytest.mark.parametrize(
+    ("end", "words"), [(1, "differs at token {}, in {}"), (2, "nothing is known from token {} on, in {}")]
+)
 def test_a_reason_names_the_part_of_the_prompt(
     triton: FakeTriton, http: httpx.Client, at: str, end: int, words: str
 ) -> None:
@@ -133,8 +136,12 @@ REASONS: Mapping[tuple[int, int], tuple[int | None, str | None]] = {
 
 
 @pytest.mark.parametrize("given", REASONS)
-def test_other_reasons(triton: FakeTriton, http: httpx.Client, given: tuple[int, int]) -> None:
+def test_other_reasons_also_in_the_log(
+    triton: FakeTriton, http: httpx.Client, caplog: pytest.LogCaptureFixture, given: tuple[int, int]
+) -> None:
+    caplog.set_level(logging.DEBUG, "lmdeploy.serve.cache_report")
     triton.script = Script(cache_report=numbers(*given))
     body = {"model": MODEL, "prompt": "a", "include_cache_report": True}
     report = http.post("/v1/completions", json=body).json()["usage"]["cache_report"]
     assert report == FOUND | dict(zip(("token", "reason"), REASONS[given], strict=True))
+    assert f"{triton.requests[-1].id}: prefix cache: {report}" in caplog.text
