@@ -67,10 +67,13 @@ def asking(app: ASGIApp, key: str | None = None) -> Ask:
         await app({**scope, OWN: True, "lmdeploy.key": key}, receive, send)
 
     transport = httpx.ASGITransport(own, raise_app_exceptions=False, client=("batch", 0))
-    client = httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None)
 
     async def ask_request(request: BatchRequest) -> httpx.Response:
-        return await client.post(request.url, content=request.body, headers={"content-type": "application/json"})
+        headers = {"content-type": "application/json"}
+        sent = httpx.Request("POST", f"http://batch{request.url}", headers=headers, content=request.body)
+        response = await transport.handle_async_request(sent)
+        await response.aread()
+        return response
 
     return ask_request
 
