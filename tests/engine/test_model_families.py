@@ -312,7 +312,12 @@ def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), 
         assert relative_error(logits, case.forward(model, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", CASES)
+SHOWN = {(case.architecture, case.publish): name for name, case in reversed(CASES.items())}.values()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SHOWN else pytest.mark.thorough) for name in CASES]
+)
 def test_logits_equal_transformers_in_chunks_in_steps_and_after_cached_prefixes(name: str, tmp_path: Path) -> None:
     check_logits(name, tmp_path / "model")
 
@@ -323,6 +328,7 @@ VARIED = ["OLMo 3", "Hunyuan", "GPT-2", "Gemma 2", "Gemma 3", "Falcon 40B", "Fal
 VARIED += ["Llama 4", *HYBRID_MODELS, *LAYERED_MODELS]
 
 
+@pytest.mark.alike(most=12)
 @pytest.mark.parametrize("name", VARIED)
 def test_logits_are_bitwise_the_same_in_small_chunks_and_in_one(name: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
