@@ -1,5 +1,3 @@
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -11,7 +9,6 @@
 #include "kernels/cuda/attention/paged_attention.h"
 #include "kernels/cuda/linear/linear.h"
 #include "testing/bindings/cuda_internals.h"
-#include "testing/bindings/cuda_timing.h"
 
 namespace py = pybind11;
 
@@ -51,7 +48,7 @@ std::pair<double, size_t> time_attention(TestDevice& device, int bits, const Cac
   std::shuffle(blocks.begin(), blocks.end(), std::minstd_rand(1));
   for (int s = 0; s < sequences; ++s) spans.push_back({s, 1, context - 1, s * blocks_each});
   const OnDevice<DeviceSpan> span_table(ops, spans.data(), spans.size());
-  const OnDevice<int32_t> block_table(ops, blocks.data(), blocks.size());
+  const Ints block_table(ops, blocks.data(), blocks.size());
   const DeviceSpans shape{span_table.data(), block_table.data(), sequences, 1, context};
   const AlignedBuffer pool = ops.allocate(blocks.size() * layout.block_bytes());
   fill_random(ops, pool);

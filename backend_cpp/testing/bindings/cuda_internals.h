@@ -1,6 +1,8 @@
 // What tests ask of kernels/cuda beyond the operators of a device. Methods of a TestDevice that is "cuda".
 #pragma once
 
+#include <functional>
+
 #include "base/error.h"
 #include "device/cuda/operators.h"
 #include "testing/bindings/device.h"
@@ -13,9 +15,12 @@ inline CudaOperators& operators_of(TestDevice& device) {
   return *ops;
 }
 
+// Seconds of one call of `body(number)`: `calls` of them are captured as a graph, after one that is not, and the median
+// of `rounds` launches of it counts.
+double graph_seconds(CudaOperators& ops, int calls, int rounds, const std::function<void(int)>& body);
+
 void bind_attention_internals(DeviceClass& device);
-void bind_latent_plan(pybind11::module_& m);
-void bind_prefill_plan(pybind11::module_& m);
+void bind_plans(pybind11::module_& m);
 void bind_sampling(DeviceClass& device);
 void bind_probes(DeviceClass& device);
 void bind_timing(DeviceClass& device);

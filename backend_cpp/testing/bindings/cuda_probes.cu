@@ -1,10 +1,8 @@
 // Kernels that show what the instructions and barriers of kernels/cuda/device.h do; the same on a GPU and emulated.
-#include <memory>
 #include <vector>
 
 #include "kernels/cuda/hopper.h"
 #include "testing/bindings/cuda_internals.h"
-#include "testing/bindings/cuda_timing.h"
 
 namespace py = pybind11;
 
@@ -138,67 +136,53 @@ __global__ void misbehave(Misses misses) {
 }  // namespace
 
 void bind_probes(DeviceClass& device) {
-  device.def("multiply_tile", [](TestDevice& d, bool is_bf16, const Array<uint16_t>& a, const Array<uint16_t>& b,
-                                 const Array<float>& like) {
-    CudaOperators& ops = operators_of(d);
-    const OnDevice<uint16_t> left(ops, a);
-    const OnDevice<uint16_t> right(ops, b);
-    const OnDevice<float> product(ops, like);
-    launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp), (16 * 16 + 16 * 8) * 2,
-           ops.stream(), left.data(), right.data(), product.data());
-    return product.fetch(like);
-  });
-  device.def("transpose_tile", [](TestDevice& d, const Array<uint32_t>& x) {
-    CudaOperators& ops = operators_of(d);
-    const OnDevice<uint32_t> rows(ops, x);
-    const OnDevice<uint32_t> transposed(ops, x);
-    launch(transpose_tile, dim3(1), dim3(kWarp), 0, ops.stream(), rows.data(), transposed.data());
-    return transposed.fetch(x);
+  add_method(
+      device, "multiply_tile",
+      [](TestDevice& d, bool is_bf16, const OnDevice<uint16_t>& a, const OnDevice<uint16_t>& b, const Floats& like) {
+        launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp), (16 * 16 + 16 * 8) * 2,
+               operators_of(d).stream(), a.data(), b.data(), like.data());
+        return like.fetch();
+      });
+  add_method(device, "transpose_tile", [](TestDevice& d, const OnDevice<uint32_t>& x) {
+    const OnDevice<uint32_t> transposed(*d.ops, x.fetch());
+    launch(transpose_tile, dim3(1), dim3(kWarp), 0, operators_of(d).stream(), x.data(), transposed.data());
+    return transposed.fetch();
   });
   // Or None, where there is no such instruction.
-  device.def("multiply_group",
-             [](TestDevice& d, const Array<uint16_t>& a, const Array<uint16_t>& b, const Array<float>& c,
+  add_method(device, "multiply_group",
+             [](TestDevice& d, const OnDevice<uint16_t>& a, const OnDevice<uint16_t>& b, const Floats& c,
                 bool adds) -> py::object {
                if (compute_capability() != 90) return py::none();
-               CudaOperators& ops = operators_of(d);
-               const OnDevice<uint16_t> left(ops, a);
-               const OnDevice<uint16_t> right(ops, b);
-               const OnDevice<float> before(ops, c);
-               const OnDevice<float> product(ops, c);
-               launch(multiply_group, dim3(1), dim3(4 * kWarp), 16 * kColumns * 2 + sizeof(SharedBarrier), ops.stream(),
-                      left.data(), right.data(), before.data(), adds, product.data());
-               return product.fetch(c);
+               const Floats product(*d.ops, c.fetch());
+               launch(multiply_group, dim3(1), dim3(4 * kWarp), 16 * kColumns * 2 + sizeof(SharedBarrier),
+                      operators_of(d).stream(), a.data(), b.data(), c.data(), adds, product.data());
+               return product.fetch();
              });
-  device.def("talk", [](TestDevice& d, const Array<float>& x, int delta, int block, const Array<uint32_t>& votes,
-                        const Array<int32_t>& above) {
-    CudaOperators& ops = operators_of(d);
-    const OnDevice<float> values(ops, x);
-    const OnDevice<float> shifted(ops, x);
-    const OnDevice<uint32_t> ballots(ops, votes);
-    const OnDevice<int32_t> counts(ops, above);
-    launch(talk, dim3(static_cast<unsigned>(x.size() / block)), dim3(block), 0, ops.stream(), values.data(), delta,
-           shifted.data(), ballots.data(), counts.data());
-    return py::make_tuple(shifted.fetch(x), ballots.fetch(votes), counts.fetch(above));
-  });
-  device.def("reverse", [](TestDevice& d, const Array<int32_t>& x, int meets) {
-    CudaOperators& ops = operators_of(d);
-    const OnDevice<int32_t> values(ops, x);
-    const OnDevice<int32_t> reversed(ops, x);
-    launch(reverse, dim3(static_cast<unsigned>(x.size() / 128)), dim3(128), 128 * 4, ops.stream(), values.data(),
-           reversed.data(), static_cast<Meets>(meets));
-    return reversed.fetch(x);
+  add_method(
+      device, "talk",
+      [](TestDevice& d, const Floats& x, int delta, int block, const OnDevice<uint32_t>& votes, const Ints& above) {
+        const Floats shifted(*d.ops, x.fetch());
+        launch(talk, dim3(static_cast<unsigned>(x.size(0) / block)), dim3(block), 0, operators_of(d).stream(), x.data(),
+               delta, shifted.data(), votes.data(), above.data());
+        return py::make_tuple(shifted.fetch(), votes.fetch(), above.fetch());
+      });
+  add_method(device, "reverse", [](TestDevice& d, const Ints& x, int meets) {
+    const Ints reversed(*d.ops, x.fetch());
+    launch(reverse, dim3(static_cast<unsigned>(x.size(0) / 128)), dim3(128), 128 * 4, operators_of(d).stream(),
+           x.data(), reversed.data(), static_cast<Meets>(meets));
+    return reversed.fetch();
   });
   // x + launches, one each, in a graph.
   device.def("count_on", [](TestDevice& d, const Array<int32_t>& x, int launches, int reads) {
     CudaOperators& ops = operators_of(d);
-    std::vector<std::unique_ptr<OnDevice<int32_t>>> values;
-    for (int i = 0; i <= launches; ++i) values.push_back(std::make_unique<OnDevice<int32_t>>(ops, x));
+    std::vector<Ints> values;
+    for (int i = 0; i <= launches; ++i) values.emplace_back(ops, x);
     graph_seconds(ops, launches, 1, [&](int call) {
       const auto at = static_cast<size_t>(call);
-      launch(count_on, dim3(static_cast<unsigned>(x.size() / 64)), dim3(64), 0, ops.stream(), values[at]->data(),
-             values[at + 1]->data(), static_cast<Reads>(reads));
+      launch(count_on, dim3(static_cast<unsigned>(x.size() / 64)), dim3(64), 0, ops.stream(), values[at].data(),
+             values[at + 1].data(), static_cast<Reads>(reads));
     });
-    return values.back()->fetch(x);
+    return values.back().fetch();
   });
 #ifdef TM_CUDA_EMULATED
   device.def("misbehave", [](TestDevice& d, int misses) {

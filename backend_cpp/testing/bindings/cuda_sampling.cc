@@ -1,5 +1,3 @@
-#include <pybind11/stl.h>
-
 #include <list>
 #include <optional>
 #include <utility>
@@ -42,19 +40,7 @@ class RowsOnDevice {
 
   SamplingRow read(const py::dict& given) {
     SamplingRow row;
-    const auto take = [&](const char* name, auto& field) {
-      if (given.contains(name)) field = given[name].cast<std::decay_t<decltype(field)>>();
-    };
-    take("is_greedy", row.is_greedy);
-    take("temperature", row.temperature);
-    take("top_k", row.top_k);
-    take("top_p", row.top_p);
-    take("min_p", row.min_p);
-    take("seed", row.seed);
-    take("draw", row.draw);
-    take("repetition_penalty", row.repetition_penalty);
-    take("presence_penalty", row.presence_penalty);
-    take("frequency_penalty", row.frequency_penalty);
+    take_sampling_fields(given, row);
     row.seen = hold<uint32_t>(given, "seen");
     row.counts = hold<int32_t>(given, "counts");
     row.mask = hold<uint32_t>(given, "mask");
@@ -80,46 +66,35 @@ class RowsOnDevice {
 
 void bind_sampling(DeviceClass& device) {
   // logits [rows, vocab]; returns tokens [rows] and the logits after penalties, biases and masks.
-  device.def("sample", [](TestDevice& d, const std::vector<py::dict>& rows, const Array<float>& logits,
-                          const Array<int32_t>& tokens) {
-    CudaOperators& ops = operators_of(d);
-    const RowsOnDevice wanted(ops, rows);
-    const OnDevice<float> values(ops, logits);
-    const OnDevice<int32_t> chosen(ops, tokens);
-    const int count = size_of(logits, 0);
-    const int vocab_size = size_of(logits, 1);
-    sample(ops.stream(), ops.scratch(sampling_scratch_bytes(vocab_size, count)), wanted.data(), values.data(),
-           vocab_size, count, chosen.data());
-    return py::make_tuple(chosen.fetch(tokens), values.fetch(logits));
-  });
+  add_method(device, "sample",
+             [](TestDevice& d, const std::vector<py::dict>& rows, const Floats& logits, const Ints& tokens) {
+               CudaOperators& ops = operators_of(d);
+               const RowsOnDevice wanted(ops, rows);
+               const int count = logits.size(0);
+               const int vocab_size = logits.size(1);
+               sample(ops.stream(), ops.scratch(sampling_scratch_bytes(vocab_size, count)), wanted.data(), logits,
+                      vocab_size, count, tokens);
+               return py::make_tuple(tokens.fetch(), logits.fetch());
+             });
   // One row's seen [vocab / 32 rounded up] and counts [vocab] after tokens [n] were noted one after another.
-  device.def("note_tokens", [](TestDevice& d, const Array<uint32_t>& seen, const Array<int32_t>& counts,
-                               const Array<int32_t>& tokens) {
-    CudaOperators& ops = operators_of(d);
-    const OnDevice<uint32_t> bits(ops, seen);
-    const OnDevice<int32_t> times(ops, counts);
-    const OnDevice<int32_t> noted(ops, tokens);
-    SamplingRow row;
-    row.seen = bits.data();
-    row.counts = times.data();
-    const OnDevice<SamplingRow> table(ops, &row, 1);
-    for (py::ssize_t i = 0; i < tokens.size(); ++i) note_tokens(ops.stream(), table.data(), noted.data() + i, 1);
-    return py::make_tuple(bits.fetch(seen), times.fetch(counts));
-  });
+  add_method(device, "note_tokens",
+             [](TestDevice& d, const OnDevice<uint32_t>& seen, const Ints& counts, const Ints& tokens) {
+               CudaOperators& ops = operators_of(d);
+               SamplingRow row;
+               row.seen = seen;
+               row.counts = counts;
+               const OnDevice<SamplingRow> table(ops, &row, 1);
+               for (int i = 0; i < tokens.size(0); ++i) note_tokens(ops.stream(), table.data(), tokens + i, 1);
+               return py::make_tuple(seen.fetch(), counts.fetch());
+             });
   // logits [rows, vocab], tokens [rows], chosen [rows], top_tokens and top_logprobs [rows, top]
-  device.def("log_probabilities", [](TestDevice& d, const Array<float>& logits, const Array<int32_t>& tokens,
-                                     const Array<float>& chosen, const Array<int32_t>& top_tokens,
-                                     const Array<float>& top_logprobs) {
-    CudaOperators& ops = operators_of(d);
-    const OnDevice<float> values(ops, logits);
-    const OnDevice<int32_t> ids(ops, tokens);
-    const OnDevice<float> of_chosen(ops, chosen);
-    const OnDevice<int32_t> most_likely(ops, top_tokens);
-    const OnDevice<float> of_most_likely(ops, top_logprobs);
-    log_probabilities(ops.stream(), values.data(), size_of(logits, 1), size_of(logits, 0), ids.data(),
-                      size_of(top_tokens, 1), of_chosen.data(), most_likely.data(), of_most_likely.data());
-    return py::make_tuple(of_chosen.fetch(chosen), most_likely.fetch(top_tokens), of_most_likely.fetch(top_logprobs));
-  });
+  add_method(device, "log_probabilities",
+             [](TestDevice& d, const Floats& logits, const Ints& tokens, const Floats& chosen, const Ints& top_tokens,
+                const Floats& top_logprobs) {
+               log_probabilities(operators_of(d).stream(), logits, logits.size(1), logits.size(0), tokens,
+                                 top_tokens.size(1), chosen, top_tokens, top_logprobs);
+               return py::make_tuple(chosen.fetch(), top_tokens.fetch(), top_logprobs.fetch());
+             });
 }
 
 }  // namespace turbomind::cuda

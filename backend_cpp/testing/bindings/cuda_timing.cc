@@ -1,12 +1,7 @@
-#include "testing/bindings/cuda_timing.h"
-
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "testing/bindings/cuda_internals.h"
-#include "testing/bindings/weight.h"
 
 namespace turbomind::cuda {
 
@@ -42,43 +37,44 @@ double graph_seconds(CudaOperators& ops, int calls, int rounds, const std::funct
 
 void bind_timing(DeviceClass& device) {
   // Seconds of a linear layer on x [rows, in_features], of which there are several weights, equal in shape, in turn.
-  device.def("time_linear", [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Array<float>& x,
-                               int calls, int rounds) {
-    CudaOperators& ops = operators_of(d);
-    const int rows = size_of(x, 0);
-    const OnDevice<float> inputs(ops, x);
-    const AlignedBuffer outputs = float_buffer(ops, rows, weights.at(0)->view().out_features);
-    return graph_seconds(ops, calls, rounds, [&](int call) {
-      const LinearWeight& weight = weights[static_cast<size_t>(call) % weights.size()]->view();
-      ops.linear(weight, inputs.data(), rows, outputs.as<float>(), false);
-    });
-  });
+  add_method(
+      device, "time_linear",
+      [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Floats& x, int calls, int rounds) {
+        CudaOperators& ops = operators_of(d);
+        const int rows = x.size(0);
+        const AlignedBuffer outputs = float_buffer(ops, rows, weights.at(0)->view().out_features);
+        return graph_seconds(ops, calls, rounds, [&](int call) {
+          const LinearWeight& weight = weights[static_cast<size_t>(call) % weights.size()]->view();
+          ops.linear(weight, x.data(), rows, outputs.as<float>(), false);
+        });
+      });
   // What linear layers, each of the one before, make of x [rows, in_features]: launched as they come, and in a graph.
-  device.def("chain_linear", [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Array<float>& x,
-                                const Array<float>& like) {
-    CudaOperators& ops = operators_of(d);
-    const int rows = size_of(x, 0);
-    const OnDevice<float> inputs(ops, x);
-    std::vector<AlignedBuffer> made;
-    for (const WeightOnDevice* weight : weights) made.push_back(float_buffer(ops, rows, weight->view().out_features));
-    const OnDevice<float> last(ops, like);
-    const auto run = [&](int) {
-      for (const AlignedBuffer& buffer : made) {  // nothing is left of an earlier run
-        check(cudaMemsetAsync(buffer.as<float>(), 0xFF, buffer.size(), ops.stream()), "clearing what layers made");
-      }
-      check(cudaMemsetAsync(last.data(), 0xFF, like.nbytes(), ops.stream()), "clearing what layers made");
-      const float* from = inputs.data();
-      for (size_t i = 0; i < weights.size(); ++i) {
-        float* to = i + 1 == weights.size() ? last.data() : made[i].as<float>();
-        ops.linear(weights[i]->view(), from, rows, to, false);
-        from = to;
-      }
-    };
-    run(0);
-    const auto alone = last.fetch(like);
-    graph_seconds(ops, 1, 1, run);
-    return pybind11::make_tuple(alone, last.fetch(like));
-  });
+  add_method(device, "chain_linear",
+             [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Floats& x, const Floats& like) {
+               CudaOperators& ops = operators_of(d);
+               const int rows = x.size(0);
+               std::vector<AlignedBuffer> made;
+               for (const WeightOnDevice* weight : weights) {
+                 made.push_back(float_buffer(ops, rows, weight->view().out_features));
+               }
+               const auto clear = [&](float* memory, size_t bytes) {  // nothing is left of an earlier run
+                 check(cudaMemsetAsync(memory, 0xFF, bytes, ops.stream()), "clearing what layers made");
+               };
+               const auto run = [&](int) {
+                 for (const AlignedBuffer& buffer : made) clear(buffer.as<float>(), buffer.size());
+                 clear(like, like.bytes());
+                 const float* from = x;
+                 for (size_t i = 0; i < weights.size(); ++i) {
+                   float* to = i + 1 == weights.size() ? like.data() : made[i].as<float>();
+                   ops.linear(weights[i]->view(), from, rows, to, false);
+                   from = to;
+                 }
+               };
+               run(0);
+               const auto alone = like.fetch();
+               graph_seconds(ops, 1, 1, run);
+               return pybind11::make_tuple(alone, like.fetch());
+             });
 }
 
 }  // namespace turbomind::cuda

@@ -1,12 +1,18 @@
 // A device for tests: its operators (device/operators.h) on NumPy arrays. Each call uploads, computes and downloads.
 #pragma once
 
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
 #include <list>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
-#include "testing/bindings/arrays.h"
+#include "device/operators.h"
 
 namespace turbomind {
 
@@ -15,6 +21,153 @@ struct TestDevice {
   // Lists of experts stay where they are as long as the operators live.
   std::list<std::vector<ExpertWeight>> experts;
 };
+
+// Row-major; no other type is converted.
+template <class T>
+using Array = pybind11::array_t<T, pybind11::array::c_style>;
+
+template <class T>
+using OptionalArray = std::optional<Array<T>>;
+
+template <class T>
+int size_of(const Array<T>& array, int dimension) {
+  return static_cast<int>(array.shape(dimension));
+}
+
+// A copy of an array in the memory of a device, which must outlive it; null where there is no array.
+template <class T>
+class OnDevice {
+ public:
+  OnDevice(Operators& ops, const OptionalArray<T>& array) : ops_(&ops) {
+    if (!array) return;
+    *this = OnDevice(ops, array->data(), static_cast<size_t>(array->size()));
+    shape_.assign(array->shape(), array->shape() + array->ndim());
+  }
+  OnDevice(Operators& ops, const T* elements, size_t count)
+      : ops_(&ops), buffer_(ops.allocate(count * sizeof(T))), shape_{static_cast<pybind11::ssize_t>(count)} {
+    ops.upload(elements, buffer_.size(), data());
+  }
+
+  T* data() const { return buffer_.template as<T>(); }
+  operator T*() const { return data(); }
+  int dims() const { return static_cast<int>(shape_.size()); }
+  int size(int dimension) const { return static_cast<int>(shape_.at(static_cast<size_t>(dimension))); }
+  size_t bytes() const { return buffer_.size(); }
+
+  Array<T> fetch() const {
+    Array<T> array(shape_);
+    ops_->download(data(), buffer_.size(), array.mutable_data());
+    return array;
+  }
+
+ private:
+  Operators* ops_;
+  AlignedBuffer buffer_;
+  std::vector<pybind11::ssize_t> shape_;
+};
+
+using Floats = OnDevice<float>;
+using Ints = OnDevice<int32_t>;
+
+// How Python gives a parameter of a method.
+template <class T>
+struct Given {
+  using Type = T;
+  static T taken(Operators&, T given) { return given; }
+};
+template <class T>
+struct Given<const OnDevice<T>&> {
+  using Type = OptionalArray<T>;
+  static OnDevice<T> taken(Operators& ops, const OptionalArray<T>& given) { return {ops, given}; }
+};
+
+using DeviceClass = pybind11::class_<TestDevice>;
+
+// A method of a device: `body`, to which Python gives arrays, or None, for parameters that are OnDevice. What it writes
+// over is an array too, called `like` where only its shape is read.
+template <class Body, class Result, class... Parameters>
+void add_method(DeviceClass& device, const char* name, Body body, Result (Body::*)(TestDevice&, Parameters...) const) {
+  device.def(name, [body](TestDevice& d, typename Given<Parameters>::Type... given) {
+    return body(d, Given<Parameters>::taken(*d.ops, given)...);
+  });
+}
+template <class Body>
+void add_method(DeviceClass& device, const char* name, Body body) {
+  add_method(device, name, body, &Body::operator());
+}
+
+// The heads x [rows, heads, width], of which each is the first head_dim of the width.
+inline HeadsView heads_of(const Floats& x, int head_dim) {
+  const auto width = static_cast<size_t>(x.size(2));
+  return {x, x.size(0), width * static_cast<size_t>(x.size(1)), x.size(1), width, head_dim};
+}
+inline HeadsView heads_of(const Floats& x) {
+  return heads_of(x, x.size(2));
+}
+
+// A linear layer's weight; arguments as in LinearWeight, `data` holds the bytes.
+class WeightOnDevice {
+ public:
+  WeightOnDevice(Operators& ops, const pybind11::array& data, WeightFormat format, int out_features, int in_features,
+                 const OptionalArray<float>& bias, int group, const OptionalArray<uint16_t>& scales,
+                 const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order,
+                 const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales,
+                 const OptionalArray<uint16_t>& mins)
+      : data_(ops, static_cast<const std::byte*>(data.data()), static_cast<size_t>(data.nbytes())),
+        bias_(ops, bias),
+        scales_(ops, scales),
+        zeros_(ops, zeros),
+        input_order_(ops, input_order),
+        block_scales_(ops, block_scales),
+        output_scales_(ops, output_scales),
+        mins_(ops, mins) {
+    view_ = {data_.data(),
+             format,
+             out_features,
+             in_features,
+             bias_,
+             group,
+             reinterpret_cast<const half*>(scales_.data()),
+             zeros_,
+             input_order_,
+             block_scales_,
+             output_scales_,
+             reinterpret_cast<const half*>(mins_.data())};
+  }
+  const LinearWeight& view() const { return view_; }
+
+ private:
+  OnDevice<std::byte> data_;
+  Floats bias_;
+  OnDevice<uint16_t> scales_;
+  OnDevice<uint8_t> zeros_;
+  Ints input_order_;
+  Floats block_scales_;
+  Floats output_scales_;
+  OnDevice<uint16_t> mins_;
+  LinearWeight view_;
+};
+
+// Sets the field `name` where a dictionary has it.
+template <class T>
+void take_field(const pybind11::dict& given, const char* name, T& field) {
+  if (given.contains(name)) field = given[name].template cast<T>();
+}
+
+// The fields of SamplingParams that every device has.
+template <class Params>
+void take_sampling_fields(const pybind11::dict& given, Params& params) {
+  take_field(given, "is_greedy", params.is_greedy);
+  take_field(given, "temperature", params.temperature);
+  take_field(given, "top_k", params.top_k);
+  take_field(given, "top_p", params.top_p);
+  take_field(given, "min_p", params.min_p);
+  take_field(given, "seed", params.seed);
+  take_field(given, "draw", params.draw);
+  take_field(given, "repetition_penalty", params.repetition_penalty);
+  take_field(given, "presence_penalty", params.presence_penalty);
+  take_field(given, "frequency_penalty", params.frequency_penalty);
+}
 
 // Query heads, key heads, key_dim, value_dim, block_len.
 using CacheSizes = std::tuple<int, int, int, int, int>;
@@ -29,9 +182,7 @@ inline CacheLayout cache_layout(int bits, const CacheSizes& sizes) {
   return {type, 1, num_kv_heads, key_dim, value_dim, block_len};
 }
 
-using DeviceClass = pybind11::class_<TestDevice>;
-
-// Each adds methods that are named as the operators are. Arrays called `like` give the shape of a result.
+// Each adds methods that are named as the operators are.
 void bind_attention(pybind11::module_& m);
 void bind_elementwise(DeviceClass& device);
 void bind_heads(pybind11::module_& m);  // of models, on the CPU

@@ -1,6 +1,4 @@
 // A head's rows one step after the other, as the engine runs them: what its keys and values say of earlier rows counts.
-#include <pybind11/stl.h>
-
 #include <numeric>
 
 #include "device/device.h"

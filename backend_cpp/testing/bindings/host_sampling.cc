@@ -1,6 +1,4 @@
 // Tokens as the engine chooses them on the host, for what chooses them elsewhere.
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -26,31 +24,19 @@ py::tuple choose_on_host(const std::vector<py::dict>& rows, const Array<float>& 
   std::copy_n(logits.data(), logits.size(), changed.mutable_data());
   for (size_t row = 0; row < rows.size(); ++row) {
     const py::dict& given = rows[row];
-    const auto take = [&](const char* name, auto& field) {
-      if (given.contains(name)) field = given[name].cast<std::decay_t<decltype(field)>>();
-    };
     SamplingParams params;
     std::vector<int32_t> prompt;
     std::vector<int32_t> response;
     std::vector<int32_t> forbidden;
     std::vector<int32_t> mask;
     Penalties::Biases biases;
-    take("is_greedy", params.is_greedy);
-    take("temperature", params.temperature);
-    take("top_k", params.top_k);
-    take("top_p", params.top_p);
-    take("min_p", params.min_p);
-    take("top_n_sigma", params.top_n_sigma);
-    take("seed", params.seed);
-    take("draw", params.draw);
-    take("repetition_penalty", params.repetition_penalty);
-    take("presence_penalty", params.presence_penalty);
-    take("frequency_penalty", params.frequency_penalty);
-    take("prompt", prompt);
-    take("response", response);
-    take("biases", biases);
-    take("forbidden", forbidden);
-    take("mask", mask);
+    take_sampling_fields(given, params);
+    take_field(given, "top_n_sigma", params.top_n_sigma);
+    take_field(given, "prompt", prompt);
+    take_field(given, "response", response);
+    take_field(given, "biases", biases);
+    take_field(given, "forbidden", forbidden);
+    take_field(given, "mask", mask);
     float* values = changed.mutable_data() + row * static_cast<size_t>(vocab_size);
     const PromptTokens prompt_tokens(params, prompt, vocab_size);
     Penalties penalties(params, prompt_tokens, biases);

@@ -1,10 +1,7 @@
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "testing/bindings/device.h"
-#include "testing/bindings/weight.h"
 #include "weights/w8a8.h"
 #include "weights/weight_reader.h"
 
@@ -20,7 +17,7 @@ Array<T> array_of(const AlignedBuffer& buffer) {
 }
 
 // Rounds w [out_features, in_features] and packs it, as the engine does while it loads; returns codes and scales.
-py::tuple pack_quantized(const Array<float>& w, int bits, int group) {
+py::tuple pack_rounded(const Array<float>& w, int bits, int group) {
   const LinearStorage storage = round_matrix(w.data(), size_of(w, 0), size_of(w, 1), bits, group, in_order);
   return py::make_tuple(array_of<uint8_t>(storage.data), array_of<uint16_t>(storage.scales));
 }
@@ -66,7 +63,7 @@ py::tuple pack_scaled(const Array<uint8_t>& codes, bool is_float8, const Array<f
 }  // namespace
 
 void bind_linear(py::module_& m, DeviceClass& device) {
-  m.def("pack_quantized", &pack_quantized);
+  m.def("pack_quantized", &pack_rounded);
   m.def("pack_codes", &pack_codes);
   m.def("pack_scaled", &pack_scaled);
   // Local, since the emulation's and the GPU's modules are loaded together.
@@ -88,66 +85,50 @@ void bind_linear(py::module_& m, DeviceClass& device) {
       py::arg("input_order") = py::none(), py::arg("block_scales") = py::none(), py::arg("output_scales") = py::none(),
       py::arg("mins") = py::none(), py::keep_alive<0, 1>());
   // x [rows, in_features], y [rows, out_features]
-  device.def("linear", [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, const Array<float>& y,
-                          bool accumulate) {
-    const OnDevice<float> inputs(*d.ops, x);
-    const OnDevice<float> outputs(*d.ops, y);
-    // Twice where nothing is added: a call leaves its working memory fit for the next.
-    for (int repeat = 0; repeat < (accumulate ? 1 : 2); ++repeat) {
-      d.ops->linear(weight.view(), inputs.data(), size_of(x, 0), outputs.data(), accumulate);
-    }
-    return outputs.fetch(y);
-  });
+  add_method(device, "linear",
+             [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, const Floats& y, bool accumulate) {
+               // Twice where nothing is added: a call leaves its working memory fit for the next.
+               for (int repeat = 0; repeat < (accumulate ? 1 : 2); ++repeat) {
+                 d.ops->linear(weight.view(), x.data(), x.size(0), y.data(), accumulate);
+               }
+               return y.fetch();
+             });
   // Of norms of x [rows, in_features], with `scale` [in_features], and of layer norms where there is a `bias`
   // [in_features]; like [rows, out_features]
-  device.def("linear_of_norms",
-             [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, const Array<float>& scale,
-                const OptionalArray<float>& bias, float eps, const Array<float>& like) {
-               const OnDevice<float> inputs(*d.ops, x);
-               const OnDevice<float> scales(*d.ops, scale);
-               const OnDevice<float> shift(*d.ops, bias);
-               const OnDevice<float> workspace(*d.ops, x);
-               const OnDevice<float> outputs(*d.ops, like);
-               const NormWeight norm{bias ? NormKind::kLayer : NormKind::kRms, eps, scales.data(), shift.data()};
-               d.ops->linear(weight.view(), LinearInput::normed(norm, inputs.data(), workspace.data()), size_of(x, 0),
-                             outputs.data(), false);
-               return outputs.fetch(like);
+  add_method(device, "linear_of_norms",
+             [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, const Floats& scale, const Floats& bias,
+                float eps, const Floats& like) {
+               const AlignedBuffer workspace = float_buffer(*d.ops, x.size(0), x.size(1));
+               const NormWeight norm{bias ? NormKind::kLayer : NormKind::kRms, eps, scale, bias};
+               d.ops->linear(weight.view(), LinearInput::normed(norm, x, workspace.as<float>()), x.size(0), like.data(),
+                             false);
+               return like.fetch();
              });
   // Of the gated activation of x [rows, 2 in_features]; like [rows, out_features]
-  device.def("linear_of_gates", [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, int activation,
-                                   const Array<float>& like) {
-    const OnDevice<float> inputs(*d.ops, x);
-    const OnDevice<float> workspace(*d.ops, x);  // half of it
-    const OnDevice<float> outputs(*d.ops, like);
-    const auto input = LinearInput::gated(static_cast<Activation>(activation), inputs.data(), workspace.data());
-    d.ops->linear(weight.view(), input, size_of(x, 0), outputs.data(), false);
-    return outputs.fetch(like);
-  });
+  add_method(device, "linear_of_gates",
+             [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, int activation, const Floats& like) {
+               const AlignedBuffer workspace = float_buffer(*d.ops, x.size(0), x.size(1) / 2);
+               const auto input = LinearInput::gated(static_cast<Activation>(activation), x, workspace.as<float>());
+               d.ops->linear(weight.view(), input, x.size(0), like.data(), false);
+               return like.fetch();
+             });
   // x [rows, in_features of gate_up], y [rows, out_features of down]
-  device.def("gated_mlp", [](TestDevice& d, const WeightOnDevice& gate_up, int activation, const WeightOnDevice& down,
-                             const Array<float>& x, const Array<float>& y, bool accumulate) {
-    const OnDevice<float> inputs(*d.ops, x);
-    const OnDevice<float> outputs(*d.ops, y);
-    const int rows = size_of(x, 0);
-    const AlignedBuffer projected = float_buffer(*d.ops, rows, gate_up.view().out_features);
-    const AlignedBuffer activated = float_buffer(*d.ops, rows, down.view().in_features);
-    d.ops->gated_mlp({gate_up.view(), static_cast<Activation>(activation), down.view(), projected.as<float>(),
-                      activated.as<float>()},
-                     inputs.data(), rows, outputs.data(), accumulate);
-    return outputs.fetch(y);
-  });
+  add_method(device, "gated_mlp",
+             [](TestDevice& d, const WeightOnDevice& gate_up, int activation, const WeightOnDevice& down,
+                const Floats& x, const Floats& y, bool accumulate) {
+               const int rows = x.size(0);
+               const AlignedBuffer projected = float_buffer(*d.ops, rows, gate_up.view().out_features);
+               const AlignedBuffer activated = float_buffer(*d.ops, rows, down.view().in_features);
+               d.ops->gated_mlp({gate_up.view(), static_cast<Activation>(activation), down.view(),
+                                 projected.as<float>(), activated.as<float>()},
+                                x.data(), rows, y, accumulate);
+               return y.fetch();
+             });
   // x [rows, heads, in_features + gap], whose last `gap` are not inputs; like [rows, heads, out_features]
-  device.def("head_linear",
-             [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, int gap, const Array<float>& like) {
-               const int rows = size_of(x, 0);
-               const int heads = size_of(x, 1);
-               const auto in = static_cast<size_t>(x.shape(2));
-               const auto out = static_cast<size_t>(like.shape(2));
-               const OnDevice<float> inputs(*d.ops, x);
-               const OnDevice<float> outputs(*d.ops, like);
-               d.ops->head_linear(weight.view(), {inputs.data(), rows, heads * in, heads, in, size_of(x, 2) - gap},
-                                  {outputs.data(), rows, heads * out, heads, out, size_of(like, 2)});
-               return outputs.fetch(like);
+  add_method(device, "head_linear",
+             [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, int gap, const Floats& like) {
+               d.ops->head_linear(weight.view(), heads_of(x, x.size(2) - gap), heads_of(like));
+               return like.fetch();
              });
 }
 

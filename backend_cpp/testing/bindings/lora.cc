@@ -1,5 +1,3 @@
-#include <pybind11/stl.h>
-
 #include <list>
 #include <vector>
 
@@ -67,22 +65,20 @@ class AdaptersOnDevice {
 
 void bind_lora(DeviceClass& device) {
   // x [rows, in_features], y [rows, out_features]: y with what each row's adapter adds, -1 being none.
-  device.def("lora", [](TestDevice& d, const Array<float>& x, const Array<float>& y,
-                        const std::vector<GivenAdapter>& adapters, const std::vector<int>& adapter_of_row, int format) {
-    const AdaptersOnDevice all(*d.ops, adapters, format);
-    std::vector<const LoraWeight*> tables;
-    for (const int adapter : adapter_of_row) tables.push_back(all.table(adapter));
-    const OnDevice<const LoraWeight*> table_of_row(*d.ops, tables.data(), tables.size());
-    const int rows = size_of(x, 0);
-    const std::vector<float> unset(static_cast<size_t>(rows * all.max_rank), 1e30f);
-    const OnDevice<float> inputs(*d.ops, x);
-    const OnDevice<float> outputs(*d.ops, y);
-    const OnDevice<float> shrunk(*d.ops, unset.data(), unset.size());
-    const LoraRows of{table_of_row.data(), AdaptersOnDevice::kLayer, rows, all.max_rank};
-    d.ops->lora_shrink(of, inputs.data(), size_of(x, 1), shrunk.data());
-    d.ops->lora_expand(of, shrunk.data(), size_of(y, 1), outputs.data());
-    return outputs.fetch(y);
-  });
+  add_method(device, "lora",
+             [](TestDevice& d, const Floats& x, const Floats& y, const std::vector<GivenAdapter>& adapters,
+                const std::vector<int>& adapter_of_row, int format) {
+               const AdaptersOnDevice all(*d.ops, adapters, format);
+               std::vector<const LoraWeight*> tables;
+               for (const int adapter : adapter_of_row) tables.push_back(all.table(adapter));
+               const OnDevice<const LoraWeight*> table_of_row(*d.ops, tables.data(), tables.size());
+               const std::vector<float> unset(static_cast<size_t>(x.size(0) * all.max_rank), 1e30f);
+               const Floats shrunk(*d.ops, unset.data(), unset.size());
+               const LoraRows rows{table_of_row, AdaptersOnDevice::kLayer, x.size(0), all.max_rank};
+               d.ops->lora_shrink(rows, x, x.size(1), shrunk);
+               d.ops->lora_expand(rows, shrunk, y.size(1), y);
+               return y.fetch();
+             });
 }
 
 }  // namespace turbomind

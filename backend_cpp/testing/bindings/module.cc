@@ -1,8 +1,5 @@
 // The engine and its operators for tests, on the CPU and on CUDA: compiled against the emulation of CUDA as
 // tests/kernels/_cuda_emulated, and against CUDA as tests/kernels/_cuda_device.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include "device/device.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/sampling.h"
@@ -67,8 +64,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
 
   m.def("device_count", find_device("cuda").count);
   cuda::bind_attention_internals(device);
-  cuda::bind_latent_plan(m);
-  cuda::bind_prefill_plan(m);
+  cuda::bind_plans(m);
   cuda::bind_sampling(device);
   cuda::bind_probes(device);
   cuda::bind_timing(device);

@@ -1,6 +1,4 @@
 // Ranks of a group, each in its own thread.
-#include <pybind11/stl.h>
-
 #include <array>
 #include <chrono>
 #include <memory>

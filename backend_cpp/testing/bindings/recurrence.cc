@@ -1,5 +1,3 @@
-#include <pybind11/stl.h>
-
 #include <tuple>
 #include <vector>
 
@@ -31,102 +29,68 @@ class States {
     ops.wait();  // `given` goes
   }
   const StateMemory& view() const { return view_; }
-  Array<float> fetch(const Array<float>& like) const { return pages_.fetch(like); }
+  Array<float> fetch() const { return pages_.fetch(); }
 
  private:
   Operators& ops_;
-  OnDevice<float> pages_;
+  Floats pages_;
   AlignedBuffer spans_;
   StateMemory view_;
 };
 
-StridedRows strided(float* data, const Array<float>& x) {
-  return {data, static_cast<size_t>(x.shape(1))};
-}
-
-HeadsView all_heads(float* data, const Array<float>& x, int head_dim) {
-  return {data,
-          size_of(x, 0),
-          static_cast<size_t>(x.shape(1) * x.shape(2)),
-          size_of(x, 1),
-          static_cast<size_t>(x.shape(2)),
-          head_dim};
+StridedRows strided(const Floats& x) {
+  return x ? StridedRows{x, static_cast<size_t>(x.size(1))} : StridedRows{};
 }
 
 }  // namespace
 
 void bind_recurrence(DeviceClass& device) {
   // x [rows, width], of which the first `channels` are convolved in place; weight [channels, kernel]; -> x, pages
-  device.def("causal_conv", [](TestDevice& d, const Array<float>& x, const Array<float>& weight,
-                               const OptionalArray<float>& bias, bool has_silu, const Array<float>& pages, int first,
-                               const std::vector<Span>& spans) {
-    const OnDevice<float> rows(*d.ops, x);
-    const OnDevice<float> taps(*d.ops, weight);
-    const OnDevice<float> shift(*d.ops, bias);
-    const States states(*d.ops, pages, first, spans);
-    const ConvParams params{states.view(), size_of(weight, 0), size_of(weight, 1), taps.data(), shift.data(), has_silu};
-    d.ops->causal_conv(params, strided(rows.data(), x), size_of(x, 0), strided(rows.data(), x));
-    return py::make_tuple(rows.fetch(x), states.fetch(pages));
-  });
+  add_method(device, "causal_conv",
+             [](TestDevice& d, const Floats& x, const Floats& weight, const Floats& bias, bool has_silu,
+                const Array<float>& pages, int first, const std::vector<Span>& spans) {
+               const States states(*d.ops, pages, first, spans);
+               const ConvParams params{states.view(), weight.size(0), weight.size(1), weight, bias, has_silu};
+               d.ops->causal_conv(params, strided(x), x.size(0), strided(x));
+               return py::make_tuple(x.fetch(), states.fetch());
+             });
   // a [rows, wider than heads width], b [rows, wider than heads] or none; dt_bias [heads, width];
   // decay, beta as like_decay and like_beta are
-  device.def("recurrence_gates", [](TestDevice& d, int kind, const Array<float>& a, const OptionalArray<float>& b,
-                                    const Array<float>& a_log, const Array<float>& dt_bias, float dt_min, float dt_max,
-                                    const Array<float>& like_decay, const Array<float>& like_beta) {
-    const OnDevice<float> steps(*d.ops, a);
-    const OnDevice<float> strengths(*d.ops, b);
-    const OnDevice<float> logs(*d.ops, a_log);
-    const OnDevice<float> shift(*d.ops, dt_bias);
-    const OnDevice<float> decay(*d.ops, like_decay);
-    const OnDevice<float> beta(*d.ops, like_beta);
-    const GateParams params{static_cast<RecurrenceGate>(kind),
-                            size_of(dt_bias, 0),
-                            size_of(dt_bias, 1),
-                            logs.data(),
-                            shift.data(),
-                            dt_min,
-                            dt_max};
-    d.ops->recurrence_gates(params, strided(steps.data(), a), b ? strided(strengths.data(), *b) : StridedRows{},
-                            size_of(a, 0), decay.data(), beta.data());
-    return py::make_tuple(decay.fetch(like_decay), beta.fetch(like_beta));
-  });
+  add_method(device, "recurrence_gates",
+             [](TestDevice& d, int kind, const Floats& a, const Floats& b, const Floats& a_log, const Floats& dt_bias,
+                float dt_min, float dt_max, const Floats& like_decay, const Floats& like_beta) {
+               const GateParams params{
+                   static_cast<RecurrenceGate>(kind), dt_bias.size(0), dt_bias.size(1), a_log, dt_bias, dt_min, dt_max};
+               d.ops->recurrence_gates(params, strided(a), strided(b), a.size(0), like_decay, like_beta);
+               return py::make_tuple(like_decay.fetch(), like_beta.fetch());
+             });
   // q, k [rows, key_heads, wider than key_dim], v [rows, heads, wider than value_dim]; decay [heads], [rows, heads] or
   // [rows, heads, key_dim]; beta [rows, heads] or none; skip [heads] or none; like [rows, heads, value_dim];
   // -> out, pages
-  device.def("recurrence", [](TestDevice& d, const Array<float>& q, const Array<float>& k, const Array<float>& v,
-                              int key_dim, bool has_delta, const Array<float>& decay, const OptionalArray<float>& beta,
-                              const OptionalArray<float>& skip, const Array<float>& pages, int first,
-                              const std::vector<Span>& spans, const Array<float>& like) {
-    const OnDevice<float> queries(*d.ops, q);
-    const OnDevice<float> keys(*d.ops, k);
-    const OnDevice<float> values(*d.ops, v);
-    const OnDevice<float> decays(*d.ops, decay);
-    const OnDevice<float> betas(*d.ops, beta);
-    const OnDevice<float> skips(*d.ops, skip);
-    const OnDevice<float> out(*d.ops, like);
-    const States states(*d.ops, pages, first, spans);
-    RecurrenceParams params;
-    params.state = states.view();
-    params.heads = size_of(v, 1);
-    params.key_heads = size_of(k, 1);
-    params.key_dim = key_dim;
-    params.value_dim = size_of(like, 2);
-    params.has_delta = has_delta;
-    params.decay = decays.data();
-    params.decay_width = decay.ndim() == 1 ? 0 : decay.ndim() == 2 ? 1 : key_dim;
-    params.beta = betas.data();
-    params.skip = skips.data();
-    d.ops->recurrence(params, all_heads(queries.data(), q, key_dim), all_heads(keys.data(), k, key_dim),
-                      all_heads(values.data(), v, params.value_dim), out.data());
-    return py::make_tuple(out.fetch(like), states.fetch(pages));
-  });
+  add_method(device, "recurrence",
+             [](TestDevice& d, const Floats& q, const Floats& k, const Floats& v, int key_dim, bool has_delta,
+                const Floats& decay, const Floats& beta, const Floats& skip, const Array<float>& pages, int first,
+                const std::vector<Span>& spans, const Floats& like) {
+               const States states(*d.ops, pages, first, spans);
+               RecurrenceParams params;
+               params.state = states.view();
+               params.heads = v.size(1);
+               params.key_heads = k.size(1);
+               params.key_dim = key_dim;
+               params.value_dim = like.size(2);
+               params.has_delta = has_delta;
+               params.decay = decay;
+               params.decay_width = decay.dims() == 1 ? 0 : decay.dims() == 2 ? 1 : key_dim;
+               params.beta = beta;
+               params.skip = skip;
+               d.ops->recurrence(params, heads_of(q, key_dim), heads_of(k, key_dim), heads_of(v, params.value_dim),
+                                 like);
+               return py::make_tuple(like.fetch(), states.fetch());
+             });
   // kind as in GateKind; gate, x [rows, heads, head_dim]
-  device.def("gate_heads", [](TestDevice& d, int kind, const Array<float>& gate, const Array<float>& x) {
-    const OnDevice<float> gates(*d.ops, gate);
-    const OnDevice<float> values(*d.ops, x);
-    d.ops->gate_heads(static_cast<GateKind>(kind), all_heads(gates.data(), gate, size_of(x, 2)),
-                      all_heads(values.data(), x, size_of(x, 2)));
-    return values.fetch(x);
+  add_method(device, "gate_heads", [](TestDevice& d, int kind, const Floats& gate, const Floats& x) {
+    d.ops->gate_heads(static_cast<GateKind>(kind), heads_of(gate), heads_of(x));
+    return x.fetch();
   });
 }
 

@@ -1,8 +1,6 @@
 // Faults of the emulated runtime, for tests.
 #include "testing/cuda_emulated/faults.h"
 
-#include <pybind11/stl.h>
-
 #include <array>
 
 #include "testing/bindings/cuda_internals.h"

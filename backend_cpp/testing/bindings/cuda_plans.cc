@@ -1,11 +1,10 @@
-#include <pybind11/stl.h>
-
 #include <map>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "kernels/cuda/latent/latent.h"
+#include "kernels/cuda/prefill/prefill.h"
 #include "testing/bindings/cuda_internals.h"
 
 namespace py = pybind11;
@@ -17,6 +16,10 @@ namespace {
 // First row, rows, position of the first, index of the first block.
 using Span = std::tuple<int, int, int, int>;
 
+std::vector<int32_t> list(const int32_t* first, size_t size) {
+  return {first, first + size};
+}
+
 // A piece and its plan, as latent.h and LatentPlanView name what is in them.
 py::dict described(const LatentPiece& piece) {
   std::vector<int32_t> memory(piece.plan_size(), -2);
@@ -24,7 +27,6 @@ py::dict described(const LatentPiece& piece) {
   const LatentPlanView view = view_latent_plan(piece, memory.data());
   const auto count = static_cast<size_t>(view.first_item[view.teams]);
   const auto multiprocessors = static_cast<size_t>(piece.multiprocessors());
-  const auto list = [](const int32_t* first, size_t size) { return std::vector<int32_t>(first, first + size); };
   py::dict plan;
   plan["piece_first_row"] = piece.first_row;
   plan["piece_rows"] = piece.rows;
@@ -55,7 +57,7 @@ py::dict described(const LatentPiece& piece) {
 
 }  // namespace
 
-void bind_latent_plan(py::module_& m) {
+void bind_plans(py::module_& m) {
   m.def("latent_plan", [](const std::vector<Span>& spans, int padded_spans, int heads, int multiprocessors) {
     std::vector<DeviceSpan> given;
     for (const auto& [row, count, position, block] : spans) given.push_back({row, count, position, block});
@@ -64,6 +66,21 @@ void bind_latent_plan(py::module_& m) {
       plans.push_back(described(piece));
     }
     return plans;
+  });
+  // As PrefillPlanView names what is in it.
+  m.def("prefill_plan", [](const std::vector<Span>& spans, int heads, int tile_rows, int multiprocessors) {
+    PrefillPlan plan{{}, heads, tile_rows, multiprocessors};
+    for (const auto& [row, count, position, block] : spans) plan.spans.push_back({row, count, position, block});
+    std::vector<int32_t> memory(plan.size(), -2);
+    fill_prefill_plan(plan, memory.data());
+    const PrefillPlanView view = view_prefill_plan(plan, memory.data());
+    return std::map<std::string, std::vector<int32_t>>{{"first_item", list(view.first_item, multiprocessors + 1)},
+                                                       {"head", list(view.head, plan.items())},
+                                                       {"tile", list(view.tile, plan.items())},
+                                                       {"first_row", list(view.first_row, plan.items())},
+                                                       {"rows", list(view.rows, plan.items())},
+                                                       {"first_block", list(view.first_block, plan.items())},
+                                                       {"keys", list(view.keys, plan.items())}};
   });
 }
 
