@@ -93,10 +93,6 @@ class ChatPage:
         self.type(name + Keys.ENTER, into="#model input")
 
     @property
-    def browser_title(self) -> str:
-        return self._driver.title
-
-    @property
     def status(self) -> str:
         return self._one("#header .status").text
 
