@@ -91,7 +91,7 @@ def test_the_server_says_that_its_device_is_lost_or_hangs_and_is_started_again(
         def health() -> int:
             return httpx.get(f"{gateway}/health", timeout=10, trust_env=False).status_code
 
-        for fault, message in ((lost, r"the engine stopped: .*CUDA"), (hung, None)):  # at a hang the server ends
+        def endure(fault: Path, message: str | None) -> None:
             assert respond(server, 5) == 5
             assert health() == 200
             first = server.pid
@@ -102,6 +102,9 @@ def test_the_server_says_that_its_device_is_lost_or_hangs_and_is_started_again(
             eventually_sync(lambda: health() == 503, timeout=START)
             assert fault == lost or time.monotonic() - begin > 2  # a step may take so long
             fault.unlink()
-            eventually_sync(lambda before=first: server.pid != before and server.is_ready(), timeout=START)
+            eventually_sync(lambda: server.pid != first and server.is_ready(), timeout=START)
             eventually_sync(lambda: health() == 200, timeout=START)
+
+        endure(lost, r"the engine stopped: .*CUDA")
+        endure(hung, None)  # until the server ends
         assert respond(server, 5) == 5
