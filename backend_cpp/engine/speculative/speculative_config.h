@@ -24,7 +24,7 @@ struct SpeculativeConfig {
   int weight_bits = 0;   // as the setting of an engine
 
   bool is_on() const { return num_speculative_tokens > 0; }
-  // Of the setting speculative_config, whose fields lmdeploy/speculative/config.py lists; null or "none": nothing is
+  // Of the setting speculative_config, whose fields lmdeploy/speculative.py lists; null or "none": nothing is
   // drafted; "auto": that depends on `is_automatic`. Throws Error(kInvalidArgument).
   static SpeculativeConfig of(const Json& setting, bool is_automatic);
 };
