@@ -54,7 +54,7 @@ CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir 
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests bench bench-embeddings peers bench-peers docs lint format fields typecheck sanitize fuzz abuse check screenshot lock model setup dev browser clients install-clients clean
+.PHONY: help serve test test-all build build-tests bench bench-embeddings peers bench-peers docs lint format fields typecheck sanitize fuzz abuse check without-quick-tests screenshot lock model setup dev browser clients install-clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -192,6 +192,10 @@ check: dev model ## What comes before the other tests: lint, types, imports, doc
 	@$(MAKE) lint
 	@$(MAKE) build-tests
 	@$(PY) -m pytest -q --numprocesses $(strip $(WORKERS)) --dist loadfile $(QUICK_TESTS)
+
+# Arguments of pytest that leave out what `make check` runs.
+without-quick-tests:
+	@echo $(QUICK_TESTS:%=--ignore=%)
 
 lint: dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PY_SOURCES)
