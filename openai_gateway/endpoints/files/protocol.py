@@ -36,10 +36,10 @@ class FileFields(Strict):
         nested: dict[str, Any] = {}
         for name, value in fields.items():
             outer, bracket, inner = name.partition("[")
-            if bracket:
-                nested.setdefault(outer, {})[inner.removesuffix("]")] = value
-            else:
+            if not bracket:
                 nested[name] = value
+            elif isinstance(members := nested.setdefault(outer, {}), dict):  # else the object is a text, and refused
+                members[inner.removesuffix("]")] = value
         try:
             return cls.model_validate_strings(nested, strict=False)
         except ValidationError as error:

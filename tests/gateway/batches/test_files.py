@@ -125,6 +125,9 @@ def test_a_file_expires_when_its_maker_says(ann: openai.OpenAI) -> None:
         ann.files.create(
             file=io.BytesIO(CONTENT), purpose="batch", expires_after={"anchor": "created_at", "seconds": 5}
         )
+    for fields in ({"expires_after": "1"}, {"expires_after": "1", "expires_after[seconds]": "7200"}):
+        with pytest.raises(openai.BadRequestError, match="expires_after"):
+            ann.files.create(file=io.BytesIO(CONTENT), purpose="batch", extra_body=fields)
 
 
 def test_what_has_expired_or_was_never_finished_is_not_reported_and_leaves_the_disk(tmp_path: Path) -> None:
