@@ -12,7 +12,7 @@ from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine_dir import resolve
 from tests.pytorch.models.test_served import CONFIG, PROMPT, tokens_of
-from tests.support.hybrid_models import MODELS
+from tests.support.hybrid_models import MODELS, make_hybrid
 from tests.support.prompts import CONVERSATIONS
 from tests.support.tiny_models import make_tiny
 
@@ -108,4 +108,4 @@ def test_responses_are_bitwise_equal(directory: Path, alone: list[Any], settings
     ["Qwen3.5", "Qwen3-Next", "Kimi Linear", "LFM2", "LFM2 with experts", "MiniMax-Text-01", "OLMo Hybrid"],
 )
 def test_turbomind_runs_the_other_states(name: str, tmp_path: Path) -> None:
-    assert resolve(make(name, tmp_path), backend="pytorch").backend == "turbomind"
+    assert resolve(make_hybrid(tmp_path / "model", name), backend="pytorch").backend == "turbomind"
