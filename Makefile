@@ -19,6 +19,10 @@ WORKERS     ?= 2  # tests at a time; those of a file are one after the other
 BENCH_ARGS  ?=
 ABUSE_ARGS  ?=
 FUZZ_SECONDS ?= 60
+LOAD_HOST    ?= http://localhost:23333
+LOAD_USERS   ?= 16
+LOAD_RAMP    ?= 2
+LOAD_SECONDS ?= 60
 CUDA        ?=            # 1: build for NVIDIA GPUs too; needs the CUDA toolkit
 CUDA_LIBRARIES ?= 1       # 0: with CUDA, leave out kernels of libraries, whose headers are a download of 60 MB
 
@@ -54,11 +58,11 @@ CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir 
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests bench bench-embeddings peers bench-peers docs lint format fields typecheck sanitize fuzz abuse check without-quick-tests screenshot lock model setup dev browser clients install-clients clean
+.PHONY: help serve test test-all build build-tests load bench bench-embeddings peers bench-peers docs lint format fields typecheck sanitize fuzz abuse check without-quick-tests screenshot lock model setup dev browser clients install-clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, WORKERS, PYTEST_ARGS, BENCH_ARGS, ABUSE_ARGS, CUDA, CUDA_LIBRARIES, PYTHON"
+	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, WORKERS, PYTEST_ARGS, BENCH_ARGS, ABUSE_ARGS, LOAD_HOST, LOAD_USERS, LOAD_RAMP, LOAD_SECONDS, CUDA, CUDA_LIBRARIES, PYTHON"
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
 
@@ -168,6 +172,12 @@ fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it f
 abuse: build dev ## Attack the gateway, the chat page, the proxy and Ray as users start them; ABUSE_ARGS="--seconds 600": for 10 minutes
 	$(say) 'attacking (some minutes)'
 	@$(PY) -m tests.abuse $(strip $(ABUSE_ARGS))
+
+load: dev ## Many users of a running server, with locust: LOAD_HOST, LOAD_USERS (16), LOAD_RAMP users a second (2), LOAD_SECONDS (60)
+	@mkdir -p $(BUILD)
+	@OPENAI_API_KEY="$${OPENAI_API_KEY:-none}" $(VENV)/bin/locust -f tools/locustfile.py --headless --only-summary \
+	    --host $(strip $(LOAD_HOST)) -u $(strip $(LOAD_USERS)) -r $(strip $(LOAD_RAMP)) -t $(strip $(LOAD_SECONDS))s --html $(BUILD)/load.html
+	@echo "-- report: $(BUILD)/load.html"
 
 bench: build model ## A short standard benchmark, alongside transformers and against the targets
 	$(say) 'measuring on an otherwise idle machine (about 5 minutes)'

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,15 @@ async def test_requests_arrive_at_the_rate_asked_for(url: str) -> None:
     # 60 exponential gaps of mean 10 ms: 0.6 s, standard deviation 0.08 s; only a lower bound holds on a busy machine
     assert time.perf_counter() - begin > 0.6 - 4 * 0.08
     await asyncio.sleep(0)
+
+
+@pytest.mark.skipif(find_spec("locust") is None, reason="locust is not installed")
+def test_locust_users_chat(url: str, fake: FakeTriton) -> None:
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "tools" / "locustfile.py"), "--host", url, "--headless"]
+    done = subprocess.run(
+        [*command, "-u", "2", "-r", "2", "-t", "3s", "--json"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    measurements = {entry["name"]: entry for entry in json.loads(done.stdout)}  # the table goes to stderr
+    assert measurements["first token"]["num_requests"] > 0
+    assert measurements["/v1/chat/completions"]["num_failures"] == 0
