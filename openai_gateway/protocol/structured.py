@@ -76,7 +76,9 @@ class StructuredFields(Strict):
                 "be given",
             )
         self._grammar = next(starmap(enforced_format, forms.items()), None)
-        self._grammar_field = next((name for name in forms if not name.startswith("response_format")), "response_format")
+        self._grammar_field = next(
+            (name for name in forms if not name.startswith("response_format")), "response_format"
+        )
         return self
 
     @property
