@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-from lmdeploy.tokenizer_readers import own_code
+from lmdeploy.tokenizer_readers.ranks import KIMI_WORDS
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _CL100K = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -106,7 +106,7 @@ _NAMES: Sequence[tuple[Words, str]] = (
     (Words(_TEKKEN, keeps_whole=True, adds_bos=True), "tekken"),
     (Words(_SEED), "seed-coder"),
     (Words(_LING), "bailingmoe bailingmoe2"),
-    (Words(own_code.KIMI_WORDS), "kimi-k2"),
+    (Words(KIMI_WORDS), "kimi-k2"),
     (_DEEPSEEK_V3, "deepseek-v3 hunyuan-dense joyai-llm"),
     (Words(_O200K), "gpt-4o llama4 minimax-m2 kanana2"),
     (Words(_O200K, before=_steps(_THOUSANDS)), "tiny_aya"),

@@ -7,7 +7,7 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, normalizers
 
 from lmdeploy.tokenizer_readers.pieces import PieceTokenizer
-from lmdeploy.tokenizer_readers.ranks import as_transformers, byte_pair_encoding, prefixed, read_ranks
+from lmdeploy.tokenizer_readers.ranks import KIMI_WORDS, as_transformers, byte_pair_encoding, prefixed, read_ranks
 from lmdeploy.tokenizer_readers.settings import TokenizerSettings
 
 # ChatGLM 2 and 3, ``ChatGLMTokenizer``: a SentencePiece model, and special tokens after its vocabulary.
@@ -97,20 +97,6 @@ def _token(settings: TokenizerSettings, model: Any, role: str, ids: dict[str, in
 
 
 # Kimi K2, ``TikTokenTokenizer``: ranks in ``tiktoken.model``, special tokens after them, named in the settings.
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]", r"\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]"
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-KIMI_WORDS = "|".join(
-    (
-        r"[\p{Han}]+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDING}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDING}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
 _KIMI_SPECIAL_COUNT = 258
 
 

@@ -15,6 +15,22 @@ from lmdeploy.token_bytes import byte_level_alphabet
 
 Ranks = dict[bytes, int]
 
+# Words of Kimi K2, which GGUF files name, too.
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]", r"\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+KIMI_WORDS = "|".join(
+    (
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDING}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDING}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+
 
 def read_ranks(path: Path) -> Ranks:
     """Return the rank of each token, by its bytes.
