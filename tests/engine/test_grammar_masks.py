@@ -13,6 +13,7 @@ import xgrammar
 from transformers import AutoTokenizer
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.json_schema import enforceable_format
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.tiny_models import make_tiny_llama
 
@@ -209,12 +210,12 @@ def check(
 
 @pytest.mark.parametrize("name", TAGS)
 def test_structural_tags(name: str, reference: Reference, check: Callable[..., None]) -> None:
-    tag = json.dumps({"type": "structural_tag", "format": TAGS[name]})
-    grammar = reference.compiler(tag).compile_structural_tag(tag)
-    check(grammar, {"type": "structural_tag", "structural_tag": TAGS[name]})
+    form = {"type": "structural_tag", "structural_tag": TAGS[name]}
+    tag = json.dumps({"type": "structural_tag", "format": enforceable_format(form)["structural_tag"]})
+    check(reference.compiler(tag).compile_structural_tag(tag), form)
 
 
 @pytest.mark.parametrize("name", LARK)
 def test_lark(name: str, reference: Reference, check: Callable[..., None]) -> None:
-    grammar = reference.compiler("").compile_lark(LARK[name])
-    check(grammar, {"type": "lark", "lark": LARK[name]})
+    form = {"type": "lark", "lark": LARK[name]}
+    check(reference.compiler("").compile_lark(enforceable_format(form)["lark"]), form)

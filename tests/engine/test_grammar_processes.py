@@ -223,8 +223,14 @@ def swallow_rest(stream: Iterator[Any]) -> None:
     ("response_format", "text"),
     [
         ({"type": "grammar", "grammar": 'root ::= "[" (("a" {1,1000}) {1,1000}){1,1000} "]"'}, r"\[a+\]?"),
-        ({"type": "regex_schema", "regex_schema": "((a{1,1000}){1,1000}b?){1,1000}"}, "[ab]+"),
-        (as_format({"type": "string", "minLength": 10**9}), '".*'),
+        (
+            {
+                "type": "structural_tag",
+                "structural_tag": {"type": "regex", "pattern": "((a{1,1000}){1,1000}b?){1,1000}"},
+            },
+            "[ab]+",
+        ),
+        (as_format({"type": "string", "minLength": 10**5}), '".*'),
     ],
     ids=["grammar", "expression", "length"],
 )
