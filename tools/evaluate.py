@@ -57,7 +57,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a format may lose.
+    """Bounds of the loss of a format.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Bound:
     perplexity: float
 
     def exceeded(self, measured: Agreement, reference: Agreement) -> list[str]:
-        """Return what passes the bound, in words; nothing: the format keeps it."""
+        """Return the losses beyond the bounds, in words; none: the format keeps them."""
         growth = measured.perplexity / reference.perplexity - 1
         checks = (("KL divergence", measured.divergence, self.divergence), ("perplexity", growth, self.perplexity))
         return [f"{name} {value:.4g} > {most:.4g}" for name, value, most in checks if not value <= most]
@@ -123,7 +123,7 @@ class Format:
 # measured (docs/reference/quantization.md), so that a mistake in a kernel or a format passes it and another processor's
 # order of sums does not.
 REFERENCE = Format("float32", {"dtype": "float32"})
-# What the engine does by itself, from any checkpoint: weights; the KV cache, alongside weights in float32; both.
+# Quantization by the engine itself, from any checkpoint: weights; the KV cache, alongside weights in float32; both.
 BUILT_IN = (
     Format("bfloat16", {"dtype": "bfloat16"}, Bound(0.001, 0.005)),
     Format("float16", {"dtype": "float16"}, Bound(0.001, 0.005)),
@@ -137,7 +137,7 @@ BUILT_IN = (
         Bound(0.008, 0.015),
     ),
 )
-# What `lmdeploy lite` makes of it.
+# Quantization by `lmdeploy lite`.
 MADE = (
     Format("int8, `smooth_quant`", bound=Bound(0.008, 0.01), lite=("smooth_quant", "--quant-dtype", "int8")),
     Format("fp8, `smooth_quant`", bound=Bound(0.02, 0.03), lite=("smooth_quant", "--quant-dtype", "fp8")),
@@ -147,7 +147,7 @@ MADE = (
 
 
 def built_in(backend: str) -> list[Format]:
-    """Return what an engine makes of any checkpoint; PyTorch's rounds no weights."""
+    """Return the formats that an engine makes of any checkpoint; PyTorch's rounds no weights."""
     return [one for one in BUILT_IN if backend == "turbomind" or "weight_bits" not in one.settings]
 
 
@@ -219,7 +219,7 @@ class Evaluation:
 
     @property
     def reference(self) -> Agreement:
-        """What the reference says of the texts."""
+        """Agreement of the reference with itself, which has its perplexity."""
         return compare(self._texts, self._reference, self._reference)
 
     @property

@@ -200,7 +200,7 @@ window.chats = (() => {
     }
     for (const code of coloured) window.Prism?.highlightElement(code); // its tags had other characters
   };
-  // What is folded takes no focus, and says that it is folded; what scrolls does by keys too.
+  // Folded panels take no focus, and say that they are folded; scrolling regions scroll by keys too.
   const describe = () => {
     const isFolded = (button, isOpen) =>
       button.getAttribute("aria-expanded") === `${isOpen}` || button.setAttribute("aria-expanded", isOpen);

@@ -1,4 +1,4 @@
-// What administrators ask of the cache, and what they get.
+// Cache control for administrators: contents by tier, drops and pins.
 #pragma once
 
 #include <cstddef>

@@ -33,7 +33,7 @@ class TextMemory {
   std::map<int, Staged> kv_lens_;  // int32 [max_rows] by window: keys before this position are seen
 };
 
-// What an encoder makes of a text: one vector of the hidden states of its tokens.
+// Embedding of a text by an encoder: one vector of the hidden states of its tokens.
 
 // Whether one token's hidden state is the vector.
 constexpr bool takes_one(TextPooling pooling) {

@@ -35,14 +35,14 @@ struct MlpWeights {
   float cut = 0;            // MlpSpec::cuts
 };
 
-// What a layer does with its further input (model/layer_inputs.h).
+// Weights of a layer for its further input (model/layer_inputs.h).
 struct LayerInputWeights {
   LinearStorage gate;     // [size, hidden]
   LinearStorage project;  // [hidden, size]
   NormStorage norm;
 };
 
-// What a layer does with the residual streams (model/streams.h).
+// Weights of a layer for the residual streams (model/streams.h).
 struct StreamWeights {
   NormStorage router_norm;
   LinearStorage router;       // [streams, hidden], never rounded
@@ -106,7 +106,7 @@ struct AdaptedLayer {
   RowSources rows;
 };
 
-// What a head makes its rows with (model/head_input.h).
+// Weights of a draft head for its input rows (model/head_input.h).
 struct HeadWeights {
   LinearStorage join;
   NormStorage embedding_norm;  // MTP's

@@ -1,4 +1,4 @@
-// What the compiled modules are made of.
+// Bindings that the compiled modules consist of.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -106,7 +106,7 @@ def _enforceable_tag(value: Any) -> Any:
     return value
 
 
-# What may hold the text %json in a Lark grammar and does not mean it: a comment, a string, an expression.
+# Comments, strings and expressions of a Lark grammar, in which the text %json means nothing; and %json itself.
 _LARK = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|%json\b\s*')
 
 

@@ -28,7 +28,7 @@ _GROUPS = 8  # of an IPv6 address
 
 
 def _after_groups(count: int) -> str:
-    """Return what comes after some groups, none of which was left out yet; addresses end without one of IPv4."""
+    """Return the rest of an address after some groups, none of them left out; addresses end without one of IPv4."""
     left = _GROUPS - count
     if left == 1:
         return rf":({_GROUP}|:)"

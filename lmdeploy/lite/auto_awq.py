@@ -32,7 +32,7 @@ _LARGEST_BLOCK = 128
 
 @dataclass
 class InputMoments:
-    """What is remembered of the inputs of a linear layer.
+    """Second moments of the inputs of a linear layer.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ def _words(codes: Tensor) -> Tensor:
 
 
 def awq_format_quantization_config(grid: Grid, group_size: int, left: Sequence[str]) -> dict[str, Any]:
-    """Return what config.json says of the codes; ``left`` are modules that stay numbers."""
+    """Return the quantization_config of the codes; ``left`` are modules that stay numbers."""
     return {
         "quant_method": "awq",
         "version": "gemm",
@@ -68,7 +68,7 @@ def words(codes: Tensor, bits: int) -> Tensor:
 
 
 def gptq_format_quantization_config(grid: Grid, group_size: int, *, desc_act: bool = False) -> dict[str, Any]:
-    """Return what config.json says of the codes."""
+    """Return the quantization_config of the codes."""
     return {
         "quant_method": "gptq",
         "bits": grid.bits,
@@ -104,7 +104,7 @@ def compressed_format_pack(rows: Mapping[str, Tensor], grid: Grid) -> dict[str, 
 
 
 def packed_config(grid: Grid, group_size: int, left: Sequence[str]) -> dict[str, Any]:
-    """Return what config.json says of codes of :func:`pack`; ``left`` are modules that stay numbers."""
+    """Return the quantization_config of codes of :func:`pack`; ``left`` are modules that stay numbers."""
     by_row = group_size == _WHOLE_ROW
     weights = {
         "num_bits": grid.bits,
@@ -118,7 +118,7 @@ def packed_config(grid: Grid, group_size: int, left: Sequence[str]) -> dict[str,
 
 
 def scaled_config(codes: torch.dtype, left: Sequence[str]) -> dict[str, Any]:
-    """Return what config.json says of int8 or float8 codes with a scale for each output."""
+    """Return the quantization_config of int8 or float8 codes with a scale for each output."""
     kind = "float" if codes.is_floating_point else "int"
     side = {"num_bits": 8, "type": kind, "symmetric": True}
     weights = {**side, "strategy": "channel", "dynamic": False}

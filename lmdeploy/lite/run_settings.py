@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# What every command that reads a calibration text has to be given.
+# Settings of every command that reads a calibration text.
 FORMATS = ("own", "compressed-tensors")
 
 

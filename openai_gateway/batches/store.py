@@ -37,7 +37,7 @@ CREATE INDEX IF NOT EXISTS open_batches ON batches (owner, id) WHERE is_open;
 
 @dataclass(frozen=True)
 class Limits:
-    """What is kept at most.
+    """Limits of the files and batches of one owner.
 
     Attributes
     ----------

@@ -55,7 +55,7 @@ class Slots:
 
 
 def asking(app: ASGIApp, key: str | None = None) -> Ask:
-    """Return what asks an application, its middleware included, without a socket; cancelling it cancels the request.
+    """Return a client of an application, its middleware included, without a socket; cancelling it cancels the request.
 
     Parameters
     ----------

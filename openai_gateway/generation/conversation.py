@@ -46,7 +46,7 @@ class Conversation:
             self._begins_inside = self._thinking.begins_inside(self._options, after_tool=after_tool)
 
     def request(self, inputs: dict[str, Any], *, counts_reasoning: bool = True) -> GenerateRequest:
-        """Return what the engine is asked.
+        """Return the request to the engine.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class Conversation:
         return ResponseMachine(reasoning, new_calls and new_calls(), self._body.max_calls, on_recovered)
 
     def _new_calls(self) -> Callable[[], ToolCallParser] | None:
-        """Return what makes a parser of calls; one that is forced is looked for also where calls stay text otherwise.
+        """Return the factory of parsers of calls; a forced call is looked for also where calls stay text otherwise.
 
         OpenAI's clients decode the arguments of strict tools themselves, and fail where they are unfinished. So such a
         call is reported when it is whole, unless a grammar sees to it that it will be.

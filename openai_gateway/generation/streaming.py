@@ -76,7 +76,7 @@ async def respond(
     frame_error: Callable[[ApiError], bytes] | None = None,
     media_type: str = "text/event-stream",
 ) -> Response:
-    """Return what `writer` makes of the engine's stream: its events as they come, or the response they add up to."""
+    """Return the HTTP response of a writer: its events as they come, or the response that they add up to."""
     if streams:
         return EventResponse(event_stream([chunks], [writer], writer.end), frame_error, media_type)
     responses = await run_unless_disconnected(request.receive, collect([chunks]))

@@ -1,4 +1,4 @@
-"""What bodies of conversations say, whichever API they are of."""
+"""Request fields of conversations, whichever API they are of."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from openai_gateway.tools.json_call import as_json
 
 _NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,128})\s*\(")
 _BUILT_IN = re.compile(r"(\w+)\.call\(.*\)", re.DOTALL)
-# What the code interpreter is called by those who offer it as a tool.
+# Names of the code interpreter where it is offered as a tool.
 _INTERPRETERS = ("code_interpreter", "ipython", "python")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 # JSON's words, which models write whose tools are described in JSON.

@@ -75,7 +75,7 @@ class ModelCost:
         return 2.0 * (self.sizes.active - self.sizes.output)
 
     def weight_bytes(self, rows: float = 1) -> float:
-        """Return what a step of this many rows reads of the weights; each row chooses its experts evenly."""
+        """Return the bytes of weights that a step of this many rows reads; each row chooses its experts evenly."""
         return self.dense_bytes + self.output_bytes + self._experts(rows)
 
     def _experts(self, rows: float) -> float:
@@ -83,7 +83,7 @@ class ModelCost:
         return self.expert_bytes * (1 - (1 - sizes.experts_per_token / sizes.experts) ** rows) if sizes.experts else 0.0
 
     def decode_bytes(self, batch: int, context: float) -> float:
-        """Return what a step reads in which this many sequences decode after this many tokens each."""
+        """Return the bytes that a step reads in which this many sequences decode after this many tokens each."""
         return self.weight_bytes(batch) + batch * context * self.cache_bytes
 
     def bandwidth_share(self, bandwidth: float, rate: float, context: float, streams: int = 1) -> float:

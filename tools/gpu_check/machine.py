@@ -74,7 +74,7 @@ def read_gpu() -> Gpu:
 
 
 def missing(*, builds: bool) -> list[str]:
-    """Return what a measurement, and before it a build, would miss here."""
+    """Return the modules, programs and headers that a measurement, and before it a build, would miss here."""
     modules = (*MODULES, *(("pybind11",) if builds else ()))
     found = [f"the Python module {name}" for name in modules if importlib.util.find_spec(name) is None]
     programs = ("nvidia-smi", *(("cmake", "ninja", "nvcc", "c++") if builds else ()))

@@ -61,7 +61,7 @@ def steps_of(what: str, builds: Sequence[Path] = (), *, is_dry_run: bool) -> lis
 
 
 def build_step(architecture: str) -> Step:
-    """Return what compiles the kernels; warnings are no errors here, since another compiler has others."""
+    """Return the command that compiles the kernels; warnings are no errors here, since another compiler has others."""
     settings = {
         "CMAKE_BUILD_TYPE": "Release", "CMAKE_CUDA_ARCHITECTURES": architecture, "Python_EXECUTABLE": sys.executable,
         "TURBOMIND_CUDA": "ON", "TURBOMIND_GRAMMAR": "OFF", "TURBOMIND_TRITON": "OFF", "TURBOMIND_WERROR": "OFF",

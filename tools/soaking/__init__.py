@@ -1,1 +1,1 @@
-"""What `tools/soak.py` and `tests/abuse` share: callers of all kinds, and a look at the server."""
+"""Parts that `tools/soak.py` and `tests/abuse` share: callers of all kinds, and a look at the server."""

@@ -1,4 +1,4 @@
-"""What a long run showed: numbers with their bounds."""
+"""Results of a long run: numbers with their bounds."""
 
 from __future__ import annotations
 

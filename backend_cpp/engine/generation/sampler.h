@@ -12,7 +12,7 @@
 
 namespace turbomind {
 
-// What the model itself says of tokens, before penalties and limits.
+// Log probabilities of the model itself, before penalties and limits.
 
 // Log probabilities of `token`, and of the `top` most likely. logits [vocab_size].
 TokenLogprobs log_probabilities(const float* logits, int vocab_size, int32_t token, int top);

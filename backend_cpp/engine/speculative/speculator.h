@@ -21,7 +21,7 @@
 
 namespace turbomind {
 
-// What a step costs by its tokens, learned from steps that were run: a straight line, which holds well enough for the
+// Cost of a step by its tokens, learned from steps that were run: a straight line, which holds well enough for the
 // few tokens of steps in which drafts can pay. It counts tokens as the kernels compute them, 1, 2, 4 or 8 at a time.
 class StepCost {
  public:

@@ -61,7 +61,7 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions);
 // The rows that look at images, divided so that none of the looks has more rows than it sees.
 std::vector<ImageLook> divide_looks(const std::vector<ImageLook>& looks);
 
-// What a runner of such a model takes.
+// Images of a step, as a runner of such a model takes them.
 ImageTraits image_traits(const ModelSpec& spec);
 
 }  // namespace turbomind

@@ -32,7 +32,7 @@ void restart_runtime();
 // No faults, and as much memory as at first.
 void clear_faults();
 
-// What the library for an operator ("experts", "latents", "prompts", "scales") does: there is none, it is right, or it
+// Behaviour of the library for an operator ("experts", "latents", "prompts", "scales"): it is absent, right, or
 // computes nonsense; of "products", cuBLASLt's, it has no algorithms, and what it is asked for counts as launched.
 enum class Library { kNone, kRight, kWrong };
 // From the next device on; its launches are counted again.

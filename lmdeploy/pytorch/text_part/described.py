@@ -92,7 +92,7 @@ def _is_of_the_user(raw: Mapping[str, Any], custom_module_map: str) -> bool:
 
 
 def _reason_against(images: ImagesSpec) -> str:
-    """Return what of its attention or weights only TurboMind computes; empty: nothing."""
+    """Return the features of its attention or weights that only TurboMind computes; empty: none."""
     if images.whole_rows:
         return "the tokens of an image attend to each other"
     if images.cross_layers:

@@ -1,4 +1,4 @@
-"""What a text part computes for images besides its own code: rotations by three numbers, features in its layers."""
+"""Image inputs of a text part besides its own code: rotations by three numbers, features in its layers."""
 
 from __future__ import annotations
 

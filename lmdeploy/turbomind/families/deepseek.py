@@ -131,7 +131,7 @@ def deepseek_v32_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def indexer_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
-    """Return what the indexer of a layer whose tensors begin with ``prefix`` has; nothing where there is none."""
+    """Return the indexer tensors of a layer whose tensors begin with ``prefix``; none where there is no indexer."""
     mla = spec.attention.mla
     assert mla is not None
     indexer = mla.indexer

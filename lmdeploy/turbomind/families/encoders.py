@@ -83,7 +83,7 @@ def is_of_head(name: str) -> bool:
 
 
 def prefix_in(index: SafetensorsIndex, name: str) -> str:
-    """Return what is in front of the tensor `name` in a checkpoint, such as ``bert.``; empty: nothing, or no tensor."""
+    """Return the prefix of the tensor `name` in a checkpoint, such as ``bert.``; empty: no prefix, or no tensor."""
     ends = (name, _adapted(name))
     found = (stored.removesuffix(end) for end in ends for stored in index.tensors if stored.endswith(end))
     return min((prefix for prefix in found if not prefix or prefix.endswith(".")), key=len, default="")

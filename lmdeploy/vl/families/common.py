@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# What a family of vision models is, as data.
 Options = Mapping[str, Any]
 """How one image is to be processed, as its caller says; a family reads what it knows."""
 

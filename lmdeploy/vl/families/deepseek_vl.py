@@ -108,7 +108,7 @@ def deepseek_vl_original_config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Any:
-    """Return what makes images square, as preprocessor_config.json and the towers' own settings say."""
+    """Return the image processor, by preprocessor_config.json and the towers' own settings; it makes images square."""
     from transformers import DeepseekVLHybridImageProcessorPil, DeepseekVLImageProcessorPil
     from transformers.image_utils import PILImageResampling
 

@@ -118,7 +118,7 @@ def eva_clip(raw: Mapping[str, Any], projected: int, **more: Any) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Squarer:
-    """Return what makes images square."""
+    """Return the image processor that makes images square."""
     return Squarer(int(checkpoint[1]["vision_config"]["image_size"]))
 
 

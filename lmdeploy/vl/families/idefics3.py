@@ -91,7 +91,7 @@ def in_words(number: int) -> str:
 
 
 def smolvlm_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return what introduces the video, and each frame's tokens between marks."""
+    """Return the introduction of the video, and each frame's tokens between marks."""
     times = times_of(options)
     length = datetime.timedelta(seconds=int(times[-1]))
     frame = whole_view(part)

@@ -134,7 +134,7 @@ def internvl_chat_config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Any:
-    """Return what cuts images into tiles, as config.json says."""
+    """Return the image processor that cuts images into tiles, as config.json says."""
     from transformers import GotOcr2ImageProcessorPil
     from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 

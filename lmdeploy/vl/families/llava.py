@@ -199,7 +199,7 @@ def llava_original_config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Any:
-    """Return what makes images square, or cuts them into tiles, as config.json says."""
+    """Return the image processor that makes images square, or cuts them into tiles, as config.json says."""
     from transformers import LlavaImageProcessorPil, LlavaNextImageProcessorPil
 
     side = _tower(checkpoint).image_size

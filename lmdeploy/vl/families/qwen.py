@@ -118,7 +118,7 @@ def qwen_vl_config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Squarer:
-    """Return what makes images square."""
+    """Return the image processor that makes images square."""
     return Squarer(int(checkpoint[1]["visual"]["image_size"]))
 
 
@@ -136,7 +136,7 @@ def model(config: Any) -> type:
 
 
 def number(part: VisionPart, place: int, options: Options) -> str:
-    """Return what the model calls an image."""
+    """Return the placeholder text of an image."""
     return f"Image {place + 1}: "
 
 

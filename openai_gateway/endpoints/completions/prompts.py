@@ -69,5 +69,5 @@ def whole_prompt(body: CompletionRequest, model: ServedModel, prompt: str | list
 
 
 def stops_of_middle(body: CompletionRequest, model: ServedModel) -> list[str]:
-    """Return what ends the response alongside what the body says."""
+    """Return the stop strings and tokens besides those of the body."""
     return list(model.infilling.stop_words) if body.suffix and model.infilling else []

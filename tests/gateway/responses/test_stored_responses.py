@@ -195,7 +195,7 @@ class Stored:
 
 @pytest.fixture(params=["memory", "folder"])
 def stored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
-    """What makes a store within bounds, and the date of its clock."""
+    """A factory of stores within bounds, and the date of their clock."""
     return Stored(tmp_path if request.param == "folder" else None, monkeypatch)
 
 

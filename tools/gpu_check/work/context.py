@@ -1,4 +1,4 @@
-"""What a step's process knows: where it is, which build it takes, and where it notes what it finds."""
+"""Context of a step's process: where it is, which build it takes, and where it notes what it finds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Context:
         append(self.folder, step=self.step, row=row, value=value, side=self.side)
 
     def found(self, row: str) -> float:
-        """Return what an earlier step has found.
+        """Return the result of an earlier step.
 
         Raises
         ------

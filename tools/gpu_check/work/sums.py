@@ -1,4 +1,4 @@
-"""What each kernel adds to a step, gaps and overlaps included: a timeline by PyTorch's profiler (CUPTI).
+"""Time that each kernel adds to a step, gaps and overlaps included: a timeline by PyTorch's profiler (CUPTI).
 
 ``ncu`` runs each kernel alone, so it cannot show what lies between kernels. A kernel adds the time from when all
 earlier ones have ended, or it began if that is later, to its own end, and what passed in between while nothing ran;
@@ -54,7 +54,7 @@ def main(context: Context, name: str, step: str) -> None:
 
 
 def step_table(events: Iterable[Mapping[str, Any]], steps: int = _STEPS) -> str:
-    """Return what each kernel adds to a step, in microseconds, the most first.
+    """Return the time that each kernel adds to a step, in microseconds, the most first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-// What is done element by element, or row by row, on a GPU; formulas: the headers of kernels/. NaN stays NaN.
+// Elementwise and row-wise kernels of a GPU; formulas: the headers of kernels/. NaN stays NaN.
 #pragma once
 
 #include <algorithm>
@@ -80,8 +80,8 @@ void copy_heads(cudaStream_t stream, const HeadsView& from, const HeadsView& to)
 // not written; null: all are.
 void widen_rows(cudaStream_t stream, const uint16_t* rounded, int rows, int width, const int32_t* filled, float* wide);
 
-// What the host has prepared for a step, brought to the device by one launch, which reads the host's pinned memory
-// itself: many small copies, each of which waits for the one before, take longer than what they bring.
+// Inputs of a step that the host has prepared, brought to the device by one launch, which reads the host's pinned
+// memory itself: many small copies, each of which waits for the one before, take longer than what they bring.
 struct StagedPiece {
   const std::byte* from = nullptr;  // pinned memory of the host
   std::byte* to = nullptr;

@@ -61,7 +61,7 @@ std::vector<GroupedKernel> grouped_kernels_for(GroupedType type, int capability)
 
 // Products of groups by a plain kernel of ours: for shapes that a library has no algorithm for.
 
-// What GroupedKernel::run does.
+// The grouped GEMM that GroupedKernel::run launches.
 void plain_groups(cudaStream_t stream, GroupedType type, const GroupedCall& call);
 
 }  // namespace turbomind::cuda

@@ -1,4 +1,4 @@
-// What grouped_product is made of.
+// Device code of grouped_product.
 #pragma once
 
 #include "kernels/cuda/grouped/grouped_kernel.h"

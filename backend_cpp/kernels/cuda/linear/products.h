@@ -23,7 +23,8 @@ void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_ou
 
 // Products of any kind that a library makes, by a plain kernel of ours: for shapes that it has no algorithm for.
 
-// What Gemm::multiply does, in float32 sums (int32 of int8); for correctness, not speed: about a tenth of a library's.
+// Reference for Gemm::multiply, in float32 sums (int32 of int8); for correctness, not speed: about a tenth of a
+// library's.
 void plain_product(cudaStream_t stream, const GemmCall& call);
 
 // By `gemm`, or, where it has no algorithm for the shape, by plain_product.
