@@ -9,12 +9,9 @@ from tools.bench import arguments as flags
 COMMANDS = {
     "engine": ("tools.bench.standard:main", "the engine alongside transformers, in process and served"),
     "peers": ("tools.bench.compare:main", "other engines alongside ours, against the targets"),
-    "structured": ("tools.bench.structured.formats:main", "responses under formats alongside plain ones"),
-    "calls": ("tools.bench.structured.calls:main", "responses to 60 schemas of function calling"),
+    "structured": ("tools.bench.structured:main", "responses under formats alongside plain ones"),
     "embeddings": ("tools.bench.embeddings:main", "texts a second of an encoder, alongside peers"),
     "agents": ("tools.bench.conversations:main", "conversations, agents and their prefixes"),
-    "speculative": ("tools.bench.speculative:main", "drafts, by kind of text"),
-    "images": ("tools.profile_images:main", "images: preparation, many at once, asked about again"),
 }
 
 

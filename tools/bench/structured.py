@@ -13,9 +13,9 @@ from typing import Any
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.paths import default_model_dir
-from tools.bench.structured.schemas import Schema, like, one_of, record, text
 from tools.bench.workload import EVERY_TOKEN
 
+Schema = dict[str, Any]
 STREAMS = 16
 TOKENS = 96
 
@@ -25,15 +25,25 @@ def rows_of(row: Schema) -> Schema:
     return {"type": "array", "items": row, "minItems": 50}
 
 
+def record(**members: Schema) -> Schema:
+    """Return the schema of an object that has these members and no others."""
+    return {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
+
+
+def text(longest: int) -> Schema:
+    """Return the schema of a string of bounded length."""
+    return {"type": "string", "maxLength": longest}
+
+
 PERSON = record(first=text(20), last=text(20))
 NUMBER, INTEGER = {"type": "number"}, {"type": "integer"}
 SCHEMAS: dict[str, Schema] = {
     "three members": rows_of(record(name={"type": "string"}, age=INTEGER, ok={"type": "boolean"})),
-    "strings of bounded length": rows_of(record((), **{f"field {i}": text(8 + 2 * i) for i in range(6)})),
+    "strings of bounded length": rows_of(record(**{f"field {i}": text(8 + 2 * i) for i in range(6)})),
     "a long string of bounded length": rows_of(record(body=text(100))),
-    "enumerations and numbers": rows_of(record(kind=one_of("cat", "dog", "bird"), weight=NUMBER, tag=text(8))),
+    "enumerations and numbers": rows_of(record(kind={"enum": ["cat", "dog", "bird"]}, weight=NUMBER, tag=text(8))),
     "nested records": rows_of(record(who=PERSON, at=rows_of(record(x=INTEGER)))),
-    "patterns": rows_of(record(id=like("[a-z]{3,12}-[0-9]{2,8}"), note=text(16))),
+    "patterns": rows_of(record(id={"type": "string", "pattern": "^[a-z]{3,12}-[0-9]{2,8}$"}, note=text(16))),
 }
 FORMATS: dict[str, dict[str, Any]] = {
     **{name: {"type": "json_schema", "json_schema": {"name": "bench", "schema": s}} for name, s in SCHEMAS.items()},

@@ -1,1 +1,0 @@
-"""Structured output, measured: formats (``python -m tools.bench structured``) and real schemas (``calls``)."""
