@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tests.support.fake_pb_utils import Request, TritonError, arguments, loaded_
 from tests.support.waiting import eventually_sync
 
 ROLES = ("user", "assistant", "user", "assistant")
+ROOT = Path(__file__).resolve().parents[2]
 MESSAGES = [{"role": "user", "content": "Hi, 你好 🙂"}]
 
 
@@ -392,3 +395,24 @@ def test_a_request_whose_caller_left_is_dropped(model: Any, monkeypatch: pytest.
     assert paused.order == ["p"]
     [reply] = model.execute([Request(stop_request_id="left")])
     assert reply.array("INPUT_ID").shape == (1, 0)
+
+
+# A model in its own process, as a server has it, whose lane waits for good.
+ORPHAN = """
+import sys, threading, types
+sys.modules["triton_python_backend_utils"] = types.SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)
+from python_backend import lanes
+lanes._SHUTDOWN_SECONDS = 0.1
+lanes.Lanes(lambda job: {}, {"short": 1})
+print("loaded", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_the_process_ends_with_a_server_that_is_killed() -> None:
+    server = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    with subprocess.Popen([sys.executable, "-c", server, ORPHAN], stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"loaded\n"
+        process.kill()
+        assert process.stdout.read() == b""  # which ends when nobody holds it any more
