@@ -23,13 +23,13 @@ import httpx
 
 from tests.abuse.attacks import Attack, Trap, received_by, statuses_in
 from tests.abuse.bodies import BODIES, MODEL
+from tests.abuse.callers import Caller, read_corpus
 from tests.abuse.gateway import JSON
+from tests.abuse.observe import descendants, name_of
 from tests.abuse.servers import KEY, OTHER_KEY, Servers, Target
 from tests.abuse.shots import Shot
+from tests.abuse.traffic import Traffic
 from tools.bench.stats import percentile
-from tools.soaking.callers import Caller, read_corpus
-from tools.soaking.observe import descendants, name_of
-from tools.soaking.traffic import Traffic
 
 SENDERS = 6  # attacks that are sent at a time
 ALONE, TOGETHER = "no attack", "all attacks together"

@@ -15,8 +15,8 @@ from typing import Any
 from PIL import Image
 
 from tests.abuse.bodies import BODIES, CHAT, COMPLETIONS, MODEL
+from tests.abuse.callers import read_corpus
 from tests.abuse.texts import SAMPLES, broken_texts
-from tools.soaking.callers import read_corpus
 
 LOOPING = "looping"  # an adapter of this name, see `write_looping_adapter`
 JSON = {"content-type": "application/json"}

@@ -18,7 +18,7 @@ DATA = b"data: "
 DONE = b"data: [DONE]"
 
 
-CORPUS = Path(__file__).resolve().parents[2] / "tests" / "abuse" / "corpus.json"
+CORPUS = Path(__file__).with_name("corpus.json")
 CHAT = "/v1/chat/completions"
 PROMPT = "Write down what comes to your mind."
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.abuse.callers import CHAT, Ask, Caller
 from tools.bench.workload import WORDS
-from tools.soaking.callers import CHAT, Ask, Caller
 
 COMPLETIONS, INTERACTIVE = "/v1/completions", "/v1/chat/interactive"
 SCHEMA = {

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.abuse.callers import Outcome, read_corpus
+from tests.abuse.observe import Sample
+from tests.abuse.soak import Verdict
+from tests.abuse.traffic import WEIGHTS
 from tests.support.tiny_models import make_tiny_llama
-from tools.soaking.callers import Outcome, read_corpus
-from tools.soaking.observe import Sample
-from tools.soaking.traffic import WEIGHTS
-from tools.soaking.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 25
@@ -24,8 +24,8 @@ def test_a_short_soak_leaves_nothing(default_model_dir: Path, tmp_path: Path) ->
     model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)
     report = tmp_path / "soak.json"
     flags = ["--seconds", str(SECONDS), "--callers", "12", "--longest", "200", "--most-growth", str(MOST_GROWTH)]
-    command = [sys.executable, str(ROOT / "tools" / "soak.py"), str(model), *flags]
-    done = subprocess.run([*command, "--json", str(report)], capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-m", "tests.abuse.soak", str(model), *flags]
+    done = subprocess.run([*command, "--json", str(report)], capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     reported = json.loads(report.read_text())
     assert reported["unanswered"] == 0
