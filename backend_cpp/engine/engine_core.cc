@@ -22,6 +22,10 @@ Error images_fill_the_cache(int prompt_len) {
                                    " tokens and a response; ask about fewer, or raise cache_max_entry_count"};
 }
 
+SessionOwner owner_of(const LoadedAdapter* adapter) {
+  return adapter != nullptr ? SessionOwner{adapter->id, adapter->name} : SessionOwner{};
+}
+
 const Error& overdue() {
   static const Error error(ErrorCode::kTimeout, "the request did not finish in the time it was given");
   return error;
@@ -88,7 +92,7 @@ void EngineCore::add(Submission&& submission) {
   };
   try {
     if (submission.failure) throw Error(*submission.failure);
-    if (!control_session(submission.request, on_output)) begin(std::move(submission), on_output);
+    if (!control_session(submission.request, on_output)) admit(validate(std::move(submission), on_output));
   } catch (const Error& error) {
     refuse(error);
   } catch (const std::exception& error) {
@@ -109,77 +113,93 @@ bool EngineCore::control_session(const Request& request, const std::shared_ptr<c
   return true;
 }
 
-// All that can fail comes first, so that a request which is refused has changed nothing.
-void EngineCore::begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output) {
+EngineCore::Plan EngineCore::validate(Submission&& submission, std::shared_ptr<const OutputCallback> on_output) const {
   Request& request = submission.request;
-  GenerationParams& params = request.params;
-  SessionTable::Turn turn;
-  SessionOwner owner;
-  if (request.adapter) owner = {request.adapter->id, request.adapter->name};
   if (request.adapter && request.adapter->failure) throw Error(*request.adapter->failure);
-  turn.scope = config_.enable_prefix_caching ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
-  if (disk_ && config_.enable_prefix_caching && (!request.adapter || !request.adapter->content.empty())) {
-    disk_->note_realm(turn.scope, params.cache_salt, request.adapter ? request.adapter->content : "");
+  SessionTable::Turn turn;
+  if (request.session) {
+    turn = sessions_.prepare(*request.session, request.input_ids.size(), owner_of(request.adapter.get()));
   }
-  if (request.session) turn = sessions_.prepare(*request.session, request.input_ids.size(), turn.scope, owner);
-
-  const int history_len = static_cast<int>(turn.history.size());
-  const int prompt_len = history_len + static_cast<int>(request.input_ids.size());
-  std::vector<EmbeddingRange> embeddings = std::move(turn.embeddings);
+  Plan plan;
+  plan.realm = turn.scope;
+  plan.group = std::make_shared<SequenceGroup>();
+  SequenceGroup& group = *plan.group;
+  group.history_len = static_cast<int>(turn.history.size());
+  group.embeddings = std::move(turn.embeddings);
   for (EmbeddingRange& range : request.embeddings) {
-    range.begin += history_len;
-    embeddings.push_back(std::move(range));
+    range.begin += group.history_len;
+    group.embeddings.push_back(std::move(range));
   }
-  std::vector<ImageGroup> looked_at;
   if (runner_.traits().images.looks) {
-    looked_at = group_images(embeddings, blocks_.group(cross_group()).block_len, config_.block_len);
+    group.looked_at = group_images(group.embeddings, blocks_.group(cross_group()).block_len, config_.block_len);
   }
+  const int prompt_len = group.history_len + static_cast<int>(request.input_ids.size());
+  limit_new_tokens(request.params, prompt_len, group.looked_at);
+  std::vector<int32_t>& tokens = plan.tokens;
+  tokens.reserve(static_cast<size_t>(prompt_len + request.params.max_new_tokens));
+  tokens.insert(tokens.end(), turn.history.begin(), turn.history.end());
+  tokens.insert(tokens.end(), request.input_ids.begin(), request.input_ids.end());
+
+  describe(request, tokens, group);
+  group.on_output = std::move(on_output);
+  const bool has_rows = request.params.runs_model();
+  group.rules =
+      std::make_shared<const GenerationRules>(std::move(request.params), space_, tokens, std::move(submission.grammar));
+  if (has_rows) plan.first = std::make_shared<Sequence>(plan.group, 0, std::move(tokens));
+  return plan;
+}
+
+// Throws where images leave no room for a response.
+void EngineCore::limit_new_tokens(GenerationParams& params, int prompt_len,
+                                  const std::vector<ImageGroup>& looked_at) const {
   const int left = room_alongside(looked_at) - prompt_len;
   if (!looked_at.empty() && left < (params.generates_nothing() ? 0 : 1)) throw images_fill_the_cache(prompt_len);
   params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
-  std::vector<int32_t> tokens;
-  tokens.reserve(static_cast<size_t>(prompt_len + params.max_new_tokens));
-  tokens.insert(tokens.end(), turn.history.begin(), turn.history.end());
-  tokens.insert(tokens.end(), request.input_ids.begin(), request.input_ids.end());
+}
 
-  auto group = std::make_shared<SequenceGroup>();
-  group->request = request.id;
-  group->session = request.session;
-  group->adapter = std::move(request.adapter);
-  group->on_output = on_output;
-  group->deadline = request.deadline;
-  group->priority = request.priority;
-  group->arrival = next_arrival_++;
-  group->seed = params.random_seed ? *params.random_seed : draw_seed();
+// Fills in what follows from the request and its tokens alone.
+void EngineCore::describe(const Request& request, const std::vector<int32_t>& tokens, SequenceGroup& group) const {
+  const GenerationParams& params = request.params;
+  group.request = request.id;
+  group.session = request.session;
+  group.adapter = request.adapter;
+  group.deadline = request.deadline;
+  group.priority = request.priority;
+  group.arrival = next_arrival_;
+  group.seed = params.random_seed ? *params.random_seed : draw_seed();
   // Blocks are shared only by prompts that the model rotates alike.
-  group->scope = PrefixScope(turn.scope, runner_.cache_variant(prompt_len));
-  // Callers may share a prefix that both know; a draft of another caller's text would be one that only that one knows.
-  if (speculator_ && config_.enable_prefix_caching) {
-    group->draft_scope = draft_scopes_.of(params.caller, group->scope.realm);
-  }
-  group->history_len = history_len;
-  group->embeddings = std::move(embeddings);
-  group->looked_at = std::move(looked_at);
-  group->may_match = !params.looks_at_prompt() && !runner_.traits().reads_whole;
+  group.scope.variant = runner_.cache_variant(static_cast<int>(tokens.size()));
+  const bool reads_whole = runner_.traits().reads_whole;
+  group.may_match = !params.looks_at_prompt() && !reads_whole;
   const bool may_keep = config_.enable_prefix_caching || (request.session && !request.session->end);
-  group->keeps_blocks = may_keep && !runner_.traits().reads_whole;
-  if (group->keeps_blocks && needs_anchors()) group->marks = likely_forks(tokens, space_.tokens, config_.block_len);
+  group.keeps_blocks = may_keep && !reads_whole;
+  if (group.keeps_blocks && needs_anchors()) group.marks = likely_forks(tokens, space_.tokens, config_.block_len);
   if (request.returns_prompt || params.prompt_logprobs) {
-    group->prompt = std::make_shared<const std::vector<int32_t>>(tokens);
+    group.prompt = std::make_shared<const std::vector<int32_t>>(tokens);
   }
-  group->accepted = Clock::now();
-  group->grammar_seconds = request.grammar_seconds;
-  const bool has_rows = params.runs_model();
-  group->rules =
-      std::make_shared<const GenerationRules>(std::move(params), space_, tokens, std::move(submission.grammar));
-  const auto first = has_rows ? std::make_shared<Sequence>(group, 0, std::move(tokens)) : nullptr;
+  group.accepted = Clock::now();
+  group.grammar_seconds = request.grammar_seconds;
+}
 
-  if (group->session) sessions_.begin(*group->session, group->request, turn.scope, owner);
-  if (!first) return finish_without_output(*group, std::move(tokens));
-  counts_.tokens_in += prompt_len;
-  if (group->deadline) next_deadline_ = std::min(next_deadline_, *group->deadline);
-  scheduler_.add(first);
+void EngineCore::admit(Plan&& plan) {
+  SequenceGroup& group = *plan.group;
+  const GenerationParams& params = group.rules->params;
+  const SessionOwner owner = owner_of(group.adapter.get());
+  const bool is_shared = config_.enable_prefix_caching;
+  const uint64_t realm = is_shared ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
+  if (disk_ && is_shared && (!group.adapter || !group.adapter->content.empty())) {
+    disk_->note_realm(realm, params.cache_salt, group.adapter ? group.adapter->content : "");
+  }
+  group.scope.realm = plan.realm.value_or(realm);
+  // Callers may share a prefix that both know; a draft of another caller's text would be one that only that one knows.
+  if (speculator_ && is_shared) group.draft_scope = draft_scopes_.of(params.caller, group.scope.realm);
+  ++next_arrival_;
+  if (group.session) sessions_.begin(*group.session, group.request, group.scope.realm, owner);
+  if (!plan.first) return finish_without_output(group, std::move(plan.tokens));
+  counts_.tokens_in += plan.first->prompt_len();
+  if (group.deadline) next_deadline_ = std::min(next_deadline_, *group.deadline);
+  scheduler_.add(std::move(plan.first));
 }
 
 // Whether layers keep less than all tokens, so that a prefix is found at some places alone.

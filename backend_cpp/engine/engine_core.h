@@ -85,7 +85,19 @@ class EngineCore {
  private:
   CacheReport change_cache(const CacheControl& control);
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
-  void begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output);
+  // A request that can be served.
+  struct Plan {
+    std::shared_ptr<SequenceGroup> group;  // but for its realms
+    std::shared_ptr<Sequence> first;       // null: the model does not run
+    std::vector<int32_t> tokens;           // history and input, unless `first` has them
+    std::optional<uint64_t> realm;         // of its session's blocks; none: that of its salt
+  };
+  // All that can fail comes first, so that a refused request has changed nothing. Throws Error.
+  Plan validate(Submission&& submission, std::shared_ptr<const OutputCallback> on_output) const;
+  void limit_new_tokens(GenerationParams& params, int prompt_len, const std::vector<ImageGroup>& looked_at) const;
+  void describe(const Request& request, const std::vector<int32_t>& tokens, SequenceGroup& group) const;
+  // Adds it before any other request is validated. Cannot fail.
+  void admit(Plan&& plan);
   int cross_group() const { return blocks_.plan().group_of(MemoryKind::kCross); }
   bool needs_anchors() const;
   int room_alongside(const std::vector<ImageGroup>& looked_at) const;

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "engine/engine_core.h"
+#include "tests/disk/scratch.h"
 #include "tests/engine_helpers.h"
 #include "tests/stub_grammar.h"
 
@@ -23,13 +24,13 @@ struct Driven {
     return *stub;
   }
 
-  void add(Request request, std::shared_ptr<const Grammar> grammar = nullptr) {
+  void add(Request request, std::shared_ptr<const Grammar> grammar = nullptr, std::optional<Error> failure = {}) {
     request.on_output = [this](Output&& output) {
       std::vector<Output>& all = outputs[output.request];
       CHECK(all.empty() || !all.back().is_final);
       all.push_back(std::move(output));
     };
-    core.add({std::move(request), std::move(grammar), std::nullopt});
+    core.add({std::move(request), std::move(grammar), std::move(failure)});
     deliver();
   }
   void step() {
@@ -305,6 +306,100 @@ ENGINE_TEST(what_a_request_that_could_not_begin_asked_for_is_forgotten_with_it) 
   driven.finish();
   CHECK_EQUAL(driven.last(6).history_token_len, 8);
   CHECK(driven.last(6).finish == FinishReason::kLength);
+}
+
+// Each check refuses more requests, each with a salt of its own, than scopes and realms are remembered.
+TEST(a_refused_request_changes_nothing_whichever_check_refuses_it) {
+  const ScratchDirectory scratch;
+  EngineConfig config = small_config();
+  config.enable_prefix_caching = true;
+  config.disk = {scratch.path(), uint64_t{1} << 28, "a stub"};
+  stubs_look = true;
+  Driven driven(config);
+  stubs_look = false;
+  RequestId next = 1;
+  const auto salted = [&](std::vector<int32_t> prompt, std::optional<SessionParams> session = {}) {
+    Request request = request_of(next, std::move(prompt), 2);
+    request.params.cache_salt = "ann";
+    request.params.include_cache_report = true;
+    request.session = session;
+    return request;
+  };
+  const auto serve = [&](Request request) {
+    driven.add(std::move(request));
+    driven.finish();
+    CHECK(driven.last(next).finish == FinishReason::kLength);
+    return driven.last(next++);
+  };
+  const std::vector<int32_t> prompt(40, 7);
+  CHECK_EQUAL(serve(salted(prompt)).cached_token_len, 0);
+  serve(salted({1, 2, 3, 4, 5, 6}, SessionParams{7, true, false, false, -1}));
+  driven.add(salted({5}, SessionParams{8, true, false, false, -1}));  // it keeps its session busy
+  const RequestId busy = next++;
+
+  const auto adapter = [](std::string name, std::optional<Error> failure) {
+    return std::make_shared<const LoadedAdapter>(
+        LoadedAdapter{std::move(name), 5, 0, "its weights", std::move(failure)});
+  };
+  const Error broken(ErrorCode::kUnavailable, "broken");
+  const auto turn = [](uint64_t id, bool start, int step = -1) { return SessionParams{id, start, true, false, step}; };
+  struct Case {
+    const char* check;
+    ErrorCode code;
+    std::function<void(Request&)> spoil;
+    std::shared_ptr<const Grammar> grammar = nullptr;
+    std::optional<Error> failure = {};
+  };
+  const EmbeddingRows rows{DType::kFloat32, 1, std::vector<std::byte>(4 * 400)};
+  const EmbeddingRange image{0, 1, {}, std::make_shared<const EmbeddingRows>(rows)};
+  const std::vector<Case> cases = {
+      {"its grammar failed", ErrorCode::kUnavailable, [](Request&) {}, nullptr, broken},
+      {"its adapter failed", ErrorCode::kUnavailable, [&](Request& r) { r.adapter = adapter("fails", broken); }},
+      {"its session is busy", ErrorCode::kSessionBusy, [&](Request& r) { r.session = turn(8, true); }},
+      {"its session is unknown", ErrorCode::kUnknownSession, [&](Request& r) { r.session = turn(9, false); }},
+      {"its session has another adapter", ErrorCode::kInvalidArgument,
+       [&](Request& r) { r.session = turn(7, false), r.adapter = adapter("other", {}); }},
+      {"it has no token", ErrorCode::kInvalidArgument,
+       [&](Request& r) { r.session = turn(7, false, 0), r.input_ids.clear(); }},
+      {"it is too long", ErrorCode::kTooLong,
+       [&](Request& r) { r.session = turn(7, false), r.input_ids.assign(125, 1); }},
+      {"its images fill the cache", ErrorCode::kTooLong, [&](Request& r) { r.embeddings = {image}; }},
+      {"its grammar cannot begin", ErrorCode::kInternal, [&](Request& r) { r.session = turn(7, true); },
+       std::make_shared<UnusableGrammar>()},
+  };
+  const auto traces = [&] {
+    const EngineStats stats = driven.core.stats();
+    return std::vector<int64_t>{
+        stats.sessions,         stats.running,   stats.waiting,   stats.blocks_used, stats.blocks_idle,
+        stats.evictions,        stats.completed, stats.cancelled, stats.tokens_in,   stats.prefix_cache_queries,
+        stats.prefix_cache_hits};
+  };
+  const std::vector<int64_t> before = traces();
+  for (const Case& each : cases) {
+    for (int i = 0; i < 1200; ++i, ++next) {
+      Request request = request_of(next, {1}, 2);
+      request.params.cache_salt = std::to_string(next);
+      request.deadline = Clock::now() + std::chrono::hours(1);
+      each.spoil(request);
+      driven.add(std::move(request), each.grammar, each.failure);
+      if (driven.last(next).error_code != each.code)
+        throw Failure(std::string(each.check) + ": " + driven.last(next).error);
+    }
+    if (traces() != before) throw Failure(std::string(each.check) + ": it left traces");
+  }
+  CHECK(driven.core.next_deadline() == Clock::time_point::max());
+
+  driven.finish();
+  CHECK(driven.tokens(busy) == expected_tokens({5}, 2));
+  const Output& continued = serve(salted({9}, SessionParams{7, false, false, false, -1}));
+  CHECK(continued.history_token_len == 8 && continued.cached_token_len > 0);
+  CHECK(serve(salted(prompt)).cache_report->device >= 36);
+  driven.core.finish_files();
+  CacheControl drop;
+  drop.action = CacheControl::Action::kDropMemory;
+  drop.on_done = [](const CacheReport&, const Error*) {};
+  driven.core.control(drop);
+  CHECK(serve(salted(prompt)).cache_report->disk >= 36);
 }
 
 ENGINE_TEST(a_sibling_that_fails_ends_the_request_whichever_it_is) {

@@ -41,7 +41,7 @@ std::vector<EmbeddingRange> first_of(const std::vector<EmbeddingRange>& embeddin
 
 }  // namespace
 
-SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t input_len, uint64_t new_scope,
+SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t input_len,
                                          const SessionOwner& owner) const {
   const Session* session = find(params.id);
   if (session != nullptr && session->running != 0) {
@@ -55,7 +55,6 @@ SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t inp
                            described(owner) + "; name the same in each turn, or begin it again with sequence_start");
   }
   Turn turn;
-  turn.scope = new_scope;
   if (!params.start) {
     turn.history = std::span(session->tokens).first(kept_tokens(params, session->tokens.size()));
     turn.embeddings = first_of(session->embeddings, turn.history.size());

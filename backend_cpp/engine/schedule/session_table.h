@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -42,11 +43,11 @@ class SessionTable {
   struct Turn {
     std::span<const int32_t> history;        // the session's tokens, rolled back to params.step (beyond its end: all)
     std::vector<EmbeddingRange> embeddings;  // of the history
-    uint64_t scope = 0;                      // of its blocks
+    std::optional<uint64_t> scope;           // of its blocks; none: a new session, or its adapter was loaded again
   };
-  // `new_scope`: for a new session, or one whose adapter was loaded again. Throws Error kUnknownSession,
-  // kSessionBusy, kTooLong, and kInvalidArgument for a turn without a token and for one with another adapter.
-  Turn prepare(const SessionParams& params, size_t input_len, uint64_t new_scope, const SessionOwner& owner = {}) const;
+  // Throws Error kUnknownSession, kSessionBusy, kTooLong, and kInvalidArgument for a turn without a token and for one
+  // with another adapter.
+  Turn prepare(const SessionParams& params, size_t input_len, const SessionOwner& owner = {}) const;
 
   // Begins a prepared turn: creates or replaces the session, which is busy until finish().
   void begin(const SessionParams& params, RequestId request, uint64_t scope, const SessionOwner& owner = {});

@@ -29,7 +29,7 @@ struct Fixture {
   }
 
   std::vector<int32_t> history(uint64_t id, int step = -1) {
-    const auto kept = table.prepare(session(id, false, step), 1, 0).history;
+    const auto kept = table.prepare(session(id, false, step), 1).history;
     return {kept.begin(), kept.end()};
   }
 };
@@ -42,19 +42,19 @@ TEST(a_turn_begins_with_what_the_last_one_left_rolled_back_to_its_step) {
   CHECK(fixture.history(7) == std::vector<int32_t>({1, 2, 3, 4, 5}));
   CHECK(fixture.history(7, 2) == std::vector<int32_t>({1, 2}));
   CHECK(fixture.history(7, 50) == std::vector<int32_t>({1, 2, 3, 4, 5}));
-  const SessionTable::Turn turn = fixture.table.prepare(session(7, false), 1, 99);
-  CHECK_EQUAL(turn.scope, uint64_t{7});
-  CHECK_EQUAL(fixture.table.prepare(session(7, true), 1, 99).scope, uint64_t{99});
+  const SessionTable::Turn turn = fixture.table.prepare(session(7, false), 1);
+  CHECK(turn.scope == uint64_t{7});
+  CHECK(!fixture.table.prepare(session(7, true), 1).scope);
 }
 
 TEST(preparing_a_turn_changes_nothing) {
   Fixture fixture;
   fixture.leave(7, {1, 2, 3, 4, 5});
-  fixture.table.prepare(session(7, false, 1), 1, 99);
-  fixture.table.prepare(session(7, true), 1, 99);
-  CHECK(error_of([&] { fixture.table.prepare(session(7, false, 3), 17, 99); }) == ErrorCode::kTooLong);
-  CHECK(error_of([&] { fixture.table.prepare(session(7, false, 0), 0, 99); }) == ErrorCode::kInvalidArgument);
-  CHECK(error_of([&] { fixture.table.prepare(session(8, true), 20, 99); }) == ErrorCode::kTooLong);
+  fixture.table.prepare(session(7, false, 1), 1);
+  fixture.table.prepare(session(7, true), 1);
+  CHECK(error_of([&] { fixture.table.prepare(session(7, false, 3), 17); }) == ErrorCode::kTooLong);
+  CHECK(error_of([&] { fixture.table.prepare(session(7, false, 0), 0); }) == ErrorCode::kInvalidArgument);
+  CHECK(error_of([&] { fixture.table.prepare(session(8, true), 20); }) == ErrorCode::kTooLong);
   CHECK_EQUAL(fixture.table.size(), 1u);
   CHECK_EQUAL(fixture.table.busy_count(), 0);
   CHECK_EQUAL(fixture.blocks.idle_count(), 1);
@@ -66,7 +66,7 @@ TEST(a_busy_session_refuses_turns_and_ends_until_its_request_has_finished) {
   fixture.table.begin(session(7, true), 42, 7);
   CHECK_EQUAL(fixture.table.busy_count(), 1);
   for (const bool start : {false, true}) {
-    CHECK(error_of([&] { fixture.table.prepare(session(7, start), 1, 0); }) == ErrorCode::kSessionBusy);
+    CHECK(error_of([&] { fixture.table.prepare(session(7, start), 1); }) == ErrorCode::kSessionBusy);
   }
   SessionParams end = session(7, false);
   end.end = true;
@@ -85,7 +85,7 @@ TEST(there_must_be_something_to_stop_or_to_end) {
   SessionParams stop = session(7, false);
   stop.stop = true;
   CHECK(error_of([&] { fixture.table.check_control(stop); }) == ErrorCode::kUnknownSession);
-  CHECK(error_of([&] { fixture.table.prepare(session(7, false), 1, 0); }) == ErrorCode::kUnknownSession);
+  CHECK(error_of([&] { fixture.table.prepare(session(7, false), 1); }) == ErrorCode::kUnknownSession);
   fixture.leave(7, {1});
   CHECK(error_of([&] { fixture.table.check_control(stop); }) == ErrorCode::kSessionIdle);
   stop.end = true;
