@@ -240,9 +240,10 @@ _BYTE_OF = byte_level_alphabet()
 
 def _byte_level_bytes(piece: str) -> bytes:
     """Return the bytes of a piece in GPT-2's alphabet; a piece outside of it is literal text, as in ``tokenizers``."""
-    if all(char in _BYTE_OF for char in piece):
-        return bytes(_BYTE_OF[char] for char in piece)
-    return piece.encode()
+    try:
+        return bytes(map(_BYTE_OF.__getitem__, piece))
+    except KeyError:
+        return piece.encode()
 
 
 def _from_sentencepiece(model: Any, added: Mapping[int, Any]) -> Iterator[tuple[int, bytes, bool]]:

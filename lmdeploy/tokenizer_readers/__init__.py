@@ -35,20 +35,18 @@ def _described(settings: TokenizerSettings) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     directory = settings.directory
-    decoder = read_object(directory / "tokenizer.json").get("decoder")
     try:
         tokenizer = _auto(settings)
         # The class that a model's name leads to may be SentencePiece's, which makes no bytes of byte-level pieces.
-        if not (_has_bytes(decoder) and not _has_bytes(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])):
+        decoder = tokenizer.backend_tokenizer.decoder
+        if decoder is not None and b'"ByteLevel"' in decoder.__getstate__():
+            return tokenizer
+        if '"ByteLevel"' not in json.dumps(read_object(directory / "tokenizer.json").get("decoder")):
             return tokenizer
     except ValueError:
         if not settings.own_class:
             raise
     return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
-
-
-def _has_bytes(decoder: object) -> bool:
-    return '"ByteLevel"' in json.dumps(decoder)
 
 
 def _built(settings: TokenizerSettings) -> Any:
