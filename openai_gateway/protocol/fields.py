@@ -142,3 +142,17 @@ class Strict(BaseModel):
                 if value is not None and value not in neutral:
                     raise FieldError(name, f"{name} is not supported by this server; leave it out")
         return fields
+
+
+class Closed(Strict):
+    """As `Strict`, but a member that is not known is refused: it would change what the response has to look like."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, fields: object) -> object:
+        if isinstance(fields, Mapping):
+            known = [field.alias or name for name, field in cls.model_fields.items()]
+            for name in fields:
+                if name not in known and name not in cls.no_effect and fields[name] is not None:
+                    raise FieldError(name, f"{name} is not known; give {', '.join(known)}")
+        return fields

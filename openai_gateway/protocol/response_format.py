@@ -6,10 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from openai_gateway.protocol.fields import AnyText, JsonObject, Strict, Text
+from openai_gateway.protocol.fields import AnyText, Closed, JsonObject, Text
 
 
-class TextFormat(Strict):
+def schema_format(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the engine's form of a schema; without one any JSON object will do."""
+    if schema is None:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
+
+
+class TextFormat(Closed):
     """Free text."""
 
     holder: ClassVar = "type"
@@ -21,19 +28,20 @@ class TextFormat(Strict):
         return None
 
 
-class JsonFormat(Strict):
-    """Any JSON object."""
+class JsonFormat(Closed):
+    """Any JSON object, or in llama.cpp's spelling one that a schema allows."""
 
-    holder: ClassVar = "type"
+    holder: ClassVar = "schema"
 
     type: Literal["json_object"]
+    schema_: JsonObject | None = Field(None, alias="schema")
 
     def for_engine(self) -> dict[str, Any] | None:
         """Return the engine's form."""
-        return {"type": "json_object"}
+        return schema_format("response", self.schema_)
 
 
-class JsonSchema(Strict):
+class JsonSchema(Closed):
     """A named JSON schema."""
 
     name: Text
@@ -42,7 +50,7 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Strict):
+class JsonSchemaFormat(Closed):
     """JSON that a schema allows."""
 
     holder: ClassVar = "json_schema.schema"
@@ -51,16 +59,11 @@ class JsonSchemaFormat(Strict):
     json_schema: JsonSchema
 
     def for_engine(self) -> dict[str, Any] | None:
-        """Return the engine's form; without a schema any JSON object will do."""
-        if self.json_schema.schema_ is None:
-            return {"type": "json_object"}
-        return {
-            "type": "json_schema",
-            "json_schema": {"name": self.json_schema.name, "schema": self.json_schema.schema_},
-        }
+        """Return the engine's form."""
+        return schema_format(self.json_schema.name, self.json_schema.schema_)
 
 
-class RegexFormat(Strict):
+class RegexFormat(Closed):
     """Text that a regular expression matches (LMDeploy's addition)."""
 
     holder: ClassVar = "regex_schema"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise, starmap
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from openai_gateway.protocol.fields import FieldError, JsonObject, Strict, Text
+from openai_gateway.protocol.fields import Closed, FieldError, JsonObject, Strict, Text
 from openai_gateway.protocol.prompts import TokenId
-from openai_gateway.protocol.response_format import ResponseFormat
+from openai_gateway.protocol.response_format import ResponseFormat, schema_format
 from openai_gateway.protocol.schemas import enforced_format
 
 _MAX_SCHEMA_TEXT = 65536  # characters; the engine takes no larger schemas
@@ -30,8 +30,13 @@ Schema = Annotated[JsonObject, BeforeValidator(_of_text)]
 Choices = Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)]
 
 
-class StructuredOutputs(Strict):
-    """vLLM's ``structured_outputs``: one of these. Settings of its backends are ignored."""
+class StructuredOutputs(Closed):
+    """vLLM's ``structured_outputs``: one of these."""
+
+    not_implemented: ClassVar = {"structural_tag": (), "disable_additional_properties": (False,)}
+    no_effect: ClassVar = dict.fromkeys(
+        ("disable_fallback", "disable_any_whitespace", "whitespace_pattern"), "a setting of vLLM's backends"
+    )
 
     json_: Schema | None = Field(None, alias="json")
     regex: Text | None = None
@@ -103,7 +108,7 @@ def _forms(
     """Return the engine's form of each that is given, by the name of its field."""
     forms: dict[str, dict[str, Any]] = {}
     if schema is not None:
-        forms[f"{prefix}json"] = {"type": "json_schema", "json_schema": {"name": "json", "schema": schema}}
+        forms[f"{prefix}json"] = schema_format("json", schema)
     if regex is not None:
         forms[f"{prefix}regex"] = {"type": "regex_schema", "regex_schema": regex}
     if choice is not None:

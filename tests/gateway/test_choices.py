@@ -134,7 +134,7 @@ REGEX_FORM = {"type": "regex_schema", "regex_schema": "^(a+)$"}
         ({"type": "text"}, None),
         ({"type": "json_object"}, {"type": "json_object"}),
         ({"type": "regex_schema", "regex_schema": "a+"}, REGEX_FORM),
-        ({"type": "json_schema", "json_schema": {"name": "any"}}, {"type": "json_object"}),
+        ({"type": "json_schema", "json_schema": {"name": "any", "strict": None}}, {"type": "json_object"}),
     ],
 )
 def test_each_response_format_has_its_engine_form(
@@ -165,6 +165,11 @@ CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
         ({"guided_grammar": 'start: "a"'}, {"type": "lark", "lark": 'start: "a"'}),
         ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}}, SCHEMA_FORM),
         ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, {"type": "json_object"}),
+        ({"structured_outputs": {"regex": "a+", "structural_tag": None}}, REGEX_FORM),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},  # llama.cpp's
+            {"type": "json_schema", "json_schema": SCHEMA_FORM["json_schema"] | {"name": "response"}},
+        ),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -188,9 +193,24 @@ def test_formats_come_in_the_words_of_vllms_clients_too(
         ({"guided_json": '{"not":' * 200 + "{}" + "}" * 200}, "guided_json", 400),
         ({"guided_json": json.dumps({"enum": ["x" * 10_000] * 7})}, "guided_json", 400),
         ({"guided_choice": []}, "guided_choice", 400),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", 400),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", 400),
+        ({"response_format": {"type": "json_object", "json_schema": {}}}, "response_format.json_schema", 400),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", 400),
+        (
+            {"response_format": {"type": "regex_schema", "regex_schema": "a", "flags": "i"}},
+            "response_format.flags",
+            400,
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "scheme": {}}}},
+            "response_format.json_schema.scheme",
+            400,
+        ),
+        ({"response_format": {"type": "json_object", "schema": {"pattern": 1}}}, "response_format.schema", 400),
     ],
 )
-def test_more_than_one_format_and_what_is_none_are_refused(
+def test_more_than_one_format_and_what_is_none_or_unknown_are_refused(
     http: httpx.Client, wrong: Any, param: str, status: int
 ) -> None:
     response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, **wrong})

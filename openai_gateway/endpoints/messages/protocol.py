@@ -26,6 +26,7 @@ from openai_gateway.protocol.fields import (
     ONE_TIER,
     PROMPTS_ARE_CACHED,
     AnyText,
+    Closed,
     FieldError,
     Items,
     JsonObject,
@@ -38,6 +39,7 @@ from openai_gateway.protocol.fields import (
     thinking_options,
 )
 from openai_gateway.protocol.generation import SamplingFields, StopWord
+from openai_gateway.protocol.response_format import schema_format
 from openai_gateway.protocol.schemas import enforced_format
 from openai_gateway.protocol.tools import MAX_TOOLS, Tool
 
@@ -93,7 +95,7 @@ class ThinkingConfig(Strict):
     budget_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
 
 
-class OutputFormat(Strict):
+class OutputFormat(Closed):
     """What the text of a response has to look like."""
 
     type: Literal["json_schema"]
@@ -102,8 +104,7 @@ class OutputFormat(Strict):
     @cached_property
     def for_engine(self) -> dict[str, Any]:
         """The engine's form."""
-        named = {"type": "json_schema", "json_schema": {"name": "response", "schema": self.schema_}}
-        return enforced_format("schema", named)
+        return enforced_format("schema", schema_format("response", self.schema_))
 
     @model_validator(mode="after")
     def _keeps_to_its_schema(self) -> OutputFormat:

@@ -25,6 +25,7 @@ from openai_gateway.protocol.fields import (
     ONE_TIER,
     PROMPTS_ARE_CACHED,
     AnyText,
+    Closed,
     FieldError,
     JsonObject,
     NotImplementedFields,
@@ -36,11 +37,12 @@ from openai_gateway.protocol.fields import (
     thinking_options,
 )
 from openai_gateway.protocol.generation import SamplingFields
+from openai_gateway.protocol.response_format import schema_format
 from openai_gateway.protocol.schemas import enforced_format
 from openai_gateway.protocol.tools import Tool
 
 
-class TextFormat(Strict):
+class TextFormat(Closed):
     """``text.format``."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -53,10 +55,7 @@ class TextFormat(Strict):
         """Return the engine's form; None: no constraint."""
         if self.type == "text":
             return None
-        if self.type == "json_object" or self.schema_ is None:
-            return {"type": "json_object"}
-        schema = {"type": "json_schema", "json_schema": {"name": self.name or "response", "schema": self.schema_}}
-        return enforced_format("schema", schema)
+        return enforced_format("schema", schema_format(self.name or "response", self.schema_))
 
     @model_validator(mode="after")
     def _keeps_to_its_schema(self) -> TextFormat:
