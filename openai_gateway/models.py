@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -100,20 +101,20 @@ class ServedModel:
         self.token_texts = TokenTexts(client, engine_dir)
         self._context_len: int | None = None
         self._context_known_until = -math.inf
+        self._context_lock = asyncio.Lock()
 
     def readable(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages with the media that the model reads; as `openai_gateway.media.readable_messages`."""
         return readable_messages(messages, is_text_only=self.is_text_only, in_tool_results=self._media_in_tool_results)
 
     async def context_len(self) -> int | None:
-        """Return how many tokens prompt and response have together at most; None: the engine does not say now."""
-        now = time.monotonic()
-        if now >= self._context_known_until:
-            self._context_known_until = now + _CONTEXT_KNOWN
-            try:
-                self._context_len = await self.client.context_len()
-            except (TritonRequestError, TritonUnavailable):  # an older one, or one that is being started
-                self._context_len = None
+        """Return how many tokens prompt and response have together at most; None: the engine never said."""
+        async with self._context_lock:
+            if time.monotonic() >= self._context_known_until:
+                # An older engine says nothing, nor does one that is being started: what was said last counts.
+                with suppress(TritonRequestError, TritonUnavailable):
+                    self._context_len = await self.client.context_len()
+                self._context_known_until = time.monotonic() + _CONTEXT_KNOWN
         return self._context_len
 
 

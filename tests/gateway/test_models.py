@@ -1,11 +1,17 @@
+import asyncio
+from typing import cast
+
 import httpx
 import openai
 import pytest
 
+from lmdeploy.serve.client import TritonClient, TritonUnavailable
+from openai_gateway.models import ServedModel, Traits
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_gateway
+from tests.support.waiting import eventually
 
 
 def test_the_engine_s_model_is_listed(client: openai.OpenAI) -> None:
@@ -56,3 +62,28 @@ def test_browsers_may_call_from_anywhere_where_every_origin_is_allowed(triton: F
 def test_the_api_is_documented(http: httpx.Client) -> None:
     assert "swagger" in http.get("/").text.lower()
     assert "/v1/chat/completions" in http.get("/openapi.json").json()["paths"]
+
+
+class SlowEngine:
+    """Says its length of context when it may, or nothing."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_say, self.says = 0, asyncio.Event(), 4096
+
+    async def context_len(self) -> int:
+        self.asked += 1
+        await self.may_say.wait()
+        if not self.says:
+            raise TritonUnavailable("busy")
+        return self.says
+
+
+async def test_callers_at_one_time_and_after_an_error_get_the_context_length_the_engine_said() -> None:
+    engine = SlowEngine()
+    model = ServedModel("m", cast(TritonClient, engine), None, Traits())
+    first, second = asyncio.create_task(model.context_len()), asyncio.create_task(model.context_len())
+    await eventually(lambda: engine.asked == 1)
+    engine.may_say.set()
+    assert (await first, await second, engine.asked) == (4096, 4096, 1)
+    model._context_known_until = engine.says = 0
+    assert (await model.context_len(), engine.asked) == (4096, 2)
