@@ -1,4 +1,4 @@
-"""Lists what kernels of a CUDA build read before they wait for the launch before them, and fails where one never waits.
+"""Lists what kernels of a CUDA build read before they wait for the launch before them; fails where one never waits.
 
 ``python -m tools.kernel_resources [BUILD or OBJECT ...]`` reads the machine code for Hopper and later
 (``backend_cpp/kernels/cuda/device.h`` has the rules) by NVIDIA's ``cuobjdump``, which comes with the toolkit and with
@@ -41,14 +41,11 @@ class Start:
         How often the kernel waits: more than once where ways through it differ.
     reads, writes
         Instructions that touch the device's memory and are before the first wait.
-    between
-        Those reads that are after the first wait and before the last.
     """
 
     waits: int
     reads: Counter[str]
     writes: Counter[str]
-    between: Counter[str]
 
 
 def listing_of(cuobjdump: Path, cubin: Path) -> str:
@@ -70,13 +67,11 @@ def instructions_of(listing: str) -> dict[str, list[str]]:
 
 def start_of(names: list[str]) -> Start:
     """Return how a kernel begins, from its instructions in the order of addresses."""
-    places = [i for i, name in enumerate(names) if name == WAIT] or [len(names)]
-    before, between = names[: places[0]], names[places[0] : places[-1]]
+    before = names[: names.index(WAIT)] if WAIT in names else names
     return Start(
         names.count(WAIT),
         Counter(name for name in before if name in _READS),
         Counter(name for name in before if name in _WRITES),
-        Counter(name for name in between if name in _READS),
     )
 
 
@@ -113,27 +108,6 @@ def cubins_of(cuobjdump: Path, file: Path) -> Iterator[list[Path]]:
         yield sorted(Path(folder).iterdir())
 
 
-def readable(symbols: list[str]) -> list[str]:
-    """Return names for a reader, by ``c++filt`` where there is one."""
-    if not symbols or shutil.which("c++filt") is None:
-        return symbols
-    done = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True)
-    return [_short(name) for name in done.stdout.splitlines()]
-
-
-def _short(name: str) -> str:
-    """Return a function's name without namespaces, type of result and parameters."""
-    name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
-    name = re.sub(r"\(([\w:]+)\)(\d+)", r"\2", name)  # (turbomind::WeightFormat)3
-    depth = 0
-    for i, letter in enumerate(name):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "(" and depth == 0:
-            name = name[:i]
-            break
-    return re.sub(r"\b[a-z_]\w*::", "", name)
-
-
 def print_waits(cuobjdump: Path, files: list[Path]) -> int:
     """Print how our kernels begin that can overlap with the launch before; return how many are wrong."""
     wrong = 0
@@ -144,17 +118,15 @@ def print_waits(cuobjdump: Path, files: list[Path]) -> int:
                 if architecture is None or int(architecture[1]) < _HOPPER:
                     continue
                 functions = instructions_of(listing_of(cuobjdump, cubin))
-                for symbol, name in zip(functions, readable(list(functions)), strict=True):
+                for symbol, names in functions.items():
                     if not symbol.startswith("_ZN9turbomind"):  # a library's, of our types maybe
                         continue
-                    start = start_of(functions[symbol])
+                    start = start_of(names)
                     is_wrong = start.waits == 0 or bool(start.writes)
                     wrong += is_wrong
                     if start.waits != 1 or start.reads or is_wrong:
                         found = [f"{count} {what}" for what, count in (start.reads + start.writes).items()]
-                        between = [f"{count} {what}" for what, count in start.between.items()]
-                        line = f"{name}: waits {start.waits} times, before: {', '.join(found) or 'nothing'}"
-                        line += f"; up to the last: {', '.join(between)}" if between else ""
+                        line = f"{symbol}: waits {start.waits} times, before: {', '.join(found) or 'nothing'}"
                         print(line + (" WRONG" if is_wrong else ""))
     return wrong
 
