@@ -9,14 +9,13 @@ from transformers import AutoModelForCausalLM
 from tests.support.both_engines import BACKENDS
 from tests.support.tiny_models import make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
-from tools.cache_capacity import LAYOUTS, gain
 
 WINDOW = 40
 BLOCKS = 12  # of 16 tokens: window, one step of 20 rows, and what is cut at both ends take 6
 
 
 def prompt_of(length: int) -> list[int]:
-    return [(37 * i * i + 11 * i) % 40000 + 100 for i in range(length)]
+    return [(37 * i * i + 11 * i) % 1900 + 100 for i in range(length)]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +44,21 @@ def test_100k_tokens_fit_into_a_dozen_blocks(directory: Path) -> None:
         assert engine.engine.metrics()["preemptions_total"] == 0
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_cache_holds_as_many_tokens_of_published_layers_as_promised(name: str, tmp_path: Path) -> None:
-    layout = LAYOUTS[name]
-    assert gain(layout, tmp_path) >= layout.target
+# The layers of Gemma 3 270M and of GPT-OSS 20B; how many times the tokens fit that one group for all layers would hold.
+@pytest.mark.parametrize(
+    ("window", "layers", "tokens", "least"),
+    [(512, (["sliding_attention"] * 5 + ["full_attention"]) * 3, 8192, 4.0),
+     (128, ["sliding_attention", "full_attention"] * 12, 32768, 1.9)],
+    ids=["gemma-3-270m", "gpt-oss-20b"],
+)  # fmt: skip
+def test_a_cache_holds_as_many_tokens_of_published_layers_as_promised(
+    window: int, layers: list[str], tokens: int, least: float, tmp_path: Path
+) -> None:
+    sizes = {"num_hidden_layers": len(layers), "layer_types": layers, "sliding_window": window, "head_dim": 16}
+    directory = make_tiny(tmp_path / "model", "Gemma3ForCausalLM", max_position_embeddings=32768, **sizes)
+    settings = {"cache_max_entry_count": int(tokens / 64 / least), "cache_block_seq_len": 64, "max_batch_size": 1}
+    with TokenEngine(directory, session_len=tokens, num_tokens_per_iter=128, **settings) as engine:
+        assert engine.engine.session_len == tokens
 
 
 # Of 12 blocks of two layers, this engine gives each layer the pages that it needs: 5 that a window of 40 and a step of

@@ -4,19 +4,16 @@
 """
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 from tools.bench import arguments as flags
 from tools.bench.shapes import SHAPES
 
-_SPREAD = 0.02  # of the random weights
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
 
 def write(shape: str, directory: Path, device: str = "cpu") -> Path:
-    """Write a bfloat16 checkpoint, a file a layer, and a tokenizer whose tokens are bytes, with a chat template.
+    """Write a bfloat16 checkpoint, and a tokenizer whose tokens are bytes, with a chat template.
 
     Parameters
     ----------
@@ -34,35 +31,15 @@ def write(shape: str, directory: Path, device: str = "cpu") -> Path:
     """
     import torch
     import transformers
-    from safetensors.torch import save_file
 
-    architecture = SHAPES[shape].architecture
-    model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**SHAPES[shape].config, bos_token_id=256, eos_token_id=257, dtype="bfloat16")
-    config.architectures = [architecture]
-    with torch.device("meta"):
-        empty = model_class(config).state_dict()
-    if config.tie_word_embeddings:
-        empty.pop("lm_head.weight", None)
-    directory.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(directory)
-    transformers.GenerationConfig.from_model_config(config).save_pretrained(directory)
+    known = SHAPES[shape]
+    model_class = getattr(transformers, known.architecture)
+    config = model_class.config_class(**known.config, bos_token_id=256, eos_token_id=257)
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
     write_tokenizer(directory)
-
-    files: dict[str, dict[str, Any]] = {}
-    for name, tensor in empty.items():
-        layer = name.partition("layers.")[2].partition(".")[0]
-        files.setdefault(f"model-{layer or 'rest'}.safetensors", {})[name] = tensor.shape
-    index = {name: file for file, tensors in files.items() for name in tensors}
-    generator = torch.Generator(device).manual_seed(0)
-    for file, shapes in files.items():
-        tensors = {
-            name: (1.0 if len(size) == 1 and "norm" in name else 0.0)
-            + torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16) * _SPREAD
-            for name, size in shapes.items()
-        }
-        save_file({name: tensor.cpu() for name, tensor in tensors.items()}, directory / file, {"format": "pt"})
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return directory
 
 

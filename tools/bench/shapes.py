@@ -69,12 +69,6 @@ def _shape(architecture: str, *sizes: int, **more: Any) -> Shape:
     return Shape(architecture, dict(zip(_NAMES, sizes, strict=True)) | more)
 
 
-# Models whose layers matter, and nothing else.
-def _layers_alone(layers: int, window: int, types: list[str]) -> Shape:
-    more = {"head_dim": 16, "tie_word_embeddings": True, "sliding_window": window, "layer_types": types}
-    return _shape("Gemma3ForCausalLM", 300, 32, 64, layers, 2, 1, 32768, **more)
-
-
 _LLAMA_8B = _shape("LlamaForCausalLM", 128256, 4096, 14336, 32, 32, 8, 16384, tie_word_embeddings=False)
 _QWEN3_MOE = _shape(
     *("Qwen3MoeForCausalLM", 151936, 2048, 6144, 48, 32, 4, 40960),
@@ -114,14 +108,6 @@ SHAPES = {
     ),
     "qwen3-moe": _QWEN3_MOE.having(num_hidden_layers=12),
     "qwen3-30b-a3b": _QWEN3_MOE.having(num_hidden_layers=8),
-    "gpt-oss-20b": _shape(
-        *("GptOssForCausalLM", 201088, 2880, 2880, 8, 64, 8, 131072),
-        head_dim=64,
-        num_local_experts=32,
-        num_experts_per_tok=4,
-        sliding_window=128,
-        rope_theta=150000.0,
-    ),
     "mixtral": _shape(
         *("MixtralForCausalLM", 32000, 4096, 14336, 6, 32, 8, 16384),
         num_local_experts=8,
@@ -148,8 +134,6 @@ SHAPES = {
         routed_scaling_factor=1.0,
         scoring_func="softmax",
     ),
-    "gemma-3-270m-layers": _layers_alone(18, 512, (["sliding_attention"] * 5 + ["full_attention"]) * 3),
-    "gpt-oss-20b-layers": _layers_alone(24, 128, ["sliding_attention", "full_attention"] * 12),
 }
 _TINY = {
     "vocab_size": 512,

@@ -22,7 +22,6 @@ from tools.bench.server import running_server
 from tools.bench.stats import Summary
 from tools.bench.turns import numbered, ratio, take_turns, throughput
 from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, random_requests
-from tools.cache_capacity import print_table as print_cache_capacity
 
 STREAMS = 16
 _ONE = ("one stream: engine / transformers", "engine, 1 stream", "transformers, 1 stream", 1.5)
@@ -32,11 +31,6 @@ TARGETS = {
         _ONE,
         ("16 streams: engine / transformers one at a time", "engine, 16 streams", "transformers, one at a time", 6.0),
         ("16 streams: gateway and Triton / engine", "served, 16 streams", "engine, 16 streams", 0.85),
-        # Worth knowing, promised nowhere.
-        (
-            "16 streams: engine / transformers in static batches of 16",
-            *("engine, 16 streams", "transformers, static batches", 0.0),
-        ),
     ),
     "pytorch": (
         _ONE,
@@ -84,12 +78,10 @@ def measure(backend: str, dtype: str, model_path: str, rounds: int, seed: int, p
         run_over_http(url, short, STREAMS, GREEDY)
         sides["served, 16 streams"] = lambda: run_over_http(url, many, STREAMS, GREEDY)
         runs = take_turns(sides, rounds, throughput, pause)
-        print("-- transformers on the requests of the 16 streams (about 4 minutes)", flush=True)
-        once = {
-            "transformers, static batches": lambda: peer.static_batches(many, STREAMS),
-            "transformers, one at a time": lambda: peer.one_at_a_time(many),
-        }
-        return runs | take_turns(once, 1, throughput, pause)
+        print("-- transformers on the requests of the 16 streams (about 3 minutes)", flush=True)
+        return runs | take_turns(
+            {"transformers, one at a time": lambda: peer.one_at_a_time(many)}, 1, throughput, pause
+        )
 
 
 def main() -> None:
@@ -112,13 +104,9 @@ def main() -> None:
         found = measured[title] = ratio(rates[ours], rates[theirs])
         if found < least:
             missed.append(title)
-        promise = [f">= {least:.2f}", "missed" if found < least else "met"] if least else ["-", "-"]
-        rows.append([title, f"{found:.2f}", *promise])
+        rows.append([title, f"{found:.2f}", f">= {least:.2f}", "missed" if found < least else "met"])
     print()
     print(table(("tokens/s, ratio (median of the rounds)", "measured", "target", ""), rows), flush=True)
-    if given.backend == "turbomind":
-        print()
-        print_cache_capacity()
     write_json(given.json, f"engine {given.backend}", numbered(runs), ratios=measured, missed=missed)
     if missed and given.strict:
         sys.exit(1)

@@ -39,17 +39,6 @@ class Transformers:
         records = [self._answer([request])[0] for request in requests]
         return summarize(records, time.perf_counter() - started)
 
-    def static_batches(self, requests: Sequence[Request], size: int) -> Summary:
-        """Answer the requests in batches of a fixed size.
-
-        A batch is padded to its longest prompt and runs until its longest response is complete; only the tokens that a
-        request asked for count.
-        """
-        started = time.perf_counter()
-        batches = [requests[first : first + size] for first in range(0, len(requests), size)]
-        records = [record for batch in batches for record in self._answer(batch)]
-        return summarize(records, time.perf_counter() - started)
-
     def _answer(self, requests: Sequence[Request]) -> list[Record]:
         records = [Record(started=time.perf_counter()) for _ in requests]
         encoded = self._tokenizer([request.prompt for request in requests], return_tensors="pt", padding=True)
