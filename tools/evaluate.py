@@ -23,8 +23,7 @@ import torch
 from lmdeploy import pipeline
 from lmdeploy.paths import default_model_dir, locate_model
 from tools.bench import arguments as flags
-from tools.bench.progress import ignore, progress_bar
-from tools.bench.report import machine
+from tools.bench.report import ignore, machine, progress_bar
 
 TEXTS = Path(__file__).with_name("texts.txt")  # written for this and printed nowhere else
 BETWEEN = "\n----\n"  # in the file

@@ -408,15 +408,7 @@ _HEAD = """| strategy | TTFT: mean | p50 | p99 | E2E latency: mean | p50 | p99 |
 
 
 def _line(result: Result) -> str:
-    times = (
-        result.first_mean,
-        result.first_p50,
-        result.first_p99,
-        result.whole_mean,
-        result.whole_p50,
-        result.whole_p99,
-    )
-    measurements = " | ".join(f"{measurement:.3f} s" for measurement in times)
+    measurements = " | ".join(f"{seconds:.3f} s" for seconds in list(asdict(result).values())[1:7])
     return f"| {result.strategy} | {measurements} | {result.found:.1%} | {result.simulated:,.0f}/s |"
 
 

@@ -23,15 +23,7 @@ RUNTIME = ("serve", "webui", "vision", "build")
 
 
 def requirements_of(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
-    """Return the requirements of a project's extras, of the extras that these include too, and its own.
-
-    Parameters
-    ----------
-    project
-        The table ``[project]`` of ``pyproject.toml``.
-    extras
-        Names of extras.
-    """
+    """Return the requirements of ``[project]`` and some of its extras, also of extras that these include."""
     found: list[str] = list(project["dependencies"])
     for extra in extras:
         for text in project["optional-dependencies"][extra]:
@@ -44,17 +36,7 @@ def requirements_of(project: Mapping[str, Any], extras: Iterable[str]) -> list[s
 
 
 def closure(requirements: Iterable[str]) -> dict[str, str]:
-    """Follow requirements through the installed packages.
-
-    Parameters
-    ----------
-    requirements
-        Requirement strings, for example ``tritonclient[grpc]``.
-
-    Returns
-    -------
-    dict[str, str]
-        Version of every package reached, by canonical name.
+    """Return the version of every installed package that requirements reach, by canonical name.
 
     Raises
     ------

@@ -20,8 +20,7 @@ import httpx
 from lmdeploy.cli.parser import Parser
 from tools.bench import arguments as flags
 from tools.bench.over_http import Load, Target, run_open_loop
-from tools.bench.progress import progress_bar
-from tools.bench.report import machine, print_summaries
+from tools.bench.report import machine, print_summaries, progress_bar
 from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
 
 

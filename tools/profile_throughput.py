@@ -10,8 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.bench import arguments as flags
 from tools.bench.inprocess import in_process
-from tools.bench.progress import progress_bar
-from tools.bench.report import print_summaries, write_json
+from tools.bench.report import print_summaries, progress_bar, write_json
 
 
 def main() -> None:

@@ -17,22 +17,11 @@ from tools.bench.matches import CACHE_BITS, CONTEXTS, LARGER_PARTS, PARTS, Choic
 from tools.bench.peers.places import thread_count, why_missing
 from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.random_gguf import NAMES
-from tools.bench.report import busy_share, machine, table, write_report
+from tools.bench.report import machine, table, write_report
 from tools.bench.roofline import measure_limits
 from tools.bench.targets import HEADER, rows, targets_with, unmeasured
 
 EVERY_PART = PARTS + LARGER_PARTS
-_QUIET = 0.1  # of the processors' time
-
-
-def part_names(text: str) -> list[str]:
-    """Read a flag such as ``decode,http``."""
-    return _some_of(EVERY_PART, text)
-
-
-def model_names(text: str) -> list[str]:
-    """Read a flag such as ``llama-3.2-1b,qwen3-4b``."""
-    return _some_of(NAMES, text)
 
 
 def sizes(text: str) -> list[int]:
@@ -40,7 +29,8 @@ def sizes(text: str) -> list[int]:
     return [flags.positive(size) for size in text.split(",")]
 
 
-def _some_of(known: Sequence[str], text: str) -> list[str]:
+def some_of(known: Sequence[str], text: str) -> list[str]:
+    """Read a flag such as ``decode,http``."""
     names = text.split(",")
     if unknown := [name for name in names if name not in known]:
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {', '.join(unknown)}")
@@ -50,9 +40,11 @@ def _some_of(known: Sequence[str], text: str) -> list[str]:
 def main() -> None:
     """Run the command line."""
     parser = flags.parser("Measure the engine alongside llama.cpp and OpenVINO GenAI, against the project's targets.")
-    parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PART,...", help=", ".join(EVERY_PART))
     parser.add_argument(
-        "--models", type=model_names, default=list(NAMES), metavar="NAME,...", help="of large, moe, long"
+        "--only", type=partial(some_of, EVERY_PART), default=list(PARTS), metavar="PART,...", help=", ".join(EVERY_PART)
+    )
+    parser.add_argument(
+        "--models", type=partial(some_of, NAMES), default=list(NAMES), metavar="NAME,...", help="of large, moe, long"
     )
     parser.add_argument("--contexts", type=sizes, default=list(CONTEXTS), metavar="N,...", help="of long, in tokens")
     parser.add_argument("--cache-bits", type=sizes, default=list(CACHE_BITS), metavar="N,...", help="of long")
@@ -68,14 +60,11 @@ def main() -> None:
     model_path = Path(arguments.model_path)
     rounds = Rounds(arguments.rounds, partial(wait_until_quiet, arguments.timeout))
 
-    busy = busy_share()
     limits = measure_limits()
     own = machine()
     kernels = own.get("cpu_isa", "none")
     threads = f"{thread_count()} threads for every engine"
     print(f"-- machine: {own['cpu']}, kernels of {kernels}, {threads}; {limits}", flush=True)
-    if busy > _QUIET:
-        print(f"-- WARNING: others take {100 * busy:.0f} % of the processors; ratios are worth nothing", flush=True)
     for peer in ("llama.cpp", "openvino"):
         if reason := why_missing(peer, model_path, 4):
             print(f"-- {peer}: skipped, {reason}", flush=True)
@@ -100,6 +89,6 @@ def main() -> None:
         "rows": [asdict(row) | {"missed": row.is_missed} for row in found],
         "not_measured": missing,
     }
-    write_report(arguments.json, "compare", limits, others_busy=busy, rounds=rates, **content)
+    write_report(arguments.json, "compare", limits, rounds=rates, **content)
     if arguments.strict and (missing or any(row.is_missed for row in found)):
         sys.exit(1)

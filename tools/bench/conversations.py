@@ -172,24 +172,10 @@ def measure_shared(measured: Measured, chat: Conversations) -> None:
         row(f"six conversations, a system prompt of 1,300 tokens, {name}", f"{computed / distinct:.3f}")
 
 
-def measure_interleaved(measured: Measured, chat: Conversations) -> None:
-    """Forty conversations, turn by turn."""
-    prompts = [chat.asked(chat.message(0, chat.tokens(200)), chat.message(2, chat.tokens(200))) for _ in range(40)]
-    for turn in range(3):
-        computed, new = 0, 0
-        for i, prompt in enumerate(prompts):
-            added, [response] = measured.ask([prompt], 32)
-            computed += added
-            new += len(prompt) if turn == 0 else MESSAGE + 10
-            prompts[i] = [*prompt, *chat.ended(response), *chat.asked(chat.message(2, chat.tokens(MESSAGE)))]
-        row(f"forty conversations interleaved, round {turn + 1}: computed of new tokens", f"{computed} of {new}")
-
-
 _PARTS: dict[str, Callable[[Measured, Conversations], None]] = {
     "chat": measure_chat,
     "agent": measure_agent,
     "shared": measure_shared,
-    "interleaved": measure_interleaved,
 }
 
 

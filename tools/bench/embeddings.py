@@ -50,8 +50,6 @@ def peers_of(model: Path) -> dict[str, AbstractContextManager[Embed]]:
         sys.path.append(str(embedders()))  # after this environment's own packages
     if importlib.util.find_spec("openvino") is not None:
         found |= {f"OpenVINO, {kind}": openvino_peer(model, kind) for kind in ("f32", "bf16")}
-    if importlib.util.find_spec("onnxruntime") is not None:
-        found["ONNX Runtime, float32"] = onnx_peer(model)
     if llama_tool("llama-server").exists():
         found |= {f"llama.cpp, {name}": llama_peer(model, kind) for kind, name in _GGUF_TYPES.items()}
     return found
@@ -103,30 +101,6 @@ def openvino_peer(model: Path, precision: str) -> Iterator[Embed]:
     converted = openvino.convert_model(network, example_input=example)
     compiled = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": precision})
     yield _batched(AutoTokenizer.from_pretrained(model), lambda arrays: compiled(arrays)[0])
-
-
-@contextmanager
-def onnx_peer(model: Path) -> Iterator[Embed]:
-    """ONNX Runtime, of the same weights, with all its optimizations."""
-    import onnxruntime
-    import torch
-    from torch.export import Dim
-    from transformers import AutoModel, AutoTokenizer
-
-    file = root() / "models" / f"{model.name}.onnx"
-    if not file.is_file():
-        network = AutoModel.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-        example = tuple(torch.ones(2, 16, dtype=torch.int64) for _ in _INPUTS)
-        shapes = {name: {0: Dim("texts"), 1: Dim("tokens")} for name in _INPUTS}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.onnx.export(
-            network, example, file, input_names=_INPUTS, dynamic_shapes=shapes, dynamo=True, external_data=False
-        )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = thread_count()
-    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    output = session.get_outputs()[0].name
-    yield _batched(AutoTokenizer.from_pretrained(model), lambda arrays: session.run([output], arrays)[0])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine, EngineOutput, OutputCallback
 from lmdeploy.turbomind.engine_settings import EngineConfig
 from lmdeploy.turbomind.spec import ModelSpec
-from tools.bench.progress import ignore
+from tools.bench.report import ignore
 from tools.bench.stats import Record, Summary, duration, summarize
 from tools.bench.workload import Request, TokenRequest
 
@@ -28,7 +28,6 @@ class InProcess:
 
     def __init__(self, model_path: str, config: EngineConfig) -> None:
         self._engine = Engine(model_path, config)
-        self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._tokenizer = Tokenizer(str(self._engine.directory.path))
 
     @property

@@ -24,7 +24,7 @@ from tools.bench.over_http import run_over_http
 from tools.bench.peers import llama_cpp, vllm
 from tools.bench.peers.genai import genai
 from tools.bench.peers.places import GGUF_TYPES, gguf, llama_tool, missing_program, openvino_python, vllm_python
-from tools.bench.random_gguf import NAMES, file_cost, kind_of, random_file
+from tools.bench.random_gguf import NAMES, file_cost, random_file
 from tools.bench.roofline import Limits, engine_cost, head_bytes
 from tools.bench.server import running_server
 from tools.bench.shapes import SHAPES
@@ -109,7 +109,7 @@ MATCHES = (
 )
 LARGER_MODELS = {
     "large": tuple((name, bits) for name in ("llama-3.2-1b", "qwen3-4b") for bits in (4, 8)),
-    "moe": (("qwen3-30b-a3b", 4), ("gpt-oss-20b", 4)),
+    "moe": (("qwen3-30b-a3b", 4),),
     "long": (("llama-3.2-1b", 4),),
     "agent": (("llama-3.2-1b", 4),),
 }
@@ -197,7 +197,7 @@ def _default_model(
 
 
 def _larger_model(name: str, bits: int, file: Path, rounds: Rounds, limits: Limits) -> Iterator[Played]:
-    config, kind = replace(engine_config(16), max_prefill_token_num=2048), kind_of(SHAPES[name], bits)
+    config, kind = replace(engine_config(16), max_prefill_token_num=2048), GGUF_TYPES[bits]
     with _engines(file, file, kind, config) as (_, answers):
         for match in larger_matches(bits):
             rates = _play(f"{name}: {match}", match, answers, file, kind, rounds)
@@ -248,7 +248,7 @@ def _llama_side(match: Match, file: Path) -> Callable[[], float]:
 
 def _long(name: str, bits: int, file: Path, choice: Choice, rounds: Rounds) -> Iterator[Played]:
     """Long prompts, and what is generated after them; both rates are of one run."""
-    kind = kind_of(SHAPES[name], bits)
+    kind = GGUF_TYPES[bits]
     for cache_bits in choice.cache_bits:
         config = replace(
             engine_config(16),
@@ -291,7 +291,7 @@ def _agent(name: str, bits: int, file: Path, rounds: Rounds) -> Iterator[Played]
         asked: dict[str, Measured] = {OURS: Ours(stack.enter_context(in_process(str(file), config)))}
         if llama_tool("llama-server").exists():
             server = llama_cpp.serving(file, 1, SESSION, keeps_prompts=True)
-            asked[f"llama-server {kind_of(SHAPES[name], bits)}"] = LlamaServer(stack.enter_context(server))
+            asked[f"llama-server {GGUF_TYPES[bits]}"] = LlamaServer(stack.enter_context(server))
         sides: Sides = {side: partial(_first_tokens, each, chat) for side, each in asked.items()}
         title = f"{name}: agent's day, {bits}-bit"
         yield title, rounds.play(title, sides, "{:.2f} first tokens/s"), None

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from lmdeploy.messages import GenerationConfig
-from tools.bench.progress import ignore
+from tools.bench.report import ignore
 from tools.bench.stats import Record, Summary, summarize
 from tools.bench.workload import Request
 

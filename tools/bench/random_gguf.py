@@ -20,30 +20,22 @@ from gguf import GGMLQuantizationType as Type
 from lmdeploy.capacity.sizes import Sizes
 from lmdeploy.paths import default_model_dir
 from tools.bench.peers.install import say
-from tools.bench.peers.places import GGUF_TYPES, root
 from tools.bench.peers.places import gguf as gguf_file
-from tools.bench.progress import progress_bar
+from tools.bench.peers.places import root
+from tools.bench.report import progress_bar
 from tools.bench.roofline import ModelCost
 from tools.bench.shapes import SHAPES, Shape
 
-NAMES = ("llama-3.2-1b", "qwen3-4b", "qwen3-30b-a3b", "gpt-oss-20b")
+NAMES = ("llama-3.2-1b", "qwen3-4b", "qwen3-30b-a3b")
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
-    "GptOssForCausalLM": "gpt-oss",  # with biases and sinks
 }
 _SPREAD = 0.02  # of the random weights
 _WEIGHTS = {16: Type.F16, 8: Type.Q8_0, 4: Type.Q4_0}
 # The spread of codes drawn uniformly, in steps of their scale.
 _CODES = {Type.Q8_0: math.sqrt((256**2 - 1) / 12), Type.Q4_0: math.sqrt((16**2 - 1) / 12)}
-_MXFP4_EXPONENT = 120  # a scale of 1/128
-
-
-def _window(shape: Shape) -> int:
-    """Return the window of every other layer, in tokens; 0: none."""
-    found: int = shape.config.get("sliding_window") or 0
-    return found
 
 
 def _matrices(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -65,22 +57,18 @@ def _matrices(shape: Shape) -> dict[str, tuple[int, ...]]:
 def _plain(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of a layer's float32 tensors."""
     hidden, experts = shape.config["hidden_size"], shape.experts
-    second = "post_attention_norm" if _window(shape) else "ffn_norm"
-    found: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,), f"{second}.weight": (hidden,)}
+    found: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
     if shape.has_head_norms:
         found |= {"attn_q_norm.weight": (shape.head_dim,), "attn_k_norm.weight": (shape.head_dim,)}
     if experts:
         found["ffn_gate_inp.weight"] = (experts, hidden)
-    if _window(shape):
-        found |= {"attn_sinks.weight": (shape.config["num_attention_heads"],), "ffn_gate_inp.bias": (experts,)}
-        found |= {f"{name}.bias": size[:-1] for name, size in _matrices(shape).items()}
     return found
 
 
 def tensors(shape: Shape, bits: int) -> dict[str, tuple[tuple[int, ...], Type]]:
     """Return the names, shapes and types of a file whose layers have this many bits.
 
-    Embedding and output layer have at least 8, as in published files; gpt-oss's experts of 4 are MXFP4.
+    Embedding and output layer have at least 8, as in published files.
     """
     c = shape.config
     ends = ((c["vocab_size"], c["hidden_size"]), Type.F16 if bits == 16 else Type.Q8_0)
@@ -89,18 +77,9 @@ def tensors(shape: Shape, bits: int) -> dict[str, tuple[tuple[int, ...], Type]]:
         found["output.weight"] = ends
     found["output_norm.weight"] = ((c["hidden_size"],), Type.F32)
     for layer in range(c["num_hidden_layers"]):
-        for name, size in _matrices(shape).items():
-            kind = _WEIGHTS[bits]
-            if _window(shape) and bits == 4:
-                kind = Type.MXFP4 if name.endswith("_exps") else Type.Q8_0
-            found[f"blk.{layer}.{name}.weight"] = (size, kind)
+        found |= {f"blk.{layer}.{name}.weight": (size, _WEIGHTS[bits]) for name, size in _matrices(shape).items()}
         found |= {f"blk.{layer}.{name}": (size, Type.F32) for name, size in _plain(shape).items()}
     return found
-
-
-def kind_of(shape: Shape, bits: int) -> str:
-    """Return GGUF's name for the type of most weights."""
-    return Type.MXFP4.name if _window(shape) and bits == 4 else GGUF_TYPES[bits]
 
 
 def file_bytes(shape: Shape, bits: int) -> int:
@@ -175,10 +154,7 @@ def _drawn(name: str, size: tuple[int, ...], kind: Type, generator: np.random.Ge
     elements, block = gguf.GGML_QUANT_SIZES[kind]
     count = math.prod(size) // elements
     blocks = np.frombuffer(generator.bytes(count * block), np.uint8).reshape(count, block).copy()
-    if kind == Type.MXFP4:
-        blocks[:, 0] = _MXFP4_EXPONENT
-    else:
-        blocks[:, :2] = np.frombuffer(np.float16(_SPREAD / _CODES[kind]).tobytes(), np.uint8)
+    blocks[:, :2] = np.frombuffer(np.float16(_SPREAD / _CODES[kind]).tobytes(), np.uint8)
     return blocks
 
 
@@ -219,11 +195,6 @@ def _add_sizes(writer: gguf.GGUFWriter, shape: Shape, bits: int) -> None:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(c["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(shape.expert_size)
-    if _window(shape):
-        writer.add_sliding_window(_window(shape))
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(32.0)
-        writer.add_rope_scaling_orig_ctx_len(4096)
 
 
 @contextmanager

