@@ -29,9 +29,9 @@ class Shares:
         self._waiting: dict[str | None, deque[tuple[int, asyncio.Future[None]]]] = {}  # by key, whose turn is first
 
     @asynccontextmanager
-    async def taken(self, key: str | None, amount: int = 1) -> AsyncIterator[None]:
-        """Hold an amount, once it is the key's turn."""
-        await self.take(key, amount)
+    async def taken(self, key: str | None, amount: int = 1, seconds: float | None = None) -> AsyncIterator[None]:
+        """Hold an amount, once it is the key's turn; as `take`."""
+        await self.take(key, amount, seconds)
         try:
             yield
         finally:

@@ -1,23 +1,30 @@
 """What the application on Ray is reported, and makes of it. What it does is in tests/e2e/test_ray.py."""
 
+import asyncio
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
 from yarl import URL
 
 from lmdeploy.cli.main import main, make_parser
 from lmdeploy.cli.options import given_options
-from lmdeploy.serve.ray.exchange import Asked, with_routing
+from lmdeploy.serve.ray import ingress
+from lmdeploy.serve.ray.exchange import Asked, Head, with_routing
 from lmdeploy.serve.ray.served_paths import ServedPaths, url_of
 from lmdeploy.serve.ray.settings import RaySettings, flags
 from openai_gateway.errors import ApiError
+from openai_gateway.middleware.body_limit import SHORT
 from tests.support.commands import Command
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -188,3 +195,47 @@ def test_a_model_that_cannot_be_served_is_reported_before_ray_starts(tmp_path: P
 def test_the_command_line_does_not_import_ray() -> None:
     script = "import sys, lmdeploy.cli.main as m; m.make_parser(); sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+class Replicas:
+    """Ray's handle of replicas that respond when they may."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_respond = 0, asyncio.Event()
+
+    def options(self, **options: Any) -> "Replicas":
+        return self
+
+    def remote(self, asked: Asked) -> "Replicas":
+        self.asked += 1
+        return self
+
+    def cancel(self) -> None:
+        """As Ray's."""
+
+    async def __aiter__(self) -> AsyncIterator[Head | bytes]:
+        await self.may_respond.wait()
+        yield Head("replica", 200, {})
+
+
+def posted(length: int) -> Request:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b" " * length, "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    return Request(scope, receive)
+
+
+async def test_long_bodies_wait_for_others_and_short_ones_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress, "MOST_WAITING", 0.05)
+    replicas, long = Replicas(), SHORT + 1
+    handle = cast(DeploymentHandle, replicas)
+    front = ingress.Ingress(handle, (), 2 * SHORT, 2 * SHORT, ())  # of unknown length: room for one
+    first = asyncio.create_task(front(posted(long)))
+    await eventually(lambda: replicas.asked == 1)
+    short = asyncio.create_task(front(posted(SHORT)))
+    await eventually(lambda: replicas.asked == 2)
+    assert (await front(posted(long))).status_code == 503
+    replicas.may_respond.set()
+    assert [(await each).status_code for each in (first, short)] == [200, 200]
+    assert (await front(posted(long))).status_code == 200

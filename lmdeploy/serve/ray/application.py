@@ -66,8 +66,10 @@ def app(settings: RaySettings) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.drain_seconds,
     )(Ingress)
-    max_body_bytes = int(settings.options.get("max-body-bytes") or Settings().max_body_bytes)
+    limits = Settings()
+    max_body_bytes = int(settings.options.get("max-body-bytes") or limits.max_body_bytes)
+    max_bodies_bytes = int(settings.options.get("max-bodies-bytes") or limits.max_bodies_bytes)
     api_keys = settings.api_keys
     bound = replicas.bind(settings, api_keys)
-    application: Application = ingress.bind(bound, settings.adapters, max_body_bytes, api_keys)
+    application: Application = ingress.bind(bound, settings.adapters, max_body_bytes, max_bodies_bytes, api_keys)
     return application

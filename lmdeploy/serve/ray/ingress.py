@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from ray.exceptions import RayError, TaskCancelledError
@@ -19,8 +19,10 @@ from lmdeploy.serve.ray.served_paths import ServedPaths
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.streaming import event
 from openai_gateway.middleware.api_keys import matching_key, needs_key
+from openai_gateway.middleware.body_limit import MOST_WAITING, SHORT
 from openai_gateway.middleware.origins import is_own_origin
 from openai_gateway.registry import ADMINISTERED
+from openai_gateway.shares import Shares
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ _ATTEMPTS = 6
 _PAUSE = 0.2  # seconds before the second attempt, and as much longer before each later one
 _HEALTH_SECONDS = 5.0
 _LARGE = 64 * 1024  # bytes of a body that is better read alongside the event loop
+_LONG = "The server has too many long requests; try again later."
 _BUSY = "All replicas are busy, and no more requests may wait; try again later."
 # Of a request's headers; nothing else reaches a replica's server.
 _SENT_ON = frozenset(
@@ -50,32 +53,41 @@ class Ingress:
         Names of LoRA adapters.
     max_body_bytes
         A longer body is refused.
+    max_bodies_bytes
+        Of all long bodies at a time, until a replica responds; as for `openai_gateway.middleware.body_limit.BodyLimit`.
     api_keys
         One of them is needed; empty: none is.
     """
 
     def __init__(
-        self, replicas: DeploymentHandle, adapters: tuple[str, ...], max_body_bytes: int, api_keys: tuple[str, ...]
+        self,
+        replicas: DeploymentHandle,
+        adapters: tuple[str, ...],
+        max_body_bytes: int,
+        max_bodies_bytes: int,
+        api_keys: tuple[str, ...],
     ) -> None:
         self._replicas = replicas.options(method_name="respond", stream=True)
         self._adapters = frozenset(adapters)
         self._max_body_bytes = max_body_bytes
+        self._bodies = Shares(max_bodies_bytes, max_bodies_bytes // 2)
         self._api_keys = api_keys
         self._paths = ServedPaths()
 
     async def __call__(self, request: Request) -> Response:
         """Return a replica's response."""
-        try:
-            self._check(request)
-            asked = await self._read(request)
-            if asked.path != "/health":
-                return await self._respond(asked)
+        async with AsyncExitStack() as held:
             try:
-                return await asyncio.wait_for(self._respond(asked), _HEALTH_SECONDS)
-            except asyncio.TimeoutError:
-                raise ApiError(503, "No replica is ready.", code="service_unavailable") from None
-        except ApiError as error:
-            return error.response(request.scope["path"])
+                self._check(request)
+                asked = await self._read(request, held)
+                if asked.path != "/health":
+                    return await self._respond(asked)
+                try:
+                    return await asyncio.wait_for(self._respond(asked), _HEALTH_SECONDS)
+                except asyncio.TimeoutError:
+                    raise ApiError(503, "No replica is ready.", code="service_unavailable") from None
+            except ApiError as error:
+                return error.response(request.scope["path"])
 
     def _check(self, request: Request) -> None:
         """Refuse what is not for a replica, by its head alone: nothing of the body has been read.
@@ -94,7 +106,7 @@ class Ingress:
         if self._api_keys and needs_key(path, method) and matching_key(request.headers, self._api_keys) is None:
             raise ApiError(401, "Please request with valid api key!", code="invalid_api_key")
 
-    async def _read(self, request: Request) -> Asked:
+    async def _read(self, request: Request, held: AsyncExitStack) -> Asked:
         """Return the request; of a `POST` with its body.
 
         Raises
@@ -102,7 +114,7 @@ class Ingress:
         ApiError
             The body is too long, or would take too much memory as objects.
         """
-        body = await self._body(request) if request.method == "POST" else b""
+        body = await self._body(request, held) if request.method == "POST" else b""
         scope, session = request.scope, request.headers.get(SESSION_HEADER)
         query = scope["query_string"].decode("latin-1")
         asked = Asked(scope["method"], scope["path"], query, _sent_on(request), body)
@@ -110,17 +122,25 @@ class Ingress:
             return with_routing(asked, session)
         return await asyncio.to_thread(with_routing, asked, session)
 
-    async def _body(self, request: Request) -> bytes:
-        """Return the body of a request; an error 413 where it is too long."""
+    async def _body(self, request: Request, held: AsyncExitStack) -> bytes:
+        """Return the body of a request; an error 413 where it is too long, and 503 where others leave no memory."""
         error = ApiError(413, f"The request body is longer than {self._max_body_bytes} bytes.")
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
             raise error
-        pieces, length = [], 0
+        pieces, length, has_share = [], 0, False
         async for piece in request.stream():
             length += len(piece)
             if length > self._max_body_bytes:
                 raise error
+            if length > SHORT and not has_share:  # nothing more is read meanwhile
+                key = matching_key(request.headers, self._api_keys)
+                wanted = int(declared) if declared.isdigit() else self._max_body_bytes
+                try:
+                    await held.enter_async_context(self._bodies.taken(key, wanted, MOST_WAITING))
+                except TimeoutError:
+                    raise ApiError(503, _LONG, code="overloaded") from None
+                has_share = True
             pieces.append(piece)
         return b"".join(pieces)
 
