@@ -241,6 +241,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
     head_.emplace(*ops_, spec_, max_rows);
     traits_.head = head_->traits();
   }
+  compile();
 }
 
 void NativeRunner::prepare(const StepLimits& limits) {
@@ -279,10 +280,11 @@ void NativeRunner::keep_hidden(const std::vector<int>& layers) {
     throw invalid_argument("hidden states are wanted in front of a layer that " + spec_.model_name + " does not have");
   }
   keeps_rows_ = true;
-  if (!brings_output_) return;
+  if (!brings_output_) return compile();
   kept_layers_ = layers;
   kept_ = float_buffer(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
   if (!ops_->shares_host_memory()) host_kept_ = AlignedBuffer(kept_.size());
+  compile();
 }
 
 std::vector<CacheGroup> NativeRunner::cache_groups(const StepLimits& limits) const {
@@ -378,18 +380,21 @@ void NativeRunner::begin(const StepInput& input) {
   if (head_) head_->begin_step(*ops_, input, outputs_.own_states());
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const bool has_images = embedded > 0 && image_rows_ && image_rows_->begin_step(*ops_, input, computed);
-  const int gathered = decodes ? computed : wanted.count();
-  const int projected = outputs_.computed_at_once(gathered);
+  ModelStep step{
+      {*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks(), has_images ? &*image_rows_ : nullptr},
+      input,
+      embedded,
+      looks};
+  step.wanted = decodes ? computed : wanted.count();
+  step.projected = outputs_.computed_at_once(step.wanted);
+  // Adapters and images know rows by their places in the step.
+  step.drops_rows = can_drop_rows() && step.wanted < computed && embedded == 0 && !has_adapters && !has_images;
   // Which layers adapters add to, and how many rows look at images, differs from step to step.
   const bool is_repeatable = decodes && !has_adapters && !looks && (!head_ || head_->is_repeatable(input));
-  ops_->run_step(computed, is_repeatable, [&] {
-    run_rows(
-        {*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks(), has_images ? &*image_rows_ : nullptr},
-        input, embedded, looks, gathered, projected);
-  });
+  ops_->run_step(computed, is_repeatable, [&] { program_.run(step); });
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_.as<float>());
   bring_kept(rows);
-  outputs_.end(wanted, projected, meets_ranks());
+  outputs_.end(wanted, step.projected, meets_ranks());
 }
 
 StepOutput NativeRunner::take() {
@@ -404,38 +409,14 @@ void NativeRunner::bring_kept(int rows) {
   ops_->download(kept_.as<void>(), bytes, host_kept_.as<void>());
 }
 
-void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int wanted,
-                            int projected) {
-  auto* hidden = hidden_.as<float>();
-  step.ops.embed(weights_.embedding.view, rows_.tokens(), step.rows, spec_.embedding_scale, hidden);
-  if (step.adapters != nullptr) step.adapters->add_embeddings(step.ops, weights_.embedding, rows_.tokens(), hidden);
-  const auto add_embeddings = [&](const LinearStorage& table, const int32_t* numbers) {
-    if (numbers == nullptr) return;
-    auto* embeddings = branch_.as<float>();
-    step.ops.embed(table.view, numbers, step.rows, 1, embeddings);
-    step.ops.add_scaled(1, embeddings, step.rows, spec_.hidden_size, hidden);
-    if (step.adapters != nullptr) step.adapters->add_embeddings(step.ops, table, numbers, hidden);
-  };
-  add_embeddings(weights_.position_embedding, rows_.positions());
-  add_embeddings(weights_.token_types, rows_.token_types());
-  if (spec_.has_embedding_norm) {
-    step.ops.norm(weights_.embedding_norm.view, hidden, step.rows, spec_.hidden_size, hidden);
-  }
-  if (embedded > 0) rows_.replace_embeddings(step, embedded, hidden);
-  if (head_) head_->run(step, input, weights_, hidden);
-  if (layer_inputs_) layer_inputs_->make(step, *weights_.layer_inputs, rows_.tokens(), hidden);
-  if (residual_streams_) residual_streams_->make(step, weights_.stream_makers, hidden);
-  attention_.fill_tables(step);
-  const bool drops_rows = wanted < step.rows && embedded == 0 && can_drop_rows(step);
-  run_layers(step, embedded, looks, drops_rows ? wanted : step.rows);
-  outputs_.compute(step, hidden, drops_rows ? nullptr : rows_.wanted(), wanted, projected);
-}
-
 void NativeRunner::run_empty_rows(const DecodingShape& shape) {
   const int computed = computed_rows(shape);
   StepInput input;
   input.is_alongside_own = true;  // as in the steps of a head that are repeatable
-  run_rows({*ops_, computed, nullptr, meets_ranks()}, input, 0, false, computed, outputs_.computed_at_once(computed));
+  ModelStep step{{*ops_, computed, nullptr, meets_ranks()}, input};
+  step.wanted = computed;
+  step.projected = outputs_.computed_at_once(computed);
+  program_.run(step);
 }
 
 std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& directory) const {
@@ -448,164 +429,6 @@ void NativeRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   if (weights == nullptr) throw internal_error("an adapter was read by another runner");
   adapter.release();
   adapters_.place(*ops_, slot, std::unique_ptr<AdapterWeights>(weights));
-}
-
-// Whether the MLP of the last layer can leave out rows that nobody asks for. A device with its own memory repeats steps
-// of fixed rows; adapters, images and what a layer adds after its halves know rows by their places in the step.
-bool NativeRunner::can_drop_rows(const StepContext& step) const {
-  return ops_->shares_host_memory() && !spec_.encoder && !keeps_rows_ && step.adapters == nullptr &&
-         step.images == nullptr && !residual_streams_ && !layer_inputs_ &&
-         !block_of(spec_, spec_.num_layers - 1).is_parallel;
-}
-
-void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks, int last_rows) {
-  int cross = 0;
-  for (int layer = 0; layer < spec_.num_layers; ++layer) {
-    for (; looks && cross < cross_layer_count(spec_) && spec_.images->cross_layers[cross] == layer; ++cross) {
-      cross_->run(step.ops, cross, weights_.cross_layers[cross], mlp_, hidden_.as<float>());
-    }
-    keep_stream(step, layer);
-    run_layer(step, layer, layer + 1 == spec_.num_layers ? last_rows : step.rows);
-    if (embedded > 0 && layer < spec_.images->deepstack_layers) {
-      rows_.add_deepstack(step, layer, embedded, hidden_.as<float>());
-    }
-  }
-  if (residual_streams_) residual_streams_->merge(step, weights_.stream_readers, hidden_.as<float>());
-  keep_stream(step, spec_.num_layers);
-}
-
-void NativeRunner::keep_stream(const StepContext& step, int layer) {
-  if (kept_.size() == 0) return;
-  const int size = spec_.hidden_size;
-  auto* hidden = hidden_.as<float>();
-  if (kept_layers_.empty() && layer == spec_.num_layers) {
-    step.ops.norm(weights_.final_norm.view, hidden, step.rows, size, kept_.as<float>());
-  }
-  const size_t width = kept_layers_.size() * static_cast<size_t>(size);
-  for (size_t i = 0; i < kept_layers_.size(); ++i) {
-    if (kept_layers_[i] != layer) continue;
-    step.ops.copy_heads({hidden, step.rows, static_cast<size_t>(size), 1, 0, size},
-                        {kept_.as<float>() + i * static_cast<size_t>(size), step.rows, width, 1, 0, size});
-  }
-}
-
-void NativeRunner::run_layer(const StepContext& step, int index, int mlp_rows) {
-  const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
-  auto* hidden = hidden_.as<float>();
-  auto* normed = normed_.as<float>();
-  if (residual_streams_) residual_streams_->predict(step, *layer.streams, hidden);
-  const BlockSpec& block = block_of(spec_, index);
-  const bool adds_directly = this->adds_directly(block);
-  // Both halves of a layer add to branch_, which is added once.
-  const bool joins_halves = !adds_directly && !block.has_output_norms && block.is_parallel;
-  auto* target = adds_directly ? hidden : branch_.as<float>();
-  const float* heads_input = head_ && index == 0 ? head_->first_input() : nullptr;
-  const auto normed_by = [&](const NormStorage& norm) {
-    const bool has_norm = block.has_input_norms && !block.norms_stream;
-    return has_norm ? LinearInput::normed(norm.view, hidden, normed) : LinearInput(hidden);
-  };
-  const auto norm_stream = [&](const StepContext& rows, const NormStorage& norm) {
-    if (block.norms_stream) rows.ops.norm(norm.view, hidden, rows.rows, spec_.hidden_size, hidden);
-  };
-  const bool attends = has_attention(spec_, index);
-  const bool has_mlp = spec_.layer_mlps[static_cast<size_t>(index)];
-  if (block.skips_first_norm && index == 0) heads_input = hidden;
-  LinearInput input = heads_input != nullptr ? LinearInput(heads_input) : normed_by(layer.attention_norm);
-  LinearInput mlp_input = normed_by(layer.mlp_norm);
-  if (block.is_parallel) {  // both halves read the stream as it is now
-    if (block.shares_norm) {
-      mlp_input = input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
-    } else {
-      mlp_input.workspace = mlp_input_.as<float>();
-      mlp_input = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
-    }
-  }
-  if (residual_streams_) {
-    input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
-    residual_streams_->branch(step, *layer.streams, input.x.floats());
-  }
-  if (layer.recurrence && attends) input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
-  if (layer.recurrence || attends) norm_stream(step, layer.attention_norm);
-  if (layer.recurrence) recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly);
-  if (attends) attention_.run(step, index, layer.attention, input, target, adds_directly || layer.recurrence);
-  if ((layer.recurrence || attends) && !joins_halves) add_branch(step, block, layer.attention_output_norm);
-  if (residual_streams_) residual_streams_->join(step, hidden);
-  StepContext rest = step;
-  if (mlp_rows < step.rows) {
-    rest.rows = mlp_rows;
-    keep_wanted_rows(mlp_rows);
-    if (mlp_rows == 0) return;
-  }
-  if (!has_mlp) return finish_layer(rest, index, layer);
-  norm_stream(rest, layer.mlp_norm);
-  const bool is_alongside = layer.experts && spec_.moe->is_alongside_mlp;
-  if (is_alongside) {
-    run_mlp_and_experts(rest, layer, mlp_input);
-  } else if (layer.experts) {
-    const float* rows = rest.ops.make_rows(mlp_input, rest.rows, spec_.hidden_size);
-    expert_mlp_.run(rest, *layer.experts, rows, hidden, target, adds_directly || joins_halves);
-  } else {
-    mlp_.run(rest, layer.mlp, mlp_input, target, adds_directly || joins_halves);
-  }
-  add_branch(rest, block, layer.mlp_output_norm, is_alongside);
-  finish_layer(rest, index, layer);
-}
-
-// Moves the rows that are wanted to the front of the residual stream.
-void NativeRunner::keep_wanted_rows(int count) {
-  auto* gathered = mlp_input_.as<float>();
-  ops_->gather_rows(hidden_.as<float>(), rows_.wanted(), count, spec_.hidden_size, gathered);
-  ops_->copy(gathered, static_cast<size_t>(count) * spec_.hidden_size * sizeof(float), hidden_.as<float>());
-}
-
-void NativeRunner::run_mlp_and_experts(const StepContext& step, const LayerWeights& layer,
-                                       const LinearInput& mlp_input) {
-  const int size = spec_.hidden_size;
-  const size_t count = static_cast<size_t>(step.rows) * static_cast<size_t>(size);
-  auto* branch = branch_.as<float>();
-  auto* experts = experts_.as<float>();
-  mlp_.run(step, layer.mlp, mlp_input, branch, false);
-  sum_over_ranks(branch, count);
-  step.ops.norm(layer.dense_output_norm.view, branch, step.rows, size, branch);
-  auto* normed = normed_.as<float>();
-  step.ops.norm(layer.expert_norm.view, hidden_.as<float>(), step.rows, size, normed);
-  expert_mlp_.run(step, *layer.experts, normed, hidden_.as<float>(), experts, false);
-  sum_over_ranks(experts, count);
-  step.ops.norm(layer.expert_output_norm.view, experts, step.rows, size, experts);
-  step.ops.add_scaled(1, experts, step.rows, size, branch);
-}
-
-void NativeRunner::finish_layer(const StepContext& step, int index, const LayerWeights& layer) {
-  auto* hidden = hidden_.as<float>();
-  if (residual_streams_) {
-    residual_streams_->correct(step, *layer.streams, hidden);
-    if (!layer_inputs_) return;
-    layer_inputs_->run(step, index, *layer.input, residual_streams_->active(step), branch_.as<float>());
-    return residual_streams_->add(step, branch_.as<float>());
-  }
-  if (layer_inputs_) {
-    layer_inputs_->run(step, index, *layer.input, hidden, branch_.as<float>());
-    step.ops.add_scaled(1, branch_.as<float>(), step.rows, spec_.hidden_size, hidden);
-  }
-  if (layer.scale != 1) step.ops.scale_and_cap(layer.scale, 0, step.rows, spec_.hidden_size, hidden);
-}
-
-// Whether the halves of a layer add to the residual stream themselves.
-bool NativeRunner::adds_directly(const BlockSpec& block) const {
-  return !is_divided_ && !block.has_output_norms && !block.norms_stream && block.residual_scale == 1 &&
-         block.stream_scale == 1;
-}
-
-void NativeRunner::add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm,
-                              bool is_summed) {
-  if (adds_directly(block)) return;
-  auto* branch = branch_.as<float>();
-  if (!is_summed) sum_over_ranks(branch, static_cast<size_t>(step.rows) * spec_.hidden_size);
-  if (block.has_output_norms) step.ops.norm(output_norm.view, branch, step.rows, spec_.hidden_size, branch);
-  if (block.stream_scale != 1) {
-    step.ops.scale_and_cap(block.stream_scale, 0, step.rows, spec_.hidden_size, hidden_.as<float>());
-  }
-  step.ops.add_scaled(block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
 }
 
 void NativeRunner::sum_over_ranks(float* x, size_t count) {

@@ -18,6 +18,7 @@
 #include "model/spec/model_spec.h"
 #include "model/step/image_rows.h"
 #include "model/step/output_rows.h"
+#include "model/step/program.h"
 #include "model/step/step_rows.h"
 #include "model/streams.h"
 #include "model/weights.h"
@@ -57,27 +58,28 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   // What the ranks do when they meet first, which is not to happen within a graph.
   void connect_ranks();
   int computed_rows(const DecodingShape& shape) const { return std::min(shape.rows, max_rows_); }
-  // The operators of a step. `embedded` rows take the place of token embeddings; of the `wanted` rows, logits of the
-  // first `projected` are computed.
-  void run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int wanted, int projected);
-  // The same of a step that only decodes, of that shape, and whose rows belong to no sequence.
+  // Runs a step that only decodes, of that shape, and whose rows belong to no sequence.
   void run_empty_rows(const DecodingShape& shape);
-  // The MLP of the last layer runs for the first `last_rows` wanted rows alone, where these are not all.
-  void run_layers(const StepContext& step, int embedded, bool looks, int last_rows);
-  void run_layer(const StepContext& step, int index, int mlp_rows);
-  bool can_drop_rows(const StepContext& step) const;
-  void keep_wanted_rows(int count);
-  // Hands out the hidden states in front of a layer, or after the last, where they are asked for.
-  void keep_stream(const StepContext& step, int layer);
   bool meets_ranks() const { return is_divided_ && !is_warming_up_; }
-  bool adds_directly(const BlockSpec& block) const;
-  // Adds what a half of the layer made, or both, in branch_, to the residual stream. `is_summed`: over ranks already.
-  void add_branch(const StepContext& step, const BlockSpec& block, const NormStorage& output_norm,
-                  bool is_summed = false);
-  // The MLP half of a layer that has experts alongside a dense MLP: what both make, in branch_.
-  void run_mlp_and_experts(const StepContext& step, const LayerWeights& layer, const LinearInput& mlp_input);
-  // What a layer does after its halves.
-  void finish_layer(const StepContext& step, int index, const LayerWeights& layer);
+  bool can_drop_rows() const;
+  // Makes program_ anew; those after it add to it.
+  void compile();
+  void compile_embeddings();
+  void compile_layer(int index);
+  std::pair<Source, Source> compile_inputs(int index);
+  void compile_mixers(int index, const Source& input);
+  void compile_mlp(int index, const Source& input);
+  void compile_addition(const BlockSpec& block, const NormStorage& output_norm, bool is_summed = false);
+  void compile_drop();
+  void compile_end(int index);
+  void compile_kept(int layer);
+  void add_dense(const LayerWeights& layer, const Source& x, const Target& y);
+  void add_experts(const LayerWeights& layer, const Source& x, const Target& y);
+  Target half_target(const BlockSpec& block) const;
+  Rows stream() const { return {"stream", hidden_.as<float>()}; }
+  Rows normed() const { return {"normed", normed_.as<float>()}; }
+  Rows gathered() const { return {"mlp_input", mlp_input_.as<float>()}; }
+  Rows branch() const { return {"branch", branch_.as<float>()}; }
   // Brings the hidden states of a step's rows to the host, where they are asked for.
   void bring_kept(int rows);
   void sum_over_ranks(float* x, size_t count);
@@ -108,12 +110,13 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   StepRows rows_;
   OutputRows outputs_;
 
-  // Activations, float32, [max_rows, ...].
-  AlignedBuffer hidden_;     // hidden_size; the residual stream
-  AlignedBuffer normed_;     // hidden_size
-  AlignedBuffer mlp_input_;  // hidden_size; of parallel blocks with a norm for each half, and wanted rows
-  AlignedBuffer branch_;     // hidden_size; where halves do not add directly
-  AlignedBuffer experts_;    // hidden_size; what experts make alongside a dense MLP
+  Program program_{0};
+  // Rows that its operations share, float32 [max_rows, hidden_size] (model/step/program.h).
+  AlignedBuffer hidden_;
+  AlignedBuffer normed_;
+  AlignedBuffer mlp_input_;
+  AlignedBuffer branch_;
+  AlignedBuffer experts_;
   std::vector<int> kept_layers_;
   AlignedBuffer kept_;                 // StepOutput::token_hidden, where it is asked for
   AlignedBuffer host_kept_;            // the same in the host's memory, where the device has its own
