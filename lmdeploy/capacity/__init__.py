@@ -1,1 +1,0 @@
-"""How much a machine can serve of a model, from sizes alone (docs/deployment/capacity.md)."""

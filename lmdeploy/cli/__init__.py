@@ -1,1 +1,0 @@
-"""The command line: one module a subcommand, each with ``add_parser`` and ``run``."""

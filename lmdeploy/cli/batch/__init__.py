@@ -1,1 +1,0 @@
-"""``lmdeploy batch`` and ``lmdeploy warm``: a file of requests, computed in this process."""

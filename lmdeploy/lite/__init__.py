@@ -1,1 +1,0 @@
-"""Making models smaller: ``lmdeploy lite``."""

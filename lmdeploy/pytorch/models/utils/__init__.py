@@ -1,1 +1,0 @@
-"""What classes of models share."""

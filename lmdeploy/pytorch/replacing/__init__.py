@@ -1,1 +1,0 @@
-"""What takes the place of parts of the modelling code of ``transformers`` and, in workers, of PyTorch."""

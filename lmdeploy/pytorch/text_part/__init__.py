@@ -1,1 +1,0 @@
-"""What workers run of a vision-language model: its text part, given the rows of images."""

@@ -1,1 +1,0 @@
-"""From a checkpoint's tensors to a model's parameters."""

@@ -1,1 +1,0 @@
-"""The documented place of `run_local`."""

@@ -1,1 +1,0 @@
-"""Commands about vision-language models."""

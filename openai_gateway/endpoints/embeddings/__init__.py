@@ -1,1 +1,0 @@
-"""``/v1/embeddings``: what a model makes of texts, as vectors."""

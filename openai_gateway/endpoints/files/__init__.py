@@ -1,1 +1,0 @@
-"""``/v1/files``: what batches read, and what came of them."""

@@ -1,1 +1,0 @@
-"""LMDeploy's ``POST /v1/chat/interactive``."""

@@ -1,1 +1,0 @@
-"""``POST /v1/responses``."""

@@ -1,1 +1,0 @@
-"""What is around every request: its id and log line, keys, the length of its body."""

@@ -1,1 +1,0 @@
-"""Requests and responses of the HTTP APIs, as pydantic models. Nothing here knows how they are served."""

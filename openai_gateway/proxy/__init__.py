@@ -1,1 +1,0 @@
-"""Requests spread over several API servers."""

@@ -1,1 +1,0 @@
-"""Spans of requests, with OpenTelemetry: nothing here is imported where no endpoint is set."""

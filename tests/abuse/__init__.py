@@ -1,1 +1,0 @@
-"""What somebody who means harm would send, and what it may cost."""

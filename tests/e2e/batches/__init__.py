@@ -1,1 +1,0 @@
-"""Files of requests, over a real server and without one."""

@@ -1,1 +1,0 @@
-"""Calls of tools, end to end."""

@@ -1,1 +1,0 @@
-"""What goes wrong around a server: what callers see, when it serves again, and that nothing is left behind."""

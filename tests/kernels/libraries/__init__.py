@@ -1,1 +1,0 @@
-"""What surrounds libraries' kernels on CUDA: each is played by the emulation."""

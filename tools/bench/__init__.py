@@ -1,1 +1,0 @@
-"""What the profile tools share: workloads, clients, peers, statistics, reports."""
