@@ -104,34 +104,7 @@ void BlockTransfers::run() {
     });
     if (is_closing_ && writes_.empty() && !is_dropping_) break;
     is_busy_ = true;
-    if (is_dropping_) {
-      is_dropping_ = false;
-      writes_.clear();
-      write_bytes_ = 0;
-      lock.unlock();
-      files_.drop_all();
-      lock.lock();
-    } else if (!asked_.empty()) {
-      const std::shared_ptr<const DiskRead> read = std::move(asked_.front());
-      asked_.pop_front();
-      lock.unlock();
-      serve(read);
-      lock.lock();
-    } else if (!writes_.empty()) {
-      const Write next = std::move(writes_.front());
-      writes_.pop_front();
-      write_bytes_ -= next.content.size();
-      lock.unlock();
-      const bool is_written = files_.write(next.key, next.content, next.depth);
-      lock.lock();
-      if (is_written) ++counts_.written;
-    } else if (idle_work_) {
-      const std::function<bool()> work = std::move(idle_work_);
-      lock.unlock();
-      const bool has_more = work();
-      lock.lock();
-      idle_work_ = has_more ? work : nullptr;
-    }
+    work(lock);
     is_busy_ = false;
     lock.unlock();
     if (is_woken) wake_();
@@ -144,6 +117,38 @@ void BlockTransfers::run() {
   }
   lock.unlock();
   files_.mark_used();
+}
+
+// Does what is to be done first, without the lock.
+void BlockTransfers::work(std::unique_lock<std::mutex>& lock) {
+  if (is_dropping_) {
+    is_dropping_ = false;
+    writes_.clear();
+    write_bytes_ = 0;
+    lock.unlock();
+    files_.drop_all();
+    lock.lock();
+  } else if (!asked_.empty()) {
+    const std::shared_ptr<const DiskRead> read = std::move(asked_.front());
+    asked_.pop_front();
+    lock.unlock();
+    serve(read);
+    lock.lock();
+  } else if (!writes_.empty()) {
+    const Write next = std::move(writes_.front());
+    writes_.pop_front();
+    write_bytes_ -= next.content.size();
+    lock.unlock();
+    const bool is_written = files_.write(next.key, next.content, next.depth);
+    lock.lock();
+    if (is_written) ++counts_.written;
+  } else if (idle_work_) {
+    const std::function<bool()> idle_work = std::move(idle_work_);
+    lock.unlock();
+    const bool has_more = idle_work();
+    lock.lock();
+    idle_work_ = has_more ? idle_work : nullptr;
+  }
 }
 
 void BlockTransfers::serve(const std::shared_ptr<const DiskRead>& read) {

@@ -91,6 +91,7 @@ class BlockTransfers {
   };
 
   void run();
+  void work(std::unique_lock<std::mutex>& lock);
   void serve(const std::shared_ptr<const DiskRead>& read);
   const Write* queued(const Sha256& name) const;
   bool is_worth(const DiskRead::Choice& choice);

@@ -121,14 +121,21 @@ FinishReason Generation::advance(Sampler& sampler, float* logits, const float* h
   if (how.mask != nullptr) apply_mask(how.mask, vocab, logits);
   const int32_t token = sampler.sample(logits, how);
   if (is_ended_by(token)) return FinishReason::kStop;
-  if (params.logprobs) unsent_.logprobs.push_back(log_probabilities(unchanged.data(), vocab, token, *params.logprobs));
-  if (params.logits != RowsWanted::kNone) {
-    unsent_.logits.insert(unsent_.logits.end(), unchanged.begin(), unchanged.end());
-  }
-  if (params.hidden_states != RowsWanted::kNone) {
-    unsent_.hidden_states.insert(unsent_.hidden_states.end(), hidden, hidden + rules_->space.hidden_size);
-  }
+  report(token, unchanged, hidden);
   return append_and_jump(token);
+}
+
+// Adds what the caller wants to know of a token that was chosen.
+void Generation::report(int32_t token, const std::vector<float>& logits, const float* hidden) {
+  const GenerationParams& params = rules_->params;
+  const OutputSpace& space = rules_->space;
+  if (params.logprobs) {
+    unsent_.logprobs.push_back(log_probabilities(logits.data(), space.vocab_size, token, *params.logprobs));
+  }
+  if (params.logits != RowsWanted::kNone) unsent_.logits.insert(unsent_.logits.end(), logits.begin(), logits.end());
+  if (params.hidden_states != RowsWanted::kNone) {
+    unsent_.hidden_states.insert(unsent_.hidden_states.end(), hidden, hidden + space.hidden_size);
+  }
 }
 
 FinishReason Generation::advance(const ChosenToken& chosen) {

@@ -98,6 +98,7 @@ class Generation {
   const int32_t* mask_of_only(int32_t token);
   bool allows_nothing() const;
   bool is_ended_by(int32_t token);
+  void report(int32_t token, const std::vector<float>& logits, const float* hidden);
   FinishReason append(int32_t token);
   bool is_endless(int32_t token);
   FinishReason append_and_jump(int32_t token);

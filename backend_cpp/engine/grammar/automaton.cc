@@ -16,11 +16,23 @@ constexpr size_t kMaxBytes = size_t{8} << 20;  // that are not large, and may be
 constexpr size_t kFewItems = 32;               // are looked through faster than a set
 constexpr int32_t kLastCharacter = 0x10FFFF;
 constexpr int32_t kAnyRest = kLastCharacter + 1;  // whatever continues the character may come
+constexpr int32_t kNoCharacter = -1;
 
 Error too_much() {
   return invalid_argument(
       "response_format: finding what may come next takes too much; make it simpler: repetitions inside of repetitions "
       "cost most");
+}
+
+// A code point so far and its next byte, after which `to_come` are to come. No overlong forms, no surrogates, nothing
+// beyond the last character.
+int32_t continued(int32_t so_far, uint8_t byte, int32_t to_come) {
+  if ((byte & 0xC0) != 0x80) return kNoCharacter;
+  if (so_far == kAnyRest) return kAnyRest;
+  const int32_t code_point = so_far << 6 | (byte & 0x3F);
+  if (to_come == 2 && (code_point < 0x10 || code_point > 0x10F)) return kNoCharacter;
+  if (to_come == 1 && (code_point < 0x20 || (code_point >= 0x360 && code_point < 0x380))) return kNoCharacter;
+  return code_point;
 }
 
 }  // namespace
@@ -148,38 +160,34 @@ void Automaton::read_character(const Item& item, uint8_t byte, Items& reached) c
   int32_t code_point = byte;
   int32_t to_come = 0;
   if (item.partial != 0) {
-    if ((byte & 0xC0) != 0x80) return;
-    const int32_t so_far = item.partial >> 2;
     to_come = (item.partial & 3) - 1;
-    code_point = so_far == kAnyRest ? kAnyRest : so_far << 6 | (byte & 0x3F);
-    // No overlong forms, no surrogates, nothing beyond the last character.
-    if (to_come == 2 && (code_point < 0x10 || code_point > 0x10F) && code_point != kAnyRest) return;
-    if (to_come == 1 && (code_point < 0x20 || (code_point >= 0x360 && code_point < 0x380))) return;
+    code_point = continued(item.partial >> 2, byte, to_come);
+    if (code_point == kNoCharacter) return;
   } else if (byte >= 0x80) {
     to_come = byte >= 0xF0 ? 3 : byte >= 0xE0 ? 2 : 1;
     if (byte < 0xC2 || byte > 0xF4) return;
     code_point = byte & (0x3F >> to_come);
   }
-  Share share = Share::kAll;
-  if (code_point != kAnyRest) {
-    int32_t first = code_point << 6 * to_come;
-    int32_t last = first + (1 << 6 * to_come) - 1;
-    // Some continuations of these are no characters.
-    const bool is_partly_valid = (to_come == 2 && (first < 0x1000 || first == 0xD000)) ||
-                                 (to_come == 3 && (first < 0x40000 || first >= 0x100000));
-    if (is_partly_valid) {
-      first = std::max(first, to_come == 2 ? 0x800 : 0x10000);
-      last = std::min(last, first == 0xD000 ? 0xD7FF : kLastCharacter);
-    }
-    share = in_class(node, first, last);
-    if (share == Share::kNone) return;
-    if (is_partly_valid) share = Share::kSome;
-  }
+  const Share share = code_point == kAnyRest ? Share::kAll : share_of(node, code_point, to_come);
+  if (share == Share::kNone) return;
   if (to_come == 0) {
     reached.push_back({node.next, item.frame, 0});
   } else {
     reached.push_back({item.node, item.frame, (share == Share::kAll ? kAnyRest : code_point) << 2 | to_come});
   }
+}
+
+// How many of the characters that begin so are in a class, of which `to_come` bytes are to come.
+Automaton::Share Automaton::share_of(const Node& node, int32_t code_point, int32_t to_come) const {
+  int32_t first = code_point << 6 * to_come;
+  int32_t last = first + (1 << 6 * to_come) - 1;
+  // Some continuations of these are no characters.
+  const bool is_partly_valid =
+      (to_come == 2 && (first < 0x1000 || first == 0xD000)) || (to_come == 3 && (first < 0x40000 || first >= 0x100000));
+  if (!is_partly_valid) return in_class(node, first, last);
+  first = std::max(first, to_come == 2 ? 0x800 : 0x10000);
+  last = std::min(last, first == 0xD000 ? 0xD7FF : kLastCharacter);
+  return in_class(node, first, last) == Share::kNone ? Share::kNone : Share::kSome;
 }
 
 // How many of some characters are in a class. kSome where that takes more than one of its pairs to say.
@@ -267,40 +275,55 @@ Automaton::Place Automaton::after_token(Place begun, int32_t token, std::string_
   return name(std::move(both));
 }
 
+// Items to be followed: each once, without those of which another one accepts everything.
+class Automaton::Frontier {
+ public:
+  explicit Frontier(Frames& frames) : frames_(frames) {}
+
+  size_t size() const { return items_.size(); }
+  const Item& operator[](size_t index) const { return items_[index]; }
+
+  void add(const Item& item) {
+    const auto covers = [&](int32_t frame) { return frames_.allows_all_of(frame, item.frame); };
+    if (items_.size() < kFewItems) {
+      const bool is_covered = std::ranges::any_of(items_, [&](const Item& other) {
+        return other.node == item.node && other.partial == item.partial && covers(other.frame);
+      });
+      if (!is_covered) items_.push_back(item);
+      return;
+    }
+    if (seen_.empty()) {
+      seen_.insert(items_.begin(), items_.end());
+      for (const Item& other : items_) frames_like(other).push_back(other.frame);
+    }
+    std::vector<int32_t>& frames = frames_like(item);
+    if (std::ranges::any_of(frames, covers) || !seen_.insert(item).second) return;
+    if (frames.size() < kFewItems) frames.push_back(item.frame);
+    items_.push_back(item);
+  }
+
+ private:
+  std::vector<int32_t>& frames_like(const Item& item) {
+    return of_shapes_[{item.node, frames_.shape(item.frame), item.partial}];
+  }
+
+  Frames& frames_;
+  Items items_;
+  std::set<Item> seen_;                             // all of them, once they are many
+  std::map<Item, std::vector<int32_t>> of_shapes_;  // and the first frames of each shape
+};
+
 // Follows everything that reads nothing, and names the set of what is left. Regions that end as soon as they may do so
 // when all that reads nothing within them has been followed; what they are left for is followed after that.
 Automaton::Place Automaton::close(Items&& reached) {
   Items items;
   std::set<int32_t> left;  // frames of such regions
   size_t looked_at = 0;
+  Items next;
   while (!reached.empty()) {
-    Items todo;
-    std::set<Item> seen;                             // all of todo, once they are many
-    std::map<Item, std::vector<int32_t>> of_shapes;  // and the first frames of each shape
-    const auto frames_like = [&](const Item& item) -> std::vector<int32_t>& {
-      return of_shapes[{item.node, frames_.shape(item.frame), item.partial}];
-    };
-    const auto add = [&](const Item& item) {
-      const auto covers = [&](int32_t frame) { return frames_.allows_all_of(frame, item.frame); };
-      if (todo.size() < kFewItems) {
-        const bool is_covered = std::ranges::any_of(todo, [&](const Item& other) {
-          return other.node == item.node && other.partial == item.partial && covers(other.frame);
-        });
-        if (!is_covered) todo.push_back(item);
-        return;
-      }
-      if (seen.empty()) {
-        seen.insert(todo.begin(), todo.end());
-        for (const Item& other : todo) frames_like(other).push_back(other.frame);
-      }
-      std::vector<int32_t>& frames = frames_like(item);
-      if (std::ranges::any_of(frames, covers) || !seen.insert(item).second) return;
-      if (frames.size() < kFewItems) frames.push_back(item.frame);
-      todo.push_back(item);
-    };
-    for (const Item& item : reached) add(item);
+    Frontier todo(frames_);
+    for (const Item& item : reached) todo.add(item);
     reached.clear();
-    Items next;
     std::set<int32_t> ended;
     for (size_t i = 0; i < todo.size(); ++i) {
       const Item item = todo[i];
@@ -310,7 +333,7 @@ Automaton::Place Automaton::close(Items&& reached) {
       }
       next.clear();
       if (expand(item, next)) items.push_back(item);
-      for (const Item& other : next) add(other);
+      for (const Item& other : next) todo.add(other);
       if (looked_at + todo.size() > kMaxItems) throw too_much();
     }
     looked_at += todo.size();

@@ -98,6 +98,8 @@ class Automaton {
     size_t operator()(const Items& items) const;
   };
 
+  class Frontier;
+
   static constexpr Place kUnread = -2;
   enum class Share { kNone, kSome, kAll };
 
@@ -106,6 +108,7 @@ class Automaton {
   Place read(Place place, uint8_t byte);
   void read(const Item& item, uint8_t byte, Items& reached) const;
   void read_character(const Item& item, uint8_t byte, Items& reached) const;
+  Share share_of(const Node& node, int32_t code_point, int32_t to_come) const;
   Share in_class(const Node& node, int32_t first, int32_t last) const;
   Place close(Items&& reached);
   bool expand(const Item& item, Items& todo);

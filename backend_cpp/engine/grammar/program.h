@@ -55,6 +55,7 @@ struct GrammarProgram {
 
   // Whether all indices are in range and it has a rule.
   bool is_sound() const;
+  bool has_sound_content(const Node& node) const;  // of all but the node after it
 };
 
 }  // namespace turbomind

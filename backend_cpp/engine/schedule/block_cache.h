@@ -111,6 +111,7 @@ class BlockCache {
   // ---- content ----
 
   PrefixTree& tree() { return tree_; }
+  const PrefixTree& tree() const { return tree_; }
   // The block of a group attached to a node, on the device or the host; kNoBlock: none.
   int32_t stored(NodeId node, int group) const;
   // Whether blocks attached to a node are in the host's memory.

@@ -134,12 +134,8 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
   std::vector<Sha256> digests = {root};                       // in front of each border
   std::vector<NodeId> path = {tree.find_root(prefix.scope)};  // as far as it is known
   std::shared_ptr<const FileLabel> label;
-  const auto next_of = [&](int index, int count) {
-    const NodeId before = path[static_cast<size_t>(index)];
-    return before == kNoNode ? kNoNode : tree.find(before, prefix, index, count);
-  };
   for (int index = 0; index < limit / len; ++index) {
-    const NodeId node = next_of(index, len);
+    const NodeId node = path.back() == kNoNode ? kNoNode : tree.find(path.back(), prefix, index);
     const std::string content = tree.content_bytes(prefix, index, len);
     if (labels_ != nullptr) label = labels_->label_after(label.get(), prefix);
     for (int group = 0; group < blocks_.group_count(); ++group) {
@@ -152,14 +148,28 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
     path.push_back(node);
     digests.push_back(PrefixTree::digest_after(digests.back(), content));
   }
-  const bool has_state = blocks_.plan().group_of(MemoryKind::kState) >= 0;
-  for (auto anchor = anchors.rbegin(); has_state && anchor != anchors.rend(); ++anchor) {
+  if (blocks_.plan().group_of(MemoryKind::kState) >= 0) add_parts(prefix, limit, anchors, digests, path, *read);
+  if (!read->compare_with_memory()) return nullptr;
+  // What memory has of it must not make room for the rest.
+  for (auto node = path.rbegin(); node != path.rend(); ++node) {
+    if (*node != kNoNode) blocks_.touch(*node);
+  }
+  return read;
+}
+
+// Adds the snapshots at anchors within blocks, given the nodes of whole blocks and the digests in front of each.
+void DiskTier::add_parts(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
+                         const std::vector<Sha256>& digests, const std::vector<NodeId>& path, PrefixRead& read) const {
+  const int len = blocks_.block_len();
+  const PrefixTree& tree = blocks_.tree();
+  for (auto anchor = anchors.rbegin(); anchor != anchors.rend(); ++anchor) {
     const int index = *anchor / len;
     const int count = *anchor % len;
     if (count == 0 || *anchor > limit) continue;
-    const NodeId node = next_of(index, count);
+    const NodeId before = path[static_cast<size_t>(index)];
+    const NodeId node = before == kNoNode ? kNoNode : tree.find(before, prefix, index, count);
     const std::string content = tree.content_bytes(prefix, index, count);
-    PrefixRead::Part& part = read->parts.emplace_back();
+    PrefixRead::Part& part = read.parts.emplace_back();
     part.tokens = *anchor;
     for (int group = 0; group < blocks_.group_count(); ++group) {
       if (!bounds_hits(blocks_.group(group))) continue;
@@ -167,12 +177,6 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
                              node != kNoNode && blocks_.stored(node, group) != kNoBlock});
     }
   }
-  if (!read->compare_with_memory()) return nullptr;
-  // What memory has of it must not make room for the rest.
-  for (auto node = path.rbegin(); node != path.rend(); ++node) {
-    if (*node != kNoNode) blocks_.touch(*node);
-  }
-  return read;
 }
 
 void DiskTier::note_step(int tokens, double seconds) {

@@ -91,6 +91,8 @@ class DiskTier {
   DiskRead::Item item_of(const Sha256& parent, const std::string& content, int index, int tokens, int group) const;
   std::shared_ptr<PrefixRead> make_read(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
                                         const Sha256& root);
+  void add_parts(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
+                 const std::vector<Sha256>& digests, const std::vector<NodeId>& path, PrefixRead& read) const;
   size_t bytes_of(int group) const;
   void bring_in(const BlockTransfers::Part& part);
   // Returns the number of bytes copied; 0: it is stored already, or cannot be stored.

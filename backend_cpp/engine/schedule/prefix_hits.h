@@ -18,6 +18,20 @@ inline int first_needed(const CachePlan& plan, const CacheGroup& group, int toke
   return group.kind == MemoryKind::kState ? tokens / plan.block_len - 1 : group.first_block_seen(tokens);
 }
 
+// Whether there are the whole blocks that a hit of `tokens` tokens needs whose last ones, and the state, are in a part
+// of a block.
+template <class IsThere>
+bool has_blocks_before_part(const CachePlan& plan, int tokens, IsThere is_there) {
+  for (int index = 0; index < static_cast<int>(plan.groups.size()); ++index) {
+    const CacheGroup& group = plan.groups[static_cast<size_t>(index)];
+    if (!bounds_hits(group) || group.kind == MemoryKind::kState) continue;
+    for (int i = group.first_block_seen(tokens); i < tokens / plan.block_len; ++i) {
+      if (!is_there(i, index)) return false;
+    }
+  }
+  return true;
+}
+
 // The longest hit in blocks, at most `most`, for which every group has the blocks it needs: `is_there(index, group)` is
 // whether a group's block `index` exists.
 template <class IsThere>

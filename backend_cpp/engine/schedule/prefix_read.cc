@@ -29,16 +29,9 @@ PrefixRead::Reach PrefixRead::reach(IsThere is_there) const {
   }
   const Reach whole{longest_hit(plan_, most, has) * plan_.block_len, nullptr};
   for (const Part& part : parts) {
-    const int count = part.tokens / plan_.block_len;
     if (part.tokens <= whole.tokens) break;
-    if (count > most || !std::ranges::all_of(part.groups, is_there)) continue;
-    bool is_whole = true;
-    for (int group = 0; group < groups && is_whole; ++group) {
-      const CacheGroup& of = plan_.groups[static_cast<size_t>(group)];
-      if (!bounds_hits(of) || of.kind == MemoryKind::kState) continue;
-      for (int i = of.first_block_seen(part.tokens); i < count && is_whole; ++i) is_whole = has(i, group);
-    }
-    if (is_whole) return {part.tokens, &part};
+    if (part.tokens / plan_.block_len > most || !std::ranges::all_of(part.groups, is_there)) continue;
+    if (has_blocks_before_part(plan_, part.tokens, has)) return {part.tokens, &part};
   }
   return whole;
 }

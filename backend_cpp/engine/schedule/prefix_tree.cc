@@ -71,9 +71,6 @@ PrefixTree::Parting PrefixTree::parting(const PrefixKey& prefix, int limit) cons
   const int most = std::min(limit - begin, block_len_);
   parting.tokens = begin;
   if (most <= 0) return parting;
-  const Content next = content_of(prefix, index, most);
-  const uint64_t parent_key = last == kNoNode ? key_of(prefix.scope) : key_of(last);
-  const uint64_t key = key_of(parent_key, next);
   int shared = 0;
   if (last != kNoNode) {
     const Shared live = find_longest(last, prefix, index, most, [](NodeId) { return true; });
@@ -81,9 +78,20 @@ PrefixTree::Parting PrefixTree::parting(const PrefixKey& prefix, int limit) cons
     parting.goes_on = live.node == kNoNode ? at(last).first_child != kNoNode
                                            : static_cast<size_t>(shared) < at(live.node).tokens.size();
   }
+  const uint64_t parent_key = last == kNoNode ? key_of(prefix.scope) : key_of(last);
+  shared = part_from_deleted(prefix.scope, parent_key, content_of(prefix, index, most), shared, parting);
+  if (!parting.deleted) parting.tokens += shared;
+  return parting;
+}
+
+// How many of a block's tokens deleted nodes share, if more than the `shared` of those that exist.
+int PrefixTree::part_from_deleted(const PrefixScope& scope, uint64_t parent_key, const Content& next, int shared,
+                                  Parting& parting) const {
+  const uint64_t key = key_of(parent_key, next);
+  const auto most = static_cast<int>(next.tokens.size());
   const int before_images = next.images.empty() ? most : next.images.front().at;
   for (const Deleted& deleted : deleted_) {
-    if (deleted.parent_key != parent_key || !(deleted.scope == prefix.scope)) continue;
+    if (deleted.parent_key != parent_key || !(deleted.scope == scope)) continue;
     const auto end = std::ranges::mismatch(next.tokens, deleted.tokens).in1;
     auto same = static_cast<int>(end - next.tokens.begin());
     if (deleted.key != key) same = std::min({same, before_images, deleted.before_images});
@@ -94,9 +102,7 @@ PrefixTree::Parting PrefixTree::parting(const PrefixKey& prefix, int limit) cons
     parting.goes_on = !is_whole;
     parting.deleted = is_whole ? std::make_optional(deleted.time) : std::nullopt;
   }
-  if (parting.deleted) return parting;
-  parting.tokens += shared;
-  return parting;
+  return shared;
 }
 
 NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index, int count) {

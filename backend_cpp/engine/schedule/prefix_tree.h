@@ -154,6 +154,8 @@ class PrefixTree {
   uint64_t key_of(uint64_t parent_key, const Content& content) const;
   NodeId find(NodeId parent, const Content& content, uint64_t key) const;
   void remember(Node& ending);
+  int part_from_deleted(const PrefixScope& scope, uint64_t parent_key, const Content& next, int shared,
+                        Parting& parting) const;
   // A node in `index`, at `key`.
   NodeId make(std::unordered_multimap<uint64_t, NodeId>& index, uint64_t key);
   static void erase(std::unordered_multimap<uint64_t, NodeId>& index, uint64_t key, NodeId node);

@@ -141,38 +141,48 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     plan_texts();
     return add_spans(step);
   }
-  int budget = config_.max_step_tokens;
-  int fills = 0;
-  const auto take = [&](Sequence& sequence, int tokens) {
-    if (!reserve(sequence, tokens, may_preempt)) return false;
-    sequence.planned = tokens;
-    budget -= tokens;
-    return true;
-  };
-
-  // Reserving may preempt from the back of running_: never a sequence before the one being served, and that one itself
-  // only when it is the last.
-  bool is_short = false;
-  for (size_t i = 0; i < running_.size(); ++i) {
-    Sequence& sequence = *running_[i];
-    if (is_decoding(sequence) && !take(sequence, 1)) is_short = true;
-  }
-  for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
-    Sequence& sequence = *running_[i];
-    if (is_redoing(sequence) && !take(sequence, chunk_of(sequence, budget))) is_short = true;
-  }
+  Budget budget{config_.max_step_tokens, may_preempt};
+  plan_decoding(budget);
   admit();
-  for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
+  plan_prompts(budget);
+  step.was_short_of_blocks = budget.is_short && !may_preempt;
+  if (speculator_ != nullptr) add_drafts(budget.tokens);
+  add_spans(step);
+}
+
+// Plans tokens of a sequence, if there are blocks for them. Reserving these may preempt from the back of running_:
+// never a sequence before the one being served, and that one itself only when it is the last.
+void Scheduler::plan_tokens(Sequence& sequence, int tokens, Budget& budget) {
+  if (!reserve(sequence, tokens, budget.may_preempt)) {
+    budget.is_short = true;
+    return;
+  }
+  sequence.planned = tokens;
+  budget.tokens -= tokens;
+}
+
+// The next token of each response; then tokens that run again.
+void Scheduler::plan_decoding(Budget& budget) {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    if (is_decoding(*running_[i])) plan_tokens(*running_[i], 1, budget);
+  }
+  for (size_t i = 0; i < running_.size() && budget.tokens > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (is_redoing(sequence)) plan_tokens(sequence, chunk_of(sequence, budget.tokens), budget);
+  }
+}
+
+void Scheduler::plan_prompts(Budget& budget) {
+  int fills = 0;
+  for (size_t i = 0; i < running_.size() && budget.tokens > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.planned > 0 || !has_next_row(sequence)) continue;
     const int fills_before = fills;
-    const int chunk = plan_images(sequence, chunk_of(sequence, budget), fills, may_preempt);
-    budget -= (fills - fills_before + kFillsOfARow - 1) / kFillsOfARow;
-    if (chunk < 0 || (chunk > 0 && budget > 0 && !take(sequence, std::min(chunk, budget)))) is_short = true;
+    const int chunk = plan_images(sequence, chunk_of(sequence, budget.tokens), fills, budget.may_preempt);
+    budget.tokens -= (fills - fills_before + kFillsOfARow - 1) / kFillsOfARow;
+    if (chunk < 0) budget.is_short = true;
+    if (chunk > 0 && budget.tokens > 0) plan_tokens(sequence, std::min(chunk, budget.tokens), budget);
   }
-  step.was_short_of_blocks = is_short && !may_preempt;
-  if (speculator_ != nullptr) add_drafts(budget);
-  add_spans(step);
 }
 
 // Texts of an encoder for a step: whole ones.

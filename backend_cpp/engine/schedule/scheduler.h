@@ -117,7 +117,17 @@ class Scheduler {
   void check_invariants() const;
 
  private:
+  // Of the step being planned.
+  struct Budget {
+    int tokens;
+    bool may_preempt;
+    bool is_short = false;  // blocks were missing
+  };
+
   void plan(Step& step, bool may_preempt);
+  void plan_tokens(Sequence& sequence, int tokens, Budget& budget);
+  void plan_decoding(Budget& budget);
+  void plan_prompts(Budget& budget);
   void plan_texts();
   void add_spans(Step& step);
   int chunk_of(const Sequence& sequence, int budget) const;

@@ -9,6 +9,18 @@
 
 namespace turbomind {
 
+namespace {
+
+// Whether a node has a block of each group that a prefix hit needs.
+bool has_all_groups(const BlockCache& cache, NodeId node) {
+  for (int group = 0; group < cache.group_count(); ++group) {
+    if (bounds_hits(cache.group(group)) && cache.stored(node, group) == kNoBlock) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void SequenceMemory::begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks) {
   groups_.resize(static_cast<size_t>(cache.group_count()));
   tables_.resize(static_cast<size_t>(cache.plan().table_count()));
@@ -87,17 +99,10 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
     if (*anchor > limit || *anchor % len == 0 || blocks > static_cast<int>(path.size())) continue;
     const NodeId before = node_before(blocks);
     const NodeId part = cache.tree().find(before, prefix, blocks, *anchor % len);
-    if (part == kNoNode) continue;
-    bool is_whole = true;
-    for (int index = 0; index < cache.group_count() && is_whole; ++index) {
-      const CacheGroup& group = cache.group(index);
-      if (!bounds_hits(group)) continue;
-      is_whole = cache.stored(part, index) != kNoBlock;
-      if (group.kind == MemoryKind::kState) continue;
-      for (int i = group.first_block_seen(*anchor); i < blocks && is_whole; ++i) {
-        is_whole = cache.stored(path[static_cast<size_t>(i)], index) != kNoBlock;
-      }
-    }
+    if (part == kNoNode || !has_all_groups(cache, part)) continue;
+    const bool is_whole = has_blocks_before_part(cache.plan(), *anchor, [&](int index, int group) {
+      return cache.stored(path[static_cast<size_t>(index)], group) != kNoBlock;
+    });
     if (is_whole) return {blocks, part, *anchor};
   }
   return {};
@@ -106,12 +111,7 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
 SequenceMemory::Found SequenceMemory::find_shared(BlockCache& cache, const PrefixKey& prefix, NodeId before, int least,
                                                   int limit) {
   // Of the blocks before, a window needs no more than after `least` tokens.
-  const auto is_whole = [&](NodeId node) {
-    for (int group = 0; group < cache.group_count(); ++group) {
-      if (bounds_hits(cache.group(group)) && cache.stored(node, group) == kNoBlock) return false;
-    }
-    return true;
-  };
+  const auto is_whole = [&](NodeId node) { return has_all_groups(cache, node); };
   const int blocks = least / cache.block_len();
   const auto [part, shared] = cache.tree().find_longest(before, prefix, blocks, limit - least, is_whole);
   if (shared < cache.least_copied()) return {};

@@ -26,6 +26,19 @@ int whole(const Json& setting, const char* name, int fallback, int low, int high
   return static_cast<int>(number);
 }
 
+void read_method(const Json& setting, SpeculativeConfig& config) {
+  const Json* method = setting.find("method");
+  const Json* model = setting.find("model");
+  if (model != nullptr) config.model = model->as_string();
+  const std::string name = method != nullptr ? method->as_string() : model != nullptr ? "draft_model" : "ngram";
+  config.method = name;
+  config.is_head = std::ranges::find(kHeadMethods, name) != kHeadMethods.end();
+  config.has_model = config.is_head || name == "draft_model";
+  if (!config.has_model && name != "ngram") {
+    throw invalid_argument("speculative_config: there is no method " + name);
+  }
+}
+
 }  // namespace
 
 SpeculativeConfig SpeculativeConfig::of(const Json& setting, bool is_automatic) {
@@ -38,16 +51,7 @@ SpeculativeConfig SpeculativeConfig::of(const Json& setting, bool is_automatic) 
     }
     return word == "auto" && is_automatic ? of(Json::parse(R"({"method": "ngram"})"), false) : config;
   }
-  const Json* method = setting.find("method");
-  const Json* model = setting.find("model");
-  if (model != nullptr) config.model = model->as_string();
-  const std::string name = method != nullptr ? method->as_string() : model != nullptr ? "draft_model" : "ngram";
-  config.method = name;
-  config.is_head = std::ranges::find(kHeadMethods, name) != kHeadMethods.end();
-  config.has_model = config.is_head || name == "draft_model";
-  if (!config.has_model && name != "ngram") {
-    throw invalid_argument("speculative_config: there is no method " + name);
-  }
+  read_method(setting, config);
   config.weight_bits = whole(setting, "weight_bits", 0, 4, 8);
   if (config.weight_bits != 0 && config.weight_bits != 4 && config.weight_bits != 8) {
     throw invalid_argument("speculative_config: weight_bits must be 4 or 8");
