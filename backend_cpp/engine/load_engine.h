@@ -19,12 +19,17 @@ struct LoadedEngine {
   std::vector<std::string> notes;  // sentences about settings that were not taken as they are
 };
 
-// Where the engine directory of what drafts for the model in `target` is, which a setting names.
-using LocateModel = std::function<std::string(const SpeculativeConfig&, const std::string& target)>;
+// What an engine leaves to other processes, of the installation that loads it: commands, which the engine's own
+// arguments follow. An engine that needs one that is empty says so.
+struct Programs {
+  std::vector<std::string> worker;     // runs a rank of a model (model/worker/worker_process.h)
+  std::vector<std::string> publisher;  // of KV events (engine/events/event_publisher.h)
+  std::string grammar;                 // reads response formats (engine/grammar/process_compiler.h)
+  // Finds the engine directory of what drafts for the model in `target`. Null: settings name it themselves.
+  std::function<std::string(const SpeculativeConfig&, const std::string& target)> locate;
+};
 
-// `python`: the interpreter of this installation, for what the engine leaves to programs of its own. Without `locate`,
-// settings name engine directories themselves. Throws Error.
-LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python,
-                         const LocateModel& locate = nullptr);
+// Throws Error.
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const Programs& programs);
 
 }  // namespace turbomind

@@ -119,19 +119,12 @@ py::object matrix(std::vector<float>&& values, int width) {
 
 }  // namespace
 
-namespace {
-
-std::string running_interpreter() {
-  const py::gil_scoped_acquire locked;
-  return py::module_::import("sys").attr("executable").cast<std::string>();
-}
-
-}  // namespace
-
-OfflineEngine::OfflineEngine(const std::string& directory, const std::string& settings_json) {
+OfflineEngine::OfflineEngine(const std::string& directory, const std::string& settings_json,
+                             std::vector<std::string> worker, std::vector<std::string> publisher, std::string grammar) {
   EngineSettings settings;
   read_settings(Json::parse(settings_json), settings);
-  LoadedEngine loaded = load_engine(directory, settings, running_interpreter());
+  LoadedEngine loaded =
+      load_engine(directory, settings, {std::move(worker), std::move(publisher), std::move(grammar), nullptr});
   engine_ = std::move(loaded.engine);
   notes_ = std::move(loaded.notes);
   session_len_ = engine_->config().session_len;

@@ -1,5 +1,6 @@
 #include "triton/engine_location.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -58,24 +59,33 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1);
 }
 
-}  // namespace
-
-std::string python_interpreter() {
+std::vector<std::string> python_module(const std::string& name) {
   const char* python = std::getenv("LMDEPLOY_PYTHON");
-  return python != nullptr ? python : "python3";
+  return {python != nullptr ? python : "python3", "-m", name};
 }
 
-namespace {
-
-// What Python prints, run with these arguments.
-std::string directory_of(const std::string& what, std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), python_interpreter());
-  const CommandResult result = run_command(arguments);
+// What a command prints, with these arguments.
+std::string directory_of(const std::string& what, std::vector<std::string> command,
+                         const std::vector<std::string>& arguments) {
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  const CommandResult result = run_command(command);
   const std::string line = last_line(result.output);
   if (result.status != 0) throw invalid_argument("cannot load " + what + ": " + line);
   if (!std::filesystem::exists(std::filesystem::path(line) / "spec.json"))
     throw internal_error("the converter named no engine directory: " + result.output);
   return line;
+}
+
+// Empty: there is none.
+std::string grammar_program() {
+  namespace fs = std::filesystem;
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&installed_programs), &info) == 0) throw internal_error("where is this library?");
+  const fs::path here = fs::canonical(info.dli_fname).parent_path();
+  for (const fs::path& folder : {here, here.parent_path().parent_path()}) {
+    if (fs::exists(folder / "turbomind_grammar")) return folder / "turbomind_grammar";
+  }
+  return "";
 }
 
 }  // namespace
@@ -88,11 +98,17 @@ std::string find_engine_directory(const std::string& model_path, const std::stri
     if (fs::path(path).is_relative() && fs::exists(alongside)) path = alongside.string();
     if (fs::exists(fs::path(path) / "spec.json")) return path;
   }
-  return directory_of("model '" + path + "'", {"-m", "lmdeploy.turbomind.engine_dir", path});
+  return directory_of("model '" + path + "'", python_module("lmdeploy.turbomind.engine_dir"), {path});
 }
 
-std::string find_head_directory(const std::string& target, const std::string& method, const std::string& model) {
-  return directory_of("the head for " + target, {"-m", "lmdeploy.turbomind.heads", target, method, model});
+Programs installed_programs(const std::string& version_directory) {
+  const auto locate = [version_directory](const SpeculativeConfig& drafts, const std::string& target) {
+    if (!drafts.is_head) return find_engine_directory(drafts.model, version_directory);
+    return directory_of("the head for " + target, python_module("lmdeploy.turbomind.heads"),
+                        {target, drafts.method, drafts.model});
+  };
+  return {python_module("lmdeploy.pytorch.worker"), python_module("lmdeploy.kv_events.publisher"), grammar_program(),
+          locate};
 }
 
 }  // namespace turbomind

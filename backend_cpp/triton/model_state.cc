@@ -185,12 +185,7 @@ ModelState::ModelState(TRITONBACKEND_Model* model) : exit_watch_(model, grace(mo
   const Json config = model_config(model);
   refuse_unknown_parameters(config);
   const std::string directory = find_engine_directory(parameter(config, "model_path"), version_directory(model));
-  LoadedEngine loaded = load_engine(directory, engine_settings(config), python_interpreter(),
-                                    [&](const SpeculativeConfig& drafts, const std::string& target) {
-                                      return drafts.is_head
-                                                 ? find_head_directory(target, drafts.method, drafts.model)
-                                                 : find_engine_directory(drafts.model, version_directory(model));
-                                    });
+  LoadedEngine loaded = load_engine(directory, engine_settings(config), installed_programs(version_directory(model)));
   engine_ = std::move(loaded.engine);
   const std::string own_name = parameter(config, "served_model_name");
   const std::string given_name = own_name.empty() ? parameter(config, "model_name") : own_name;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ def write_worker_file(checkpoint: Path, raw: Mapping[str, Any], target: Path) ->
     target
         The engine directory.
     """
-    content = {"checkpoint": str(checkpoint), "python": sys.executable, "weight_format": weight_format(raw)}
+    content = {"checkpoint": str(checkpoint), "weight_format": weight_format(raw)}
     (target / WORKER_FILE).write_text(json.dumps(content), encoding="utf-8")
 
 

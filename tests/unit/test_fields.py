@@ -128,7 +128,11 @@ def test_a_request_refuses_a_field_that_is_in_no_table() -> None:
 
 
 READERS = {
-    TurbomindEngineConfig: ("backend_cpp/engine/load_engine.cc", "lmdeploy/turbomind/engine.py"),
+    TurbomindEngineConfig: (
+        "backend_cpp/engine/load_engine.cc",
+        "backend_cpp/engine/resolve.cc",
+        "lmdeploy/turbomind/engine.py",
+    ),
     GenerationConfig: ("backend_cpp/engine", "lmdeploy/turbomind/engine.py", "lmdeploy/offline"),
 }
 

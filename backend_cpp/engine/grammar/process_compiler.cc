@@ -1,6 +1,5 @@
 #include "engine/grammar/process_compiler.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
@@ -260,16 +259,11 @@ class ProcessCompiler final : public GrammarCompiler {
 
 }  // namespace
 
-std::unique_ptr<GrammarCompiler> load_grammar_compiler(wire::Vocabulary vocabulary, double seconds,
-                                                       std::string& reason) {
-  namespace fs = std::filesystem;
+std::unique_ptr<GrammarCompiler> load_grammar_compiler(const std::string& program, wire::Vocabulary vocabulary,
+                                                       double seconds, std::string& reason) {
   try {
-    Dl_info info{};
-    if (dladdr(reinterpret_cast<void*>(&load_grammar_compiler), &info) == 0) throw internal_error("where is this?");
-    const fs::path here = fs::canonical(info.dli_fname).parent_path();
-    for (const fs::path& folder : {here, here.parent_path().parent_path()}) {
-      const fs::path program = folder / "turbomind_grammar";
-      if (fs::exists(program)) return std::make_unique<ProcessCompiler>(program, std::move(vocabulary), seconds);
+    if (std::filesystem::exists(program)) {
+      return std::make_unique<ProcessCompiler>(program, std::move(vocabulary), seconds);
     }
     reason = "turbomind_grammar was not built";
   } catch (const std::exception& error) {

@@ -14,9 +14,9 @@
 
 namespace turbomind {
 
-// The program of the processes, turbomind_grammar, is next to this library or two folders above it (lmdeploy/). Null if
-// it is missing or cannot be started; `reason` says why. `seconds`: of processor time that parsing a format may take.
-std::unique_ptr<GrammarCompiler> load_grammar_compiler(wire::Vocabulary vocabulary, double seconds,
-                                                       std::string& reason);
+// `program`: that of the processes, turbomind_grammar. Null if it is missing or cannot be started; `reason` says why.
+// `seconds`: of processor time that parsing a format may take.
+std::unique_ptr<GrammarCompiler> load_grammar_compiler(const std::string& program, wire::Vocabulary vocabulary,
+                                                       double seconds, std::string& reason);
 
 }  // namespace turbomind
