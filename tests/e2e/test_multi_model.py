@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "small": make_tiny_llama(base / "small", seed=1),
         "deep": make_tiny_llama(base / "deep", seed=2, num_hidden_layers=3),
-        "wide": make_tiny_llama(base / "wide", seed=3, hidden_size=512, intermediate_size=1024),
+        "wide": make_tiny_llama(base / "wide", seed=3, hidden_size=512, intermediate_size=1024, vocab_size=49152),
     }
 
 

@@ -21,7 +21,7 @@ from tests.support import heads
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.token_engine import TokenEngine
 
-HIDDEN, VOCAB, DRAFTED = 32, 49152, 500
+HIDDEN, VOCAB, DRAFTED = 32, 2048, 500
 ONLY_HEADS = {"prompt_lookup_min": 64, "prompt_lookup_max": 64, "shared_tokens": 0, "adaptive": False}
 
 

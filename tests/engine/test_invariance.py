@@ -30,7 +30,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def conversations(backend: str) -> list[Any]:
     """Enough of them for the second engine's batches; what it does not share with the first is how a step is run."""
-    return CONVERSATIONS if backend == "turbomind" else CONVERSATIONS[::3]
+    return CONVERSATIONS if backend == "turbomind" else CONVERSATIONS[::4]
 
 
 def engine(backend: str, directory: Path, **settings: Any) -> AsyncEngine:

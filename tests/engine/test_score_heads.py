@@ -13,7 +13,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head, score_head_of
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
-from tests.support.tiny_models import make_tiny
+from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny
 
 TEXTS = ["What is the capital of China?", "The capital of China is Beijing.", "Gravity"]
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ def test_classifiers_say_what_transformers_says(architecture: str, dtype: str, t
 
 
 def test_qwen3_reranker_says_yes_as_often_as_transformers(tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path / "Qwen3-Reranker-tiny", "Qwen3ForCausalLM", head_dim=8)
+    directory = make_tiny(tmp_path / "Qwen3-Reranker-tiny", "Qwen3ForCausalLM", head_dim=8, vocab_size=WHOLE_VOCABULARY)
     prompts = [judging_prompt(TEXTS[0], text) for text in TEXTS[1:]]
     head, numbers = numbers_of(directory, prompts)
     tokenizer = Tokenizer(str(directory))

@@ -19,7 +19,7 @@ from lmdeploy.offline.async_engine import AsyncEngine
 from openai_gateway.protocol.structured import choice_grammar
 from tests.support.both_engines import BACKENDS, config_for
 from tests.support.random_schemas import RandomSchemas
-from tests.support.tiny_models import make_tiny_llama
+from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
 from tests.support.waiting import eventually_sync
 
 # The example of the LMDeploy manual's guide to structured output.
@@ -50,7 +50,8 @@ def model(default_model_dir: Path) -> Iterator[AsyncEngine]:
 @pytest.fixture(scope="module", params=BACKENDS)
 def babbler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncEngine]:
     """A model with random weights, which keeps to no format of its own accord."""
-    directory = make_tiny_llama(tmp_path_factory.mktemp("babbler") / "model", max_position_embeddings=2048)
+    sizes = {"max_position_embeddings": 2048, "vocab_size": WHOLE_VOCABULARY}
+    directory = make_tiny_llama(tmp_path_factory.mktemp("babbler") / "model", **sizes)
     with pipeline(str(directory), backend_config=config_for(request.param, cache_max_entry_count=1024)) as loaded:
         yield loaded
 

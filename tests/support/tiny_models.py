@@ -1,5 +1,6 @@
 """Tiny checkpoints with random weights, made by ``transformers``."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 from lmdeploy.paths import default_model_dir
 
+WHOLE_VOCABULARY = 49152  # of the default model
+_VOCABULARY = 2048
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -21,7 +24,7 @@ LLAMA3_ROPE = {
 def make_tiny_llama(
     directory: Path, *, seed: int = 0, dtype: str = "float32", shard: str = "5GB", **overrides: Any
 ) -> Path:
-    """Make a Hugging Face directory with a tiny random Llama and the default model's tokenizer.
+    """Make a Hugging Face directory with a tiny random Llama and the first tokens of the default model's tokenizer.
 
     Parameters
     ----------
@@ -34,7 +37,7 @@ def make_tiny_llama(
     shard
         Largest size of one safetensors file, e.g. ``"1MB"`` for several shards.
     overrides
-        Fields of ``LlamaConfig``.
+        Fields of ``LlamaConfig``; ``vocab_size`` shortens the tokenizer too.
 
     Returns
     -------
@@ -54,7 +57,7 @@ def make_tiny(
     source = default_model_dir()
     boundary = json.loads((source / "generation_config.json").read_text())
     sizes = {
-        "vocab_size": 49152,
+        "vocab_size": _VOCABULARY,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
@@ -84,7 +87,20 @@ def make_tiny(
     model.save_pretrained(directory, max_shard_size=shard)
     for name in TOKENIZER_FILES:
         shutil.copyfile(source / name, directory / name)
+    if fields["vocab_size"] < WHOLE_VOCABULARY:
+        (directory / "tokenizer.json").write_text(_first_tokens(fields["vocab_size"]), encoding="utf-8")
     return directory
+
+
+@functools.cache
+def _first_tokens(count: int) -> str:
+    """Return the default model's ``tokenizer.json`` with its first tokens only: each later one is a merge more."""
+    content = json.loads((default_model_dir() / "tokenizer.json").read_text(encoding="utf-8"))
+    model = content["model"]
+    merges = model["merges"]
+    del merges[max(0, len(merges) - WHOLE_VOCABULARY + count) :]
+    model["vocab"] = {token: number for token, number in model["vocab"].items() if number < count}
+    return json.dumps(content, ensure_ascii=False)
 
 
 def make_small(directory: Path, architecture: str, **overrides: Any) -> Path:

@@ -125,7 +125,7 @@ def test_an_engine_directory_ends_responses_where_any_file_says_so(
     checkpoint = copy_of(tiny_llama)
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 49160]}))
     assert resolve(checkpoint).spec.eos_token_ids == (0, 2)  # <|endoftext|>; <|im_end|> of the tokenizer
-    assert f"{GENERATION}: token 49160 ends no response: the vocabulary has the tokens 0 to 49151" in caplog.text
+    assert f"{GENERATION}: token 49160 ends no response: the vocabulary has the tokens 0 to 2047" in caplog.text
 
 
 def test_what_an_adapters_template_closes_turns_with_stops_its_responses(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -137,8 +138,12 @@ def test_an_incomplete_engine_directory_is_refused(tiny_llama: Path, copy_of: Co
 
 
 @pytest.mark.parametrize("rows", [49160, 49000])
-def test_a_tokenizer_may_be_smaller_or_larger_than_the_embedding(rows: int, tmp_path: Path) -> None:
-    engine = resolve(make_tiny_llama(tmp_path / "model", vocab_size=rows))
+def test_a_tokenizer_may_be_smaller_or_larger_than_the_embedding(
+    rows: int, default_model_dir: Path, tmp_path: Path
+) -> None:
+    model = make_tiny_llama(tmp_path / "model", vocab_size=rows)
+    shutil.copyfile(default_model_dir / "tokenizer.json", model / "tokenizer.json")
+    engine = resolve(model)
     assert engine.spec.vocab_size == rows
     assert len(TokenBytes.read(engine.path / "token_bytes.bin").tokens) == max(rows, 49152)
 
