@@ -1,10 +1,7 @@
 // Uninitialised memory for tensors, of the host or of a device.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstddef>
-#include <new>
 #include <utility>
 
 namespace turbomind {
@@ -17,13 +14,7 @@ class AlignedBuffer {
   AlignedBuffer() = default;
   // Host memory: 64-byte aligned, backed by huge pages when large. Pages come from the kernel zeroed and only when
   // first touched. Throws std::bad_alloc.
-  explicit AlignedBuffer(size_t bytes) : bytes_(bytes), release_(unmap) {
-    if (bytes == 0) return;
-    void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (address == MAP_FAILED) throw std::bad_alloc();
-    if (bytes >= (size_t{2} << 20)) ::madvise(address, bytes, MADV_HUGEPAGE);
-    data_ = address;
-  }
+  explicit AlignedBuffer(size_t bytes);
   // Takes over memory of a device.
   AlignedBuffer(void* data, size_t bytes, Release release) : data_(data), bytes_(bytes), release_(release) {}
   ~AlignedBuffer() {
@@ -40,9 +31,15 @@ class AlignedBuffer {
   T* as() const {
     return static_cast<T*>(data_);
   }
+  // Host memory of at least `count` elements; where it grows, what it held is gone.
+  template <class T>
+  T* reserve(size_t count) {
+    if (bytes_ < count * sizeof(T)) grow(count * sizeof(T));
+    return as<T>();
+  }
 
  private:
-  static void unmap(void* data, size_t bytes) { ::munmap(data, bytes); }
+  void grow(size_t bytes);
   void swap(AlignedBuffer& other) {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);

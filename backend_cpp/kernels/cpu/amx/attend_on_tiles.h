@@ -9,21 +9,21 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/cpu/aligned_buffer.h"
+#include "base/aligned_buffer.h"
 #include "kernels/cpu/amx/bf16_on_tiles.h"
 #include "kernels/cpu/amx/cache_tiles.h"
 
 namespace turbomind::TM_ISA {
 
 struct AttendWorkspace {
-  AlignedBuffer<bf16> queries;  // [tiles, key_dim / 32, 16, 32]
-  AlignedBuffer<bf16> single;   // the same of one query
-  AlignedBuffer<bf16> weights;  // [block_len / 32, 16, 32]
-  AlignedBuffer<bf16> keys;
-  AlignedBuffer<bf16> values;
-  AlignedBuffer<float> scores;  // [16, block_len]
-  AlignedBuffer<float> sums;    // [tiles, 16, value_dim]
-  AlignedBuffer<float> single_sums;
+  AlignedBuffer queries;  // [tiles, key_dim / 32, 16, 32]
+  AlignedBuffer single;   // the same of one query
+  AlignedBuffer weights;  // [block_len / 32, 16, 32]
+  AlignedBuffer keys;
+  AlignedBuffer values;
+  AlignedBuffer scores;  // [16, block_len]
+  AlignedBuffer sums;    // [tiles, 16, value_dim]
+  AlignedBuffer single_sums;
 };
 
 // A run's queries over the blocks of one key head.
@@ -38,8 +38,8 @@ class AttentionOnTiles {
         key_depth_(round_up(layout_.key_dim, kTileDepth)),
         value_width_(round_up(layout_.value_dim, kTileSide)),
         tiles_((queries.count + kTileSide - 1) / kTileSide),
-        factors_(workspace.queries.reserve(static_cast<size_t>(tiles_) * kTileSide * key_depth_)),
-        sums_(workspace.sums.reserve(static_cast<size_t>(tiles_) * kTileSide * value_width_)) {
+        factors_(workspace.queries.reserve<bf16>(static_cast<size_t>(tiles_) * kTileSide * key_depth_)),
+        sums_(workspace.sums.reserve<float>(static_cast<size_t>(tiles_) * kTileSide * value_width_)) {
     const size_t tile = static_cast<size_t>(kTileSide) * key_depth_;
     std::fill_n(factors_, tiles_ * tile, bf16{0});
     std::fill_n(sums_, static_cast<size_t>(tiles_) * kTileSide * value_width_, 0.0f);
@@ -89,12 +89,13 @@ class AttentionOnTiles {
   };
 
   bf16* key_workspace() {
-    return kIsQuantized<T> ? workspace_.keys.reserve(static_cast<size_t>(layout_.key_dim) * layout_.block_len)
+    return kIsQuantized<T> ? workspace_.keys.reserve<bf16>(static_cast<size_t>(layout_.key_dim) * layout_.block_len)
                            : nullptr;
   }
   bf16* value_workspace() {
-    return kIsQuantized<T> ? workspace_.values.reserve(static_cast<size_t>(layout_.value_dim) * (layout_.block_len + 1))
-                           : nullptr;
+    return kIsQuantized<T>
+               ? workspace_.values.reserve<bf16>(static_cast<size_t>(layout_.value_dim) * (layout_.block_len + 1))
+               : nullptr;
   }
 
   // Queries [first, first + count): `factors` is their A tiles, `sums` [16, value_width] what they have so far.
@@ -111,7 +112,7 @@ class AttentionOnTiles {
     if (tokens == 0) return;
     const int padded = round_up(tokens, kLanes);
     const int stride = layout_.block_len;
-    float* scores = workspace_.scores.reserve(static_cast<size_t>(kTileSide) * stride);
+    float* scores = workspace_.scores.reserve<float>(static_cast<size_t>(kTileSide) * stride);
     score(block.keys, factors, padded, scores);
     if (count > 1) {
       bool poisoned = false;
@@ -125,7 +126,7 @@ class AttentionOnTiles {
       }
     }
     const int depth = round_up(tokens, kTileDepth);
-    bf16* weights = workspace_.weights.reserve(static_cast<size_t>(kTileSide) * depth);
+    bf16* weights = workspace_.weights.reserve<bf16>(static_cast<size_t>(kTileSide) * depth);
     std::fill_n(weights, static_cast<size_t>(kTileSide) * depth, bf16{0});
     const WideRows rows{count, {kTileSide, kTileDepth, static_cast<size_t>(depth)}, weights};
     for (int n = 0; n < count; ++n) {
@@ -146,13 +147,13 @@ class AttentionOnTiles {
   // Where other queries of a tile look at what holds NaN or infinity, a weight of 0 would not keep it out.
   void attend_alone(const Block& block, int query, int row, const bf16* factors, float* sums) {
     const size_t tile = static_cast<size_t>(kTileSide) * key_depth_;
-    bf16* single = workspace_.single.reserve(tile);
+    bf16* single = workspace_.single.reserve<bf16>(tile);
     std::fill_n(single, tile, bf16{0});
     for (int k = 0; k < key_depth_; k += kTileDepth) {
       const size_t step = static_cast<size_t>(k) * kTileSide;
       std::copy_n(factors + step + static_cast<size_t>(row) * kTileDepth, kTileDepth, single + step);
     }
-    float* own = workspace_.single_sums.reserve(static_cast<size_t>(kTileSide) * value_width_);
+    float* own = workspace_.single_sums.reserve<float>(static_cast<size_t>(kTileSide) * value_width_);
     float* kept = sums + static_cast<size_t>(row) * value_width_;
     std::fill_n(own, static_cast<size_t>(kTileSide) * value_width_, 0.0f);
     std::copy_n(kept, value_width_, own);

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "kernels/cpu/aligned_buffer.h"
+#include "base/aligned_buffer.h"
 #include "kernels/cpu/amx/bf16_rows.h"
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/linear/float8_quads.h"
@@ -80,8 +80,8 @@ inline void float8_block_on_tiles(const LinearWeight& weight, const WideRows& x,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
   const size_t tile_bytes = shape.group_bytes() * shape.groups();
-  static thread_local AlignedBuffer<bf16> wide;
-  bf16* const workspace = wide.reserve(tile_bytes);
+  static thread_local AlignedBuffer wide;
+  bf16* const workspace = wide.reserve<bf16>(tile_bytes);
 
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, kTileBytes).set(2, kTileSide, kTileBytes));

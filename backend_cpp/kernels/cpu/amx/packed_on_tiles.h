@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/aligned_buffer.h"
+#include "base/aligned_buffer.h"
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/linear/packed_block.h"
 
@@ -99,9 +99,9 @@ template <int kBits>
 inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
-  static thread_local AlignedBuffer<int8_t> wide;
+  static thread_local AlignedBuffer wide;
   int8_t* const workspace =
-      kBits == 4 ? wide.reserve(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
+      kBits == 4 ? wide.reserve<int8_t>(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
   const int unit = x.layout.unit;
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, unit).set(2, unit / 4, kTileBytes));

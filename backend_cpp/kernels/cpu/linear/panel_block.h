@@ -14,7 +14,7 @@
 #include <array>
 #include <bit>
 
-#include "kernels/cpu/aligned_buffer.h"
+#include "base/aligned_buffer.h"
 #include "kernels/cpu/linear/linear_block.h"
 #include "kernels/cpu/linear/packed_tile.h"
 #include "kernels/cpu/linear/transpose.h"
@@ -169,9 +169,9 @@ inline void panel_rows(const float* panel, int chunks, const float* x, size_t ld
 template <class Products>
 void panel_block_of(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
                     int last_tile, float* y, bool accumulate) {
-  static thread_local AlignedBuffer<float> buffer;
+  static thread_local AlignedBuffer buffer;
   const int chunks = chunks_of(weight.in_features, Products::kInputs);
-  float* panel = buffer.reserve(static_cast<size_t>(chunks) * kLanes * kPanelOutputs);
+  float* panel = buffer.reserve<float>(static_cast<size_t>(chunks) * kLanes * kPanelOutputs);
   const size_t ldx = x.layout.features / x.layout.unit;
   for (int tile = first_tile; tile < last_tile; tile += kPanelTiles) {
     make_panel<Products>(weight, tile * kTileOutputs, chunks, panel);
