@@ -11,7 +11,9 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/embedding.h"
 #include "kernels/head_linear.h"
+#include "kernels/lora.h"
 #include "kernels/sparse_attention.h"
+#include "kernels/streams.h"
 
 namespace turbomind {
 
@@ -43,6 +45,28 @@ size_t available_memory() {
 CpuOperators::CpuOperators(int threads, RankPlace place)
     : place_(std::move(place)), pool_(threads > 0 ? threads : available_cpu_count()) {
   kernels();
+}
+
+const OperationTable& CpuOperators::table() {
+  static const OperationTable all = [] {
+    OperationTable table;
+    table.add<CpuOperators, turbomind::causal_conv>(kCausalConv);
+    table.add<CpuOperators, &CpuOperators::choose_keys>(kChooseKeys);
+    table.add<CpuOperators, turbomind::correct_streams>(kCorrectStreams);
+    table.add<CpuOperators, turbomind::cut_rows>(kCutRows);
+    table.add<CpuOperators, turbomind::head_linear>(kHeadLinear);
+    table.add<CpuOperators, turbomind::lora_expand>(kLoraExpand);
+    table.add<CpuOperators, turbomind::lora_gather>(kLoraGather);
+    table.add<CpuOperators, turbomind::lora_shrink>(kLoraShrink);
+    table.add<CpuOperators, turbomind::match_rms>(kMatchRms);
+    table.add<CpuOperators, turbomind::mix_streams>(kMixStreams);
+    table.add<CpuOperators, turbomind::recurrence>(kRecurrence);
+    table.add<CpuOperators, turbomind::recurrence_gates>(kRecurrenceGates);
+    table.add<CpuOperators, &CpuOperators::sparse_attention>(kSparseAttention);
+    table.add<CpuOperators, turbomind::xielu>(kXielu);
+    return table;
+  }();
+  return all;
 }
 
 size_t CpuOperators::free_memory() const {
@@ -107,22 +131,6 @@ void CpuOperators::linear(const LinearWeight& weight, const LinearInput& input, 
   turbomind::linear(pool_, linear_scratch_, weight, input, rows, y.floats(), accumulate);
 }
 
-void CpuOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
-  turbomind::head_linear(pool_, weight, x, y);
-}
-
-void CpuOperators::lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) {
-  turbomind::lora_shrink(pool_, lora_scratch_, adapters, x, in_features, shrunk);
-}
-
-void CpuOperators::lora_gather(const LoraRows& adapters, const int32_t* inputs, int in_features, float* shrunk) {
-  turbomind::lora_gather(adapters, inputs, in_features, shrunk);
-}
-
-void CpuOperators::lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) {
-  turbomind::lora_expand(pool_, lora_scratch_, adapters, shrunk, out_features, y);
-}
-
 void CpuOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
   turbomind::norm(pool_, weight, x, rows, size, y);
 }
@@ -156,29 +164,8 @@ void CpuOperators::clamp(float limit, int rows, int size, float* x) {
   for (size_t i = 0; i < count; ++i) x[i] = std::clamp(x[i], -limit, limit);
 }
 
-void CpuOperators::xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) {
-  turbomind::xielu(pool_, factors, x, rows, size, y);
-}
-
 void CpuOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
   turbomind::scale_and_cap(pool_, scale, softcap, rows, size, x);
-}
-
-void CpuOperators::mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) {
-  turbomind::mix_streams(pool_, shape, factors, x, y);
-}
-
-void CpuOperators::correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
-                                   float* x) {
-  turbomind::correct_streams(pool_, shape, active, factors, made, x);
-}
-
-void CpuOperators::match_rms(const float* like, int rows, int size, float* x) {
-  turbomind::match_rms(pool_, like, rows, size, x);
-}
-
-void CpuOperators::cut_rows(float factor, int rows, int size, size_t stride, float* x) {
-  turbomind::cut_rows(pool_, factor, rows, size, stride, x);
 }
 
 void CpuOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
@@ -224,21 +211,7 @@ void CpuOperators::choose_keys(const AttentionParams& index, int top_k, const He
 
 void CpuOperators::sparse_attention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q,
                                     float* out) {
-  turbomind::sparse_attention(pool_, with_spans(params), top_k, chosen, q, sparse_workspace_, out);
-}
-
-void CpuOperators::causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {
-  turbomind::causal_conv(pool_, params, x, rows, y);
-}
-
-void CpuOperators::recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
-                                    float* decay, float* beta) {
-  turbomind::recurrence_gates(pool_, params, a, b, rows, decay, beta);
-}
-
-void CpuOperators::recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
-                              const HeadsView& v, float* out) {
-  turbomind::recurrence(pool_, params, q, k, v, out);
+  turbomind::sparse_attention(pool_, with_spans(params), top_k, chosen, q, out);
 }
 
 void CpuOperators::gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) {

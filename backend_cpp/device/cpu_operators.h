@@ -23,6 +23,10 @@ class CpuOperators final : public Operators {
   // threads 0: all CPUs. Throws Error(kInvalidArgument) where LMDEPLOY_CPU_ISA names what this processor has not.
   explicit CpuOperators(int threads, RankPlace place = {});
 
+  static const OperationTable& table();
+  // Of the kernels.
+  ThreadPool& queue() { return pool_; }
+
   void lower_priority() override { pool_.lower_priority(); }
   bool shares_host_memory() const override { return true; }
   AlignedBuffer allocate(size_t bytes, MemoryUse) override { return AlignedBuffer(bytes); }
@@ -42,6 +46,7 @@ class CpuOperators final : public Operators {
     tables[static_cast<size_t>(set.table)] = std::move(spans);
   }
 
+  const OperationTable& operations() const override { return table(); }
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
   void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override;
@@ -49,10 +54,6 @@ class CpuOperators final : public Operators {
   LinearTypes types_of(const LinearWeight&, int) override { return {.makes_rows = true}; }
   void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
               bool accumulate) override;
-  void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
-  void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) override;
-  void lora_gather(const LoraRows& adapters, const int32_t* inputs, int in_features, float* shrunk) override;
-  void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) override;
   void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
   void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
   void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override;
@@ -61,45 +62,31 @@ class CpuOperators final : public Operators {
   void activate(Activation activation, const float* x, int rows, int size, float* y) override;
   void sigmoid(int count, float* x) override;
   void clamp(float limit, int rows, int size, float* x) override;
-  void xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) override;
   void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
-  void mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) override;
-  void correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
-                       float* x) override;
-  void match_rms(const float* like, int rows, int size, float* x) override;
-  void cut_rows(float factor, int rows, int size, size_t stride, float* x) override;
   void all_reduce(float* x, size_t count) override;
   void all_gather(float* x, size_t count) override;
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) override;
-  void choose_keys(const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
-                   int32_t* chosen) override;
-  void sparse_attention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q,
-                        float* out) override;
-  void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) override;
-  void recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows, float* decay,
-                        float* beta) override;
-  void recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
-                  float* out) override;
   void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
                    const int32_t* chosen, const float* weights, float* y) override;
 
  private:
+  void choose_keys(const AttentionParams& index, int top_k, const HeadsView& q, const float* weights, int32_t* chosen);
+  void sparse_attention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q,
+                        float* out);
   AttentionParams with_spans(AttentionParams params) const;
 
   RankPlace place_;
   ThreadPool pool_;
   LinearScratch linear_scratch_;
-  LoraScratch lora_scratch_;
   ExpertScratch expert_scratch_;
   std::array<std::vector<std::vector<AttentionSpan>>, kSpanUses> spans_;  // by SpanSet
   AlignedBuffer attention_workspace_;                                     // grows
-  std::vector<float> sparse_workspace_;                                   // grows
 };
 
 // Memory this process may still use, in bytes: what the system has available, within the cgroup's limit.

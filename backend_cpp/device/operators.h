@@ -18,18 +18,16 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "base/error.h"
+#include "device/operations.h"
 #include "device/token_sampler.h"
 #include "kernels/activation.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
-#include "kernels/lora.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/paged_attention.h"
 #include "kernels/recurrence.h"
 #include "kernels/rope.h"
-#include "kernels/streams.h"
 
 namespace turbomind {
 
@@ -140,6 +138,9 @@ class Operators {
 
   // ---- operators ----
 
+  // Those that not every model needs.
+  virtual const OperationTable& operations() const = 0;
+
   // y[row] = scale table[tokens[row]]. table [vocab, size] of 32 or 16 bits; tokens [rows]; y [rows, size]
   virtual void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) = 0;
   // y[i] = x[indices[i]]. x [.., size], y [count, size]
@@ -184,14 +185,6 @@ class Operators {
     linear(gate_up, input, rows, {mlp.projected, type}, false);
     linear(mlp.down, between, rows, y, accumulate);
   }
-  virtual void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
-  virtual void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) = 0;
-  // Of tables of embeddings, which have adapters where the device shares the host's memory.
-  virtual void lora_gather(const LoraRows& adapters, const int32_t* inputs, int in_features, float* shrunk) {
-    (void)adapters, (void)inputs, (void)in_features, (void)shrunk;
-    throw internal_error("this device adds no adapters to embeddings");
-  }
-  virtual void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) = 0;
   virtual void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) = 0;
   virtual void norm_heads(const NormWeight& weight, const HeadsView& heads) = 0;
   virtual void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) = 0;
@@ -199,16 +192,10 @@ class Operators {
 
   virtual void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) = 0;
   virtual void activate(Activation activation, const float* x, int rows, int size, float* y) = 0;
-  virtual void xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) = 0;
   virtual void sigmoid(int count, float* x) = 0;
   virtual void clamp(float limit, int rows, int size, float* x) = 0;
   virtual void scale_and_cap(float scale, float softcap, int rows, int size, float* x) = 0;
   virtual void add_scaled(float scale, const float* x, int rows, int size, float* y) = 0;
-  virtual void mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) = 0;
-  virtual void correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
-                               float* x) = 0;
-  virtual void match_rms(const float* like, int rows, int size, float* x) = 0;
-  virtual void cut_rows(float factor, int rows, int size, size_t stride, float* x) = 0;
 
   // Each element becomes its sum over the ranks the model is spread over, the same bits on all of them
   // (device/device.h). All ranks call it with as many elements; throws Error when another has failed.
@@ -241,17 +228,6 @@ class Operators {
   }
   // out [rows, heads, value_dim], float32 or of an attended_type
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) = 0;
-  // Sparse attention (kernels/sparse_attention.h), on devices that have it. chosen [rows, top_k]
-  virtual void choose_keys(const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
-                           int32_t* chosen) {
-    (void)index, (void)top_k, (void)q, (void)weights, (void)chosen;
-    throw internal_error("this device does not have sparse attention");
-  }
-  virtual void sparse_attention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q,
-                                float* out) {
-    (void)params, (void)top_k, (void)chosen, (void)q, (void)out;
-    throw internal_error("this device does not have sparse attention");
-  }
   // y = the linear layer of what paged_attention gives, or y +=. `workspace` [rows, heads, value_dim] may be filled
   // with anything.
   void project_attention(const AttentionParams& params, const HeadsView& q, float* workspace,
@@ -261,11 +237,6 @@ class Operators {
     linear(weight, ConstTypedRows(attended.data, attended.type), q.rows, y, accumulate);
   }
 
-  virtual void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) = 0;
-  virtual void recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
-                                float* decay, float* beta) = 0;
-  virtual void recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
-                          float* out) = 0;
   virtual void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) = 0;
 
   // Rows beyond the step's, where padded_rows adds some, go to no expert: -1.

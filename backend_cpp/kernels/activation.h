@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "base/thread_pool.h"
+#include "kernels/operation.h"
 
 namespace turbomind {
 
@@ -31,6 +32,7 @@ struct XieluFactors {
 // y = positive max(x, 0)^2 + negative (exp(n) - 1 - n) + linear x, n = min(x, 0); x, y [rows, size], y may be x. Near 0
 // the second part is off by up to 2^-23 negative.
 void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int rows, int size, float* y);
+inline constexpr Operation kXielu("xielu", xielu);
 
 // x = softcap tanh(scale x / softcap), or scale x where softcap is 0. x [rows, size]
 void scale_and_cap(ThreadPool& pool, float scale, float softcap, int rows, int size, float* x);

@@ -7,9 +7,11 @@
 #include "base/thread_pool.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
+#include "kernels/operation.h"
 
 namespace turbomind {
 
 void head_linear(ThreadPool& pool, const LinearWeight& weight, const HeadsView& x, const HeadsView& y);
+inline constexpr Operation kHeadLinear("head_linear", head_linear);
 
 }  // namespace turbomind

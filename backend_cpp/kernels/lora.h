@@ -15,10 +15,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "base/thread_pool.h"
 #include "kernels/linear.h"
+#include "kernels/operation.h"
 
 namespace turbomind {
 
@@ -49,22 +49,13 @@ struct LoraRows {
   int max_rank = 0;  // no adapter of the rows has a layer of a higher rank
 };
 
-// Workspace of what one call hands to the threads; grows to the largest seen.
-struct LoraTask {
-  const LoraWeight* weight;
-  int row;
-  int rows;
-  int part;
-  int first;
-  int last;
-};
-using LoraScratch = std::vector<LoraTask>;
-
-void lora_shrink(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* x, int in_features,
-                 float* shrunk);
-// In place of lora_shrink where a row of x has a single 1, in column inputs[row].
-void lora_gather(const LoraRows& rows, const int32_t* inputs, int in_features, float* shrunk);
-void lora_expand(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* shrunk, int out_features,
-                 float* y);
+void lora_shrink(ThreadPool& pool, const LoraRows& rows, const float* x, int in_features, float* shrunk);
+inline constexpr Operation kLoraShrink("lora_shrink", lora_shrink);
+// In place of lora_shrink where a row of x has a single 1, in column inputs[row]: of tables of embeddings, which have
+// adapters where the device shares the host's memory.
+void lora_gather(ThreadPool& pool, const LoraRows& rows, const int32_t* inputs, int in_features, float* shrunk);
+inline constexpr Operation kLoraGather("lora_gather", lora_gather);
+void lora_expand(ThreadPool& pool, const LoraRows& rows, const float* shrunk, int out_features, float* y);
+inline constexpr Operation kLoraExpand("lora_expand", lora_expand);
 
 }  // namespace turbomind

@@ -25,6 +25,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/heads_view.h"
+#include "kernels/operation.h"
 
 namespace turbomind {
 
@@ -77,6 +78,7 @@ struct ConvParams {
 
 // x, y [rows, channels]; y may be x, otherwise they do not overlap.
 void causal_conv(ThreadPool& pool, const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y);
+inline constexpr Operation kCausalConv("causal_conv", causal_conv);
 
 enum class RecurrenceGate : uint8_t {
   kDelta,  // decay = exp(-exp(a_log) softplus(a + dt_bias)), beta = sigmoid(b)
@@ -97,6 +99,7 @@ struct GateParams {
 // decay [rows, heads * width], beta [rows, heads], both dense; decay may be a, and beta b, where those are dense.
 void recurrence_gates(ThreadPool& pool, const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
                       float* decay, float* beta);
+inline constexpr Operation kRecurrenceGates("recurrence_gates", recurrence_gates);
 
 inline constexpr int kMaxKeyDim = 256;
 
@@ -119,6 +122,7 @@ struct RecurrenceParams {
 // out [rows, heads * value_dim]; it overlaps none of them.
 void recurrence(ThreadPool& pool, const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
                 const HeadsView& v, float* out);
+inline constexpr Operation kRecurrence("recurrence", recurrence);
 
 enum class GateKind : uint8_t { kSigmoid, kSilu, kLinear };
 

@@ -11,10 +11,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "base/thread_pool.h"
 #include "kernels/heads_view.h"
+#include "kernels/operation.h"
 #include "kernels/paged_attention.h"
 
 namespace turbomind {
@@ -25,11 +25,12 @@ namespace turbomind {
 //   chosen [rows, top_k]: positions, ascending; of other rows it stays as it is
 void choose_keys(ThreadPool& pool, const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
                  int32_t* chosen);
+inline constexpr Operation kChooseKeys("choose_keys", choose_keys);
 
 // paged_attention of rows that see the chosen tokens alone, or, of up to `top_k`, all. One key/value head; no window,
 // slopes or kv_lens. Of what a row does not see nothing is read.
-//   `workspace` grows to what the call needs.
 void sparse_attention(ThreadPool& pool, const AttentionParams& params, int top_k, const int32_t* chosen,
-                      const HeadsView& q, std::vector<float>& workspace, float* out);
+                      const HeadsView& q, float* out);
+inline constexpr Operation kSparseAttention("sparse_attention", sparse_attention);
 
 }  // namespace turbomind

@@ -6,6 +6,8 @@ namespace turbomind {
 
 DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
     : spec_(spec.mlp),
+      cut_rows_(spec.mlp.cuts.empty() ? nullptr : ops.operations().require(kCutRows)),
+      xielu_(spec.mlp.is_xielu ? ops.operations().require(kXielu) : nullptr),
       gate_factor_(ops, max_rows, spec.mlp.gate_scale),
       up_factor_(ops, max_rows, spec.mlp.up_scale),
       projected_(float_buffer(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size)),
@@ -30,12 +32,12 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
   }
   if (weights.cut != 0) {
     const int size = weights.down.view.in_features;
-    step.ops.cut_rows(weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected);
+    cut_rows_(step.ops, weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected);
   }
   if (spec_.is_gated) return step.linear(weights.down, mlp.between(), y, accumulate);
   const int size = weights.down.view.in_features;
   if (spec_.is_xielu) {
-    step.ops.xielu(weights.xielu, projected, step.rows, size, activated);
+    xielu_(step.ops, weights.xielu, projected, step.rows, size, activated);
   } else {
     step.ops.activate(spec_.activation, projected, step.rows, size, activated);
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device/row_factor.h"
+#include "kernels/streams.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
 #include "model/weights.h"
@@ -17,6 +18,8 @@ class DenseMlp {
 
  private:
   MlpSpec spec_;
+  decltype(kCutRows)::Function cut_rows_;  // null where no layer needs it
+  decltype(kXielu)::Function xielu_;       // likewise
   RowFactor gate_factor_;
   RowFactor up_factor_;
   AlignedBuffer projected_;  // [max_rows, intermediate_size], or twice that with a gate

@@ -6,7 +6,10 @@
 namespace turbomind {
 
 Streams::Streams(Operators& ops, const ModelSpec& spec, int max_rows)
-    : count_(spec.streams->count),
+    : mix_(ops.operations().require(kMixStreams)),
+      correct_(ops.operations().require(kCorrectStreams)),
+      match_rms_(ops.operations().require(kMatchRms)),
+      count_(spec.streams->count),
       active_(spec.streams->active),
       size_(spec.hidden_size),
       streams_{float_buffer(ops, max_rows, count_ * size_), float_buffer(ops, max_rows, count_ * size_)},
@@ -21,7 +24,7 @@ void Streams::make(const StepContext& step, const std::vector<LinearStorage>& ma
   step.ops.copy(hidden, floats_of(step) * sizeof(float), stream(step, 0));
   for (int i = 1; i < count_; ++i) {
     step.ops.linear(makers[static_cast<size_t>(i - 1)].view, hidden, step.rows, stream(step, i), false);
-    step.ops.match_rms(hidden, step.rows, size_, stream(step, i));
+    match_rms_(step.ops, hidden, step.rows, size_, stream(step, i));
   }
 }
 
@@ -37,8 +40,8 @@ void Streams::predict(const StepContext& step, const StreamWeights& weights, flo
   route(step, weights, active(step));
   auto* factors = factors_.as<float>();
   step.ops.linear(weights.predict.view, routed_.as<float>(), step.rows, factors, false);
-  step.ops.mix_streams({count_, step.rows, size_}, factors, streams_[current_].as<float>(),
-                       streams_[1 - current_].as<float>());
+  mix_(step.ops, {count_, step.rows, size_}, factors, streams_[current_].as<float>(),
+       streams_[1 - current_].as<float>());
   current_ = 1 - current_;
   step.ops.copy(active(step), floats_of(step) * sizeof(float), hidden);
 }
@@ -60,7 +63,7 @@ void Streams::correct(const StepContext& step, const StreamWeights& weights, con
   route(step, weights, hidden);
   auto* factors = factors_.as<float>();
   step.ops.linear(weights.correct.view, routed_.as<float>(), step.rows, factors, false);
-  step.ops.correct_streams({count_, step.rows, size_}, active_, factors, hidden, stream(step, 0));
+  correct_(step.ops, {count_, step.rows, size_}, active_, factors, hidden, stream(step, 0));
 }
 
 void Streams::add(const StepContext& step, const float* branch) {
@@ -73,7 +76,7 @@ void Streams::merge(const StepContext& step, const std::vector<LinearStorage>& r
   for (int i = 1; i < count_; ++i) {
     auto* read = branch_.as<float>();
     step.ops.linear(readers[static_cast<size_t>(i - 1)].view, stream(step, i), step.rows, read, false);
-    step.ops.match_rms(first, step.rows, size_, read);
+    match_rms_(step.ops, first, step.rows, size_, read);
     step.ops.add_scaled(1, read, step.rows, size_, hidden);
   }
   step.ops.scale_and_cap(1 / static_cast<float>(count_), 0, step.rows, size_, hidden);

@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "kernels/streams.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
 #include "model/weights.h"
@@ -38,6 +39,9 @@ class Streams {
   // routed_ [rows, streams] = tanh of the router of x.
   void route(const StepContext& step, const StreamWeights& weights, const float* x);
 
+  decltype(kMixStreams)::Function mix_;
+  decltype(kCorrectStreams)::Function correct_;
+  decltype(kMatchRms)::Function match_rms_;
   int count_;
   int active_;
   int size_;

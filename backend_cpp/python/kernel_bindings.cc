@@ -216,7 +216,7 @@ class CpuKernels {
     params.weight = pointer<const float>(weight);
     params.bias = pointer<const float>(bias);
     params.has_silu = has_silu;
-    ops_.causal_conv(params, rows_of(x), rows, rows_of(y));
+    turbomind::causal_conv(ops_.queue(), params, rows_of(x), rows, rows_of(y));
   }
 
   // Of Mamba-2. a_log, dt_bias [heads]; dt [rows, heads]; decay, beta [rows, heads], dense.
@@ -230,7 +230,8 @@ class CpuKernels {
     params.dt_bias = pointer<const float>(dt_bias);
     params.dt_min = dt_min;
     params.dt_max = dt_max;
-    ops_.recurrence_gates(params, rows_of(dt), {}, rows, pointer<float>(decay), pointer<float>(beta));
+    turbomind::recurrence_gates(ops_.queue(), params, rows_of(dt), {}, rows, pointer<float>(decay),
+                                pointer<float>(beta));
   }
 
   // decay [rows, heads of v, decay_width], beta [rows, heads of v]; skip [heads of v] or 0; out [rows, heads of v,
@@ -249,7 +250,7 @@ class CpuKernels {
     params.decay_width = decay_width;
     params.beta = pointer<const float>(beta);
     params.skip = pointer<const float>(skip);
-    ops_.recurrence(params, view(q), view(k), view(v), pointer<float>(out));
+    turbomind::recurrence(ops_.queue(), params, view(q), view(k), view(v), pointer<float>(out));
   }
 
  private:

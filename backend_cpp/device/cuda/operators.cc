@@ -7,6 +7,7 @@
 #include "kernels/cuda/elementwise/elementwise.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/recurrence/recurrence.h"
+#include "kernels/head_linear.h"
 
 namespace turbomind {
 
@@ -42,6 +43,25 @@ CudaOperators::CudaOperators(CudaRank rank, Stream stream)
 CudaOperators::~CudaOperators() {
   cudaStreamSynchronize(stream_);
   graphs_.clear();
+}
+
+const OperationTable& CudaOperators::table() {
+  static const OperationTable all = [] {
+    OperationTable table;
+    table.add<CudaOperators, cuda::causal_conv>(kCausalConv);
+    table.add<CudaOperators, cuda::correct_streams>(kCorrectStreams);
+    table.add<CudaOperators, cuda::cut_rows>(kCutRows);
+    table.add<CudaOperators, &CudaOperators::head_linear>(kHeadLinear);
+    table.add<CudaOperators, cuda::lora_expand>(kLoraExpand);
+    table.add<CudaOperators, cuda::lora_shrink>(kLoraShrink);
+    table.add<CudaOperators, cuda::match_rms>(kMatchRms);
+    table.add<CudaOperators, cuda::mix_streams>(kMixStreams);
+    table.add<CudaOperators, cuda::recurrence>(kRecurrence);
+    table.add<CudaOperators, cuda::recurrence_gates>(kRecurrenceGates);
+    table.add<CudaOperators, cuda::xielu>(kXielu);
+    return table;
+  }();
+  return all;
 }
 
 std::unique_ptr<Operators> CudaOperators::make_alongside() {
@@ -251,14 +271,6 @@ void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, 
   cuda::head_linear(stream(), linear_scratch(bytes), weight, x, y);
 }
 
-void CudaOperators::lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) {
-  cuda::lora_shrink(stream(), adapters, x, in_features, shrunk);
-}
-
-void CudaOperators::lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) {
-  cuda::lora_expand(stream(), adapters, shrunk, out_features, y);
-}
-
 void CudaOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
   cuda::norm(stream(), weight, x, rows, size, y);
 }
@@ -291,29 +303,8 @@ void CudaOperators::clamp(float limit, int rows, int size, float* x) {
   cuda::clamp(stream(), limit, rows, size, x);
 }
 
-void CudaOperators::xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) {
-  cuda::xielu(stream(), factors, x, rows, size, y);
-}
-
 void CudaOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
   cuda::scale_and_cap(stream(), scale, softcap, rows, size, x);
-}
-
-void CudaOperators::mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) {
-  cuda::mix_streams(stream(), shape, factors, x, y);
-}
-
-void CudaOperators::correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
-                                    float* x) {
-  cuda::correct_streams(stream(), shape, active, factors, made, x);
-}
-
-void CudaOperators::match_rms(const float* like, int rows, int size, float* x) {
-  cuda::match_rms(stream(), like, rows, size, x);
-}
-
-void CudaOperators::cut_rows(float factor, int rows, int size, size_t stride, float* x) {
-  cuda::cut_rows(stream(), factor, rows, size, stride, x);
 }
 
 void CudaOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
@@ -355,20 +346,6 @@ void CudaOperators::paged_attention(const AttentionParams& params, const HeadsVi
     auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);
     cuda::paged_attention(stream(), params, group, q, workspace, out, counters_->data());
   }
-}
-
-void CudaOperators::causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {
-  cuda::causal_conv(stream(), params, x, rows, y);
-}
-
-void CudaOperators::recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
-                                     float* decay, float* beta) {
-  cuda::recurrence_gates(stream(), params, a, b, rows, decay, beta);
-}
-
-void CudaOperators::recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
-                               const HeadsView& v, float* out) {
-  cuda::recurrence(stream(), params, q, k, v, out);
 }
 
 void CudaOperators::gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) {

@@ -29,6 +29,8 @@ class CudaOperators final : public Operators {
   explicit CudaOperators(CudaRank rank = {});
   ~CudaOperators() override;
 
+  static const OperationTable& table();
+
   // On the same stream.
   std::unique_ptr<Operators> make_alongside() override;
 
@@ -58,6 +60,7 @@ class CudaOperators final : public Operators {
   bool prepare_step(int rows, const std::function<void()>& body) override;
   void forget_step(int rows) override { graphs_.forget(shape_of(rows)); }
 
+  const OperationTable& operations() const override { return table(); }
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
   void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override;
@@ -65,9 +68,6 @@ class CudaOperators final : public Operators {
   LinearTypes types_of(const LinearWeight& weight, int rows) override { return scaled_->types_of(weight, rows); }
   void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
               bool accumulate) override;
-  void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
-  void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) override;
-  void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) override;
   void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
   void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
   void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override;
@@ -76,14 +76,8 @@ class CudaOperators final : public Operators {
   void activate(Activation activation, const float* x, int rows, int size, float* y) override;
   void sigmoid(int count, float* x) override;
   void clamp(float limit, int rows, int size, float* x) override;
-  void xielu(const XieluFactors& factors, const float* x, int rows, int size, float* y) override;
   void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
-  void mix_streams(const StreamShape& shape, const float* factors, const float* x, float* y) override;
-  void correct_streams(const StreamShape& shape, int active, const float* factors, const float* made,
-                       float* x) override;
-  void match_rms(const float* like, int rows, int size, float* x) override;
-  void cut_rows(float factor, int rows, int size, size_t stride, float* x) override;
   void all_reduce(float* x, size_t count) override;
   void all_gather(float* x, size_t count) override;
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
@@ -91,11 +85,6 @@ class CudaOperators final : public Operators {
                       const HeadsView& k, const HeadsView& v) override;
   DType attended_type(const AttentionParams& params, DType wanted) const override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) override;
-  void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) override;
-  void recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows, float* decay,
-                        float* beta) override;
-  void recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
-                  float* out) override;
   void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
@@ -108,6 +97,8 @@ class CudaOperators final : public Operators {
     bring_staged();
     return stream_;
   }
+  // The same, as what kernels take first.
+  cudaStream_t queue() { return stream(); }
   // Records when the stream has come so far.
   void mark(cudaEvent_t event) { cuda::check(cudaEventRecord(event, stream_), "marking a place in a step"); }
   // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
@@ -120,6 +111,7 @@ class CudaOperators final : public Operators {
   using Stream = std::shared_ptr<std::remove_pointer_t<cudaStream_t>>;
   CudaOperators(CudaRank rank, Stream stream);
 
+  void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y);
   DecodingShape shape_of(int rows) { return {rows, spans_of({}).max_context()}; }
   void set_row_count(int32_t rows);
   CudaSpans& spans_of(SpanSet set);

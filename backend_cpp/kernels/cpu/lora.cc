@@ -1,6 +1,7 @@
 #include "kernels/lora.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cpu/isa.h"
 
@@ -10,6 +11,17 @@ namespace {
 
 // Weight bytes that one thread takes at a time: a small adapter is not worth a hand-over.
 constexpr size_t kTaskBytes = 48 << 10;
+
+// What one call hands to the threads.
+struct LoraTask {
+  const LoraWeight* weight;
+  int row;
+  int rows;
+  int part;
+  int first;
+  int last;
+};
+thread_local std::vector<LoraTask> tasks;
 
 size_t element_bytes(const LoraWeight& weight) {
   return weight.format == WeightFormat::kFloat32 ? 4 : 2;
@@ -37,8 +49,8 @@ void cut(int count, size_t unit_bytes, int multiple, Add&& add) {
 
 }  // namespace
 
-void lora_shrink(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* x, int in_features,
-                 float* shrunk) {
+void lora_shrink(ThreadPool& pool, const LoraRows& rows, const float* x, int in_features, float* shrunk) {
+  std::vector<LoraTask>& scratch = tasks;
   scratch.clear();
   for_runs(rows, [&](const LoraWeight& weight, int row, int count) {
     cut(weight.rank, static_cast<size_t>(in_features) * element_bytes(weight), 4,
@@ -58,7 +70,7 @@ void lora_shrink(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, c
   });
 }
 
-void lora_gather(const LoraRows& rows, const int32_t* inputs, int in_features, float* shrunk) {
+void lora_gather(ThreadPool&, const LoraRows& rows, const int32_t* inputs, int in_features, float* shrunk) {
   const auto gather = [&](const auto* down, int rank, int row) {
     for (int k = 0; k < rank; ++k) {
       shrunk[static_cast<size_t>(row) * rows.max_rank + k] =
@@ -78,8 +90,8 @@ void lora_gather(const LoraRows& rows, const int32_t* inputs, int in_features, f
   }
 }
 
-void lora_expand(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* shrunk, int out_features,
-                 float* y) {
+void lora_expand(ThreadPool& pool, const LoraRows& rows, const float* shrunk, int out_features, float* y) {
+  std::vector<LoraTask>& scratch = tasks;
   scratch.clear();
   for_runs(rows, [&](const LoraWeight& weight, int row, int count) {
     for (int part = 0; part < weight.part_count; ++part) {

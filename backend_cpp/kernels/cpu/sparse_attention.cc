@@ -291,7 +291,8 @@ void choose_keys(ThreadPool& pool, const AttentionParams& index, int top_k, cons
 }
 
 void sparse_attention(ThreadPool& pool, const AttentionParams& params, int top_k, const int32_t* chosen,
-                      const HeadsView& q, std::vector<float>& workspace, float* out) {
+                      const HeadsView& q, float* out) {
+  static thread_local std::vector<float> workspace;
   AttentionParams dense = params;
   const std::vector<AttentionSpan> spans = dense_spans(params, top_k);
   dense.spans = spans.data();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/paged_attention.h"
+#include "kernels/sparse_attention.h"
 #include "model/cache_plan.h"
 #include "model/model_runner.h"
 #include "model/norm_storage.h"
@@ -28,6 +29,8 @@ struct IndexerWeights {
 
 class Indexer {
  public:
+  // Whether a device has what it takes; without, sequences are to have no more than top_k tokens.
+  static bool runs_on(const OperationTable& operations) { return operations.find(kSparseAttention) != nullptr; }
   // Keys of a quantized cache are bfloat16: fewer bits would change which tokens are chosen.
   Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
@@ -40,12 +43,17 @@ class Indexer {
   void choose(const StepContext& step, int layer, const IndexerWeights& weights, const float* x, const float* latents,
               RopeTable table);
 
+  // paged_attention of what was chosen.
+  void attend(const StepContext& step, const AttentionParams& params, const HeadsView& queries, float* out) const {
+    attend_(step.ops, params, spec_.top_k, chosen_.as<int32_t>(), queries, out);
+  }
+
   const CacheLayout& layout() const { return shape_; }  // of a page
-  int top_k() const { return spec_.top_k; }
-  const int32_t* chosen() const { return chosen_.as<int32_t>(); }  // [rows, top_k]
 
  private:
   IndexerSpec spec_;
+  decltype(kChooseKeys)::Function choose_;
+  decltype(kSparseAttention)::Function attend_;
   CacheLayout shape_;        // of a page
   std::vector<int> layers_;  // that choose
   std::vector<int> pieces_;  // [layers of the model]: number among these

@@ -65,7 +65,8 @@ LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, 
 }
 
 LatentAttention::LatentAttention(Operators& ops, const ModelSpec& spec, int max_rows)
-    : heads_(spec.num_heads),
+    : head_linear_(ops.operations().require(kHeadLinear)),
+      heads_(spec.num_heads),
       mla_(*spec.attention.mla),
       q_down_(float_buffer(ops, max_rows, mla_.q_rank)),
       q_(float_buffer(ops, max_rows, heads_ * (mla_.nope_dim + mla_.rope_dim))),
@@ -96,7 +97,7 @@ void LatentAttention::project(const StepContext& step, const LatentWeights& weig
 
   const HeadsView unrotated{q, step.rows, heads_ * query_dim, heads_, query_dim, mla_.nope_dim};
   const HeadsView absorbed{qk + rope, step.rows, width, heads_, key_dim, mla_.kv_rank};
-  ops.head_linear(weights.k_up.view, unrotated, absorbed);
+  head_linear_(ops, weights.k_up.view, unrotated, absorbed);
   ops.copy_heads({q + mla_.nope_dim, step.rows, heads_ * query_dim, heads_, query_dim, mla_.rope_dim},
                  {qk, step.rows, width, heads_, key_dim, mla_.rope_dim});
   float* key = qk + heads_ * key_dim;
@@ -108,8 +109,8 @@ void LatentAttention::project(const StepContext& step, const LatentWeights& weig
 void LatentAttention::expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values) {
   const auto rank = static_cast<size_t>(mla_.kv_rank);
   const auto value_dim = static_cast<size_t>(mla_.value_dim);
-  step.ops.head_linear(weights.v_up.view, {latents, step.rows, heads_ * rank, heads_, rank, mla_.kv_rank},
-                       {values, step.rows, heads_ * value_dim, heads_, value_dim, mla_.value_dim});
+  head_linear_(step.ops, weights.v_up.view, {latents, step.rows, heads_ * rank, heads_, rank, mla_.kv_rank},
+               {values, step.rows, heads_ * value_dim, heads_, value_dim, mla_.value_dim});
 }
 
 }  // namespace turbomind

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "kernels/head_linear.h"
 #include "model/attention/indexer.h"
 #include "model/norm_storage.h"
 #include "model/spec/model_spec.h"
@@ -47,6 +48,7 @@ class LatentAttention {
   void expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values);
 
  private:
+  decltype(kHeadLinear)::Function head_linear_;
   int heads_;
   MlaSpec mla_;
   AlignedBuffer q_down_;   // [max_rows, q_rank]

@@ -64,7 +64,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
   if (const auto& mla = spec.attention.mla) {
     latent_.emplace(ops, spec, max_rows);
     expanded_ = float_buffer(ops, max_rows, spec.num_heads * mla->value_dim);
-    if (mla->indexer) indexer_.emplace(ops, spec, cache_type, max_rows);
+    if (mla->indexer && Indexer::runs_on(ops.operations())) indexer_.emplace(ops, spec, cache_type, max_rows);
   }
   if (unit_dim > 0) {
     const std::vector<float> ones(static_cast<size_t>(unit_dim), 1.0f);
@@ -280,7 +280,7 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   if (latent_) {
     const float* rows = step.ops.make_rows(x, step.rows, spec_.hidden_size);
     latent_->project(step, *weights.latent, rows, qkv_.as<float>());
-    if (const auto& indexer = weights.latent->indexer) {
+    if (const auto& indexer = weights.latent->indexer; indexer && indexer_) {
       indexer_->choose(step, layer, *indexer, rows, latent_->query_latents(), table);
     }
   } else {
@@ -314,7 +314,7 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     return step.ops.project_attention(params_, own.queries, attended, weights.o.view, y, accumulate);
   }
   if (indexer_) {
-    step.ops.sparse_attention(params_, indexer_->top_k(), indexer_->chosen(), own.queries, attended);
+    indexer_->attend(step, params_, own.queries, attended);
   } else {
     step.ops.paged_attention(params_, own.queries, attended);
   }

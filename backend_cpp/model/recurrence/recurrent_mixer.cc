@@ -70,7 +70,10 @@ AlignedBuffer filled(Operators& ops, int size, float value) {
 }  // namespace
 
 RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
-    : spec_(shard.spec),
+    : convolve_(ops.operations().require(kCausalConv)),
+      compute_gates_(ops.operations().require(kRecurrenceGates)),
+      recur_(ops.operations().require(kRecurrence)),
+      spec_(shard.spec),
       own_(*spec_.recurrence),
       rank_(shard.rank),
       ranks_that_share_norm_(shares_norm(shard) ? shard.count : 1),
@@ -192,8 +195,8 @@ void RecurrentMixer::convolve(const StepContext& step, int layer, const Recurren
   conv.weight = weights.conv.as<float>();
   conv.bias = weights.conv_bias.as<float>();
   conv.has_silu = own_.kind != RecurrenceKind::kShortConvolution;
-  step.ops.causal_conv(conv, {inputs_.as<float>(), static_cast<size_t>(input_width_)}, step.rows,
-                       {to.as<float>(), static_cast<size_t>(conv.channels)});
+  convolve_(step.ops, conv, {inputs_.as<float>(), static_cast<size_t>(input_width_)}, step.rows,
+            {to.as<float>(), static_cast<size_t>(conv.channels)});
 }
 
 void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows) {
@@ -225,7 +228,7 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
     a = {gates_.as<float>(), static_cast<size_t>(2 * own_.num_heads)};
     b = {a.first + own_.num_heads, a.stride};
   }
-  step.ops.recurrence_gates(gates, a, b, step.rows, decays_.as<float>(), writes_.as<float>());
+  compute_gates_(step.ops, gates, a, b, step.rows, decays_.as<float>(), writes_.as<float>());
   if (own_.write_scale != 1) {
     step.ops.scale_and_cap(own_.write_scale, 0, step.rows, own_.num_heads, writes_.as<float>());
   }
@@ -258,7 +261,7 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
     step.ops.norm_heads({NormKind::kRms, eps, query_scale_.as<float>(), nullptr}, q);
     step.ops.norm_heads({NormKind::kRms, eps, key_scale_.as<float>(), nullptr}, k);
   }
-  step.ops.recurrence(params, q, k, v, outputs_.as<float>());
+  recur_(step.ops, params, q, k, v, outputs_.as<float>());
 }
 
 // Norm and gate of what comes out.

@@ -41,6 +41,9 @@ class RecurrentMixer {
   StateMemory memory(const StepContext& step, int layer, size_t offset) const;
   HeadsView heads(const AlignedBuffer& buffer, int rows, int width, int count, int head_dim, int first) const;
 
+  decltype(kCausalConv)::Function convolve_;
+  decltype(kRecurrenceGates)::Function compute_gates_;
+  decltype(kRecurrence)::Function recur_;
   ModelSpec spec_;
   RecurrenceSpec own_;
   int rank_;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "device/operators.h"
@@ -20,6 +21,11 @@ struct TestDevice {
   std::unique_ptr<Operators> ops;
   // Lists of experts stay where they are as long as the operators live.
   std::list<std::vector<ExpertWeight>> experts;
+
+  template <class... Arguments>
+  void run(const Operation<Arguments...>& operation, std::type_identity_t<Arguments>... arguments) const {
+    ops->operations().require(operation)(*ops, arguments...);
+  }
 };
 
 // Row-major; no other type is converted.

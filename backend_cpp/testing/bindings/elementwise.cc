@@ -1,3 +1,4 @@
+#include "kernels/streams.h"
 #include "testing/bindings/device.h"
 
 namespace py = pybind11;
@@ -41,29 +42,29 @@ void bind_activations(DeviceClass& device) {
     return like.fetch();
   });
   add_method(device, "xielu", [](TestDevice& d, const Floats& x, float positive, float negative, float linear) {
-    d.ops->xielu({positive, negative, linear}, x, x.size(0), x.size(1), x);
+    d.run(kXielu, {positive, negative, linear}, x, x.size(0), x.size(1), x);
     return x.fetch();
   });
   // x [count, rows, size], factors [rows, count, count]
   add_method(device, "mix_streams", [](TestDevice& d, const Floats& x, const Floats& factors) {
     const Floats mixed(*d.ops, x.fetch());
-    d.ops->mix_streams(streams_of(x), factors, x, mixed);
+    d.run(kMixStreams, streams_of(x), factors, x, mixed);
     return mixed.fetch();
   });
   // x [count, rows, size], factors [rows, count], made [rows, size]
   add_method(device, "correct_streams",
              [](TestDevice& d, const Floats& x, int active, const Floats& factors, const Floats& made) {
-               d.ops->correct_streams(streams_of(x), active, factors, made, x);
+               d.run(kCorrectStreams, streams_of(x), active, factors, made, x);
                return x.fetch();
              });
   // like, x [rows, size]
   add_method(device, "match_rms", [](TestDevice& d, const Floats& like, const Floats& x) {
-    d.ops->match_rms(like, x.size(0), x.size(1), x);
+    d.run(kMatchRms, like, x.size(0), x.size(1), x);
     return x.fetch();
   });
   // x [rows, width], of which the first `size` of each are cut
   add_method(device, "cut_rows", [](TestDevice& d, const Floats& x, float factor, int size) {
-    d.ops->cut_rows(factor, x.size(0), size, static_cast<size_t>(x.size(1)), x);
+    d.run(kCutRows, factor, x.size(0), size, static_cast<size_t>(x.size(1)), x);
     return x.fetch();
   });
   add_method(device, "sigmoid", [](TestDevice& d, const Floats& x) {

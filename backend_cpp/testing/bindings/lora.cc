@@ -1,6 +1,7 @@
 #include <list>
 #include <vector>
 
+#include "kernels/lora.h"
 #include "testing/bindings/device.h"
 
 namespace py = pybind11;
@@ -75,8 +76,8 @@ void bind_lora(DeviceClass& device) {
                const std::vector<float> unset(static_cast<size_t>(x.size(0) * all.max_rank), 1e30f);
                const Floats shrunk(*d.ops, unset.data(), unset.size());
                const LoraRows rows{table_of_row, AdaptersOnDevice::kLayer, x.size(0), all.max_rank};
-               d.ops->lora_shrink(rows, x, x.size(1), shrunk);
-               d.ops->lora_expand(rows, shrunk, y.size(1), y);
+               d.run(kLoraShrink, rows, x, x.size(1), shrunk);
+               d.run(kLoraExpand, rows, shrunk, y.size(1), y);
                return y.fetch();
              });
 }

@@ -51,7 +51,7 @@ void bind_recurrence(DeviceClass& device) {
                 const Array<float>& pages, int first, const std::vector<Span>& spans) {
                const States states(*d.ops, pages, first, spans);
                const ConvParams params{states.view(), weight.size(0), weight.size(1), weight, bias, has_silu};
-               d.ops->causal_conv(params, strided(x), x.size(0), strided(x));
+               d.run(kCausalConv, params, strided(x), x.size(0), strided(x));
                return py::make_tuple(x.fetch(), states.fetch());
              });
   // a [rows, wider than heads width], b [rows, wider than heads] or none; dt_bias [heads, width];
@@ -61,7 +61,7 @@ void bind_recurrence(DeviceClass& device) {
                 float dt_min, float dt_max, const Floats& like_decay, const Floats& like_beta) {
                const GateParams params{
                    static_cast<RecurrenceGate>(kind), dt_bias.size(0), dt_bias.size(1), a_log, dt_bias, dt_min, dt_max};
-               d.ops->recurrence_gates(params, strided(a), strided(b), a.size(0), like_decay, like_beta);
+               d.run(kRecurrenceGates, params, strided(a), strided(b), a.size(0), like_decay, like_beta);
                return py::make_tuple(like_decay.fetch(), like_beta.fetch());
              });
   // q, k [rows, key_heads, wider than key_dim], v [rows, heads, wider than value_dim]; decay [heads], [rows, heads] or
@@ -83,8 +83,8 @@ void bind_recurrence(DeviceClass& device) {
                params.decay_width = decay.dims() == 1 ? 0 : decay.dims() == 2 ? 1 : key_dim;
                params.beta = beta;
                params.skip = skip;
-               d.ops->recurrence(params, heads_of(q, key_dim), heads_of(k, key_dim), heads_of(v, params.value_dim),
-                                 like);
+               d.run(kRecurrence, params, heads_of(q, key_dim), heads_of(k, key_dim), heads_of(v, params.value_dim),
+                     like);
                return py::make_tuple(like.fetch(), states.fetch());
              });
   // kind as in GateKind; gate, x [rows, heads, head_dim]

@@ -160,9 +160,8 @@ void check_sparse(const Sizes& sizes, int threads) {
   std::vector<float> queries = random_floats(random, static_cast<size_t>(sizes.rows) * kHeads * kKeyDim);
   for (float& query : queries) query *= 0.2f;
   const HeadsView view{queries.data(), sizes.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
-  std::vector<float> workspace;
   std::vector<float> out(static_cast<size_t>(sizes.rows) * kHeads * kValueDim);
-  sparse_attention(pool, cache.params, sizes.top_k, chosen.data(), view, workspace, out.data());
+  sparse_attention(pool, cache.params, sizes.top_k, chosen.data(), view, out.data());
 
   double furthest = 0;
   for (int row = 0; row < sizes.rows; ++row) {
@@ -242,12 +241,11 @@ TEST(a_row_attends_alone_as_it_does_among_others) {
     std::iota(chosen.begin() + static_cast<ptrdiff_t>(row * 530),
               chosen.begin() + static_cast<ptrdiff_t>((row + 1) * 530), 7 * static_cast<int>(row));
   std::vector<float> queries = random_floats(random, 9 * kHeads * kKeyDim);
-  std::vector<float> workspace;
   const auto run = [&](int row, int rows) {
     cache.use({0, rows, 591 + row, nullptr});
     std::vector<float> out(static_cast<size_t>(rows) * kHeads * kValueDim);
     const HeadsView view{queries.data() + row * kHeads * kKeyDim, rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
-    sparse_attention(pool, cache.params, 530, chosen.data() + row * 530, view, workspace, out.data());
+    sparse_attention(pool, cache.params, 530, chosen.data() + row * 530, view, out.data());
     return out;
   };
   const std::vector<float> together = run(0, 9);
