@@ -1,7 +1,6 @@
 #include "device/cpu_operators.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -73,12 +72,18 @@ size_t CpuOperators::free_memory() const {
   return available_memory();
 }
 
-void CpuOperators::upload(const void* source, size_t bytes, void* destination) {
-  std::memcpy(destination, source, bytes);
-}
-
-void CpuOperators::download(const void* source, size_t bytes, void* destination) {
-  std::memcpy(destination, source, bytes);
+void CpuOperators::transfer(Transfer transfer, const void* source, size_t bytes, void* destination) {
+  if (transfer != Transfer::kWithin) {
+    std::memcpy(destination, source, bytes);
+    return;
+  }
+  constexpr size_t kPart = size_t{128} << 10;  // one thread reads memory at half its rate, or less
+  const auto part = [&](int index) {
+    const size_t begin = static_cast<size_t>(index) * kPart;
+    std::memcpy(static_cast<std::byte*>(destination) + begin, static_cast<const std::byte*>(source) + begin,
+                std::min(kPart, bytes - begin));
+  };
+  pool_.parallel_for(static_cast<int>((bytes + kPart - 1) / kPart), part);
 }
 
 void CpuOperators::fill_zero(void* data, size_t bytes) {
@@ -87,11 +92,6 @@ void CpuOperators::fill_zero(void* data, size_t bytes) {
 
 void CpuOperators::embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) {
   turbomind::embed(table, tokens, rows, scale, y);
-}
-
-void CpuOperators::gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
-  const auto width = static_cast<size_t>(size);
-  for (int i = 0; i < count; ++i) std::copy_n(x + indices[i] * width, width, y + i * width);
 }
 
 void CpuOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y,
@@ -108,16 +108,6 @@ void CpuOperators::scatter_rows(const float* x, const int32_t* indices, int coun
   }
 }
 
-void CpuOperators::copy(const void* source, size_t bytes, void* destination) {
-  constexpr size_t kPart = size_t{128} << 10;  // one thread reads memory at half its rate, or less
-  const auto part = [&](int index) {
-    const size_t begin = static_cast<size_t>(index) * kPart;
-    std::memcpy(static_cast<std::byte*>(destination) + begin, static_cast<const std::byte*>(source) + begin,
-                std::min(kPart, bytes - begin));
-  };
-  pool_.parallel_for(static_cast<int>((bytes + kPart - 1) / kPart), part);
-}
-
 void CpuOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
   pool_.parallel_for(from.rows, [&](int row) {
     for (int h = 0; h < from.heads; ++h) {
@@ -131,12 +121,8 @@ void CpuOperators::linear(const LinearWeight& weight, const LinearInput& input, 
   turbomind::linear(pool_, linear_scratch_, weight, input, rows, y.floats(), accumulate);
 }
 
-void CpuOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
-  turbomind::norm(pool_, weight, x, rows, size, y);
-}
-
-void CpuOperators::norm_heads(const NormWeight& weight, const HeadsView& heads) {
-  turbomind::norm_heads(pool_, weight, heads);
+void CpuOperators::norm(const NormWeight& weight, const HeadsView& x, const HeadsView& y) {
+  turbomind::norm(pool_, weight, x, y);
 }
 
 void CpuOperators::rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) {
@@ -147,25 +133,12 @@ void CpuOperators::rope(const RopeTable& table, const HeadsView& heads, const fl
   turbomind::rope(pool_, table, heads, factors);
 }
 
-void CpuOperators::activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) {
-  turbomind::activate_gated(pool_, activation, gate_up, rows, size, y);
+void CpuOperators::activate(Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) {
+  turbomind::activate(pool_, activation, gate, up, y);
 }
 
-void CpuOperators::activate(Activation activation, const float* x, int rows, int size, float* y) {
-  turbomind::activate(pool_, activation, x, rows, size, y);
-}
-
-void CpuOperators::sigmoid(int count, float* x) {
-  for (int i = 0; i < count; ++i) x[i] = 1.0f / (1.0f + std::exp(-x[i]));
-}
-
-void CpuOperators::clamp(float limit, int rows, int size, float* x) {
-  const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(size);
-  for (size_t i = 0; i < count; ++i) x[i] = std::clamp(x[i], -limit, limit);
-}
-
-void CpuOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
-  turbomind::scale_and_cap(pool_, scale, softcap, rows, size, x);
+void CpuOperators::apply(const Pointwise& function, const HeadsView& x) {
+  turbomind::apply(pool_, function, x);
 }
 
 void CpuOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
@@ -188,10 +161,6 @@ AttentionParams CpuOperators::with_spans(AttentionParams params) const {
   return params;
 }
 
-void CpuOperators::write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
-  turbomind::write_cache(pool_, with_spans(params), k, v);
-}
-
 void CpuOperators::rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
                                   const float* factors, const HeadsView& k, const HeadsView& v) {
   turbomind::rope_and_write(pool_, table, with_spans(params), q, factors, k, v);
@@ -212,10 +181,6 @@ void CpuOperators::choose_keys(const AttentionParams& index, int top_k, const He
 void CpuOperators::sparse_attention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q,
                                     float* out) {
   turbomind::sparse_attention(pool_, with_spans(params), top_k, chosen, q, out);
-}
-
-void CpuOperators::gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) {
-  turbomind::gate_heads(pool_, kind, gate, x);
 }
 
 void CpuOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {

@@ -32,12 +32,7 @@ class CpuOperators final : public Operators {
   AlignedBuffer allocate(size_t bytes, MemoryUse) override { return AlignedBuffer(bytes); }
   AlignedBuffer allocate_staging(size_t bytes) override { return AlignedBuffer(bytes); }
   size_t free_memory() const override;
-  void upload(const void* source, size_t bytes, void* destination) override;
-  void download(const void* source, size_t bytes, void* destination) override;
-  void download_later(const void* source, size_t bytes, void* destination) override {
-    download(source, bytes, destination);
-  }
-  void copy(const void* source, size_t bytes, void* destination) override;
+  void transfer(Transfer transfer, const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
 
   void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int) override {
@@ -48,29 +43,24 @@ class CpuOperators final : public Operators {
 
   const OperationTable& operations() const override { return table(); }
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
-  void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
   void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override;
   void copy_heads(const HeadsView& from, const HeadsView& to) override;
   LinearTypes types_of(const LinearWeight&, int) override { return {.makes_rows = true}; }
   void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
               bool accumulate) override;
-  void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
-  void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
+  using Operators::norm;
+  void norm(const NormWeight& weight, const HeadsView& x, const HeadsView& y) override;
   void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override;
   void rope(const RopeTable& table, const HeadsView& heads, const float* factors) override;
-  void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) override;
-  void activate(Activation activation, const float* x, int rows, int size, float* y) override;
-  void sigmoid(int count, float* x) override;
-  void clamp(float limit, int rows, int size, float* x) override;
-  void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
+  using Operators::activate;
+  void activate(Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) override;
+  void apply(const Pointwise& function, const HeadsView& x) override;
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
   void all_reduce(float* x, size_t count) override;
   void all_gather(float* x, size_t count) override;
-  void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) override;
-  void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
                    const int32_t* chosen, const float* weights, float* y) override;

@@ -26,7 +26,6 @@
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/paged_attention.h"
-#include "kernels/recurrence.h"
 #include "kernels/rope.h"
 
 namespace turbomind {
@@ -39,6 +38,9 @@ struct DecodingShape {
 
 // What memory of a device is for.
 enum class MemoryUse { kWeights, kSteps, kCache };
+
+// From where to where bytes are copied.
+enum class Transfer { kUpload, kStagedUpload, kDownload, kWithin };
 
 class Operators {
  public:
@@ -66,20 +68,30 @@ class Operators {
   // What may be given to the cache, in bytes.
   virtual size_t free_memory() const = 0;
   // `source` is the host's; if it is staging memory, it may be changed only when what was asked for later is there.
-  virtual void upload(const void* source, size_t bytes, void* destination) = 0;
+  void upload(const void* source, size_t bytes, void* destination) {
+    transfer(Transfer::kUpload, source, bytes, destination);
+  }
   // Of staging memory, as `upload`, at the latest when an operator or run_step is called: what a step's parts bring may
   // come at once.
-  virtual void upload_staged(const void* source, size_t bytes, void* destination) {
-    upload(source, bytes, destination);
+  void upload_staged(const void* source, size_t bytes, void* destination) {
+    transfer(Transfer::kStagedUpload, source, bytes, destination);
   }
   // `destination` is the host's. Waits until it is filled.
-  virtual void download(const void* source, size_t bytes, void* destination) = 0;
+  void download(const void* source, size_t bytes, void* destination) {
+    download_later(source, bytes, destination);
+    wait();
+  }
   // The same without waiting: `destination`, staging memory, is read by later uploads alone.
-  virtual void download_later(const void* source, size_t bytes, void* destination) = 0;
+  void download_later(const void* source, size_t bytes, void* destination) {
+    transfer(Transfer::kDownload, source, bytes, destination);
+  }
   // Until all that was asked for is done; staging memory may be changed then.
   virtual void wait() {}
   // Within the device.
-  virtual void copy(const void* source, size_t bytes, void* destination) = 0;
+  void copy(const void* source, size_t bytes, void* destination) {
+    transfer(Transfer::kWithin, source, bytes, destination);
+  }
+  virtual void transfer(Transfer transfer, const void* source, size_t bytes, void* destination) = 0;
   virtual void fill_zero(void* data, size_t bytes) = 0;
 
   // ---- a step ----
@@ -144,7 +156,9 @@ class Operators {
   // y[row] = scale table[tokens[row]]. table [vocab, size] of 32 or 16 bits; tokens [rows]; y [rows, size]
   virtual void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) = 0;
   // y[i] = x[indices[i]]. x [.., size], y [count, size]
-  virtual void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) = 0;
+  void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
+    embed({.data = x, .in_features = size}, indices, count, 1, y);
+  }
   // y[indices[i]] = x[i], or, with accumulate, += x[i]; no index twice. x [count, size], y [.., size]
   virtual void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) = 0;
   // The heads of one matrix into another's; equal in rows, heads and head_dim.
@@ -185,16 +199,40 @@ class Operators {
     linear(gate_up, input, rows, {mlp.projected, type}, false);
     linear(mlp.down, between, rows, y, accumulate);
   }
-  virtual void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) = 0;
-  virtual void norm_heads(const NormWeight& weight, const HeadsView& heads) = 0;
+  virtual void norm(const NormWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
+  void norm_heads(const NormWeight& weight, const HeadsView& heads) { norm(weight, heads, heads); }
+  void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
+    norm(weight, rows_view(x, rows, size), rows_view(y, rows, size));
+  }
   virtual void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) = 0;
   virtual void rope(const RopeTable& table, const HeadsView& heads, const float* factors) = 0;
 
-  virtual void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) = 0;
-  virtual void activate(Activation activation, const float* x, int rows, int size, float* y) = 0;
-  virtual void sigmoid(int count, float* x) = 0;
-  virtual void clamp(float limit, int rows, int size, float* x) = 0;
-  virtual void scale_and_cap(float scale, float softcap, int rows, int size, float* x) = 0;
+  virtual void activate(Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) = 0;
+  // The first half of a row of gate_up [rows, 2 size] is gate, the second up. y [rows, size]
+  void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) {
+    const auto width = static_cast<size_t>(2 * size);
+    activate(activation, rows_view(gate_up, rows, size, width), rows_view(gate_up + size, rows, size, width),
+             rows_view(y, rows, size));
+  }
+  void activate(Activation activation, const float* x, int rows, int size, float* y) {
+    activate(activation, rows_view(x, rows, size), {}, rows_view(y, rows, size));
+  }
+  // x *= act(gate)
+  void gate_heads(Activation activation, const HeadsView& gate, const HeadsView& x) {
+    activate(activation, gate, x, x);
+  }
+  virtual void apply(const Pointwise& function, const HeadsView& x) = 0;
+  void scale(float factor, const HeadsView& x) {
+    if (factor != 1) apply({Pointwise::Kind::kScale, factor}, x);
+  }
+  // Each row has its own factor.
+  void scale_rows(const float* factors, const HeadsView& x) {
+    apply({.kind = Pointwise::Kind::kScaleRows, .factors = factors}, x);
+  }
+  // x = softcap tanh(scale x / softcap), or scale x where softcap is 0. x [rows, size]
+  void scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
+    apply({softcap == 0 ? Pointwise::Kind::kScale : Pointwise::Kind::kCap, scale, softcap}, rows_view(x, rows, size));
+  }
   virtual void add_scaled(float scale, const float* x, int rows, int size, float* y) = 0;
 
   // Each element becomes its sum over the ranks the model is spread over, the same bits on all of them
@@ -212,13 +250,11 @@ class Operators {
   }
 
   // Of the spans in `params`, what set_spans got for the set is used.
-  virtual void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) = 0;
-  // rope of queries and keys, and write_cache, in one. Queries and keys of rows of no span may stay as they are.
+  // Queries and keys of rows of no span may stay as they are.
   virtual void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
-                              const float* factors, const HeadsView& k, const HeadsView& v) {
-    rope(table, q, factors);
-    rope(table, k, nullptr);
-    write_cache(params, k, v);
+                              const float* factors, const HeadsView& k, const HeadsView& v) = 0;
+  void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
+    rope_and_write({}, params, {}, nullptr, k, v);
   }
   // In which type paged_attention gives its results where `wanted` is what the next layer reads.
   virtual DType attended_type(const AttentionParams& params, DType wanted) const {
@@ -236,8 +272,6 @@ class Operators {
     paged_attention(params, q, attended);
     linear(weight, ConstTypedRows(attended.data, attended.type), q.rows, y, accumulate);
   }
-
-  virtual void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) = 0;
 
   // Rows beyond the step's, where padded_rows adds some, go to no expert: -1.
   virtual void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) = 0;

@@ -4,23 +4,23 @@
 //   gelu            v Phi(v), Phi the normal distribution (Hendrycks & Gimpel, 2016), within 4e-7 |v|
 //   gelu_tanh       its approximation v / (1 + exp(-2 u)), u = sqrt(2 / pi) (v + 0.044715 v^3)
 //   relu, relu2     max(v, 0), and its square
+//   sigmoid         1 / (1 + exp(-v))
+//   linear          v
 //   clamped_swiglu  gated only: (up + 1) g / (1 + exp(-1.702 g)), g = min(gate, 7) and up within [-7, 7] (GPT-OSS)
 #pragma once
 
 #include <cstdint>
 
 #include "base/thread_pool.h"
+#include "kernels/heads_view.h"
 #include "kernels/operation.h"
 
 namespace turbomind {
 
-enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kClampedSwiglu };
+enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kClampedSwiglu, kSigmoid, kLinear };
 
-// y = act(gate) * up; the first half of a row of gate_up [rows, 2 size] is gate, the second up. y [rows, size]
-void activate_gated(ThreadPool& pool, Activation activation, const float* gate_up, int rows, int size, float* y);
-
-// y = act(x); x, y [rows, size], y may be x
-void activate(ThreadPool& pool, Activation activation, const float* x, int rows, int size, float* y);
+// y = act(gate) * up, or act(gate) where `up` is {}. Views of equal rows, heads and head_dim; y may be either.
+void activate(ThreadPool& pool, Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y);
 
 // xIELU (Huang & Schlag, 2024, arXiv 2411.13010), whose factors a layer has learned.
 struct XieluFactors {
@@ -34,8 +34,24 @@ struct XieluFactors {
 void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int rows, int size, float* y);
 inline constexpr Operation kXielu("xielu", xielu);
 
-// x = softcap tanh(scale x / softcap), or scale x where softcap is 0. x [rows, size]
-void scale_and_cap(ThreadPool& pool, float scale, float softcap, int rows, int size, float* x);
+// What becomes of each number.
+struct Pointwise {
+  enum class Kind : uint8_t {
+    kScale,      // scale x
+    kScaleRows,  // factors[row] x
+    kCap,        // limit tanh(scale x / limit)
+    kClamp,      // x within [-limit, limit]
+    kSigmoid,    // 1 / (1 + exp(-x))
+  };
+
+  Kind kind = Kind::kScale;
+  float scale = 1;
+  float limit = 0;
+  const float* factors = nullptr;  // [rows]
+};
+
+// In place.
+void apply(ThreadPool& pool, const Pointwise& function, const HeadsView& x);
 
 // y += scale x; both [rows, size]
 void add_scaled(ThreadPool& pool, float scale, const float* x, int rows, int size, float* y);

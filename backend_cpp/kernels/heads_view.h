@@ -18,4 +18,9 @@ struct HeadsView {
   }
 };
 
+// Rows of `size` floats as a head each, dense or `stride` floats apart. What is const is only read.
+inline HeadsView rows_view(const float* first, int rows, int size, size_t stride = 0) {
+  return {const_cast<float*>(first), rows, stride > 0 ? stride : static_cast<size_t>(size), 1, 0, size};
+}
+
 }  // namespace turbomind

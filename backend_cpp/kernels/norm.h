@@ -22,10 +22,7 @@ struct NormWeight {
   const float* bias = nullptr;    // [size], or null; kLayer only
 };
 
-// x, y [rows, size], row-major; y may be x.
-void norm(ThreadPool& pool, const NormWeight& weight, const float* x, int rows, int size, float* y);
-
-// Every head by itself, in place, with one weight [head_dim] for all.
-void norm_heads(ThreadPool& pool, const NormWeight& weight, const HeadsView& heads);
+// Every head by itself, with one weight [head_dim] for all; y may be x.
+void norm(ThreadPool& pool, const NormWeight& weight, const HeadsView& x, const HeadsView& y);
 
 }  // namespace turbomind

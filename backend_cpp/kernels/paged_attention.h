@@ -118,10 +118,8 @@ struct AttentionParams {
   const float* sinks = nullptr;
 };
 
-// Writes k and v of each row to the cache.
-//   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32; keys are rotated already
-void write_cache(ThreadPool& pool, const AttentionParams& params, const HeadsView& k, const HeadsView& v);
-// rope of the rows of all spans, with `factors` for queries, and write_cache, in one pass.
+// rope of the rows of all spans, with `factors` for queries, which may be {}; then k and v are written to the cache.
+//   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32
 void rope_and_write(ThreadPool& pool, const RopeTable& table, const AttentionParams& params, const HeadsView& q,
                     const float* factors, const HeadsView& k, const HeadsView& v);
 

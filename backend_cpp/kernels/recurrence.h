@@ -124,9 +124,7 @@ void recurrence(ThreadPool& pool, const RecurrenceParams& params, const HeadsVie
                 const HeadsView& v, float* out);
 inline constexpr Operation kRecurrence("recurrence", recurrence);
 
+// What a mixer's results are gated with.
 enum class GateKind : uint8_t { kSigmoid, kSilu, kLinear };
-
-// x *= act(gate), element by element, where linear is the gate itself; views of equal rows, heads and head_dim.
-void gate_heads(ThreadPool& pool, GateKind kind, const HeadsView& gate, const HeadsView& x);
 
 }  // namespace turbomind

@@ -11,8 +11,7 @@ LayerInputs::LayerInputs(Operators& ops, const ModelSpec& spec, int max_rows)
       activation_(spec.mlp.activation),
       inputs_(float_buffer(ops, max_rows, width_)),
       embedded_(float_buffer(ops, max_rows, width_)),
-      gates_(float_buffer(ops, max_rows, size_)),
-      pairs_(float_buffer(ops, max_rows, 2 * size_)) {}
+      gates_(float_buffer(ops, max_rows, size_)) {}
 
 void LayerInputs::make(const StepContext& step, const InputTableWeights& weights, const int32_t* tokens,
                        const float* hidden) {
@@ -32,15 +31,10 @@ void LayerInputs::make(const StepContext& step, const InputTableWeights& weights
 void LayerInputs::run(const StepContext& step, int layer, const LayerInputWeights& weights, const float* hidden,
                       float* branch) {
   Operators& ops = step.ops;
-  const auto size = static_cast<size_t>(size_);
-  const size_t pair = 2 * size;
   auto* gates = gates_.as<float>();
-  auto* pairs = pairs_.as<float>();
   ops.linear(weights.gate.view, hidden, step.rows, gates, false);
-  ops.copy_heads({gates, step.rows, size, 1, 0, size_}, {pairs, step.rows, pair, 1, 0, size_});
-  ops.copy_heads({inputs_.as<float>() + layer * size, step.rows, static_cast<size_t>(width_), 1, 0, size_},
-                 {pairs + size, step.rows, pair, 1, 0, size_});
-  ops.activate_gated(activation_, pairs, step.rows, size_, gates);
+  const HeadsView gate = rows_view(gates, step.rows, size_);
+  ops.activate(activation_, gate, rows_view(inputs_.as<float>() + layer * size_, step.rows, size_, width_), gate);
   ops.linear(weights.project.view, gates, step.rows, branch, false);
   ops.norm(weights.norm.view, branch, step.rows, hidden_size_, branch);
 }

@@ -25,7 +25,6 @@ class LayerInputs {
   AlignedBuffer inputs_;    // [max_rows, layers, size]
   AlignedBuffer embedded_;  // the same
   AlignedBuffer gates_;     // [max_rows, size]
-  AlignedBuffer pairs_;     // [max_rows, 2, size]: gates, then a layer's inputs
 };
 
 }  // namespace turbomind

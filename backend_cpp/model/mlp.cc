@@ -8,8 +8,6 @@ DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
     : spec_(spec.mlp),
       cut_rows_(spec.mlp.cuts.empty() ? nullptr : ops.operations().require(kCutRows)),
       xielu_(spec.mlp.is_xielu ? ops.operations().require(kXielu) : nullptr),
-      gate_factor_(ops, max_rows, spec.mlp.gate_scale),
-      up_factor_(ops, max_rows, spec.mlp.up_scale),
       projected_(float_buffer(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size)),
       activated_(float_buffer(ops, max_rows, spec.intermediate_size)) {}
 
@@ -27,8 +25,8 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
   if (has_factors) {
     const int size = weights.down.view.in_features;
     const auto width = static_cast<size_t>(2 * size);
-    gate_factor_.apply(step.ops, {projected, step.rows, width, 1, 0, size});
-    up_factor_.apply(step.ops, {projected + size, step.rows, width, 1, 0, size});
+    step.ops.scale(spec_.gate_scale, rows_view(projected, step.rows, size, width));
+    step.ops.scale(spec_.up_scale, rows_view(projected + size, step.rows, size, width));
   }
   if (weights.cut != 0) {
     const int size = weights.down.view.in_features;
@@ -132,7 +130,7 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
     const auto size = static_cast<size_t>(weights.router.view.in_features);
     auto* scaled = scaled_.as<float>();
     ops.copy(x, step.rows * size * sizeof(float), scaled);
-    ops.rope({}, {scaled, step.rows, size, 1, size, static_cast<int>(size)}, shares);  // no more than the factors
+    ops.scale_rows(shares, rows_view(scaled, step.rows, static_cast<int>(size)));
     inputs = scaled;
     shares = ones_.as<float>();
   }
@@ -141,7 +139,7 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
 
   if (moe_.has_shared_gate) {
     ops.linear(weights.shared_gate.view, x, step.rows, shared_gate_.as<float>(), false);
-    ops.sigmoid(step.rows, shared_gate_.as<float>());
+    ops.apply({Pointwise::Kind::kSigmoid}, rows_view(shared_gate_.as<float>(), 1, step.rows));
   }
   ops.add_experts(activation_, weights.shared, x, step.rows, 1, first_expert_.as<int32_t>(), shared_gate_.as<float>(),
                   y);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "device/row_factor.h"
 #include "kernels/streams.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
@@ -20,10 +19,8 @@ class DenseMlp {
   MlpSpec spec_;
   decltype(kCutRows)::Function cut_rows_;  // null where no layer needs it
   decltype(kXielu)::Function xielu_;       // likewise
-  RowFactor gate_factor_;
-  RowFactor up_factor_;
-  AlignedBuffer projected_;  // [max_rows, intermediate_size], or twice that with a gate
-  AlignedBuffer activated_;  // [max_rows, intermediate_size]
+  AlignedBuffer projected_;                // [max_rows, intermediate_size], or twice that with a gate
+  AlignedBuffer activated_;                // [max_rows, intermediate_size]
 };
 
 // The MLP half of a layer with experts: a router, the experts it chooses from, and the one every token goes to.

@@ -202,7 +202,7 @@ class CpuKernels {
   // x *= silu(gate)
   void silu_gate(const Heads& gate, const Heads& x) {
     const py::gil_scoped_release unlocked;
-    ops_.gate_heads(GateKind::kSilu, view(gate), view(x));
+    ops_.gate_heads(Activation::kSilu, view(gate), view(x));
   }
 
   // weight [channels, kernel]; bias [channels] or 0; x, y [rows, channels].

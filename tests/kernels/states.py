@@ -138,4 +138,4 @@ GATES = ("sigmoid", "silu", "linear")
 def gate_heads(device: Device, gate: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
     """Return ``x`` ``[rows, heads, head_dim]`` times a function of ``gate``."""
     wide = torch.nn.functional.pad(gate, (0, 3), value=float("nan"))
-    return torch.from_numpy(device.native.gate_heads(GATES.index(kind), wide.numpy(), x.numpy()))
+    return torch.from_numpy(device.native.gate_heads(kind, wide.numpy(), x.numpy()))

@@ -112,14 +112,25 @@ size_t CudaOperators::free_memory() const {
   return cuda::free_device_memory();
 }
 
-void CudaOperators::upload(const void* source, size_t bytes, void* destination) {
+void CudaOperators::transfer(Transfer transfer, const void* source, size_t bytes, void* destination) {
   if (bytes == 0) return;
-  cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");
+  const auto copy = [&](cudaStream_t stream, cudaMemcpyKind kind, const char* doing) {
+    cuda::check(cudaMemcpyAsync(destination, source, bytes, kind, stream), doing);
+  };
+  switch (transfer) {
+    case Transfer::kStagedUpload:
+      if (cuda::StagedPieces::takes(source, bytes, destination)) return stage(source, bytes, destination);
+      [[fallthrough]];
+    case Transfer::kUpload:
+      return copy(stream_, cudaMemcpyHostToDevice, "copying to the GPU");
+    case Transfer::kDownload:
+      return copy(stream(), cudaMemcpyDeviceToHost, "copying from the GPU");
+    case Transfer::kWithin:
+      return copy(stream(), cudaMemcpyDeviceToDevice, "copying within the GPU");
+  }
 }
 
-void CudaOperators::upload_staged(const void* source, size_t bytes, void* destination) {
-  if (bytes == 0) return;
-  if (!cuda::StagedPieces::takes(source, bytes, destination)) return upload(source, bytes, destination);
+void CudaOperators::stage(const void* source, size_t bytes, void* destination) {
   if (staged_.is_full() || staged_.has(destination)) bring_staged();
   staged_.add(source, bytes, destination);
 }
@@ -128,16 +139,6 @@ void CudaOperators::bring_staged() {
   if (staged_.count == 0) return;
   cuda::bring_pieces(stream_, staged_);
   staged_ = {};
-}
-
-void CudaOperators::download_later(const void* source, size_t bytes, void* destination) {
-  if (bytes == 0) return;
-  cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, stream()), "copying from the GPU");
-}
-
-void CudaOperators::download(const void* source, size_t bytes, void* destination) {
-  download_later(source, bytes, destination);
-  wait();
 }
 
 void CudaOperators::wait() {
@@ -149,12 +150,6 @@ void CudaOperators::wait() {
 void CudaOperators::wait_for(cudaEvent_t event) {
   cuda::check(cudaEventSynchronize(event), "waiting for the GPU");
   rank_.check();
-}
-
-void CudaOperators::copy(const void* source, size_t bytes, void* destination) {
-  if (bytes == 0) return;
-  cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, stream()),
-              "copying within the GPU");
 }
 
 void CudaOperators::fill_zero(void* data, size_t bytes) {
@@ -244,10 +239,6 @@ void CudaOperators::embed(const LinearWeight& table, const int32_t* tokens, int 
   cuda::embed(stream(), table, tokens, rows, scale, y);
 }
 
-void CudaOperators::gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
-  cuda::gather_rows(stream(), x, indices, count, size, y);
-}
-
 void CudaOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y,
                                  bool accumulate) {
   cuda::scatter_rows(stream(), x, indices, count, size, y, accumulate);
@@ -271,12 +262,8 @@ void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, 
   cuda::head_linear(stream(), linear_scratch(bytes), weight, x, y);
 }
 
-void CudaOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
-  cuda::norm(stream(), weight, x, rows, size, y);
-}
-
-void CudaOperators::norm_heads(const NormWeight& weight, const HeadsView& heads) {
-  cuda::norm_heads(stream(), weight, heads);
+void CudaOperators::norm(const NormWeight& weight, const HeadsView& x, const HeadsView& y) {
+  cuda::norm(stream(), weight, x, y);
 }
 
 void CudaOperators::rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) {
@@ -287,24 +274,12 @@ void CudaOperators::rope(const RopeTable& table, const HeadsView& heads, const f
   cuda::rope(stream(), table, heads, factors);
 }
 
-void CudaOperators::activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) {
-  cuda::activate_gated(stream(), activation, gate_up, rows, size, y);
+void CudaOperators::activate(Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) {
+  cuda::activate(stream(), activation, gate, up, y);
 }
 
-void CudaOperators::activate(Activation activation, const float* x, int rows, int size, float* y) {
-  cuda::activate(stream(), activation, x, rows, size, y);
-}
-
-void CudaOperators::sigmoid(int count, float* x) {
-  cuda::sigmoid(stream(), count, x);
-}
-
-void CudaOperators::clamp(float limit, int rows, int size, float* x) {
-  cuda::clamp(stream(), limit, rows, size, x);
-}
-
-void CudaOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
-  cuda::scale_and_cap(stream(), scale, softcap, rows, size, x);
+void CudaOperators::apply(const Pointwise& function, const HeadsView& x) {
+  cuda::apply(stream(), function, x);
 }
 
 void CudaOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
@@ -317,12 +292,6 @@ void CudaOperators::all_reduce(float* x, size_t count) {
 
 void CudaOperators::all_gather(float* x, size_t count) {
   if (rank_.group) rank_.group->all_gather(rank_.rank, x, count, stream());
-}
-
-void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
-  for (const cuda::DeviceSpans& group : spans_of(params.set).groups()) {
-    if (group.span_count > 0) cuda::write_cache(stream(), params, group, k, v);
-  }
 }
 
 void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
@@ -346,10 +315,6 @@ void CudaOperators::paged_attention(const AttentionParams& params, const HeadsVi
     auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);
     cuda::paged_attention(stream(), params, group, q, workspace, out, counters_->data());
   }
-}
-
-void CudaOperators::gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) {
-  cuda::gate_heads(stream(), kind, gate, x);
 }
 
 void CudaOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {

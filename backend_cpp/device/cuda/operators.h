@@ -39,12 +39,8 @@ class CudaOperators final : public Operators {
   void expect(size_t bytes, MemoryUse use) const override;
   AlignedBuffer allocate_staging(size_t bytes) override;
   size_t free_memory() const override;
-  void upload(const void* source, size_t bytes, void* destination) override;
-  void upload_staged(const void* source, size_t bytes, void* destination) override;
-  void download(const void* source, size_t bytes, void* destination) override;
-  void download_later(const void* source, size_t bytes, void* destination) override;
+  void transfer(Transfer transfer, const void* source, size_t bytes, void* destination) override;
   void wait() override;
-  void copy(const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
   std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) override;
 
@@ -62,30 +58,23 @@ class CudaOperators final : public Operators {
 
   const OperationTable& operations() const override { return table(); }
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
-  void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
   void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override;
   void copy_heads(const HeadsView& from, const HeadsView& to) override;
   LinearTypes types_of(const LinearWeight& weight, int rows) override { return scaled_->types_of(weight, rows); }
   void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
               bool accumulate) override;
-  void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
-  void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
+  void norm(const NormWeight& weight, const HeadsView& x, const HeadsView& y) override;
   void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override;
   void rope(const RopeTable& table, const HeadsView& heads, const float* factors) override;
-  void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) override;
-  void activate(Activation activation, const float* x, int rows, int size, float* y) override;
-  void sigmoid(int count, float* x) override;
-  void clamp(float limit, int rows, int size, float* x) override;
-  void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
+  void activate(Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) override;
+  void apply(const Pointwise& function, const HeadsView& x) override;
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
   void all_reduce(float* x, size_t count) override;
   void all_gather(float* x, size_t count) override;
-  void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
   DType attended_type(const AttentionParams& params, DType wanted) const override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, const TypedRows& out) override;
-  void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
                    const int32_t* chosen, const float* weights, float* y) override;
@@ -118,6 +107,7 @@ class CudaOperators final : public Operators {
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
   cuda::LinearScratch linear_scratch(size_t bytes);
 
+  void stage(const void* source, size_t bytes, void* destination);
   void bring_staged();
   Error out_of_memory(size_t bytes, MemoryUse use) const;
 

@@ -15,6 +15,10 @@ inline Vec silu(Vec v) {
   return div(v, add(broadcast(1.0f), exp(mul(v, broadcast(-1.0f)))));
 }
 
+inline Vec sigmoid(Vec v) {
+  return div(broadcast(1.0f), add(broadcast(1.0f), exp(mul(v, broadcast(-1.0f)))));
+}
+
 inline Vec gelu_tanh(Vec v) {
   const Vec cubic = fma(mul(v, v), broadcast(0.044715f), broadcast(1.0f));
   return sigmoid_linear(v, mul(cubic, broadcast(1.5957691216f)));  // 2 sqrt(2 / pi)
@@ -71,6 +75,10 @@ inline void activate_row(Activation activation, const float* gate, const float* 
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(mul(max(zero(), g), max(zero(), g)), u); });
     case Activation::kClampedSwiglu:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return clamped_swiglu(g, u); });
+    case Activation::kSigmoid:
+      return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(sigmoid(g), u); });
+    case Activation::kLinear:
+      return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(g, u); });
   }
 }
 

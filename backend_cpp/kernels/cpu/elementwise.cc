@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -11,29 +12,29 @@
 
 namespace turbomind {
 
-void norm(ThreadPool& pool, const NormWeight& weight, const float* x, int rows, int size, float* y) {
-  for_rows(pool, rows, size, [&](size_t row) { kernels().norm_row(weight, x + row * size, size, y + row * size); });
-}
+namespace {
 
-void norm_heads(ThreadPool& pool, const NormWeight& weight, const HeadsView& heads) {
-  for_rows(pool, heads.rows, heads.heads * heads.head_dim, [&](size_t row) {
-    for (int h = 0; h < heads.heads; ++h) {
-      float* head = heads.head(row, h);
-      kernels().norm_row(weight, head, heads.head_dim, head);
-    }
+// Calls body(row, head); an element takes as long as `work` of other loops.
+template <class Body>
+void for_heads(ThreadPool& pool, const HeadsView& heads, int work, Body&& body) {
+  for_rows(pool, heads.rows, work * heads.heads * heads.head_dim, [&](size_t row) {
+    for (int head = 0; head < heads.heads; ++head) body(row, head);
   });
 }
 
-void activate_gated(ThreadPool& pool, Activation activation, const float* gate_up, int rows, int size, float* y) {
-  for_rows(pool, rows, 4 * size, [&](size_t row) {
-    const float* gate = gate_up + row * 2 * size;
-    kernels().activate_row(activation, gate, gate + size, size, y + row * size);
+}  // namespace
+
+void norm(ThreadPool& pool, const NormWeight& weight, const HeadsView& x, const HeadsView& y) {
+  for_heads(pool, x, 1, [&](size_t row, int head) {
+    kernels().norm_row(weight, x.head(row, head), x.head_dim, y.head(row, head));
   });
 }
 
-void activate(ThreadPool& pool, Activation activation, const float* x, int rows, int size, float* y) {
-  for_rows(pool, rows, 4 * size,
-           [&](size_t row) { kernels().activate_row(activation, x + row * size, nullptr, size, y + row * size); });
+void activate(ThreadPool& pool, Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) {
+  for_heads(pool, y, 4, [&](size_t row, int head) {
+    kernels().activate_row(activation, gate.head(row, head), up.first != nullptr ? up.head(row, head) : nullptr,
+                           y.head_dim, y.head(row, head));
+  });
 }
 
 void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int rows, int size, float* y) {
@@ -41,9 +42,25 @@ void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int ro
            [&](size_t row) { kernels().xielu_row(factors, x + row * size, size, y + row * size); });
 }
 
-void scale_and_cap(ThreadPool& pool, float scale, float softcap, int rows, int size, float* x) {
-  for_rows(pool, rows, 4 * size,
-           [&](size_t row) { kernels().scale_and_cap_row(scale, softcap, size, x + row * size); });
+void apply(ThreadPool& pool, const Pointwise& function, const HeadsView& x) {
+  using Kind = Pointwise::Kind;
+  const int size = x.head_dim;
+  for_heads(pool, x, 4, [&](size_t row, int number) {
+    float* head = x.head(row, number);
+    switch (function.kind) {
+      case Kind::kScale:
+        return kernels().scale_and_cap_row(function.scale, 0, size, head);
+      case Kind::kScaleRows:
+        return kernels().scale_and_cap_row(function.factors[row], 0, size, head);
+      case Kind::kCap:
+        return kernels().scale_and_cap_row(function.scale, function.limit, size, head);
+      case Kind::kClamp:
+        for (int i = 0; i < size; ++i) head[i] = std::clamp(head[i], -function.limit, function.limit);
+        return;
+      case Kind::kSigmoid:
+        for (int i = 0; i < size; ++i) head[i] = 1.0f / (1.0f + std::exp(-head[i]));
+    }
+  });
 }
 
 void add_scaled(ThreadPool& pool, float scale, const float* x, int rows, int size, float* y) {

@@ -76,8 +76,6 @@ struct KernelTable {
   // All tokens of a span over one head's columns [first, first + recurrence_columns()), or, with first -1, all columns.
   void (*recur)(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
                 const StateSpan& span, int head, int first, float* out);
-  // x *= act(gate)
-  void (*gate_row)(GateKind kind, const float* gate, int size, float* x);
   int32_t (*argmax)(const float* logits, int size);
   void (*chunk_maxima)(const float* logits, int size, float* maxima);
   void (*exp_weights)(const float* logits, int size, float maximum, float factor, float* weights, float* sums);

@@ -110,7 +110,6 @@ constinit const KernelTable kTable = [] {
                        .recurrence_gate_row = recurrence_gate_row,
                        .recurrence_columns = recurrence_columns,
                        .recur = recur,
-                       .gate_row = gate_row,
                        .argmax = argmax,
                        .chunk_maxima = chunk_maxima,
                        .exp_weights = exp_weights};

@@ -202,7 +202,8 @@ void add_some_experts(ThreadPool& pool, ExpertScratch& scratch, Activation activ
   }
   linear_together(pool, scratch.products, up);
   if (!is_gated) {
-    activate(pool, activation, projected, static_cast<int>(pairs), static_cast<int>(size), activated);
+    const auto rows_of = [&](float* x) { return rows_view(x, static_cast<int>(pairs), static_cast<int>(size)); };
+    activate(pool, activation, rows_of(projected), {}, rows_of(activated));
   }
   linear_together(pool, scratch.products, down);
   // A part of all rows at a time: an expert after the other adds to a row.

@@ -129,29 +129,19 @@ void write_row(const AttentionParams& params, const AttentionSpan& span, int r, 
   }
 }
 
-// Calls body(span, number of a row in it) for every row of every span.
-template <class Body>
-void for_spanned_rows(ThreadPool& pool, const AttentionParams& params, Body&& body) {
-  const std::vector<Rows> tasks = tasks_of(params);
-  pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) {
-    const auto& [span, first, count] = tasks[index];
-    for (int r = first; r < first + count; ++r) body(*span, r);
-  });
-}
-
 }  // namespace
-
-void write_cache(ThreadPool& pool, const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
-  for_spanned_rows(pool, params, [&](const AttentionSpan& span, int r) { write_row(params, span, r, k, v); });
-}
 
 void rope_and_write(ThreadPool& pool, const RopeTable& table, const AttentionParams& params, const HeadsView& q,
                     const float* factors, const HeadsView& k, const HeadsView& v) {
-  for_spanned_rows(pool, params, [&](const AttentionSpan& span, int r) {
-    const auto row = static_cast<size_t>(span.first_row + r);
-    rope_row(table, row, q, factors);
-    rope_row(table, row, k, nullptr);
-    write_row(params, span, r, k, v);
+  const std::vector<Rows> tasks = tasks_of(params);
+  pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) {
+    const auto& [span, first, count] = tasks[index];
+    for (int r = first; r < first + count; ++r) {
+      const auto row = static_cast<size_t>(span->first_row + r);
+      rope_row(table, row, q, factors);
+      rope_row(table, row, k, nullptr);
+      write_row(params, *span, r, k, v);
+    }
   });
 }
 

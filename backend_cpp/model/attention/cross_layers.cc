@@ -15,16 +15,12 @@ CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_
       image_rows_(ops, static_cast<size_t>(max_rows) * static_cast<size_t>(spec.hidden_size) * sizeof(float)),
       looking_rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       kv_lens_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      factors_(ops, static_cast<size_t>(max_rows) * sizeof(float)),
       key_values_(float_buffer(ops, max_rows, 2 * spec.num_kv_heads * spec.head_dim)),
       x_(float_buffer(ops, max_rows, spec.hidden_size)),
       normed_(float_buffer(ops, max_rows, spec.hidden_size)),
       branch_(float_buffer(ops, max_rows, spec.hidden_size)),
       queries_(float_buffer(ops, max_rows, spec.num_heads * spec.head_dim)),
-      attended_(float_buffer(ops, max_rows, spec.num_heads * spec.head_dim)) {
-  std::fill_n(factors_.host<float>(), max_rows, spec.attention.scale);
-  factors_.upload(ops, static_cast<size_t>(max_rows) * sizeof(float));
-}
+      attended_(float_buffer(ops, max_rows, spec.num_heads * spec.head_dim)) {}
 
 CacheGroup CrossLayers::cache_group(int block_len) const {
   CacheLayout of_one = shape_;
@@ -129,7 +125,7 @@ void CrossLayers::run(Operators& ops, int index, const CrossLayerWeights& layer,
   ops.linear(layer.q.view, normed, looking_, queries_.as<float>(), false);
   const HeadsView queries = heads(queries_, looking_, spec_.num_heads, spec_.num_heads * spec_.head_dim, 0);
   ops.norm_heads(layer.q_norm.view, queries);
-  ops.rope({}, queries, factors_.device<float>());
+  ops.scale(spec_.attention.scale, queries);
   choose_layer(params_, index);
   ops.paged_attention(params_, queries, attended_.as<float>());
   ops.linear(layer.o.view, attended_.as<float>(), looking_, branch, false);

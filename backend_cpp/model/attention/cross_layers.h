@@ -55,7 +55,6 @@ class CrossLayers {
   Staged image_rows_;         // float32 [max_rows, hidden_size]
   Staged looking_rows_;       // int32 [max_rows]; their places in the step
   Staged kv_lens_;            // int32 [max_rows]; how many rows of images each of them sees
-  Staged factors_;            // float32 [max_rows]; that multiply queries
   AlignedBuffer key_values_;  // [max_rows, 2 kv_heads head_dim]
   AlignedBuffer x_;           // [max_rows, hidden_size]; rows that look, gathered
   AlignedBuffer normed_;      // the same

@@ -86,8 +86,7 @@ SelfAttention::Kind SelfAttention::make_kind(Operators& ops, const ModelSpec& sp
                 (own.has_output_gate ? heads * shape.value_dim : 0),
             {},
             Staged(ops, factor_bytes),
-            Staged(ops, own.tempers_unrotated ? factor_bytes : 0),
-            RowFactor(ops, max_rows, own.value_scale)};
+            Staged(ops, own.tempers_unrotated ? factor_bytes : 0)};
   if (const auto& slopes = own.alibi_slopes; !slopes.empty()) {
     made.alibi_slopes = ops.allocate(slopes.size() * sizeof(float));
     ops.upload(slopes.data(), made.alibi_slopes.size(), made.alibi_slopes.as<void>());
@@ -229,7 +228,8 @@ void SelfAttention::project(const StepContext& step, int layer, const AttentionW
   auto* qkv = qkv_.as<float>();
   step.linear(weights.qkv, x, qkv, false);
   if (const float clip = spec.qkv_clip; clip > 0) {
-    step.ops.clamp(clip, step.rows, static_cast<int>(heads.queries.row_stride), qkv);
+    step.ops.apply({.kind = Pointwise::Kind::kClamp, .limit = clip},
+                   rows_view(qkv, step.rows, static_cast<int>(heads.queries.row_stride)));
   }
   if (spec.norms_values && has_keys(layer)) step.ops.norm_heads(unit_norm(), heads.values);
   if (!spec.norms_rotated) norm_queries_and_keys(step.ops, layer, weights, heads);
@@ -285,7 +285,7 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     }
   } else {
     project(step, layer, weights, x, own);
-    if (has_keys(layer)) kind.value_factor.apply(step.ops, own.values);
+    if (has_keys(layer)) step.ops.scale(kind.spec.value_scale, own.values);
   }
   if (kind.spec.norms_rotated) {
     step.ops.rope(table, own.queries, nullptr);
@@ -325,7 +325,7 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   if (kind.spec.has_output_gate) {
     const HeadsView& gates = own.gates;
     const auto width = static_cast<size_t>(gates.heads * gates.head_dim);
-    step.ops.gate_heads(GateKind::kSigmoid, gates,
+    step.ops.gate_heads(Activation::kSigmoid, gates,
                         {attended, step.rows, width, gates.heads, gates.head_stride, gates.head_dim});
   }
   step.linear(weights.o, attended, y, accumulate);

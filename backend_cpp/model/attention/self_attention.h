@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "device/row_factor.h"
+#include "device/operators.h"
 #include "kernels/heads_view.h"
 #include "kernels/paged_attention.h"
 #include "model/attention/indexer.h"
@@ -50,7 +50,6 @@ class SelfAttention {
     AlignedBuffer alibi_slopes;  // [heads], or empty
     Staged query_factors;        // float32 [max_rows]
     Staged unrotated_factors;    // the same of layers that do not rotate, where these differ
-    RowFactor value_factor;
   };
   // What attention works on; keys and values may overlap. Without keys of its own, a layer has queries alone.
   struct Heads {

@@ -49,6 +49,18 @@ int decay_width(const RecurrenceSpec& own) {
   return own.kind == RecurrenceKind::kKimiDelta ? own.key_dim : 1;
 }
 
+Activation activation_of(GateKind gate) {
+  switch (gate) {
+    case GateKind::kSigmoid:
+      return Activation::kSigmoid;
+    case GateKind::kSilu:
+      return Activation::kSilu;
+    case GateKind::kLinear:
+      return Activation::kLinear;
+  }
+  return Activation::kLinear;
+}
+
 AlignedBuffer decays_of(Operators& ops, const RecurrenceSpec& own, int layer) {
   std::vector<float> decays;
   for (const float slope : own.slopes) {
@@ -91,8 +103,6 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
       parts_(float_buffer(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_of(own_))),
       whole_rows_(
           float_buffer(ops, ranks_that_share_norm_ > 1 ? max_rows : 0, ranks_that_share_norm_ * values_of(own_))),
-      gate_factor_(ops, max_rows, own_.gate_scale),
-      step_factor_(ops, max_rows, own_.step_scale),
       // Of a vector whose mean square is 1, the length is the root of its size.
       query_scale_(filled(ops, own_.key_dim, 1 / static_cast<float>(own_.key_dim))),
       key_scale_(filled(ops, own_.key_dim, 1 / std::sqrt(static_cast<float>(own_.key_dim)))) {
@@ -164,7 +174,7 @@ void RecurrentMixer::run(const StepContext& step, int layer, const RecurrenceWei
   const int values = values_of(own_);
   if (own_.kind == RecurrenceKind::kShortConvolution) {
     const HeadsView gate = heads(inputs_, step.rows, input_width_, 1, values, values);
-    step.ops.gate_heads(own_.gate, gate, heads(inputs_, step.rows, input_width_, 1, values, 0));
+    step.ops.gate_heads(activation_of(own_.gate), gate, heads(inputs_, step.rows, input_width_, 1, values, 0));
     convolve(step, layer, weights, outputs_);
     finish(step, weights, heads(inputs_, step.rows, input_width_, 1, values, 2 * values));
   } else {
@@ -175,7 +185,7 @@ void RecurrentMixer::run(const StepContext& step, int layer, const RecurrenceWei
       finish(step, weights, heads(output_gates_, step.rows, values, 1, values, 0));
     } else {
       const HeadsView gate = heads(inputs_, step.rows, input_width_, 1, values, channels_of(own_));
-      gate_factor_.apply(step.ops, gate);
+      step.ops.scale(own_.gate_scale, gate);
       finish(step, weights, gate);
     }
     if (own_.output_scale != 1) {
@@ -212,7 +222,7 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
     gates.dt_min = own_.min_step;
     gates.dt_max = own_.max_step > 0 ? own_.max_step : std::numeric_limits<float>::infinity();
     const int first = channels_of(own_) + values_of(own_);
-    step_factor_.apply(step.ops, heads(inputs_, step.rows, input_width_, 1, own_.num_heads, first));
+    step.ops.scale(own_.step_scale, heads(inputs_, step.rows, input_width_, 1, own_.num_heads, first));
     a = {inputs_.as<float>() + first, static_cast<size_t>(input_width_)};
   } else if (own_.kind == RecurrenceKind::kKimiDelta) {
     step.linear(weights.gates, rows, gates_.as<float>(), false);
@@ -268,7 +278,7 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
 void RecurrentMixer::finish(const StepContext& step, const RecurrenceWeights& weights, const HeadsView& gate) {
   const int values = values_of(own_);
   const HeadsView out = heads(outputs_, step.rows, values, 1, values, 0);
-  if (own_.norms_gated) step.ops.gate_heads(own_.gate, gate, out);
+  if (own_.norms_gated) step.ops.gate_heads(activation_of(own_.gate), gate, out);
   switch (own_.norm) {
     case RecurrenceNorm::kNone:
       break;
@@ -282,7 +292,7 @@ void RecurrentMixer::finish(const StepContext& step, const RecurrenceWeights& we
         norm_groups(step, weights, outputs_, values);
       }
   }
-  if (!own_.norms_gated) step.ops.gate_heads(own_.gate, gate, out);
+  if (!own_.norms_gated) step.ops.gate_heads(activation_of(own_.gate), gate, out);
 }
 
 // Of rows of this many values.

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "device/row_factor.h"
+#include "device/operators.h"
 #include "kernels/recurrence.h"
 #include "model/model_runner.h"
 #include "model/recurrence/recurrence_weights.h"
@@ -60,18 +60,16 @@ class RecurrentMixer {
 
   Staged spans_;  // StateSpan [pages of a state][max_rows]
   int input_width_;
-  AlignedBuffer inputs_;        // [max_rows, input_width]: what RecurrenceWeights::in makes
-  AlignedBuffer mixed_;         // [max_rows, channels]: queries, keys and values, convolved
-  AlignedBuffer gates_;         // [max_rows, 2 heads]
-  AlignedBuffer decays_;        // [max_rows, heads], of kimi_delta [max_rows, heads, key_dim]
-  AlignedBuffer writes_;        // [max_rows, heads]
-  AlignedBuffer low_;           // [max_rows, gate_rank]
-  AlignedBuffer output_gates_;  // [max_rows, values], of kimi_delta
-  AlignedBuffer outputs_;       // [max_rows, values]
-  AlignedBuffer parts_;         // [ranks, max_rows, values], where ranks share a norm
-  AlignedBuffer whole_rows_;    // [max_rows, ranks, values], likewise
-  RowFactor gate_factor_;
-  RowFactor step_factor_;
+  AlignedBuffer inputs_;                        // [max_rows, input_width]: what RecurrenceWeights::in makes
+  AlignedBuffer mixed_;                         // [max_rows, channels]: queries, keys and values, convolved
+  AlignedBuffer gates_;                         // [max_rows, 2 heads]
+  AlignedBuffer decays_;                        // [max_rows, heads], of kimi_delta [max_rows, heads, key_dim]
+  AlignedBuffer writes_;                        // [max_rows, heads]
+  AlignedBuffer low_;                           // [max_rows, gate_rank]
+  AlignedBuffer output_gates_;                  // [max_rows, values], of kimi_delta
+  AlignedBuffer outputs_;                       // [max_rows, values]
+  AlignedBuffer parts_;                         // [ranks, max_rows, values], where ranks share a norm
+  AlignedBuffer whole_rows_;                    // [max_rows, ranks, values], likewise
   std::vector<AlignedBuffer> constant_decays_;  // [heads] of each layer, of lightning
   AlignedBuffer query_scale_;                   // [key_dim], with which a norm makes queries of length key_dim^-0.5
   AlignedBuffer key_scale_;                     // [key_dim], with which it makes keys of length 1

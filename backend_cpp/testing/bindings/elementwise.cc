@@ -37,8 +37,12 @@ void bind_norms(DeviceClass& device) {
 void bind_activations(DeviceClass& device) {
   // x [rows, size], or gated [rows, 2 size]; like [rows, size]
   add_method(device, "activate", [](TestDevice& d, const Floats& x, int activation, bool is_gated, const Floats& like) {
-    const auto operation = is_gated ? &Operators::activate_gated : &Operators::activate;
-    ((*d.ops).*operation)(static_cast<Activation>(activation), x, like.size(0), like.size(1), like);
+    const auto kind = static_cast<Activation>(activation);
+    if (is_gated) {
+      d.ops->activate_gated(kind, x, like.size(0), like.size(1), like);
+    } else {
+      d.ops->activate(kind, x, like.size(0), like.size(1), like);
+    }
     return like.fetch();
   });
   add_method(device, "xielu", [](TestDevice& d, const Floats& x, float positive, float negative, float linear) {
@@ -68,11 +72,11 @@ void bind_activations(DeviceClass& device) {
     return x.fetch();
   });
   add_method(device, "sigmoid", [](TestDevice& d, const Floats& x) {
-    d.ops->sigmoid(static_cast<int>(x.bytes() / sizeof(float)), x);
+    d.ops->apply({Pointwise::Kind::kSigmoid}, rows_view(x, 1, static_cast<int>(x.bytes() / sizeof(float))));
     return x.fetch();
   });
   add_method(device, "clamp", [](TestDevice& d, float limit, const Floats& x) {
-    d.ops->clamp(limit, x.size(0), x.size(1), x);
+    d.ops->apply({.kind = Pointwise::Kind::kClamp, .limit = limit}, rows_view(x, x.size(0), x.size(1)));
     return x.fetch();
   });
   add_method(device, "scale_and_cap", [](TestDevice& d, const Floats& x, float scale, float softcap) {

@@ -1,6 +1,8 @@
+#include <string>
 #include <tuple>
 #include <vector>
 
+#include "kernels/recurrence.h"
 #include "testing/bindings/device.h"
 
 namespace py = pybind11;
@@ -87,9 +89,12 @@ void bind_recurrence(DeviceClass& device) {
                      like);
                return py::make_tuple(like.fetch(), states.fetch());
              });
-  // kind as in GateKind; gate, x [rows, heads, head_dim]
-  add_method(device, "gate_heads", [](TestDevice& d, int kind, const Floats& gate, const Floats& x) {
-    d.ops->gate_heads(static_cast<GateKind>(kind), heads_of(gate), heads_of(x));
+  // gate, x [rows, heads, head_dim]
+  add_method(device, "gate_heads", [](TestDevice& d, const std::string& kind, const Floats& gate, const Floats& x) {
+    const Activation activation = kind == "silu"      ? Activation::kSilu
+                                  : kind == "sigmoid" ? Activation::kSigmoid
+                                                      : Activation::kLinear;
+    d.ops->gate_heads(activation, heads_of(gate), heads_of(x));
     return x.fetch();
   });
 }

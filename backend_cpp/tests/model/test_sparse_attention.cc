@@ -68,7 +68,8 @@ struct Cache {
     const auto heads = [&](std::vector<float>& numbers, int dim) {
       return HeadsView{numbers.data(), rows, static_cast<size_t>(dim), 1, static_cast<size_t>(dim), dim};
     };
-    write_cache(pool, params, heads(keys, params.layout.key_dim), heads(values, params.layout.value_dim));
+    rope_and_write(pool, {}, params, {}, nullptr, heads(keys, params.layout.key_dim),
+                   heads(values, params.layout.value_dim));
   }
 };
 

@@ -9,10 +9,6 @@
 
 namespace turbomind::TM_ISA {
 
-inline Vec sigmoid(Vec v) {
-  return div(broadcast(1.0f), add(broadcast(1.0f), exp(mul(v, broadcast(-1.0f)))));
-}
-
 // log(1 + e^v) = max(v, 0) + log(1 + y) with y = e^-|v|, within 4 ulp where that is a normal number; log(1 + y) = 2
 // atanh z with z = y / (2 + y) <= 1/3, by its series up to z^15.
 inline Vec softplus(Vec v) {
@@ -69,14 +65,6 @@ inline void recurrence_gate_row(const GateParams& params, const float* a, const 
   }
   if (b == nullptr) return;
   for_vectors(params.heads, [&](int, auto&& read, auto&& write) { write(beta, sigmoid(read(b))); });
-}
-
-// x *= act(gate)
-inline void gate_row(GateKind kind, const float* gate, int size, float* x) {
-  for_vectors(size, [&](int, auto&& read, auto&& write) {
-    const Vec v = read(gate);
-    write(x, mul(read(x), kind == GateKind::kLinear ? v : kind == GateKind::kSilu ? silu(v) : sigmoid(v)));
-  });
 }
 
 }  // namespace turbomind::TM_ISA

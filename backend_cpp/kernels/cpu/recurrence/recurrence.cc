@@ -50,10 +50,4 @@ void recurrence(ThreadPool& pool, const RecurrenceParams& params, const HeadsVie
   });
 }
 
-void gate_heads(ThreadPool& pool, GateKind kind, const HeadsView& gate, const HeadsView& x) {
-  for_rows(pool, x.rows, 4 * x.heads * x.head_dim, [&](size_t row) {
-    for (int h = 0; h < x.heads; ++h) kernels().gate_row(kind, gate.head(row, h), x.head_dim, x.head(row, h));
-  });
-}
-
 }  // namespace turbomind

@@ -49,13 +49,9 @@ struct DeviceSpans {
 // Throws Error (kInvalidArgument) for an int4 cache of odd dimensions and a block_len that is no power of two from 16
 // on.
 
-// Writes k and v of each row to the cache.
-//   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32; keys are rotated already
-void write_cache(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& k,
-                 const HeadsView& v);
-
-// Rotates the queries and keys of the spans' rows in place (kernels/rope.h), queries times `factors`, and then writes
-// as above. Values may be a part of the keys that is not rotated.
+// Rotates the queries, which may be {}, and keys of the spans' rows in place (kernels/rope.h), queries times `factors`,
+// and writes k and v of each row to the cache. Values may be a part of the keys that is not rotated.
+//   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32
 void rope_and_write(cudaStream_t stream, const RopeTable& table, const AttentionParams& params,
                     const DeviceSpans& spans, const HeadsView& q, const float* factors, const HeadsView& k,
                     const HeadsView& v);

@@ -135,11 +135,6 @@ void launch_write(cudaStream_t stream, const WriteTask& task) {
 
 }  // namespace
 
-void write_cache(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& k,
-                 const HeadsView& v) {
-  launch_write(stream, {params, spans, k, v, {}, nullptr, {}, 0, 0});
-}
-
 void rope_and_write(cudaStream_t stream, const RopeTable& table, const AttentionParams& params,
                     const DeviceSpans& spans, const HeadsView& q, const float* factors, const HeadsView& k,
                     const HeadsView& v) {

@@ -40,6 +40,10 @@ __device__ __forceinline__ float activated(Activation activation, float gate, fl
       return at_least(gate, 0.0f) * at_least(gate, 0.0f) * up;
     case Activation::kClampedSwiglu:
       return sigmoid_linear(at_most(gate, 7.0f), 1.702f) * (at_least(at_most(up, 7.0f), -7.0f) + 1.0f);
+    case Activation::kSigmoid:
+      return 1.0f / (1.0f + expf(-gate)) * up;
+    case Activation::kLinear:
+      return gate * up;
   }
   return 0.0f;
 }

@@ -39,36 +39,29 @@ struct AddScaled {
   __device__ float operator()(float x, float y) const { return y + scale * x; }
 };
 
-struct Sigmoid {
-  __device__ float operator()(float x, float) const { return 1.0f / (1.0f + expf(-x)); }
-};
-
 struct Clamp {
   float limit;
   __device__ float operator()(float x, float) const { return at_least(at_most(x, limit), -limit); }
 };
 
-// An operand [rows, size] whose rows begin `stride` floats apart; first null: all ones.
-struct Operand {
-  const float* first;
-  size_t stride;
-};
-
-// y[row, i] = function(a[row, i], b[row, i]); a thread takes one Vector (float, or float4 where everything allows it).
+// y = function(a, b), number by number, or, where `b` is {}, function(a, 1). A thread takes one Vector (float, or
+// float4 where everything allows it), of which a head has this many.
 template <class Vector, class Function>
 __global__ void __launch_bounds__(kThreads)
-    map_kernel(Function function, Operand a, Operand b, int vectors, size_t count, float* y) {
+    map_kernel(Function function, HeadsView a, HeadsView b, HeadsView y, int vectors, size_t count) {
   await_previous();
   constexpr int kWidth = sizeof(Vector) / sizeof(float);
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count) return;
-  const size_t row = index / vectors;
+  const auto place = static_cast<unsigned>(index / vectors);
+  const unsigned row = place / y.heads;
+  const int head = static_cast<int>(place % y.heads);
   const size_t at = index % vectors * kWidth;
-  const Vector left = *reinterpret_cast<const Vector*>(a.first + row * a.stride + at);
+  const Vector left = *reinterpret_cast<const Vector*>(a.head(row, head) + at);
   Vector right;
   auto* others = reinterpret_cast<float*>(&right);
   if (b.first != nullptr) {
-    right = *reinterpret_cast<const Vector*>(b.first + row * b.stride + at);
+    right = *reinterpret_cast<const Vector*>(b.head(row, head) + at);
   } else {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) others[j] = 1.0f;
@@ -78,56 +71,54 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = 0; j < kWidth; ++j) {
     reinterpret_cast<float*>(&out)[j] = function(reinterpret_cast<const float*>(&left)[j], others[j]);
   }
-  *reinterpret_cast<Vector*>(y + index * kWidth) = out;
+  *reinterpret_cast<Vector*>(y.head(row, head) + at) = out;
 }
 
-bool is_aligned(const void* address) {
-  return reinterpret_cast<uintptr_t>(address) % sizeof(float4) == 0;
+bool has_vectors(const HeadsView& x) {
+  return reinterpret_cast<uintptr_t>(x.first) % sizeof(float4) == 0 && x.row_stride % 4 == 0 && x.head_stride % 4 == 0;
 }
 
 template <class Function>
-void map(cudaStream_t stream, const Function& function, Operand a, Operand b, int rows, int size, float* y) {
-  const bool is_vector = size % 4 == 0 && is_aligned(a.first) && is_aligned(b.first) && is_aligned(y);
-  const int vectors = is_vector ? size / 4 : size;
-  const size_t count = static_cast<size_t>(rows) * vectors;
+void map(cudaStream_t stream, const Function& function, const HeadsView& a, const HeadsView& b, const HeadsView& y) {
+  const bool is_vector = y.head_dim % 4 == 0 && has_vectors(a) && has_vectors(b) && has_vectors(y);
+  const int vectors = is_vector ? y.head_dim / 4 : y.head_dim;
+  const size_t count = static_cast<size_t>(y.rows) * y.heads * vectors;
   if (count == 0) return;
   launch(is_vector ? map_kernel<float4, Function> : map_kernel<float, Function>,
-         dim3(static_cast<unsigned>(divide_up(count, kThreads))), dim3(kThreads), 0, stream, function, a, b, vectors,
-         count, y);
+         dim3(static_cast<unsigned>(divide_up(count, kThreads))), dim3(kThreads), 0, stream, function, a, b, y, vectors,
+         count);
 }
 
 }  // namespace
 
-void activate_gated(cudaStream_t stream, Activation activation, const float* gate_up, int rows, int size, float* y) {
-  const auto width = static_cast<size_t>(size);
-  map(stream, Activate{activation}, {gate_up, 2 * width}, {gate_up + width, 2 * width}, rows, size, y);
-}
-
-void activate(cudaStream_t stream, Activation activation, const float* x, int rows, int size, float* y) {
-  map(stream, Activate{activation}, {x, static_cast<size_t>(size)}, {nullptr, 0}, rows, size, y);
+void activate(cudaStream_t stream, Activation activation, const HeadsView& gate, const HeadsView& up,
+              const HeadsView& y) {
+  map(stream, Activate{activation}, gate, up, y);
 }
 
 void xielu(cudaStream_t stream, const XieluFactors& factors, const float* x, int rows, int size, float* y) {
-  map(stream, Xielu{factors}, {x, static_cast<size_t>(size)}, {nullptr, 0}, rows, size, y);
+  map(stream, Xielu{factors}, rows_view(x, rows, size), {}, rows_view(y, rows, size));
 }
 
-void scale_and_cap(cudaStream_t stream, float scale, float softcap, int rows, int size, float* x) {
-  const Operand own{x, static_cast<size_t>(size)};
-  if (softcap == 0) return map(stream, Scale{scale}, own, {nullptr, 0}, rows, size, x);
-  map(stream, Cap{2 * scale / softcap, softcap}, own, {nullptr, 0}, rows, size, x);
+void apply(cudaStream_t stream, const Pointwise& function, const HeadsView& x) {
+  using Kind = Pointwise::Kind;
+  switch (function.kind) {
+    case Kind::kScale:
+      return map(stream, Scale{function.scale}, x, {}, x);
+    case Kind::kScaleRows:
+      return rope(stream, {}, x, function.factors);
+    case Kind::kCap:
+      return map(stream, Cap{2 * function.scale / function.limit, function.limit}, x, {}, x);
+    case Kind::kClamp:
+      return map(stream, Clamp{function.limit}, x, {}, x);
+    case Kind::kSigmoid:
+      return map(stream, Activate{Activation::kSigmoid}, x, {}, x);
+  }
 }
 
 void add_scaled(cudaStream_t stream, float scale, const float* x, int rows, int size, float* y) {
-  const auto stride = static_cast<size_t>(size);
-  map(stream, AddScaled{scale}, {x, stride}, {y, stride}, rows, size, y);
-}
-
-void sigmoid(cudaStream_t stream, int count, float* x) {
-  map(stream, Sigmoid{}, {x, static_cast<size_t>(count)}, {nullptr, 0}, 1, count, x);
-}
-
-void clamp(cudaStream_t stream, float limit, int rows, int size, float* x) {
-  map(stream, Clamp{limit}, {x, static_cast<size_t>(size)}, {nullptr, 0}, rows, size, x);
+  const HeadsView sums = rows_view(y, rows, size);
+  map(stream, AddScaled{scale}, rows_view(x, rows, size), sums, sums);
 }
 
 }  // namespace turbomind::cuda

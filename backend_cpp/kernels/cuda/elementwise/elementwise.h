@@ -16,34 +16,23 @@ namespace turbomind::cuda {
 
 // ---- activations ----
 
-// y = act(gate) * up; the first half of a row of gate_up [rows, 2 size] is gate, the second up. y [rows, size]
-void activate_gated(cudaStream_t stream, Activation activation, const float* gate_up, int rows, int size, float* y);
-
-// y = act(x); x, y [rows, size], y may be x
-void activate(cudaStream_t stream, Activation activation, const float* x, int rows, int size, float* y);
+// y = act(gate) * up, or act(gate) where `up` is {}. Views of equal rows, heads and head_dim; y may be either.
+void activate(cudaStream_t stream, Activation activation, const HeadsView& gate, const HeadsView& up,
+              const HeadsView& y);
 
 // y = xIELU(x); x, y [rows, size], y may be x
 void xielu(cudaStream_t stream, const XieluFactors& factors, const float* x, int rows, int size, float* y);
 
-// x = softcap tanh(scale x / softcap), or scale x where softcap is 0. x [rows, size]
-void scale_and_cap(cudaStream_t stream, float scale, float softcap, int rows, int size, float* x);
+// In place.
+void apply(cudaStream_t stream, const Pointwise& function, const HeadsView& x);
 
 // y += scale x; both [rows, size]
 void add_scaled(cudaStream_t stream, float scale, const float* x, int rows, int size, float* y);
 
-// x = 1 / (1 + exp(-x)). x [count]
-void sigmoid(cudaStream_t stream, int count, float* x);
-
-// x = min(max(x, -limit), limit). x [rows, size]
-void clamp(cudaStream_t stream, float limit, int rows, int size, float* x);
-
 // ---- norms ----
 
-// x, y [rows, size], row-major; y may be x.
-void norm(cudaStream_t stream, const NormWeight& weight, const float* x, int rows, int size, float* y);
-
-// Every head by itself, in place, with one weight [head_dim] for all.
-void norm_heads(cudaStream_t stream, const NormWeight& weight, const HeadsView& heads);
+// Every head by itself, with one weight [head_dim] for all; y may be x.
+void norm(cudaStream_t stream, const NormWeight& weight, const HeadsView& x, const HeadsView& y);
 
 // ---- rotary position embedding, in place ----
 

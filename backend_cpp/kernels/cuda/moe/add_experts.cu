@@ -242,12 +242,12 @@ void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation a
   multiply(stream, inner, experts, kernel, part_rows, pairs, sorted,
            {gate_up, table + offsetof(ExpertWeight, gate_up), x, rows, &sorted, halves});
   if (made != nullptr) {
+    const int size = down.in_features;
     const auto* made_of = static_cast<const float*>(halves);
-    if (experts.first.is_gated()) {
-      activate_gated(stream, activation, made_of, pairs, down.in_features, made);
-    } else {
-      activate(stream, activation, made_of, pairs, down.in_features, made);
-    }
+    const HeadsView gate = rows_view(made_of, pairs, size, gate_up.out_features);
+    const HeadsView up =
+        experts.first.is_gated() ? rows_view(made_of + size, pairs, size, gate.row_stride) : HeadsView{};
+    activate(stream, activation, gate, up, rows_view(made, pairs, size));
     activated = made;
   }
   multiply(stream, inner, experts, kernel, part_rows, pairs, sorted,

@@ -33,21 +33,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A thread has one element.
-__global__ void __launch_bounds__(kThreads) gate_kernel(GateKind kind, HeadsView gate, HeadsView x, size_t count) {
-  await_previous();
-  const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= count) return;
-  const int i = static_cast<int>(index % x.head_dim);
-  const int head = static_cast<int>(index / x.head_dim % x.heads);
-  const size_t row = index / x.head_dim / x.heads;
-  const float value = gate.head(row, head)[i];
-  float factor = value;
-  if (kind == GateKind::kSilu) factor = sigmoid_linear(value, 1.0f);
-  if (kind == GateKind::kSigmoid) factor = 1.0f / (1.0f + expf(-value));
-  x.head(row, head)[i] *= factor;
-}
-
 }  // namespace
 
 void recurrence_gates(cudaStream_t stream, const GateParams& params, const StridedRows& a, const StridedRows& b,
@@ -56,13 +41,6 @@ void recurrence_gates(cudaStream_t stream, const GateParams& params, const Strid
   if (count == 0) return;
   launch(gates_kernel, dim3(static_cast<unsigned>(divide_up(count, kThreads))), dim3(kThreads), 0, stream, params, a, b,
          count, decay, beta);
-}
-
-void gate_heads(cudaStream_t stream, GateKind kind, const HeadsView& gate, const HeadsView& x) {
-  const size_t count = static_cast<size_t>(x.rows) * x.heads * x.head_dim;
-  if (count == 0) return;
-  launch(gate_kernel, dim3(static_cast<unsigned>(divide_up(count, kThreads))), dim3(kThreads), 0, stream, kind, gate, x,
-         count);
 }
 
 }  // namespace turbomind::cuda

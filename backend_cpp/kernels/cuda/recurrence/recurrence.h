@@ -16,7 +16,4 @@ void recurrence_gates(cudaStream_t stream, const GateParams& params, const Strid
 void recurrence(cudaStream_t stream, const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
                 const HeadsView& v, float* out);
 
-// x *= act(gate)
-void gate_heads(cudaStream_t stream, GateKind kind, const HeadsView& gate, const HeadsView& x);
-
 }  // namespace turbomind::cuda
