@@ -19,6 +19,7 @@
 
 #include "base/aligned_buffer.h"
 #include "device/operations.h"
+#include "device/prepared_steps.h"
 #include "device/token_sampler.h"
 #include "kernels/activation.h"
 #include "kernels/heads_view.h"
@@ -29,12 +30,6 @@
 #include "kernels/rope.h"
 
 namespace turbomind {
-
-// Of steps that only decode, padded: rows, and the bound of the context of all of them.
-struct DecodingShape {
-  int rows = 0;
-  int context = 0;
-};
 
 // What memory of a device is for.
 enum class MemoryUse { kWeights, kSteps, kCache };
@@ -118,28 +113,8 @@ class Operators {
     (void)is_repeatable;
     body();
   }
-
-  // The shapes that steps of at most `most_rows` sequences, none longer than `most_context` tokens, take and that can
-  // be prepared for: what comes most often comes first. None where nothing can be prepared.
-  virtual std::vector<DecodingShape> decoding_shapes(int most_rows, int most_context) const {
-    (void)most_rows;
-    (void)most_context;
-    return {};
-  }
-  // In place of set_spans for tokens, of all tables that it was called with: those of a step of that shape, which has
-  // no rows of its own.
-  virtual void set_empty_spans(const DecodingShape& shape) { (void)shape; }
-  // Runs `body`, the operators of such a step, for what happens on the way: kernels are loaded, memory is taken.
-  virtual void warm_up(const std::function<void()>& body) { body(); }
-  // Makes ready what run_step does with the repeatable `body` of `rows` rows, for the spans that were set, and does
-  // none of it. Returns whether there was room.
-  virtual bool prepare_step(int rows, const std::function<void()>& body) {
-    (void)rows;
-    (void)body;
-    return false;
-  }
-  // Forgets what was made ready for the spans that were set.
-  virtual void forget_step(int rows) { (void)rows; }
+  // Null where no steps can be made ready.
+  virtual PreparedSteps* prepared_steps() { return nullptr; }
 
   // Chooses the tokens of at most `max_choices` sequences a step; null where the host does that as well.
   virtual std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) {

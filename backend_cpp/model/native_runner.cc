@@ -315,8 +315,9 @@ std::byte* NativeRunner::allocate_cache(const CacheShare& share) {
 size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
-  if (spec_.encoder) return 0;
-  shapes_ = ops_->decoding_shapes(limits.spans, limits.context);
+  PreparedSteps* steps = ops_->prepared_steps();
+  if (spec_.encoder || steps == nullptr) return 0;
+  shapes_ = steps->shapes(limits.spans, limits.context);
   if (shapes_.empty()) return 0;
   connect_ranks();
   attention_.begin_step(*ops_, {});
@@ -326,16 +327,16 @@ size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
     const bool has_outer_context = shape.context == shapes_.front().context || shape.context >= limits.context;
     if (!has_outer_context) continue;
     ops_->wait();  // what was staged for the shape before is there
-    ops_->set_empty_spans(shape);
-    ops_->warm_up([&] { run_empty_rows(shape); });
+    steps->set_empty_spans(shape);
+    steps->warm_up([&] { run_empty_rows(shape); });
   }
   is_warming_up_ = false;
   auto reported = begin;
   size_t prepared = 0;
   for (const DecodingShape& shape : shapes_) {
     ops_->wait();
-    ops_->set_empty_spans(shape);
-    if (!ops_->prepare_step(computed_rows(shape), [&] { run_empty_rows(shape); })) break;
+    steps->set_empty_spans(shape);
+    if (!steps->prepare(computed_rows(shape), [&] { run_empty_rows(shape); })) break;
     ++prepared;
     const auto now = Clock::now();
     if (now - begin > kLongestPreparation) break;
@@ -350,8 +351,8 @@ size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
 void NativeRunner::keep_prepared(size_t count) {
   for (size_t i = count; i < shapes_.size(); ++i) {
     ops_->wait();
-    ops_->set_empty_spans(shapes_[i]);
-    ops_->forget_step(computed_rows(shapes_[i]));
+    ops_->prepared_steps()->set_empty_spans(shapes_[i]);
+    ops_->prepared_steps()->forget(computed_rows(shapes_[i]));
   }
 }
 

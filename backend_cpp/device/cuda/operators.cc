@@ -223,7 +223,7 @@ void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<v
   graphs_.run(shape_of(rows), body);
 }
 
-bool CudaOperators::prepare_step(int rows, const std::function<void()>& body) {
+bool CudaOperators::prepare(int rows, const std::function<void()>& body) {
   bring_staged();
   return graphs_.prepare(shape_of(rows), body);
 }

@@ -23,7 +23,7 @@
 
 namespace turbomind {
 
-class CudaOperators final : public Operators {
+class CudaOperators final : public Operators, private PreparedSteps {
  public:
   // Works on the current device. Throws Error (kUnavailable) when there is none that this build can use.
   explicit CudaOperators(CudaRank rank = {});
@@ -48,13 +48,7 @@ class CudaOperators final : public Operators {
   void reserve_spans(int table_count, int span_count, size_t block_count) override;
   void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) override;
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
-  std::vector<DecodingShape> decoding_shapes(int most_rows, int most_context) const override {
-    return uses_graphs_ ? CudaGraphs::shapes(most_rows, most_context) : std::vector<DecodingShape>{};
-  }
-  void set_empty_spans(const DecodingShape& shape) override;
-  void warm_up(const std::function<void()>& body) override;
-  bool prepare_step(int rows, const std::function<void()>& body) override;
-  void forget_step(int rows) override { graphs_.forget(shape_of(rows)); }
+  PreparedSteps* prepared_steps() override { return uses_graphs_ ? this : nullptr; }
 
   const OperationTable& operations() const override { return table(); }
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
@@ -99,6 +93,14 @@ class CudaOperators final : public Operators {
  private:
   using Stream = std::shared_ptr<std::remove_pointer_t<cudaStream_t>>;
   CudaOperators(CudaRank rank, Stream stream);
+
+  std::vector<DecodingShape> shapes(int most_rows, int most_context) const override {
+    return CudaGraphs::shapes(most_rows, most_context);
+  }
+  void set_empty_spans(const DecodingShape& shape) override;
+  void warm_up(const std::function<void()>& body) override;
+  bool prepare(int rows, const std::function<void()>& body) override;
+  void forget(int rows) override { graphs_.forget(shape_of(rows)); }
 
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y);
   DecodingShape shape_of(int rows) { return {rows, spans_of({}).max_context()}; }

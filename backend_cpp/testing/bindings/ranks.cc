@@ -39,7 +39,7 @@ Array<float> join_ranks(const std::string& device, const Array<float>& parts, bo
       ops->fill_zero(x, memory.size());
       ops->upload(parts.data() + place * count, count * sizeof(float), own);
       const auto join = [&] { gathers ? ops->all_gather(x, count) : ops->all_reduce(x, count); };
-      if (step == 1) ops->prepare_step(1, join);
+      if (PreparedSteps* steps = ops->prepared_steps(); steps && step == 1) steps->prepare(1, join);
       ops->run_step(1, true, join);
       ops->download(x, memory.size(), results + place * all);
     }
@@ -67,10 +67,11 @@ int race_ranks(const std::string& device, int ranks, int calls) {
     auto* x = memory.as<float>();
     std::minstd_rand same(1);                                // on all ranks
     std::minstd_rand own(static_cast<unsigned>(rank) + 10);  // this one's
-    ops->set_empty_spans({static_cast<int>(kCounts.size()), 1});
-    for (size_t kind = 0; kind < kCounts.size(); ++kind) {
-      ops->set_empty_spans({static_cast<int>(kind) + 1, 1});
-      ops->prepare_step(static_cast<int>(kind) + 1, [&] { ops->all_reduce(x, kCounts[kind]); });
+    PreparedSteps* steps = ops->prepared_steps();
+    if (steps != nullptr) steps->set_empty_spans({static_cast<int>(kCounts.size()), 1});
+    for (size_t kind = 0; steps != nullptr && kind < kCounts.size(); ++kind) {
+      steps->set_empty_spans({static_cast<int>(kind) + 1, 1});
+      steps->prepare(static_cast<int>(kind) + 1, [&] { ops->all_reduce(x, kCounts[kind]); });
     }
     for (int call = 0; call < calls; ++call) {
       const size_t kind = same() % kCounts.size();
@@ -83,7 +84,7 @@ int race_ranks(const std::string& device, int ranks, int calls) {
       if (gathers) {
         ops->all_gather(x, count);
       } else if (own() % 2 == 0) {
-        ops->set_empty_spans({static_cast<int>(kind) + 1, 1});
+        if (steps != nullptr) steps->set_empty_spans({static_cast<int>(kind) + 1, 1});
         ops->run_step(static_cast<int>(kind) + 1, true, [&] { ops->all_reduce(x, count); });
       } else {
         ops->all_reduce(x, count);
@@ -114,7 +115,7 @@ std::vector<std::string> abandon_ranks(const std::string& device, int ranks, boo
     auto* x = memory.as<float>();
     ops->fill_zero(x, memory.size());
     const auto join = [&] { ops->all_reduce(x, 1); };
-    if (is_graph) ops->prepare_step(1, join);
+    if (is_graph) ops->prepared_steps()->prepare(1, join);
     if (rank == ranks - 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       throw internal_error("given up");
