@@ -195,6 +195,10 @@ class Device:
         """Return ``x`` within ``[-limit, limit]``."""
         return torch.from_numpy(self.native.clamp(limit, _array(x)))
 
+    def scale(self, x: torch.Tensor, head_dim: int, factor: float, factors: torch.Tensor) -> torch.Tensor:
+        """Return heads ``[rows, heads, width]`` whose first ``head_dim`` numbers are times both factors of the row."""
+        return torch.from_numpy(self.native.scale(_array(x), head_dim, factor, _array(factors)))
+
     def scale_and_cap(self, x: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
         """Return ``softcap tanh(scale x / softcap)``, or ``scale x`` where softcap is 0."""
         return torch.from_numpy(self.native.scale_and_cap(_array(x), scale, softcap))

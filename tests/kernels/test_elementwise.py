@@ -168,6 +168,15 @@ def test_sums_are_scaled_and_values_clamped(device: Device, size: int) -> None:
     assert torch.equal(device.clamp(0.7, x), x.clamp(-0.7, 0.7))
 
 
+@pytest.mark.parametrize(("width", "head_dim"), [(24, 16), (24, 13), (21, 21)])
+def test_heads_are_scaled_and_nothing_else_is(device: Device, width: int, head_dim: int) -> None:
+    x, factors = torch.randn(5, 3, width), torch.randn(5)
+    out = device.scale(x, head_dim, 0.3, factors)
+    scaled = x[..., :head_dim] * torch.tensor(0.3) * factors[:, None, None]
+    assert torch.equal(out[..., :head_dim], scaled)
+    assert torch.equal(out[..., head_dim:], x[..., head_dim:])
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 def test_rows_of_an_embedding_are_copied_and_scaled(device: Device, kind: str) -> None:
     table = make_weight(device, torch.randn(50, 300), kind)

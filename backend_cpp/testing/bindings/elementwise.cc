@@ -79,6 +79,12 @@ void bind_activations(DeviceClass& device) {
     d.ops->apply({.kind = Pointwise::Kind::kClamp, .limit = limit}, rows_view(x, x.size(0), x.size(1)));
     return x.fetch();
   });
+  // x [rows, heads, width], of which the first head_dim of each head are scaled: by `factor`, and by factors [rows]
+  add_method(device, "scale", [](TestDevice& d, const Floats& x, int head_dim, float factor, const Floats& factors) {
+    d.ops->scale(factor, heads_of(x, head_dim));
+    d.ops->scale_rows(factors, heads_of(x, head_dim));
+    return x.fetch();
+  });
   add_method(device, "scale_and_cap", [](TestDevice& d, const Floats& x, float scale, float softcap) {
     d.ops->scale_and_cap(scale, softcap, x.size(0), x.size(1), x);
     return x.fetch();

@@ -1,8 +1,10 @@
 // Operators take the types that they say they know, and refuse others before they read anything.
+#include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "device/device.h"
+#include "kernels/streams.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {
@@ -38,6 +40,19 @@ TEST(rows_of_a_type_that_an_operator_does_not_know_are_refused) {
   CHECK(is_refused(ConstTypedRows(x.data(), DType::kBFloat16), y.data()));
   CHECK(is_refused(x.data(), {y.data(), DType::kFloat16}));
   CHECK_EQUAL(ConstTypedRows(x.data(), DType::kFloat16).from(4).data, static_cast<const void*>(x.data() + 2));
+}
+
+TEST(a_device_without_an_operation_refuses_what_needs_it_by_its_name) {
+  CHECK(find_device("cpu").make(1)->operations().require(kMixStreams) != nullptr);
+  const OperationTable nothing;
+  CHECK(nothing.find(kMixStreams) == nullptr);
+  std::string message;
+  try {
+    nothing.require(kMixStreams);
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  CHECK(message.find("needs the operation mix_streams, which this device lacks") != std::string::npos);
 }
 
 }  // namespace turbomind::testing
