@@ -236,8 +236,8 @@ class CpuKernels {
 
   // decay [rows, heads of v, decay_width], beta [rows, heads of v]; skip [heads of v] or 0; out [rows, heads of v,
   // head_dim of v].
-  void recurrence(const LayerState& state, bool has_delta, Address decay, int decay_width, Address beta, Address skip,
-                  const Heads& q, const Heads& k, const Heads& v, Address out) {
+  void recurrence(const LayerState& state, Address decay, int decay_width, Address beta, Address skip, const Heads& q,
+                  const Heads& k, const Heads& v, Address out) {
     const py::gil_scoped_release unlocked;
     RecurrenceParams params;
     params.state = memory(state);
@@ -245,7 +245,6 @@ class CpuKernels {
     params.key_heads = std::get<3>(k);
     params.key_dim = std::get<5>(k);
     params.value_dim = std::get<5>(v);
-    params.has_delta = has_delta;
     params.decay = pointer<const float>(decay);
     params.decay_width = decay_width;
     params.beta = pointer<const float>(beta);
@@ -330,9 +329,8 @@ void bind_kernels(py::module_& m) {
            py::arg("weight"), py::arg("bias"), py::arg("has_silu"), py::arg("x"), py::arg("rows"), py::arg("y"))
       .def("mamba_gates", &CpuKernels::mamba_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
            py::arg("dt_min"), py::arg("dt_max"), py::arg("dt"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
-      .def("recurrence", &CpuKernels::recurrence, py::arg("state"), py::arg("has_delta"), py::arg("decay"),
-           py::arg("decay_width"), py::arg("beta"), py::arg("skip"), py::arg("q"), py::arg("k"), py::arg("v"),
-           py::arg("out"));
+      .def("recurrence", &CpuKernels::recurrence, py::arg("state"), py::arg("decay"), py::arg("decay_width"),
+           py::arg("beta"), py::arg("skip"), py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"));
 }
 
 }  // namespace turbomind

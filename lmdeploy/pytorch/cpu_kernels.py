@@ -189,7 +189,7 @@ class Kernels:
         """
         out = torch.empty(value.shape, dtype=torch.float32)
         self.native.recurrence(
-            state, False, decay.data_ptr(), decay.shape[1] // beta.shape[1], beta.data_ptr(), skip.data_ptr(),
+            state, decay.data_ptr(), decay.shape[1] // beta.shape[1], beta.data_ptr(), skip.data_ptr(),
             _heads(query), _heads(key), _heads(value), out.data_ptr(),
         )  # fmt: skip
         return out
