@@ -348,8 +348,15 @@ def test_a_session_longer_than_the_learned_positions_is_refused(tmp_path: Path) 
         TokenEngine(directory, session_len=65)
 
 
-def test_a_device_without_sparse_attention_refuses_sequences_in_which_it_is_sparse(tmp_path: Path) -> None:
+def test_a_device_without_sparse_attention_takes_the_sequences_in_which_it_is_dense(tmp_path: Path) -> None:
     directory = tmp_path / "model"
-    make_case(directory, CASES["DeepSeek-V3.2"])
-    with emulated_cuda(), pytest.raises(ValueError, match=r"session_len must be at most 12, got 13: .* is sparse"):
-        TokenEngine(directory, device="cuda", session_len=13)
+    prompt = within(make_case(directory, CASES["DeepSeek-V3.2"]), PROMPT)[:8]
+    with TokenEngine(directory, session_len=12) as engine:
+        tokens, exact = engine.generate(prompt, 4)
+    with emulated_cuda():
+        with TokenEngine(directory, device="cuda", session_len=12) as engine:
+            found, logits = engine.generate(prompt, 4)
+        with pytest.raises(ValueError, match=r"session_len must be at most 12, got 13: .* is sparse"):
+            TokenEngine(directory, device="cuda", session_len=13)
+    assert found == tokens
+    assert relative_error(logits, exact) < TOLERANCE
