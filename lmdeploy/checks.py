@@ -102,3 +102,22 @@ def require(problems: Iterable[str | None]) -> None:
     found = [problem for problem in problems if problem is not None]
     if found:
         raise ArgumentError("; ".join(found))
+
+
+def parser_name(option: str, text: str, names: Iterable[str]) -> str:
+    """Return the one of `names` that `text` is, however its words are joined.
+
+    Raises
+    ------
+    ValueError
+        None is; lists them.
+    """
+    known = {_plain(name): name for name in names}
+    try:
+        return known[_plain(text)]
+    except KeyError:
+        raise ValueError(f"{option} must be one of {', '.join(known.values())}, got {text!r}") from None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

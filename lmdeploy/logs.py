@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timezone
 
@@ -89,3 +91,17 @@ def _trace_ids() -> dict[str, str]:
         return {}
     context = trace.get_current_span().get_span_context()
     return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context.is_valid else {}
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep ``transformers`` from drawing bars."""
+    from transformers.utils import logging
+
+    had_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bar:
+            logging.enable_progress_bar()

@@ -67,7 +67,7 @@ def named_model(name: str, revision: str | None = None, download_dir: str | None
     CheckpointError
         If several pulled models have the name.
     """
-    from lmdeploy.hub.errors import HubError
+    from lmdeploy.hub import HubError
     from lmdeploy.hub.names import hub_name
     from lmdeploy.hub.pulled import find, pulled_models, snapshot_of_others
 
@@ -159,7 +159,7 @@ def tokenizer_dir(directory: Path) -> Path:
 
 def _downloaded(model_path: str, revision: str | None, download_dir: str | None, *, may_download: bool) -> Path:
     """Return where the files of a repository are after they were downloaded, or refuse with where was looked."""
-    from lmdeploy.hub.errors import HubError, HubUnreachableError
+    from lmdeploy.hub import HubError, HubUnreachableError
     from lmdeploy.hub.names import hub_name
     from lmdeploy.hub.pull import pull
     from lmdeploy.hub.pulled import snapshot_of_others

@@ -16,7 +16,7 @@ from lmdeploy.version import __version__
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.work import Slots, asking
 from openai_gateway.docs_page import DESCRIPTION, add_docs_page
-from openai_gateway.endpoints import adapters, cache, loading, metrics, models, probes, render, tokens
+from openai_gateway.endpoints import adapters, cache, loading, models, probes, render, tokens
 from openai_gateway.endpoints.batches import route as batches
 from openai_gateway.endpoints.chat import route as chat
 from openai_gateway.endpoints.completions import route as completions
@@ -47,7 +47,7 @@ ROUTERS: tuple[APIRouter, ...] = tuple(
     routes.router
     for routes in (
         *(models, loading, adapters, cache, chat, completions, responses, messages, ollama, pulling, probes),
-        *(embeddings, scoring, tei, files, batches, render, tokens, interactive, metrics),
+        *(embeddings, scoring, tei, files, batches, render, tokens, interactive),
     )
 )
 """Routes of all endpoints of `openai_gateway.registry`."""

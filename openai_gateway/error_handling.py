@@ -16,8 +16,7 @@ from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from lmdeploy.serve.errors import ContextExceeded
 from lmdeploy.serve.request import FIELDS
 from openai_gateway.context_errors import context_error
-from openai_gateway.errors import BODY, ApiError
-from openai_gateway.escaping import one_line
+from openai_gateway.errors import BODY, ApiError, one_line
 from openai_gateway.generation.cancellation import ClientDisconnected
 from openai_gateway.parsing import RefusedBody
 from openai_gateway.registry import OF_PATH

@@ -133,3 +133,14 @@ class ApiError(Exception):
         if self.status == 429:
             return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """Return the beginning of a text with everything escaped that is no visible character, or could end a line."""
+    shown = text[:most]
+    escaped = "".join(char if char.isprintable() and char != "\\" else _escape(char) for char in shown)
+    return escaped if len(text) <= most else escaped + "..."
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode()

@@ -17,8 +17,7 @@ from openai_gateway.adapters import LONGEST_NAME
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.store import Limits, Store
 from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
-from openai_gateway.errors import ApiError
-from openai_gateway.escaping import one_line
+from openai_gateway.errors import ApiError, one_line
 from openai_gateway.generation.watching import watched
 from openai_gateway.media import MediaFetcher, RequestMedia
 from openai_gateway.metrics.engine import EnginePage

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.checks import parser_name
 from lmdeploy.cli.key_options import add_key, add_keys
 from lmdeploy.cli.parser import DeprecatedOption, RefusedOption
 from lmdeploy.errors import nearest_of
@@ -22,7 +23,6 @@ from lmdeploy.model_metadata.sampling_defaults import AUTO, NONE, sampling_defau
 from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from lmdeploy.templates import thinking, tool_call_formats
-from lmdeploy.templates.parser_names import parser_name
 from lmdeploy.turbomind.supported import refuse_unknown_device
 from openai_gateway.settings import (
     DEFAULT_BATCH_ROWS,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.hub.errors import HubError
+from lmdeploy.hub import HubError
 from lmdeploy.hub.names import HubName, hub_name
 
 if TYPE_CHECKING:

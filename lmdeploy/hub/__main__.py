@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 
-from lmdeploy.hub.errors import HubError
+from lmdeploy.hub import HubError
 from lmdeploy.hub.names import hub_name
 from lmdeploy.hub.pull import Progress, pull
 from lmdeploy.paths import pulled_records

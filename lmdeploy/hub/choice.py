@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from pathlib import PurePosixPath
 
-from lmdeploy.hub.errors import HubError
+from lmdeploy.hub import HubError
 from lmdeploy.turbomind.gguf.parts import has_suffix, is_tower, model_name
 
 # What a checkpoint consists of here: no weights in other formats, no code.

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from lmdeploy.addresses import ip_address, is_public
+from lmdeploy.hub import HubError, HubUnreachableError
 from lmdeploy.hub.choice import HubFile, chosen_files
-from lmdeploy.hub.errors import HubError, HubUnreachableError
 from lmdeploy.hub.names import HubName
 from lmdeploy.hub.pulled import PulledModel, default_hub_cache, pulled_models, remember
 

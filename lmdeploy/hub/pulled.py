@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from lmdeploy.hub import HubError
 from lmdeploy.hub.choice import HubFile, chosen_files
-from lmdeploy.hub.errors import HubError
 from lmdeploy.hub.names import HubName
 from lmdeploy.scratch import Scratch
 

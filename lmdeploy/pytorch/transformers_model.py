@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.logs import without_bars
 from lmdeploy.pytorch.adapted_layers import pattern_of
 from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.coded_gpu_layers import gpu_linear_of
@@ -40,7 +41,6 @@ from lmdeploy.pytorch.text_part.image_inputs import let_see
 from lmdeploy.pytorch.text_part.tensors import text_tensors
 from lmdeploy.pytorch.weight_loader.model_weight_loader import tensors_of
 from lmdeploy.pytorch.weight_loader.mxfp4 import decode_stacks
-from lmdeploy.quiet_transformers import without_bars
 
 _TRIED_TOKENS, _TRIED_NEIGHBOUR = 32, 8  # the first of them are another sequence
 # Of the largest logit. Attention written differently is off by 1e-6 in float32, by a few hundredths in 16 bits.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from lmdeploy.checks import parser_name
 from lmdeploy.templates.base import ChatTemplate
-from lmdeploy.templates.parser_names import parser_name
 
 
 @dataclass(frozen=True, slots=True)

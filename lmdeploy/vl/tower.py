@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.quiet_transformers import without_bars
+from lmdeploy.logs import without_bars
 from lmdeploy.turbomind.text_part import is_of_text, sees
 from lmdeploy.vl.families import vision_families
 from lmdeploy.vl.families.common import VisionFamily, VisionPart, image_processor

@@ -1,4 +1,4 @@
-"""``GET /v1/models`` and ``GET /health``."""
+"""``GET /v1/models``, ``GET /health`` and ``GET /metrics``, the engine's metrics passed through."""
 
 from __future__ import annotations
 
@@ -103,3 +103,16 @@ async def _card(
         sampling_defaults={**(model.sampling_defaults or SamplingFields.defaults)},
         permission=[permission],
     )
+
+
+_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(gateway: GatewayDependency) -> Response:
+    """Return all metrics in Prometheus' text format; the engine's only while it answers."""
+    with suppress(TritonUnavailable):  # rates need the zeros before the first response
+        for model in await gateway.models.all():
+            gateway.metrics.responses.of(model.name)
+    engine = await gateway.engine_page.text()
+    return Response(gateway.metrics.text() + engine, media_type=_MEDIA_TYPE)

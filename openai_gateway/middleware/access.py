@@ -12,8 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmdeploy.logs import REQUEST_ID
-from openai_gateway.errors import ApiError
-from openai_gateway.escaping import one_line
+from openai_gateway.errors import ApiError, one_line
 from openai_gateway.metrics.requests import RequestMetrics
 from openai_gateway.middleware.own_requests import OpenRequests, is_own
 from openai_gateway.registry import MONITORING

@@ -156,3 +156,16 @@ class Closed(Strict):
                 if name not in known and name not in cls.no_effect and fields[name] is not None:
                     raise FieldError(name, f"{name} is not known; give {', '.join(known)}")
         return fields
+
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+PromptTokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
+def each_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
+    """Return the texts, each one text or tokens."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):
+        return [given]
+    return given

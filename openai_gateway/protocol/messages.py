@@ -15,9 +15,9 @@ from openai_gateway.protocol.fields import (
     JsonObject,
     NotImplementedFields,
     Strict,
+    TokenId,
     at_most,
 )
-from openai_gateway.protocol.prompts import TokenId
 from openai_gateway.protocol.tools import FunctionCall, ToolCall
 
 # As chat templates know them. Llama 3.1 calls a tool's response `ipython`; older OpenAI clients call it `function`;

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from openai_gateway.protocol.fields import Closed, FieldError, JsonObject, Strict, Text
-from openai_gateway.protocol.prompts import TokenId
+from openai_gateway.protocol.fields import Closed, FieldError, JsonObject, Strict, Text, TokenId
 from openai_gateway.protocol.response_format import ResponseFormat, schema_format
 from openai_gateway.protocol.schemas import enforced_format
 

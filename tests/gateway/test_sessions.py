@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from openai_gateway.escaping import one_line
+from openai_gateway.errors import one_line
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script

@@ -13,8 +13,8 @@ import pytest
 from lmdeploy.cli.main import main
 from lmdeploy.cli.pull import pulled_or_refused
 from lmdeploy.errors import CheckpointError
+from lmdeploy.hub import HubError
 from lmdeploy.hub.choice import HubFile, chosen_files
-from lmdeploy.hub.errors import HubError
 from lmdeploy.hub.names import HubName, hub_name
 from lmdeploy.hub.pull import Progress, pull
 from lmdeploy.hub.pulled import find, pulled_models, remove, snapshot_of_others

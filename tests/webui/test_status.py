@@ -15,8 +15,7 @@ from selenium.webdriver.common.by import By
 from tests.support.chat_page import ChatPage
 from tests.support.pages import running_page
 from webui.metrics import Sample, Watch, default_metrics_url, metrics_of
-from webui.plots import plot
-from webui.status import LOOK_SECONDS, NONE, status_html
+from webui.status import LOOK_SECONDS, NONE, plot, status_html
 
 PAGE = """# HELP turbomind_requests_running Requests in the batch.
 turbomind_requests_running{model="a"} 2

@@ -10,10 +10,10 @@ MODULE_MAP: dict[str, Any] = {
     "MistralForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.llama.LlamaForCausalLM",
     "Gemma2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.gemma2.Gemma2ForCausalLM",
     "Qwen2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen2.Qwen2ForCausalLM",
-    "Qwen2MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen2_moe.Qwen2MoeForCausalLM",
+    "Qwen2MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen2.Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3.Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3_moe.Qwen3MoeForCausalLM",
-    "Qwen3VLMoeTextModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3_moe.Qwen3VLMoeForCausalLM",
+    "Qwen3MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3.Qwen3MoeForCausalLM",
+    "Qwen3VLMoeTextModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3.Qwen3VLMoeForCausalLM",
 }
 
 

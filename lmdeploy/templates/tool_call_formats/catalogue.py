@@ -6,7 +6,7 @@ Each says where it is taken from. ``tests/data/templates`` holds the published t
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lmdeploy.templates.parser_names import parser_name
+from lmdeploy.checks import parser_name
 from lmdeploy.templates.tool_call_formats.headed import EnvironmentCode, HeadedArguments, NamedArguments
 from lmdeploy.templates.tool_call_formats.objects import BareObjects, MarkedObjects, ObjectList
 from lmdeploy.templates.tool_call_formats.python import PythonLines, PythonList

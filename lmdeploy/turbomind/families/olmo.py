@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, OLMoE and OLMo-Hybrid."""
+"""OLMo 2 and 3, OLMoE and OLMo-Hybrid; EXAONE 4, whose layers are OLMo 2's."""
 
 import dataclasses
 from typing import Any
@@ -109,3 +109,19 @@ OLMO_HYBRID_LAYOUT = Layout(
     recurrence=recurrence,
 )
 OLMO_HYBRID = Family(("OlmoHybridForCausalLM",), olmo_hybrid_spec, OLMO_HYBRID_LAYOUT.tensors)
+
+
+# EXAONE 4: norms after attention and MLP alone; where layers have windows, the others do not rotate.
+def exaone4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    rotates = [config.sliding_window is None or kind == "sliding_attention" for kind in config.layer_types]
+    return decoder_spec(
+        config,
+        checkpoint,
+        block=BlockSpec(has_input_norms=False, has_output_norms=True),
+        attention=attention_spec(config, qk_norm="head"),
+        layer_ropes=tuple(0 if own else -1 for own in rotates),
+    )
+
+
+EXAONE4 = Family(("Exaone4ForCausalLM",), exaone4_spec, OLMO2_LAYOUT.tensors)

@@ -5,11 +5,12 @@ The JSON form is ``spec.json`` of an engine directory (docs/internals/interfaces
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from lmdeploy.turbomind.json_dataclass import from_fields
 from lmdeploy.turbomind.spec.fields import (
     Count,
     OneOf,
@@ -37,6 +38,35 @@ from lmdeploy.turbomind.spec.parts import (
     RopeSpec,
     StreamsSpec,
 )
+
+T = TypeVar("T")
+
+
+def from_fields(cls: type[T], fields: Mapping[str, Any]) -> T:
+    """Return the dataclass ``cls`` whose ``dataclasses.asdict``, written and read as JSON, is ``fields``.
+
+    Raises
+    ------
+    TypeError
+        If a field is missing, unknown, or an object where none belongs.
+    """
+    types_of_fields = typing.get_type_hints(cls)
+    return cls(**{name: _value(types_of_fields.get(name, Any), value) for name, value in fields.items()})
+
+
+def _value(kind: Any, value: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        kind = next(choice for choice in kind.__args__ if choice is not types.NoneType)
+    if value is None:
+        return None
+    if typing.get_origin(kind) is tuple:
+        return tuple(_value(kind.__args__[0], item) for item in value)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, dict):
+            raise TypeError(f"{kind.__name__} must be an object, got {value!r}")
+        return from_fields(kind, value)
+    return value
+
 
 if TYPE_CHECKING:
     from typing_extensions import Self

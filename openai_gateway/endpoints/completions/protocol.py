@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from lmdeploy.messages import MAX_TOP_LOGPROBS
-from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, PromptTokens, each_of
 from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.outputs import CompletionLogprobs, FinishReason, PromptLogprobs, Usage
-from openai_gateway.protocol.prompts import PromptTokens, each_of
 from openai_gateway.protocol.structured import StructuredFields
 
 DEFAULT_COMPLETION_TOKENS = 16

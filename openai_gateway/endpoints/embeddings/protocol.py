@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from openai_gateway.protocol.fields import MAX_INT32, NotImplementedFields, Strict, Text
-from openai_gateway.protocol.prompts import PromptTokens, each_of
+from openai_gateway.protocol.fields import MAX_INT32, NotImplementedFields, PromptTokens, Strict, Text, each_of
 
 MOST_TEXTS = 2048  # OpenAI's
 

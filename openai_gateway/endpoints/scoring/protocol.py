@@ -8,9 +8,8 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS, Inputs, Texts, TokenCounts
-from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields, Strict, Text
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields, Strict, Text, each_of
 from openai_gateway.protocol.messages import Messages
-from openai_gateway.protocol.prompts import each_of
 
 
 class Document(Strict):
