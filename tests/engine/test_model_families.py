@@ -351,7 +351,7 @@ def test_a_session_longer_than_the_learned_positions_is_refused(tmp_path: Path) 
 def test_a_device_without_sparse_attention_takes_the_sequences_in_which_it_is_dense(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     prompt = within(make_case(directory, CASES["DeepSeek-V3.2"]), PROMPT)[:8]
-    with TokenEngine(directory, session_len=12) as engine:
+    with TokenEngine(directory, device="cpu", session_len=12) as engine:
         tokens, exact = engine.generate(prompt, 4)
     with emulated_cuda():
         with TokenEngine(directory, device="cuda", session_len=12) as engine:
