@@ -100,7 +100,7 @@ TAGS: dict[str, dict[str, Any]] = {
     "rules that begin with each other": {
         "type": "grammar",
         "grammar": 'root ::= a "!"\na ::= b [a-z] | c "(" a ")" | [a-z]\n'
-        'b ::= a [0-9] | c | "0"\nc ::= b "+" | a a | "("',
+        'b ::= a [0-9] | c | "0"\nc ::= b "+" | a "-" a | "("',
     },
     "a long list of texts": {"type": "grammar", "grammar": f"root ::= {' | '.join(map(quoted, range(3500)))}"},
     "JSON": {"type": "grammar", "grammar": str(xgrammar.Grammar.builtin_json_grammar())},
@@ -122,7 +122,9 @@ LARK = {
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", max_position_embeddings=2048)
+    return make_tiny_llama(
+        tmp_path_factory.mktemp("tiny") / "model", max_position_embeddings=2048, vocab_size=VOCABULARY
+    )
 
 
 @pytest.fixture(scope="module")
