@@ -18,7 +18,7 @@ from openai_gateway.registry import ENDPOINTS
 from tests.gateway.conftest import MODEL
 
 CASES = int(os.environ.get("GATEWAY_SCHEMATHESIS_CASES", "12"))
-SAMPLE = 4
+SAMPLE = 2
 
 # `model` is one of the served ones in most cases, else nearly every case would end with 404. A case whose fields do not
 # fit together (tool_choice without tools, ...) is refused with 400, which no JSON schema can say beforehand.
