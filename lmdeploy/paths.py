@@ -1,6 +1,7 @@
 """Where models are: the default one, a local directory, a `lmdeploy convert` workspace, a Hugging Face repository."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def locate_model(
     if found is None:
         found = _downloaded(model_path, revision, download_dir, may_download=may_download)
     return _local(found)
+
+
+def located_adapters(adapters: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the directory of each LoRA adapter, as PEFT saves them, by its name; found as models are."""
+    return {name: str(locate_model(path)) for name, path in (adapters or {}).items()}
 
 
 def named_model(name: str, revision: str | None = None, download_dir: str | None = None) -> Path | None:

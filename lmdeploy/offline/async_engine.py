@@ -17,10 +17,9 @@ from lmdeploy.offline.outputs import AsyncOutputs, Batch, Responses, by_prompt, 
 from lmdeploy.offline.scoring_methods import ScoringMethods
 from lmdeploy.offline.session_generator import SessionGenerator
 from lmdeploy.offline.sessions import EngineSessions
-from lmdeploy.paths import locate_model
+from lmdeploy.paths import locate_model, located_adapters
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
-from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 from lmdeploy.turbomind.engine_settings import EngineConfig, settings_of
 
@@ -466,7 +465,7 @@ class AsyncEngine(ScoringMethods):
         """
         self.engine.load_adapter(name, path)
         try:
-            self._preparer.adapter_templates.add(name, locate_adapter(path))
+            self._preparer.adapter_templates.add(name, locate_model(path))
         except ValueError:
             self.engine.unload_adapter(name)
             raise

@@ -9,9 +9,8 @@ from typing import Any
 
 from lmdeploy.extras import require
 from lmdeploy.model_metadata.task_adapters import task_adapters
-from lmdeploy.paths import locate_model
+from lmdeploy.paths import locate_model, located_adapters
 from lmdeploy.pytorch.settings import require_valid_settings
-from lmdeploy.turbomind.adapters import located_adapters
 from lmdeploy.turbomind.engine_dir import EngineDir, resolve
 from lmdeploy.turbomind.repository import stored_parameters
 

@@ -20,9 +20,9 @@ from lmdeploy.messages import (
     LogitsProcessor,
 )
 from lmdeploy.model_metadata.task_adapters import task_adapters
+from lmdeploy.paths import locate_model, located_adapters
 from lmdeploy.prompts import ImageRows
 from lmdeploy.speculative import located
-from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of
 from lmdeploy.turbomind.heads.directory import find_head
@@ -293,7 +293,7 @@ class Engine:
         OSError
             If it cannot be read.
         """
-        self._engine.load_adapter(name, str(locate_adapter(path)))
+        self._engine.load_adapter(name, str(locate_model(path)))
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter: later requests are refused, running ones finish.
