@@ -22,6 +22,8 @@ from tests.kernels.arguments import AttentionRule, HeadSizes, Router, Span
 # Instruction sets that multiply bfloat16, and those of them that do it on tiles.
 BF16_TILES = ("amx", "amx_emulated")
 BF16_PRODUCTS = ("avx512bf16", *BF16_TILES)
+# Kinds of Pointwise.
+POINTWISE = ("scale", "scale_rows", "cap", "clamp", "sigmoid")
 
 # A compiled module; its functions take and return arrays.
 NativeModule = Any
@@ -187,21 +189,14 @@ class Device:
         """Return rows ``[rows, width]`` whose first ``size`` numbers are cut."""
         return torch.from_numpy(self.native.cut_rows(_array(x), factor, size))
 
-    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logistic function of every element."""
-        return torch.from_numpy(self.native.sigmoid(_array(x)))
-
-    def clamp(self, limit: float, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x`` within ``[-limit, limit]``."""
-        return torch.from_numpy(self.native.clamp(limit, _array(x)))
-
-    def scale(self, x: torch.Tensor, head_dim: int, factor: float, factors: torch.Tensor) -> torch.Tensor:
-        """Return heads ``[rows, heads, width]`` whose first ``head_dim`` numbers are times both factors of the row."""
-        return torch.from_numpy(self.native.scale(_array(x), head_dim, factor, _array(factors)))
-
-    def scale_and_cap(self, x: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
-        """Return ``softcap tanh(scale x / softcap)``, or ``scale x`` where softcap is 0."""
-        return torch.from_numpy(self.native.scale_and_cap(_array(x), scale, softcap))
+    def apply(
+        self, kind: str, x: torch.Tensor, *, scale: float = 1, limit: float = 0,
+        factors: torch.Tensor | None = None, head_dim: int | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return ``x`` ``[rows, ..., width]``, of each width the first ``head_dim`` as a ``Pointwise`` changes them."""
+        heads = _array(x.reshape(len(x), -1, x.shape[-1]))
+        own = POINTWISE.index(kind), scale, limit, _array(factors)
+        return torch.from_numpy(self.native.apply(heads, head_dim or x.shape[-1], *own)).view(x.shape)
 
     def add_scaled(self, scale: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return ``y + scale x``."""

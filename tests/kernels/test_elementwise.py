@@ -99,16 +99,16 @@ def test_the_clamped_swiglu_of_gpt_oss_agrees_with_float64(device: Device) -> No
 
 
 def test_the_logistic_function_agrees_with_float64(device: Device) -> None:
-    x = torch.linspace(-80, 80, 333)
-    torch.testing.assert_close(device.sigmoid(x).double(), torch.sigmoid(x.double()), rtol=1e-6, atol=1e-37)
+    x = torch.linspace(-80, 80, 333)[None]
+    torch.testing.assert_close(device.apply("sigmoid", x).double(), torch.sigmoid(x.double()), rtol=1e-6, atol=1e-37)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_value_that_is_not_a_number_stays_so_and_spoils_no_other(device: Device, activation: str) -> None:
     x = torch.ones(2, 8)
     x[1, 2] = float("nan")
-    values = device.activate(x, activation, is_gated=False), device.clamp(2.0, x), device.scale_and_cap(x, 1.0, 3.0)
-    for out in values:
+    bounded = device.apply("clamp", x, limit=2), device.apply("cap", x, limit=3)
+    for out in (device.activate(x, activation, is_gated=False), *bounded):
         assert out.isnan().nonzero().tolist() == [[1, 2]]
 
 
@@ -155,7 +155,8 @@ def test_logits_are_scaled_and_capped(device: Device, size: int, scale: float, s
     exact = x.double() * scale
     if softcap:
         exact = softcap * torch.tanh(exact / softcap)
-    torch.testing.assert_close(device.scale_and_cap(x, scale, softcap).double(), exact, rtol=1e-6, atol=1e-5)
+    out = device.apply("cap" if softcap else "scale", x, scale=scale, limit=softcap)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [36, 37])
@@ -165,14 +166,16 @@ def test_sums_are_scaled_and_values_clamped(device: Device, size: int) -> None:
     scale = torch.tensor(0.3).double()
     out = device.add_scaled(0.3, x, y)
     torch.testing.assert_close(out.double(), y.double() + scale * x.double(), rtol=2 * EPS, atol=2 * EPS)
-    assert torch.equal(device.clamp(0.7, x), x.clamp(-0.7, 0.7))
+    assert torch.equal(device.apply("clamp", x, limit=0.7), x.clamp(-0.7, 0.7))
 
 
 @pytest.mark.parametrize(("width", "head_dim"), [(24, 16), (24, 13), (21, 21)])
 def test_heads_are_scaled_and_nothing_else_is(device: Device, width: int, head_dim: int) -> None:
     x, factors = torch.randn(5, 3, width), torch.randn(5)
-    out = device.scale(x, head_dim, 0.3, factors)
-    scaled = x[..., :head_dim] * torch.tensor(0.3) * factors[:, None, None]
+    out = device.apply(
+        "scale", device.apply("scale_rows", x, factors=factors, head_dim=head_dim), scale=0.3, head_dim=head_dim
+    )
+    scaled = x[..., :head_dim] * factors[:, None, None] * torch.tensor(0.3)
     assert torch.equal(out[..., :head_dim], scaled)
     assert torch.equal(out[..., head_dim:], x[..., head_dim:])
 

@@ -71,24 +71,14 @@ void bind_activations(DeviceClass& device) {
     d.run(kCutRows, factor, x.size(0), size, static_cast<size_t>(x.size(1)), x);
     return x.fetch();
   });
-  add_method(device, "sigmoid", [](TestDevice& d, const Floats& x) {
-    d.ops->apply({Pointwise::Kind::kSigmoid}, rows_view(x, 1, static_cast<int>(x.bytes() / sizeof(float))));
-    return x.fetch();
-  });
-  add_method(device, "clamp", [](TestDevice& d, float limit, const Floats& x) {
-    d.ops->apply({.kind = Pointwise::Kind::kClamp, .limit = limit}, rows_view(x, x.size(0), x.size(1)));
-    return x.fetch();
-  });
-  // x [rows, heads, width], of which the first head_dim of each head are scaled: by `factor`, and by factors [rows]
-  add_method(device, "scale", [](TestDevice& d, const Floats& x, int head_dim, float factor, const Floats& factors) {
-    d.ops->scale(factor, heads_of(x, head_dim));
-    d.ops->scale_rows(factors, heads_of(x, head_dim));
-    return x.fetch();
-  });
-  add_method(device, "scale_and_cap", [](TestDevice& d, const Floats& x, float scale, float softcap) {
-    d.ops->scale_and_cap(scale, softcap, x.size(0), x.size(1), x);
-    return x.fetch();
-  });
+  // Fields of Pointwise, factors [rows] or none. x [rows, heads, width], of which the first head_dim of each head
+  // change.
+  add_method(
+      device, "apply",
+      [](TestDevice& d, const Floats& x, int head_dim, int kind, float scale, float limit, const Floats& factors) {
+        d.ops->apply({static_cast<Pointwise::Kind>(kind), scale, limit, factors}, heads_of(x, head_dim));
+        return x.fetch();
+      });
   add_method(device, "add_scaled", [](TestDevice& d, float scale, const Floats& x, const Floats& y) {
     d.ops->add_scaled(scale, x, x.size(0), x.size(1), y);
     return y.fetch();
