@@ -185,7 +185,6 @@ class CpuKernels:
     def recurrence(
         self,
         state: LayerState,
-        has_delta: bool,
         decay: int,
         decay_width: int,
         beta: int,
