@@ -52,12 +52,12 @@ void CachePins::clear() {
 }
 
 void CachePins::refresh() {
-  if (pins_.empty() || blocks_.last_use() == seen_) return;
+  if (pins_.empty() || blocks_.order().last_use() == seen_) return;
   for (const Pin& pin : pins_) {
     // A chain loses its end before its beginning.
     for (auto node = pin.nodes.rbegin(); node != pin.nodes.rend(); ++node) blocks_.touch(*node, true);
   }
-  seen_ = blocks_.last_use();
+  seen_ = blocks_.order().last_use();
 }
 
 int CachePins::page_count() const {

@@ -64,7 +64,7 @@ class CachePins {
   int count() const { return static_cast<int>(pins_.size()); }
   // Pages of pinned contents.
   int page_count() const;
-  int most_pages() const { return blocks_.page_count() / 4; }
+  int most_pages() const { return blocks_.pool().page_count() / 4; }
 
  private:
   struct Pin {
@@ -78,7 +78,7 @@ class CachePins {
 
   BlockCache& blocks_;
   std::vector<Pin> pins_;
-  uint64_t seen_ = 0;  // BlockCache::last_use() when contents were touched last
+  uint64_t seen_ = 0;  // EvictionOrder::last_use() when contents were touched last
 };
 
 }  // namespace turbomind

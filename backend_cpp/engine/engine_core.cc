@@ -74,10 +74,10 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
                 blocks_, config.enable_prefix_caching),
       steps_(scheduler_, runner, counts_),
       sampler_(runner.traits().vocab_size) {
-  blocks_.set_snapshot_interval(config.snapshot_interval);
+  blocks_.snapshots().limits.interval = config.snapshot_interval;
   if (speculator_ && config.plan.group_of(MemoryKind::kState) >= 0) speculator_->expect_redone_tokens();
   if (events == nullptr) return;
-  blocks_.observe(announcer_.emplace(config.block_len, *events));
+  blocks_.contents().observe(announcer_.emplace(config.block_len, *events));
   if (disk_) disk_->label_with(*announcer_);
 }
 
@@ -366,7 +366,7 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
       break;
     case CacheControl::Action::kDropMemory:
       pins_.clear();
-      blocks_.forget_unused();
+      blocks_.contents().forget_unused();
       break;
     case CacheControl::Action::kDropFiles:
       if (disk_) disk_->drop_files();
@@ -481,14 +481,16 @@ EngineStats EngineCore::stats() const {
   stats.running = scheduler_.running_count();
   stats.waiting = scheduler_.waiting_count();
   stats.sessions = static_cast<int>(sessions_.size());
-  stats.blocks_total = blocks_.page_count();
-  stats.blocks_used = blocks_.referenced_count();
-  stats.blocks_idle = blocks_.idle_count();
-  stats.evictions = blocks_.eviction_count();
-  stats.host_blocks_total = blocks_.host_count();
-  stats.host_blocks_used = blocks_.host_used_count();
-  stats.swapped_out = blocks_.swapped_out_count();
-  stats.swapped_in = blocks_.swapped_in_count();
+  const BlockPool& pool = blocks_.pool();
+  stats.blocks_total = pool.page_count();
+  stats.blocks_used = pool.referenced_count();
+  stats.blocks_idle = blocks_.order().idle_pages();
+  stats.host_blocks_total = pool.host_count();
+  stats.host_blocks_used = pool.host_used_count();
+  const EvictionCounts& evictions = blocks_.contents().counts();
+  stats.evictions = evictions.evicted;
+  stats.swapped_out = evictions.swapped_out;
+  stats.swapped_in = evictions.swapped_in;
   if (disk_) stats.disk = disk_->stats();
   stats.preemptions = scheduler_.preemption_count();
   stats.prefix_cache_queries = scheduler_.prefix_cache_queries();

@@ -60,7 +60,7 @@ class EngineCore {
   // Clears the cache, whose content is lost. No request may be open.
   void forget_cache() {
     pins_.clear();
-    blocks_.forget_all();
+    blocks_.contents().forget_all();
   }
 
   bool has_work() const;
@@ -74,7 +74,7 @@ class EngineCore {
   void announce() {
     if (!announcer_) return;
     if (disk_) announcer_->note_files(disk_->take_changes());
-    announcer_->end_step(blocks_);
+    announcer_->end_step(blocks_.contents());
   }
   std::vector<Delivery> take_outputs() { return std::exchange(outputs_, {}); }
   EngineStats stats() const;

@@ -40,14 +40,13 @@ uint64_t checked_bytes(const DiskTierConfig& config, const CachePlan& plan, size
 
 DiskTier::DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner& runner, std::function<void()> wake)
     : blocks_(blocks),
+      contents_(blocks.contents()),
       runner_(runner),
       fingerprint_(config.fingerprint),
       files_(config.directory, checked_bytes(config, blocks.plan(), runner.kept_page_bytes())),
       transfers_(files_, config.look_interval, std::move(wake)) {
   for (int group = 0; group < blocks.group_count(); ++group) largest_ = std::max(largest_, bytes_of(group));
-  blocks_.note_contents([this](const BlockCache::Content& content) {
-    if (leaving_bytes_ < kIdleBytes && transfers_.has_room(largest_)) leaving_bytes_ += send_out(content);
-  });
+  contents_.observe(*this);
 }
 
 // ---- keys ----
@@ -128,7 +127,7 @@ bool DiskTier::holds_up(const PrefixKey& prefix, int limit, const std::vector<in
 std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
                                                 const Sha256& root) {
   const int len = blocks_.block_len();
-  PrefixTree& tree = blocks_.tree();
+  PrefixTree& tree = contents_.tree();
   const auto read = std::make_shared<PrefixRead>(blocks_.plan(), prefix);
   read->tokens_per_second = tokens_per_second_;
   std::vector<Sha256> digests = {root};                       // in front of each border
@@ -141,12 +140,12 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
     for (int group = 0; group < blocks_.group_count(); ++group) {
       PrefixRead::Block& block = read->blocks.emplace_back();
       if (!bounds_hits(blocks_.group(group))) continue;
-      block.is_in_memory = node != kNoNode && blocks_.stored(node, group) != kNoBlock;
+      block.is_in_memory = node != kNoNode && contents_.stored(node, group) != kNoBlock;
       block.item = item_of(digests.back(), content, index, len, group);
-      if (group == blocks_.observed_group()) block.item.key.label = label;
+      if (group == contents_.observed_group()) block.item.key.label = label;
     }
     path.push_back(node);
-    digests.push_back(PrefixTree::digest_after(digests.back(), content));
+    digests.push_back(digest_after(digests.back(), content));
   }
   if (blocks_.plan().group_of(MemoryKind::kState) >= 0) add_parts(prefix, limit, anchors, digests, path, *read);
   if (!read->compare_with_memory()) return nullptr;
@@ -161,7 +160,7 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
 void DiskTier::add_parts(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
                          const std::vector<Sha256>& digests, const std::vector<NodeId>& path, PrefixRead& read) const {
   const int len = blocks_.block_len();
-  const PrefixTree& tree = blocks_.tree();
+  const PrefixTree& tree = contents_.tree();
   for (auto anchor = anchors.rbegin(); anchor != anchors.rend(); ++anchor) {
     const int index = *anchor / len;
     const int count = *anchor % len;
@@ -174,7 +173,7 @@ void DiskTier::add_parts(const PrefixKey& prefix, int limit, const std::vector<i
     for (int group = 0; group < blocks_.group_count(); ++group) {
       if (!bounds_hits(blocks_.group(group))) continue;
       part.groups.push_back({item_of(digests[static_cast<size_t>(index)], content, index, count, group),
-                             node != kNoNode && blocks_.stored(node, group) != kNoBlock});
+                             node != kNoNode && contents_.stored(node, group) != kNoBlock});
     }
   }
 }
@@ -188,7 +187,7 @@ void DiskTier::note_step(int tokens, double seconds) {
 void DiskTier::bring_in(const BlockTransfers::Part& part) {
   // What was asked for is changed by this thread alone.
   auto& read = const_cast<PrefixRead&>(static_cast<const PrefixRead&>(*part.read));
-  PrefixTree& tree = blocks_.tree();
+  PrefixTree& tree = contents_.tree();
   if (part.item == nullptr) {
     read.is_done = true;
     if (!read.path.empty()) tree.let_go(read.path.back());
@@ -208,7 +207,7 @@ void DiskTier::bring_in(const BlockTransfers::Part& part) {
     move_on(tree.get(read.path.back(), prefix, static_cast<int>(read.path.size()) - 1));
   }
   const NodeId parent = read.path[static_cast<size_t>(item.index)];
-  if (blocks_.stored(parent, item.group) == kNoBlock && item.index > 0) {
+  if (contents_.stored(parent, item.group) == kNoBlock && item.index > 0) {
     // In front of it something is missing that a chain needs; of other groups, that may be.
     if (blocks_.group(item.group).kind == MemoryKind::kPaged) read.is_broken = true;
     if (read.is_broken) return;
@@ -217,39 +216,62 @@ void DiskTier::bring_in(const BlockTransfers::Part& part) {
   if (block == kNoBlock) return;
   read.restored_tokens = std::max(read.restored_tokens, item.index * blocks_.block_len() + item.tokens);
   flush_moves();
-  runner_.write_pages(pages_of(block), part.content.data());
+  runner_.write_pages(blocks_.pool().pages(block), part.content.data());
 }
 
 // ---- writing ----
 
-size_t DiskTier::send_out(const BlockCache::Content& content) {
-  PrefixTree& tree = blocks_.tree();
-  const Sha256* root = root_of(tree.scope(content.node));
+void DiskTier::idle(NodeId node, int group) {
+  const uint64_t number = contents_.tree().number(node);
+  if (!is_queued_.emplace(number, group).second) return;
+  queue_.push_back({node, number, group});
+  // Where far more leaves than anybody takes, the oldest have gone by now.
+  const auto most = static_cast<size_t>(4 * (blocks_.pool().page_count() + blocks_.pool().host_count()));
+  if (queue_.size() <= most) return;
+  const auto kept = queue_.begin() + std::ssize(queue_) / 2;
+  std::for_each(queue_.begin(), kept, [this](const Queued& old) { is_queued_.erase({old.number, old.group}); });
+  queue_.erase(queue_.begin(), kept);
+}
+
+void DiskTier::leaving(NodeId node, int group) {
+  if (!is_queued_.contains({contents_.tree().number(node), group})) return;
+  if (leaving_bytes_ < kIdleBytes && transfers_.has_room(largest_)) leaving_bytes_ += send_out(node, group);
+}
+
+size_t DiskTier::send_next() {
+  while (!queue_.empty()) {
+    const auto [node, number, group] = queue_.back();
+    queue_.pop_back();
+    is_queued_.erase({number, group});
+    const PrefixTree& tree = contents_.tree();
+    const bool is_there = static_cast<size_t>(node) < tree.id_bound() && tree.number(node) == number;
+    if (is_there && contents_.stored(node, group) != kNoBlock) return send_out(node, group);
+  }
+  return 0;
+}
+
+size_t DiskTier::send_out(NodeId node, int group) {
+  PrefixTree& tree = contents_.tree();
+  const Sha256* root = root_of(tree.scope(node));
   if (root == nullptr) return 0;
-  const int depth = tree.depth(content.node);
-  const Sha256 parent = tree.digest(tree.parent(content.node), *root);
-  DiskRead::Item item = item_of(parent, tree.content_bytes(content.node), depth,
-                                static_cast<int>(tree.tokens(content.node).size()), content.group);
-  if (labels_ != nullptr && content.group == blocks_.observed_group() && !tree.is_part(content.node)) {
-    item.key.label = labels_->label(tree.number(content.node), tree.tokens(content.node), depth);
+  const int depth = tree.depth(node);
+  const Sha256 parent = tree.digest(tree.parent(node), *root);
+  DiskRead::Item item =
+      item_of(parent, tree.content_bytes(node), depth, static_cast<int>(tree.tokens(node).size()), group);
+  if (labels_ != nullptr && group == contents_.observed_group() && !tree.is_part(node)) {
+    item.key.label = labels_->label(tree.number(node), tree.tokens(node), depth);
   }
   if (files_.knows(item.key, depth)) return 0;
   flush_moves();
   std::vector<std::byte> bytes(item.bytes);
-  runner_.read_pages(pages_of(content.block), bytes.data());
+  runner_.read_pages(blocks_.pool().pages(contents_.stored(node, group)), bytes.data());
   transfers_.write(std::move(item.key), std::move(bytes), depth);
   return item.bytes;
 }
 
 // What is to be moved before the next step is moved now, so that pages hold what their blocks say.
 void DiskTier::flush_moves() {
-  if (const std::vector<PageMove> moves = blocks_.take_moves(); !moves.empty()) runner_.move_pages(moves);
-}
-
-std::vector<int32_t> DiskTier::pages_of(int32_t block) const {
-  std::vector<int32_t> pages;
-  for (int i = 0; i < blocks_.pages_of(block); ++i) pages.push_back(blocks_.page(block, i));
-  return pages;
+  if (const std::vector<PageMove> moves = blocks_.pool().take_moves(); !moves.empty()) runner_.move_pages(moves);
 }
 
 // ---- events ----
@@ -266,7 +288,7 @@ bool DiskTier::describe_files() {
   const size_t key_bytes = token_begin + block_len * sizeof(int32_t) + 1;  // of a full block without images
   const std::vector<std::string> keys = files_.next_keys(kKeysAtOnce);
   for (const std::string& key : keys) {
-    if (key.size() != key_bytes || key.back() != static_cast<char>(blocks_.observed_group())) continue;
+    if (key.size() != key_bytes || key.back() != static_cast<char>(contents_.observed_group())) continue;
     Sha256 parent;
     std::memcpy(parent.data(), key.data(), parent.size());
     found_keys_[parent].push_back(key);
@@ -287,7 +309,7 @@ bool DiskTier::describe_files() {
       block.label = labels_->label_after(end.label.get(), tokens);
       files_.describe(block);
       const std::string content = key.substr(digest_bytes, key_bytes - digest_bytes - 1);
-      ends.push_back({PrefixTree::digest_after(end.digest, content), block.label});
+      ends.push_back({digest_after(end.digest, content), block.label});
     }
   }
   found_keys_.clear();
@@ -307,21 +329,20 @@ void DiskTier::exchange(bool is_busy) {
     bring_in(*part);
   }
   for (int looked = 0; bytes < most && transfers_.has_room(largest_) && (!is_busy || looked < kBusyLookups); ++looked) {
-    const BlockCache::Content content = blocks_.take_content();
-    if (content.block == kNoBlock) break;
-    bytes += send_out(content);
+    if (queue_.empty()) break;
+    bytes += send_next();
   }
 }
 
 bool DiskTier::has_work() const {
-  return transfers_.has_read() || (blocks_.has_contents() && transfers_.has_room(largest_));
+  return transfers_.has_read() || (!queue_.empty() && transfers_.has_room(largest_));
 }
 
 void DiskTier::finish() {
   const auto until = std::chrono::steady_clock::now() + kLastWrites;
   while (std::chrono::steady_clock::now() < until) {
     exchange(false);
-    if (!blocks_.has_contents() && !transfers_.has_read() && transfers_.is_written()) break;
+    if (!!queue_.empty() && !transfers_.has_read() && transfers_.is_written()) break;
     if (!has_work()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

@@ -21,7 +21,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/disk/block_files.h"
@@ -51,7 +53,7 @@ struct DiskQuestion {
   int read_end = 0;
 };
 
-class DiskTier {
+class DiskTier final : private CacheObserver {
  public:
   // `blocks` and `runner` must outlive it. `wake` is called on another thread when exchange() has work.
   // Throws Error (kInvalidArgument) for a directory that cannot be used, or a limit that is too small.
@@ -83,6 +85,8 @@ class DiskTier {
   DiskStats stats() const;
 
  private:
+  void idle(NodeId node, int group) override;
+  void leaving(NodeId node, int group) override;
   // Reads the keys of some files that existed at start, on the transfer thread. False: no files are left.
   bool describe_files();
   static Sha256 realm_of(const std::string& salt, const std::string& adapter);
@@ -96,11 +100,13 @@ class DiskTier {
   size_t bytes_of(int group) const;
   void bring_in(const BlockTransfers::Part& part);
   // Returns the number of bytes copied; 0: it is stored already, or cannot be stored.
-  size_t send_out(const BlockCache::Content& content);
+  size_t send_out(NodeId node, int group);
+  // The same for the content that was queued last and still exists.
+  size_t send_next();
   void flush_moves();
-  std::vector<int32_t> pages_of(int32_t block) const;
 
   BlockCache& blocks_;
+  CacheContents& contents_;
   ModelRunner& runner_;
   const FileLabels* labels_ = nullptr;                     // null: no events
   std::map<Sha256, std::vector<std::string>> found_keys_;  // of describe_files(), by parent
@@ -110,6 +116,13 @@ class DiskTier {
   Sha256 root_{};
   double tokens_per_second_ = 0;  // 0: unknown
   size_t leaving_bytes_ = 0;      // copied since the last exchange() because they were about to be evicted
+  struct Queued {
+    NodeId node;
+    uint64_t number;
+    int group;
+  };
+  std::vector<Queued> queue_;                     // idle contents to be written, those used last at the end
+  std::set<std::pair<uint64_t, int>> is_queued_;  // their nodes' numbers and groups
   std::vector<std::weak_ptr<DiskTicket>> open_;
   BlockFiles files_;
   BlockTransfers transfers_;  // destroyed first

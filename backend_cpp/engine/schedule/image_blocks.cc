@@ -32,7 +32,7 @@ void ImageBlocks::match(BlockCache& cache, const PrefixKey& sequence, int cached
     held.is_passed = held.end <= cached;
     if (held.is_passed) continue;
     const ImageGroup& group = *held.group;
-    cache.match(key_of(group, sequence), static_cast<int>(group.places().size()), held.blocks, index);
+    match_chain(cache, key_of(group, sequence), static_cast<int>(group.places().size()), held.blocks, index);
     list_pages(cache, held, 0);
     held.written = std::min(static_cast<int>(held.blocks.size()) * cache.group(index).block_len, group.rows());
   }
@@ -63,7 +63,7 @@ void ImageBlocks::list_pages(const BlockCache& cache, Held& held, size_t first) 
   for (size_t page = 0; page < held.tables.size(); ++page) {
     held.tables[page].resize(held.blocks.size());
     for (size_t i = first; i < held.blocks.size(); ++i) {
-      held.tables[page][i] = cache.page(held.blocks[i], static_cast<int>(page));
+      held.tables[page][i] = cache.pool().page(held.blocks[i], static_cast<int>(page));
     }
   }
 }
@@ -84,7 +84,7 @@ void ImageBlocks::commit(BlockCache& cache, const PrefixKey& sequence) {
     if (!held.is_written()) continue;
     const PrefixKey key = key_of(*held.group, sequence);
     for (int index = 0; index < held.group->block_count(); ++index) {
-      cache.publish(key, index, held.blocks, group_of(cache));
+      publish(cache, key, index, held.blocks);
     }
     list_pages(cache, held, 0);
   }

@@ -38,14 +38,14 @@ NodeId PrefixTree::find_root(const PrefixScope& scope) const {
   return it == last ? kNoNode : it->second;
 }
 
-PrefixTree::Shared PrefixTree::find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
-                                            const std::function<bool(NodeId)>& is_usable) const {
+SharedBlock PrefixTree::find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
+                                     const std::function<bool(NodeId)>& is_usable) const {
   const int begin = index * block_len_;
   int most = std::clamp(static_cast<int>(prefix.tokens.size()) - begin, 0, std::min(count, block_len_));
   const auto images = ranges_within(prefix.images, begin, begin + most);
   if (!images.empty()) most = std::max(0, images.front().begin - begin);
   const auto wanted = std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(most));
-  Shared longest;
+  SharedBlock longest;
   int compared = 0;
   for (NodeId child = at(parent).first_child; child != kNoNode; child = at(child).next) {
     const Node& known = at(child);
@@ -58,8 +58,8 @@ PrefixTree::Shared PrefixTree::find_longest(NodeId parent, const PrefixKey& pref
   return longest;
 }
 
-PrefixTree::Parting PrefixTree::parting(const PrefixKey& prefix, int limit) const {
-  Parting parting;
+PrefixParting PrefixTree::parting(const PrefixKey& prefix, int limit) const {
+  PrefixParting parting;
   NodeId last = find_root(prefix.scope);
   for (int index = 0; last != kNoNode && (index + 1) * block_len_ <= limit; ++index) {
     const NodeId node = find(last, prefix, index);
@@ -73,7 +73,7 @@ PrefixTree::Parting PrefixTree::parting(const PrefixKey& prefix, int limit) cons
   if (most <= 0) return parting;
   int shared = 0;
   if (last != kNoNode) {
-    const Shared live = find_longest(last, prefix, index, most, [](NodeId) { return true; });
+    const SharedBlock live = find_longest(last, prefix, index, most, [](NodeId) { return true; });
     shared = live.tokens;
     parting.goes_on = live.node == kNoNode ? at(last).first_child != kNoNode
                                            : static_cast<size_t>(shared) < at(live.node).tokens.size();
@@ -86,7 +86,7 @@ PrefixTree::Parting PrefixTree::parting(const PrefixKey& prefix, int limit) cons
 
 // How many of a block's tokens deleted nodes share, if more than the `shared` of those that exist.
 int PrefixTree::part_from_deleted(const PrefixScope& scope, uint64_t parent_key, const Content& next, int shared,
-                                  Parting& parting) const {
+                                  PrefixParting& parting) const {
   const uint64_t key = key_of(parent_key, next);
   const auto most = static_cast<int>(next.tokens.size());
   const int before_images = next.images.empty() ? most : next.images.front().at;
@@ -171,6 +171,7 @@ void PrefixTree::add_roots(uint64_t realm, std::vector<NodeId>& nodes) const {
 }
 
 PrefixTree::Content PrefixTree::content_of(const PrefixKey& prefix, int index, int count) const {
+  if (count == kWhole) count = block_len_;
   const int begin = index * block_len_;
   const int end = begin + count;
   Content content{std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)), {}};
@@ -197,7 +198,7 @@ std::string PrefixTree::bytes_of(const Content& content) {
   return bytes;
 }
 
-Sha256 PrefixTree::digest_after(const Sha256& parent, const std::string& content) {
+Sha256 digest_after(const Sha256& parent, const std::string& content) {
   return sha256(std::string(as_bytes(parent)) + content);
 }
 

@@ -34,45 +34,43 @@ namespace turbomind {
 using NodeId = int32_t;
 inline constexpr NodeId kNoNode = -1;
 
+// A node whose first tokens are those of a block.
+struct SharedBlock {
+  NodeId node = kNoNode;
+  int tokens = 0;
+};
+
+// Where a prefix leaves the longest prefix of its scope that is known, or was lately.
+struct PrefixParting {
+  std::vector<NodeId> path;                                      // the nodes of whole blocks, which exist
+  int tokens = 0;                                                // shared in these blocks and in the next one
+  bool goes_on = false;                                          // the known prefix has other tokens there
+  std::optional<std::chrono::steady_clock::time_point> deleted;  // when the next block was; `tokens` ends before it
+};
+
+// The digest of a prefix, given that of the blocks before the last, and PrefixTree::content_bytes() of the last.
+Sha256 digest_after(const Sha256& parent, const std::string& content);
+
 class PrefixTree {
  public:
   // `hash_mask` lets tests force hash collisions.
   explicit PrefixTree(int block_len, uint64_t hash_mask = ~uint64_t{0})
       : block_len_(block_len), hash_mask_(hash_mask) {}
 
-  int block_len() const { return block_len_; }
   // Returns the node of block `index` of a prefix, or of the block's first `count` tokens, below `parent` (for block 0,
   // the root). kNoNode: there is none.
-  NodeId find(NodeId parent, const PrefixKey& prefix, int index) const {
-    return find(parent, prefix, index, block_len_);
-  }
-  NodeId find(NodeId parent, const PrefixKey& prefix, int index, int count) const;
+  NodeId find(NodeId parent, const PrefixKey& prefix, int index, int count = kWhole) const;
   NodeId find_root(const PrefixScope& scope) const;
   // The same, creating a missing node. The caller must hold a new node before it lets go of any other.
-  NodeId get(NodeId parent, const PrefixKey& prefix, int index) { return get(parent, prefix, index, block_len_); }
-  NodeId get(NodeId parent, const PrefixKey& prefix, int index, int count);
+  NodeId get(NodeId parent, const PrefixKey& prefix, int index, int count = kWhole);
   NodeId get_root(const PrefixScope& scope);
-  // A node whose first tokens are those of a block.
-  struct Shared {
-    NodeId node = kNoNode;
-    int tokens = 0;
-  };
   // The child of `parent` that shares the most leading tokens with block `index` of a prefix, at most `count`, among
   // those for which `is_usable` holds. What is shared ends at the first image. Compares the latest kMaxCompared
   // children.
-  Shared find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
-                      const std::function<bool(NodeId)>& is_usable) const;
-  static constexpr int kMaxCompared = 256;
-
-  // Where the first `limit` tokens of a prefix leave the longest prefix of their scope that is known, or was lately.
-  struct Parting {
-    std::vector<NodeId> path;                                      // the nodes of whole blocks, which exist
-    int tokens = 0;                                                // shared in these blocks and in the next one
-    bool goes_on = false;                                          // the known prefix has other tokens there
-    std::optional<std::chrono::steady_clock::time_point> deleted;  // when the next block was; `tokens` ends before it
-  };
-  Parting parting(const PrefixKey& prefix, int limit) const;
-  static constexpr size_t kMaxDeleted = 4096;
+  SharedBlock find_longest(NodeId parent, const PrefixKey& prefix, int index, int count,
+                           const std::function<bool(NodeId)>& is_usable) const;
+  // Of the first `limit` tokens of a prefix.
+  PrefixParting parting(const PrefixKey& prefix, int limit) const;
 
   void hold(NodeId node) { ++at(node).uses; }
   // Deletes the node when it is no longer held and has no children, and then its parents likewise.
@@ -93,7 +91,6 @@ class PrefixTree {
     return bytes_of(content_of(prefix, index, count));
   }
   const Sha256& digest(NodeId node, const Sha256& root);
-  static Sha256 digest_after(const Sha256& parent, const std::string& content);
   // Appends a node and its descendants.
   void add_subtree(NodeId node, std::vector<NodeId>& nodes) const;
   // Appends the roots of a realm, one per variant.
@@ -106,6 +103,10 @@ class PrefixTree {
   void check_invariants() const;
 
  private:
+  static constexpr int kWhole = -1;
+  static constexpr int kMaxCompared = 256;
+  static constexpr size_t kMaxDeleted = 4096;
+
   // Part of an image in a block: `count` tokens from position `at` are rows `first_row`, ... of its `rows`.
   struct ImagePart {
     int at = 0;
@@ -155,7 +156,7 @@ class PrefixTree {
   NodeId find(NodeId parent, const Content& content, uint64_t key) const;
   void remember(Node& ending);
   int part_from_deleted(const PrefixScope& scope, uint64_t parent_key, const Content& next, int shared,
-                        Parting& parting) const;
+                        PrefixParting& parting) const;
   // A node in `index`, at `key`.
   NodeId make(std::unordered_multimap<uint64_t, NodeId>& index, uint64_t key);
   static void erase(std::unordered_multimap<uint64_t, NodeId>& index, uint64_t key, NodeId node);

@@ -80,8 +80,8 @@ PrefixReport explain_hit(BlockCache& cache, const Sequence& sequence, int limit,
     report.end = sequence.group->may_match ? HitEnd::kOff : HitEnd::kUnused;
     return report;
   }
-  const PrefixTree::Parting parting = cache.tree().parting(sequence.prefix(), limit);
-  for (const NodeId node : parting.path) in_host.push_back(cache.is_in_host(node));
+  const PrefixParting parting = cache.tree().parting(sequence.prefix(), limit);
+  for (const NodeId node : parting.path) in_host.push_back(cache.contents().is_in_host(node));
   report.token = parting.tokens;
   if (parting.deleted) {
     report.end = HitEnd::kEvicted;
@@ -228,7 +228,7 @@ void Scheduler::add_spans(Step& step) {
     step.input.tokens.insert(step.input.tokens.end(), sequence->drafts.tokens.begin(), sequence->drafts.tokens.end());
     step.sequences.push_back(sequence);
   }
-  if (!step.is_empty()) step.moves = blocks_.take_moves();
+  if (!step.is_empty()) step.moves = blocks_.pool().take_moves();
 }
 
 // Drafts for the responses that continue in the step.
@@ -249,13 +249,13 @@ void Scheduler::add_drafts(int free_tokens) {
     const int wanted = sequence->memory.next_stop(blocks_, end + most) - end;
     if (wanted <= 0) continue;
     const int spare = running_count() * blocks_.plan().pages_of_block();
-    if (blocks_.available_count() > spare) reserve(*sequence, sequence->planned + wanted, false);
+    if (blocks_.pool().available_count() > spare) reserve(*sequence, sequence->planned + wanted, false);
     candidates.push_back(candidate(blocks_, *sequence, std::min(wanted, sequence->memory.places(blocks_) - end)));
     sequences.push_back(sequence.get());
   }
   // What drafts writes into pages of the arena, as the step will.
   const bool has_memory = blocks_.plan().group_of(MemoryKind::kDraft) >= 0;
-  if (has_memory && !candidates.empty()) move_pages_(blocks_.take_moves());
+  if (has_memory && !candidates.empty()) move_pages_(blocks_.pool().take_moves());
   speculator_->draft(candidates, step_tokens, free_tokens);
   for (Sequence* sequence : sequences) {
     sequence->memory.publish_drafts(blocks_, sequence->prefix(), sequence->drafts.cached);
@@ -269,7 +269,7 @@ void Scheduler::take_own_drafts(Sequence& sequence) {
   const int state = blocks_.plan().group_of(MemoryKind::kState);
   if (state >= 0 && !drafts.empty()) {
     const int spare = running_count() * blocks_.plan().pages_of_block() + blocks_.group(state).pages;
-    if (blocks_.available_count() <= spare || !sequence.memory.back_up(blocks_)) drafts.clear();
+    if (blocks_.pool().available_count() <= spare || !sequence.memory.back_up(blocks_)) drafts.clear();
   }
   sequence.planned += sequence.drafts.count();
 }
@@ -431,7 +431,7 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
     int awaited = 0;
     if (blocks_.plan().group_of(MemoryKind::kState) >= 0) {
       for (const int mark : sequence.group->marks) target = mark <= shared ? std::max(target, mark) : target;
-    } else if (shared - target >= blocks_.least_copied() &&
+    } else if (shared - target >= blocks_.snapshots().limits.least_copied &&
                target + blocks_.block_len() <= static_cast<int>(running->tokens.size())) {
       awaited = target + blocks_.block_len();  // the block whose first tokens it shares can be copied once it is full
     }
@@ -444,7 +444,7 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
 
 // Whether a waiting sequence that needs this many more pages can begin, alongside those reserved for running ones.
 bool Scheduler::has_room(int missing, int reserved) const {
-  return running_.empty() || missing + blocks_.plan().pages_of_block() <= blocks_.available_count() - reserved;
+  return running_.empty() || missing + blocks_.plan().pages_of_block() <= blocks_.pool().available_count() - reserved;
 }
 
 // Whether what files have of it is being read. It could begin otherwise: there is space for all its tokens.
@@ -522,8 +522,9 @@ void Scheduler::check_invariants() const {
   std::sort(referenced.begin(), referenced.end());
   referenced.erase(std::unique(referenced.begin(), referenced.end()), referenced.end());
   int pages = 0;
-  for (const int32_t block : referenced) pages += blocks_.pages_of(block);
-  if (pages != blocks_.referenced_count()) throw internal_error("referenced pages and those of sequences differ");
+  for (const int32_t block : referenced) pages += blocks_.pool().pages_of(block);
+  if (pages != blocks_.pool().referenced_count())
+    throw internal_error("referenced pages and those of sequences differ");
   const auto is_ordered = [](const auto& list) {
     return std::is_sorted(list.begin(), list.end(), [](const auto& a, const auto& b) { return a->is_before(*b); });
   };

@@ -114,7 +114,7 @@ SequenceMemory::Found SequenceMemory::find_shared(BlockCache& cache, const Prefi
   const auto is_whole = [&](NodeId node) { return has_all_groups(cache, node); };
   const int blocks = least / cache.block_len();
   const auto [part, shared] = cache.tree().find_longest(before, prefix, blocks, limit - least, is_whole);
-  if (shared < cache.least_copied()) return {};
+  if (shared < cache.snapshots().limits.least_copied) return {};
   return {blocks, part, least + shared};
 }
 
@@ -126,58 +126,66 @@ int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<Nod
 
 int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found) {
   const int count = found.blocks;
-  const bool has_part = found.part != kNoNode;
-  const int tokens = has_part ? found.tokens : count * cache.block_len();
-  bool is_missing = false;
   int missing = count;
-  const auto take_one = [&](int group, int index) {
-    const int32_t stored = cache.stored(path[static_cast<size_t>(index)], group);
-    const int32_t block = stored == kNoBlock ? kNoBlock : cache.take(stored);
-    if (block == kNoBlock) return false;
-    set_block(cache, group, index, block);
-    return true;
-  };
-  const auto take_copy = [&](int group, int index) {
-    const int32_t own = cache.allocate(group);
-    if (own != kNoBlock) set_block(cache, group, index, own);
-    // Making pages free may have cost it.
-    const int32_t stored = cache.stored(has_part ? found.part : path[static_cast<size_t>(count) - 1], group);
-    if (own == kNoBlock || stored == kNoBlock) return false;
-    cache.use_copy(stored, own);
-    return true;
-  };
-  for (int index = 0; index < cache.group_count() && !is_missing; ++index) {
-    const CacheGroup& group = cache.group(index);
-    Held& held = groups_[static_cast<size_t>(index)];
-    if (group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow) {
-      const int first = std::min(group.first_block_seen(tokens), count);
-      for (int i = 0; i < first; ++i) set_block(cache, index, i, kNoBlock);
-      held.first = first;
-      for (int i = first; i < count && !is_missing; ++i) {
-        is_missing = !take_one(index, i);
-        if (is_missing) missing = i;
-      }
-      if (has_part && !is_missing) is_missing = !take_copy(index, count);
-    } else if (group.kind == MemoryKind::kState) {
-      is_missing = !take_copy(index, 0);
-      if (is_missing) missing = count - 1;
-    } else if (group.kind == MemoryKind::kDraft) {
+  const NodeId end = found.part != kNoNode ? found.part : path[static_cast<size_t>(count) - 1];
+  bool is_whole = true;
+  for (int index = 0; index < cache.group_count() && is_whole; ++index) {
+    const MemoryKind kind = cache.group(index).kind;
+    if (kind == MemoryKind::kPaged || kind == MemoryKind::kWindow) {
+      missing = take_chain(cache, path, found, index);
+      is_whole = missing == count && (found.part == kNoNode || take_copy(cache, index, count, found.part));
+    } else if (kind == MemoryKind::kState) {
+      is_whole = take_copy(cache, index, 0, end);
+      if (!is_whole) missing = count - 1;
+    } else if (kind == MemoryKind::kDraft) {
       published_drafts_ = 0;
-      while (published_drafts_ < count && take_one(index, published_drafts_)) ++published_drafts_;
+      while (published_drafts_ < count && take_block(cache, path, index, published_drafts_)) ++published_drafts_;
     }
   }
-  if (!is_missing) {
-    const int state = cache.plan().group_of(MemoryKind::kState);
-    if (state >= 0) note_snapshot(cache, has_part ? found.part : path[static_cast<size_t>(count) - 1]);
+  if (is_whole) {
+    if (cache.plan().group_of(MemoryKind::kState) >= 0) note_snapshot(cache, end);
     return count;
   }
+  give_back_match(cache);
+  return std::min(missing, count - 1);
+}
+
+void SequenceMemory::give_back_match(BlockCache& cache) {
   for (Held& held : groups_) {
     cache.release(held.blocks);
     held.first = 0;
   }
   for (std::vector<int32_t>& table : tables_) table.clear();
   published_drafts_ = 0;
-  return std::min(missing, count - 1);
+}
+
+// References the blocks of a match that a group of tokens needs. Returns as take() does.
+int SequenceMemory::take_chain(BlockCache& cache, const std::vector<NodeId>& path, const Found& found, int group) {
+  const int tokens = found.part != kNoNode ? found.tokens : found.blocks * cache.block_len();
+  const int first = std::min(cache.group(group).first_block_seen(tokens), found.blocks);
+  for (int i = 0; i < first; ++i) set_block(cache, group, i, kNoBlock);
+  groups_[static_cast<size_t>(group)].first = first;
+  int taken = first;
+  while (taken < found.blocks && take_block(cache, path, group, taken)) ++taken;
+  return taken;
+}
+
+bool SequenceMemory::take_block(BlockCache& cache, const std::vector<NodeId>& path, int group, int index) {
+  const int32_t stored = cache.stored(path[static_cast<size_t>(index)], group);
+  const int32_t block = stored == kNoBlock ? kNoBlock : cache.take(stored);
+  if (block != kNoBlock) set_block(cache, group, index, block);
+  return block != kNoBlock;
+}
+
+// Makes block `index` of a group a copy of what is stored for a node.
+bool SequenceMemory::take_copy(BlockCache& cache, int group, int index, NodeId node) {
+  const int32_t own = cache.allocate(group);
+  if (own != kNoBlock) set_block(cache, group, index, own);
+  // Making pages free may have cost it.
+  const int32_t stored = cache.stored(node, group);
+  if (own == kNoBlock || stored == kNoBlock) return false;
+  cache.snapshots().use_copy(stored, own);
+  return true;
 }
 
 void SequenceMemory::set_block(const BlockCache& cache, int group, int index, int32_t block) {
@@ -192,7 +200,7 @@ void SequenceMemory::set_block(const BlockCache& cache, int group, int index, in
   set(groups_[static_cast<size_t>(group)].blocks, block);
   const CacheGroup& of = cache.group(group);
   for (int i = 0; i < of.pages; ++i) {
-    set(tables_[static_cast<size_t>(of.first_table + i)], block == kNoBlock ? -1 : cache.page(block, i));
+    set(tables_[static_cast<size_t>(of.first_table + i)], block == kNoBlock ? -1 : cache.pool().page(block, i));
   }
 }
 
@@ -243,7 +251,7 @@ int SequenceMemory::missing_pages(const BlockCache& cache, int tokens) const {
 int SequenceMemory::next_stop(const BlockCache& cache, int end) const {
   if (cache.plan().group_of(MemoryKind::kState) < 0) return end;
   const int len = cache.block_len();
-  const int interval = cache.snapshot_interval();
+  const int interval = cache.snapshots().limits.interval;
   int stop = end;
   if (interval > 0) stop = std::min(stop, (cached_ / interval + 1) * interval);
   for (const int anchor : anchors_) {
@@ -279,7 +287,7 @@ void SequenceMemory::publish_block(BlockCache& cache, const PrefixKey& prefix) {
     const MemoryKind kind = cache.group(index).kind;
     if (kind != MemoryKind::kPaged && kind != MemoryKind::kWindow) continue;
     const int32_t own = groups_[static_cast<size_t>(index)].blocks[static_cast<size_t>(published_)];
-    const int32_t block = cache.attach(prefix, published_, node, index, own);
+    const int32_t block = cache.attach(prefix, published_, node, own);
     if (block != own) set_block(cache, index, published_, block);
   }
   ++published_;
@@ -295,14 +303,14 @@ void SequenceMemory::make_snapshot(BlockCache& cache, const PrefixKey& prefix) {
   }
   if (published_ == 0) return;
   const int32_t state = groups_[static_cast<size_t>(group)].blocks.front();
-  const int interval = cache.snapshot_interval();
+  const int interval = cache.snapshots().limits.interval;
   const bool is_to_stay = is_anchor || (cached_ < prompt_len_ && interval > 0 && cached_ % interval == 0);
   const bool follows_prompt = cached_ >= prompt_len_;
   if (!is_to_stay && !follows_prompt) return;
-  if (!cache.make_snapshot(path_.back(), group, state, !is_to_stay)) return;
+  if (!cache.snapshots().make(path_.back(), state, !is_to_stay)) return;
   note_snapshot(cache, path_.back());
   if (is_to_stay) return;
-  if (rolling_ > 0) cache.forget_rolling_snapshot(path_[static_cast<size_t>(rolling_) - 1], group);
+  if (rolling_ > 0) cache.snapshots().forget_rolling(path_[static_cast<size_t>(rolling_) - 1], group);
   rolling_ = published_;
 }
 
@@ -316,12 +324,12 @@ void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
     const CacheGroup& group = cache.group(index);
     if (!bounds_hits(group)) continue;
     const size_t place = group.kind == MemoryKind::kState ? 0 : static_cast<size_t>(published_);
-    is_whole = cache.make_snapshot(node, index, groups_[static_cast<size_t>(index)].blocks[place]);
+    is_whole = cache.snapshots().make(node, groups_[static_cast<size_t>(index)].blocks[place]);
   }
   if (is_whole) {
     note_snapshot(cache, node);
   } else {
-    cache.forget(node);
+    cache.contents().forget(node);
   }
   tree.let_go(node);
 }
@@ -330,7 +338,7 @@ void SequenceMemory::note_snapshot(BlockCache& cache, NodeId node) {
   if (node == snapshot_ || (fork_ > 0 && cached_ == fork_)) return;
   cache.tree().hold(node);
   if (snapshot_ != kNoNode) {
-    cache.pass_snapshots(snapshot_);
+    cache.snapshots().pass(snapshot_);
     cache.tree().let_go(snapshot_);
   }
   snapshot_ = node;
@@ -362,7 +370,7 @@ bool SequenceMemory::back_up(BlockCache& cache) {
   const int32_t state = groups_[static_cast<size_t>(group)].blocks.front();
   backup_ = cache.allocate(group);
   if (backup_ == kNoBlock) return false;
-  cache.copy(state, backup_);
+  cache.pool().copy(state, backup_);
   return true;
 }
 
@@ -386,7 +394,7 @@ void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, 
   for (; published_drafts_ < published_ && (published_drafts_ + 1) * cache.block_len() <= count; ++published_drafts_) {
     const auto place = static_cast<size_t>(published_drafts_);
     const int32_t own = groups_[static_cast<size_t>(group)].blocks[place];
-    const int32_t block = cache.attach(prefix, published_drafts_, path_[place], group, own);
+    const int32_t block = cache.attach(prefix, published_drafts_, path_[place], own);
     if (block != own) set_block(cache, group, published_drafts_, block);
   }
 }
@@ -396,7 +404,7 @@ void SequenceMemory::keep_end(BlockCache& cache, const PrefixKey& prefix) {
   for (int index = 0; index < cache.group_count(); ++index) {
     const CacheGroup& group = cache.group(index);
     if (group.kind == MemoryKind::kState && rolling_ > 0) {
-      cache.settle_snapshot(path_[static_cast<size_t>(rolling_) - 1], index);
+      cache.snapshots().settle(path_[static_cast<size_t>(rolling_) - 1], index);
     }
     if (group.kind != MemoryKind::kWindow) continue;
     for (int i = group.first_block_seen(published_ * cache.block_len()); i < published_; ++i) {
@@ -405,7 +413,7 @@ void SequenceMemory::keep_end(BlockCache& cache, const PrefixKey& prefix) {
   }
   const bool has_state = cache.plan().group_of(MemoryKind::kState) >= 0;
   const int in_last = cached_ % cache.block_len();
-  if (!has_state && cached_ > matched_ && in_last >= cache.least_copied()) publish_part(cache, prefix);
+  if (!has_state && cached_ > matched_ && in_last >= cache.snapshots().limits.least_copied) publish_part(cache, prefix);
 }
 
 // The last block, which is not full.
@@ -416,7 +424,7 @@ void SequenceMemory::publish_part(BlockCache& cache, const PrefixKey& prefix) {
   for (int index = 0; index < cache.group_count(); ++index) {
     if (!bounds_hits(cache.group(index))) continue;
     int32_t& own = groups_[static_cast<size_t>(index)].blocks[static_cast<size_t>(published_)];
-    own = cache.attach(prefix, published_, node, index, own);
+    own = cache.attach(prefix, published_, node, own);
   }
   tree.let_go(node);
 }
@@ -427,7 +435,7 @@ void SequenceMemory::give_up(BlockCache& cache, const PrefixKey& prefix, Keep ke
   for (size_t index = 0; index < groups_.size(); ++index) cache.release(groups_[index].blocks, keep);
   if (!path_.empty()) {
     if (keep == Keep::kNothing) {
-      std::for_each(path_.rbegin(), path_.rend(), [&](NodeId node) { cache.forget(node); });
+      std::for_each(path_.rbegin(), path_.rend(), [&](NodeId node) { cache.contents().forget(node); });
     }
     cache.tree().let_go(path_.back());
   }
@@ -456,7 +464,7 @@ void SequenceMemory::check_invariants(const BlockCache& cache) const {
       for (int page = 0; page < group.pages; ++page) {
         const int32_t block = held.blocks[static_cast<size_t>(i)];
         const int32_t entry = tables_[static_cast<size_t>(group.first_table + page)].at(static_cast<size_t>(i));
-        require(entry == (block == kNoBlock ? -1 : cache.page(block, page)), "a table has another page");
+        require(entry == (block == kNoBlock ? -1 : cache.pool().page(block, page)), "a table has another page");
       }
     }
     if (!group.follows_tokens() || group.kind == MemoryKind::kDraft) continue;

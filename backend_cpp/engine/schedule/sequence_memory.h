@@ -103,6 +103,10 @@ class SequenceMemory {
   // References the blocks of a match. On failure it releases them again. Returns the index of the first block that
   // could not be referenced, or the number of blocks.
   int take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found);
+  int take_chain(BlockCache& cache, const std::vector<NodeId>& path, const Found& found, int group);
+  bool take_block(BlockCache& cache, const std::vector<NodeId>& path, int group, int index);
+  bool take_copy(BlockCache& cache, int group, int index, NodeId node);
+  void give_back_match(BlockCache& cache);
   // The node of the first `count` tokens after the published blocks.
   NodeId next_node(BlockCache& cache, const PrefixKey& prefix, int count) const;
   void publish_block(BlockCache& cache, const PrefixKey& prefix);

@@ -142,7 +142,7 @@ const SessionTable::Session* SessionTable::find(uint64_t id) const {
 }
 
 void SessionTable::release_blocks(const Session& session) {
-  if (!shares_blocks_) blocks_.forget_realm(session.scope);
+  if (!shares_blocks_) blocks_.contents().forget_realm(session.scope);
 }
 
 }  // namespace turbomind

@@ -1,10 +1,13 @@
-// The block cache: content, scopes, eviction order, invariants.
+// The block cache: content, scopes, eviction order, invariants; and its parts alone.
+#include <algorithm>
 #include <random>
+#include <set>
+#include <string>
 
 #include "base/error.h"
 #include "engine/schedule/block_cache.h"
 #include "tests/cache_plans.h"
-#include "tests/check.h"
+#include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
 
@@ -19,11 +22,11 @@ std::vector<int32_t> range(int count, int first = 0) {
 // Allocates and publishes blocks for all full blocks of `tokens` that are not matched.
 std::vector<int32_t> fill(BlockCache& cache, uint64_t scope, const std::vector<int32_t>& tokens) {
   std::vector<int32_t> blocks;
-  cache.match({scope, tokens}, static_cast<int>(tokens.size()), blocks);
+  match_chain(cache, {scope, tokens}, static_cast<int>(tokens.size()), blocks);
   for (int index = static_cast<int>(blocks.size()); (index + 1) * cache.block_len() <= static_cast<int>(tokens.size());
        ++index) {
     blocks.push_back(cache.allocate());
-    cache.publish({scope, tokens}, index, blocks);
+    publish(cache, {scope, tokens}, index, blocks);
   }
   return blocks;
 }
@@ -34,19 +37,19 @@ TEST(published_blocks_are_found_by_content_and_scope_alone) {
   BlockCache cache(small_plan(4), {8});
   std::vector<int32_t> first = fill(cache, 0, range(12));
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match({0, range(14)}, 13, found), 12);
+  CHECK_EQUAL(match_chain(cache, {0, range(14)}, 13, found), 12);
   CHECK(found == first);
   std::vector<int32_t> none;
-  CHECK_EQUAL(cache.match({7, range(14)}, 13, none), 0);
+  CHECK_EQUAL(match_chain(cache, {7, range(14)}, 13, none), 0);
   std::vector<int32_t> other = range(12);
   other[5] = 99;  // the second block differs, so the third must not match although its tokens are equal
   std::vector<int32_t> part;
-  CHECK_EQUAL(cache.match({0, other}, 12, part), 4);
+  CHECK_EQUAL(match_chain(cache, {0, other}, 12, part), 4);
   cache.release(part);
   cache.release(found);
   cache.release(first);
   cache.check_invariants();
-  CHECK_EQUAL(cache.idle_count(), 3);
+  CHECK_EQUAL(cache.order().idle_pages(), 3);
 }
 
 TEST(colliding_hashes_never_serve_other_content) {
@@ -55,9 +58,9 @@ TEST(colliding_hashes_never_serve_other_content) {
   std::vector<int32_t> second = fill(cache, 0, {5, 6, 3, 4});  // its second block has the tokens, not the parent
   CHECK(first[1] != second[1]);
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match({9, {1, 2, 3, 4}}, 4, found), 0);
-  CHECK_EQUAL(cache.match({0, {3, 4, 1, 2}}, 4, found), 0);
-  CHECK_EQUAL(cache.match({0, {5, 6, 3, 4}}, 4, found), 4);
+  CHECK_EQUAL(match_chain(cache, {9, {1, 2, 3, 4}}, 4, found), 0);
+  CHECK_EQUAL(match_chain(cache, {0, {3, 4, 1, 2}}, 4, found), 0);
+  CHECK_EQUAL(match_chain(cache, {0, {5, 6, 3, 4}}, 4, found), 4);
   CHECK(found == second);
   cache.check_invariants();
 }
@@ -74,10 +77,10 @@ TEST(colliding_hashes_never_serve_another_image) {
   };
   const std::vector<EmbeddingRange> shown = images(1, 6, 1);
   std::vector<int32_t> blocks = {cache.allocate(), cache.allocate()};
-  for (int index = 0; index < 2; ++index) cache.publish({0, tokens, shown}, index, blocks);
+  for (int index = 0; index < 2; ++index) publish(cache, {0, tokens, shown}, index, blocks);
   const auto covered = [&](const std::vector<EmbeddingRange>& embeddings) {
     std::vector<int32_t> found;
-    const int count = cache.match({0, tokens, embeddings}, 8, found);
+    const int count = match_chain(cache, {0, tokens, embeddings}, 8, found);
     cache.release(found);
     return count;
   };
@@ -98,9 +101,9 @@ TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginn
   cache.release(young);
   CHECK(cache.allocate() >= 0);  // takes the end of the old chain
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match({0, range(4, 0)}, 4, found), 2);
-  CHECK_EQUAL(cache.match({0, range(4, 50)}, 4, found), 4);
-  CHECK_EQUAL(cache.eviction_count(), 1);
+  CHECK_EQUAL(match_chain(cache, {0, range(4, 0)}, 4, found), 2);
+  CHECK_EQUAL(match_chain(cache, {0, range(4, 50)}, 4, found), 4);
+  CHECK_EQUAL(cache.contents().counts().evicted, 1);
   cache.check_invariants();
 }
 
@@ -108,14 +111,14 @@ TEST(equal_content_is_kept_once) {
   BlockCache cache(small_plan(2), {4});
   std::vector<int32_t> a = {cache.allocate()};
   std::vector<int32_t> b = {cache.allocate()};
-  cache.publish({0, range(2)}, 0, a);
-  cache.publish({0, range(2)}, 0, b);
+  publish(cache, {0, range(2)}, 0, a);
+  publish(cache, {0, range(2)}, 0, b);
   CHECK(a == b);
-  CHECK_EQUAL(cache.referenced_count(), 1);
+  CHECK_EQUAL(cache.pool().referenced_count(), 1);
   cache.release(a);
-  CHECK_EQUAL(cache.idle_count(), 0);
+  CHECK_EQUAL(cache.order().idle_pages(), 0);
   cache.release(b);
-  CHECK_EQUAL(cache.idle_count(), 1);
+  CHECK_EQUAL(cache.order().idle_pages(), 1);
   cache.check_invariants();
 }
 
@@ -125,7 +128,7 @@ TEST(a_block_goes_back_once) {
   CHECK_EQUAL(cache.allocate(), -1);
   std::vector<int32_t> copy = taken;
   cache.release(taken);
-  CHECK_EQUAL(cache.free_count(), 3);
+  CHECK_EQUAL(cache.pool().free_count(), 3);
   bool refused = false;
   try {
     cache.release(copy);
@@ -141,24 +144,24 @@ TEST(what_leaves_for_the_host_comes_back_whole) {
   const std::vector<int32_t> places = old;
   cache.release(old);
   std::vector<int32_t> young = fill(cache, 0, range(4, 50));  // takes both blocks
-  CHECK_EQUAL(cache.host_used_count(), 2);
-  CHECK_EQUAL(cache.eviction_count(), 0);
+  CHECK_EQUAL(cache.pool().host_used_count(), 2);
+  CHECK_EQUAL(cache.contents().counts().evicted, 0);
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match({0, range(4)}, 4, found), 0);  // every block is referenced
+  CHECK_EQUAL(match_chain(cache, {0, range(4)}, 4, found), 0);  // every block is referenced
   cache.release(young);
-  cache.take_moves();
-  CHECK_EQUAL(cache.match({0, range(4)}, 4, found), 4);
-  CHECK_EQUAL(cache.swapped_in_count(), 2);
-  CHECK_EQUAL(cache.host_used_count(), 2);  // the young ones, now
+  cache.pool().take_moves();
+  CHECK_EQUAL(match_chain(cache, {0, range(4)}, 4, found), 4);
+  CHECK_EQUAL(cache.contents().counts().swapped_in, 2);
+  CHECK_EQUAL(cache.pool().host_used_count(), 2);  // the young ones, now
   cache.check_invariants();
-  const std::vector<PageMove> moves = cache.take_moves();
+  const std::vector<PageMove> moves = cache.pool().take_moves();
   CHECK_EQUAL(moves.size(), 4u);
   for (size_t i = 0; i < moves.size(); i += 2) {  // a place is left before it is filled
     CHECK(moves[i].to >= 2);
     CHECK(moves[i + 1].from >= 2);
     CHECK_EQUAL(moves[i].from, moves[i + 1].to);
   }
-  CHECK(cache.take_moves().empty());
+  CHECK(cache.pool().take_moves().empty());
 }
 
 TEST(the_host_gives_up_what_was_used_longest_ago) {
@@ -167,15 +170,15 @@ TEST(the_host_gives_up_what_was_used_longest_ago) {
     std::vector<int32_t> blocks = fill(cache, 0, range(2, 10 * i));
     cache.release(blocks);
   }
-  CHECK_EQUAL(cache.eviction_count(), 1);
+  CHECK_EQUAL(cache.contents().counts().evicted, 1);
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match({0, range(2, 0)}, 2, found), 0);
-  CHECK_EQUAL(cache.match({0, range(2, 10)}, 2, found), 2);
+  CHECK_EQUAL(match_chain(cache, {0, range(2, 0)}, 2, found), 0);
+  CHECK_EQUAL(match_chain(cache, {0, range(2, 10)}, 2, found), 2);
   cache.check_invariants();
   cache.release(found);
-  cache.forget_all();
-  CHECK_EQUAL(cache.host_used_count(), 0);
-  CHECK_EQUAL(cache.free_count(), 1);
+  cache.contents().forget_all();
+  CHECK_EQUAL(cache.pool().host_used_count(), 0);
+  CHECK_EQUAL(cache.pool().free_count(), 1);
   cache.check_invariants();
 }
 
@@ -184,12 +187,12 @@ TEST(what_was_computed_again_takes_the_place_of_the_host_s) {
   std::vector<int32_t> first = fill(cache, 0, range(2));
   cache.release(first);
   std::vector<int32_t> both = {cache.allocate(), cache.allocate()};
-  CHECK_EQUAL(cache.host_used_count(), 1);
-  cache.publish({0, range(2)}, 0, both);
-  CHECK_EQUAL(cache.host_used_count(), 0);
+  CHECK_EQUAL(cache.pool().host_used_count(), 1);
+  publish(cache, {0, range(2)}, 0, both);
+  CHECK_EQUAL(cache.pool().host_used_count(), 0);
   cache.check_invariants();
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match({0, range(2)}, 2, found), 2);
+  CHECK_EQUAL(match_chain(cache, {0, range(2)}, 2, found), 2);
   CHECK_EQUAL(found[0], both[0]);
 }
 
@@ -205,10 +208,10 @@ TEST(moved_blocks_hold_what_is_found_in_them) {
       std::vector<int32_t> tokens;
       for (unsigned i = 0; i < 2 + random() % 9; ++i) tokens.push_back(static_cast<int32_t>(random() % 3));
       std::vector<int32_t> blocks;
-      const int covered = cache.match({0, tokens}, static_cast<int>(tokens.size()), blocks);
+      const int covered = match_chain(cache, {0, tokens}, static_cast<int>(tokens.size()), blocks);
       std::vector<int32_t> fresh;
       while ((blocks.size() + fresh.size() + 1) * 2 <= tokens.size()) fresh.push_back(cache.allocate());
-      for (const auto [from, to] : cache.take_moves()) {
+      for (const auto [from, to] : cache.pool().take_moves()) {
         held[static_cast<size_t>(to)] = std::exchange(held[static_cast<size_t>(from)], {});
       }
       for (int index = 0; index < covered / 2; ++index) {
@@ -218,12 +221,12 @@ TEST(moved_blocks_hold_what_is_found_in_them) {
       for (const int32_t block : fresh) {
         blocks.push_back(block);
         held[static_cast<size_t>(block)].assign(tokens.begin(), tokens.begin() + 2 * std::ssize(blocks));
-        cache.publish({0, tokens}, static_cast<int>(blocks.size()) - 1, blocks);
+        publish(cache, {0, tokens}, static_cast<int>(blocks.size()) - 1, blocks);
       }
       cache.check_invariants();
       cache.release(blocks);
       cache.check_invariants();
-      came_back = cache.swapped_in_count();
+      came_back = cache.contents().counts().swapped_in;
     }
     CHECK(came_back > 0);
   }
@@ -242,12 +245,12 @@ TEST(random_histories_of_the_block_cache_keep_its_invariants) {
           for (unsigned i = 0; i < 2 + random() % 8; ++i) tokens.push_back(static_cast<int32_t>(random() % 2));
           const uint64_t scope = random() % 3;
           std::vector<int32_t> blocks;
-          cache.match({scope, tokens}, static_cast<int>(tokens.size()), blocks);
+          match_chain(cache, {scope, tokens}, static_cast<int>(tokens.size()), blocks);
           while ((blocks.size() + 1) * 2 <= tokens.size()) {
             const int32_t block = cache.allocate();
             if (block < 0) break;
             blocks.push_back(block);
-            cache.publish({scope, tokens}, static_cast<int>(blocks.size()) - 1, blocks);
+            publish(cache, {scope, tokens}, static_cast<int>(blocks.size()) - 1, blocks);
             cache.check_invariants();
           }
           tables.push_back(std::move(blocks));
@@ -264,12 +267,192 @@ TEST(random_histories_of_the_block_cache_keep_its_invariants) {
           tables.erase(tables.begin() + static_cast<ptrdiff_t>(which));
       }
       cache.check_invariants();
-      CHECK_EQUAL(cache.free_count() + cache.idle_count() + cache.referenced_count(), 12);
+      CHECK_EQUAL(cache.pool().free_count() + cache.order().idle_pages() + cache.pool().referenced_count(), 12);
     }
     for (auto& table : tables) cache.release(table);
-    CHECK_EQUAL(cache.referenced_count(), 0);
+    CHECK_EQUAL(cache.pool().referenced_count(), 0);
     cache.check_invariants();
   }
+}
+
+// ---- the parts alone ----
+
+TEST(the_pool_hands_out_each_page_once_and_counts_references) {
+  const CachePlan plan = plan_cache(4, {small_group(MemoryKind::kPaged, 4), small_group(MemoryKind::kWindow, 4, 8, 3)});
+  CHECK(plan.groups[1].pages > plan.groups[0].pages);
+  struct Made {
+    int32_t block;
+    bool in_host;
+    int references;
+  };
+  std::mt19937 random(5);
+  BlockPool pool(plan, {12, 7});
+  std::vector<Made> made;
+  for (int event = 0; event < 3000; ++event) {
+    int used[2] = {0, 0};
+    int referenced = 0;
+    std::set<int32_t> pages;
+    for (const Made& each : made) {
+      for (const int32_t page : pool.pages(each.block)) {
+        CHECK(pages.insert(page).second && pool.is_of_host(page) == each.in_host);
+      }
+      used[each.in_host] += pool.pages_of(each.block);
+      if (each.references > 0) referenced += pool.pages_of(each.block);
+    }
+    CHECK_EQUAL(pool.free_count(), 12 - used[0]);
+    CHECK_EQUAL(pool.host_used_count(), used[1]);
+    CHECK_EQUAL(pool.referenced_count(), referenced);
+    pool.check_invariants();
+    const int group = static_cast<int>(random() % 2);
+    const bool in_host = random() % 2 == 0;
+    if (made.empty() || random() % 3 == 0) {
+      const int32_t block = pool.make(group, in_host);
+      CHECK((block == kNoBlock) == ((in_host ? 7 : 12) - used[in_host] < pool.group(group).pages));
+      if (block != kNoBlock) made.push_back({block, in_host, 0});
+      continue;
+    }
+    Made& one = made[random() % made.size()];
+    if (!one.in_host && random() % 2 == 0) {
+      pool.reference(one.block);
+      ++one.references;
+    } else if (one.references > 0) {
+      CHECK(pool.drop(one.block) == (--one.references == 0));
+    } else {
+      CHECK(error_of([&] { pool.drop(one.block); }) == ErrorCode::kInternal);
+      pool.free(one.block);
+      std::swap(one, made.back());
+      made.pop_back();
+    }
+  }
+}
+
+TEST(contents_are_evicted_by_place_and_last_use) {
+  using Place = EvictionOrder::Place;
+  std::mt19937 random(6);
+  BlockPool pool(small_plan(4), {20, 6});
+  EvictionOrder order(pool);
+  while (pool.make(0) != kNoBlock || pool.make(0, true) != kNoBlock) continue;
+  struct Idle {
+    int32_t block;
+    Place place;
+    int uses;
+  };
+  std::vector<Idle> idle;  // by last use
+  const auto is_snapshot = [](Place place) {
+    return place == Place::kPassedSnapshot || place == Place::kLatestSnapshot || place == Place::kSharedSnapshot;
+  };
+  const auto first = [&](auto is_wanted) {
+    const auto found = std::ranges::find_if(idle, is_wanted);
+    return found == idle.end() ? kNoBlock : found->block;
+  };
+  const auto first_at = [&](Place place) { return first([=](const Idle& each) { return each.place == place; }); };
+  const auto first_of = [&](std::initializer_list<int32_t> blocks) {
+    const auto* found = std::ranges::find_if(blocks, [](int32_t block) { return block != kNoBlock; });
+    return found == blocks.end() ? kNoBlock : *found;
+  };
+  for (int event = 0; event < 5000; ++event) {
+    const auto block = static_cast<int32_t>(random() % 26);
+    const auto known = std::ranges::find(idle, block, &Idle::block);
+    CHECK(order.has(block) == (known != idle.end()));
+    Idle moved{block, block < 20 ? static_cast<Place>(1 + random() % 5) : Place::kHost, 0};
+    if (known == idle.end()) {
+      order.put(block, moved.place);
+      idle.push_back(moved);
+    } else {
+      moved = *known;
+      const bool is_pinned = random() % 2 == 0;
+      bool is_moved = true;
+      bool stays = true;
+      switch (random() % 5) {
+        case 0:
+          order.remove(block);
+          stays = false;
+          break;
+        case 1:
+          order.touch(block, is_pinned);
+          if (is_pinned && is_snapshot(moved.place)) moved.place = Place::kSharedSnapshot;
+          if (is_pinned && moved.place == Place::kUntilNeeded) moved.place = Place::kNeededLast;
+          break;
+        case 2:
+          order.note_use(block);
+          ++moved.uses;
+          if (is_snapshot(moved.place)) moved.place = moved.uses > 1 ? Place::kSharedSnapshot : Place::kLatestSnapshot;
+          break;
+        case 3:
+          order.pass(block);
+          is_moved = moved.place == Place::kLatestSnapshot;
+          if (is_moved) moved.place = Place::kPassedSnapshot;
+          break;
+        case 4:
+          is_moved = order.keep(block);
+          CHECK(is_moved == (moved.place == Place::kUntilNeeded));
+          if (is_moved) moved.place = Place::kNeededLast;
+          break;
+      }
+      if (is_moved) idle.erase(known);
+      if (is_moved && stays) idle.push_back(moved);
+    }
+    order.check_invariants();
+    CHECK_EQUAL(order.next(), first_of({first_at(Place::kUntilNeeded),
+                                        first([](const Idle& each) { return each.place != Place::kHost; })}));
+    CHECK_EQUAL(order.next_snapshot(), first_of({first_at(Place::kPassedSnapshot), first_at(Place::kLatestSnapshot),
+                                                 first_at(Place::kSharedSnapshot)}));
+    CHECK_EQUAL(order.next_of_host(), first_at(Place::kHost));
+    CHECK_EQUAL(order.snapshot_pages(),
+                std::ranges::count_if(idle, [&](const Idle& each) { return is_snapshot(each.place); }));
+  }
+}
+
+TEST(observers_hear_of_contents_from_their_first_to_their_last) {
+  struct Recorder final : CacheObserver {
+    explicit Recorder(const PrefixTree& of) : tree(of) {}
+    void stored(uint64_t content, uint64_t, const PrefixKey&, int) override { note("stored", content); }
+    void moved(uint64_t content, std::span<const int32_t>, CacheTier) override { note("moved", content); }
+    void removed(uint64_t content) override { note("removed", content); }
+    void cleared() override { heard.push_back("cleared"); }
+    void idle(NodeId node, int) override { note("idle", tree.number(node)); }
+    void leaving(NodeId node, int) override { note("leaving", tree.number(node)); }
+    void note(const std::string& what, uint64_t content) { heard.push_back(what + " " + std::to_string(content)); }
+    const PrefixTree& tree;
+    std::vector<std::string> heard;
+  };
+  BlockCache cache(small_plan(2), {2, 1});
+  Recorder recorder(cache.tree());
+  cache.contents().observe(recorder);
+  std::vector<int32_t> blocks = fill(cache, 0, range(4));  // contents 2 and 3; 1 is the root
+  cache.release(blocks);
+  blocks = {cache.allocate(), cache.allocate()};
+  cache.release(blocks);
+  cache.contents().check_invariants();
+  cache.contents().forget_all();
+  CHECK(recorder.heard == std::vector<std::string>({"stored 2", "stored 3", "idle 3", "idle 2", "moved 3", "leaving 3",
+                                                    "removed 3", "moved 2", "removed 2", "cleared"}));
+}
+
+TEST(rolling_snapshots_go_and_shared_ones_go_last) {
+  const CachePlan plan = plan_cache(4, {small_group(MemoryKind::kPaged, 4), small_group(MemoryKind::kState, 4)});
+  BlockCache cache(plan, {40});
+  Snapshots& snapshots = cache.snapshots();
+  snapshots.limits.pages = 2 * plan.groups[1].pages;
+  const std::vector<int32_t> tokens = range(16);
+  std::vector<NodeId> nodes = {cache.tree().get_root(0)};
+  for (int index = 0; index < 4; ++index) {
+    nodes.push_back(cache.tree().get(nodes.back(), {0, tokens}, index));
+    cache.tree().hold(nodes.back());
+  }
+  int32_t state = cache.allocate(1);
+  const auto is_there = [&](int index) { return cache.stored(nodes[static_cast<size_t>(index)], 1) != kNoBlock; };
+  CHECK(snapshots.make(nodes[1], state, true) && snapshots.make(nodes[2], state, true));
+  snapshots.settle(nodes[2], 1);
+  for (const int index : {1, 2}) snapshots.forget_rolling(nodes[static_cast<size_t>(index)], 1);
+  CHECK(!is_there(1) && is_there(2));
+  for (int use = 0; use < 2; ++use) snapshots.use_copy(cache.stored(nodes[2], 1), state);
+  CHECK(snapshots.make(nodes[3], state) && snapshots.make(nodes[4], state));
+  CHECK(is_there(2) && !is_there(3) && is_there(4));
+  snapshots.limits.pages = plan.groups[1].pages - 1;
+  CHECK(!snapshots.make(nodes[1], state));
+  cache.give_back(state, Keep::kNothing);
+  cache.check_invariants();
 }
 
 }  // namespace turbomind::testing

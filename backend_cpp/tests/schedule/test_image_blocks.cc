@@ -167,7 +167,7 @@ TEST(every_token_sees_the_rows_of_its_images_whatever_happens_to_blocks) {
     preempted += scheduler.preemption_count();
     scheduler.remove_if([](const Sequence&) { return true; });
     scheduler.check_invariants();
-    CHECK_EQUAL(blocks.available_count(), kBlocks);
+    CHECK_EQUAL(blocks.pool().available_count(), kBlocks);
   }
   CHECK(preempted > 20);
 }
@@ -203,7 +203,7 @@ TEST(images_that_no_token_to_come_looks_at_give_their_blocks_back) {
   run(scheduler, memory, step);
   CHECK_EQUAL(step.input.tokens.size(), 2u);  // up to the second image
   for (int round = 0; round < 2; ++round) run(scheduler, memory, step);
-  CHECK_EQUAL(blocks.referenced_count(), 2 + 2);  // two of text, two of the second image
+  CHECK_EQUAL(blocks.pool().referenced_count(), 2 + 2);  // two of text, two of the second image
 }
 
 }  // namespace turbomind::testing

@@ -121,8 +121,8 @@ class History {
  public:
   History(unsigned seed, const CachePlan& plan, const CacheSize& size)
       : random_(seed), cache_(plan, size), pages_(size) {
-    cache_.set_snapshot_interval(seed % 2 == 0 ? 2 * kBlockLen : 0);
-    cache_.set_least_copied(1 + static_cast<int>(seed % 4));
+    cache_.snapshots().limits.interval = seed % 2 == 0 ? 2 * kBlockLen : 0;
+    cache_.snapshots().limits.least_copied = 1 + static_cast<int>(seed % 4);
   }
 
   void run(int events) {
@@ -139,7 +139,7 @@ class History {
           fork();
           break;
         case 4:
-          if (below(6) == 0) cache_.forget_realm(static_cast<uint64_t>(below(2)));
+          if (below(6) == 0) cache_.contents().forget_realm(static_cast<uint64_t>(below(2)));
           break;
         default:
           step();
@@ -148,9 +148,9 @@ class History {
     }
     while (!running_.empty()) end(Keep::kContent);
     check();
-    CHECK_EQUAL(cache_.referenced_count(), 0);
-    cache_.forget_all();
-    CHECK_EQUAL(cache_.free_count(), cache_.page_count());
+    CHECK_EQUAL(cache_.pool().referenced_count(), 0);
+    cache_.contents().forget_all();
+    CHECK_EQUAL(cache_.pool().free_count(), cache_.pool().page_count());
     CHECK_EQUAL(cache_.tree().node_count(), 0u);
   }
 
@@ -211,7 +211,7 @@ class History {
     counts.image_hits += sequence->image_blocks.holds_any();
     const int missing =
         sequence->memory.missing_pages(cache_, count + 1) + sequence->image_blocks.missing_pages(cache_);
-    if (running_.empty() || missing <= cache_.available_count()) {
+    if (running_.empty() || missing <= cache_.pool().available_count()) {
       running_.push_back(std::move(sequence));
     } else {
       sequence->give_up(cache_, Keep::kContent);
@@ -321,7 +321,7 @@ class History {
     if (has_state && (begin < sequence.prompt_len || (drafts > 0 && !memory.back_up(cache_)))) drafts = 0;
     CHECK_EQUAL(memory.has_backup(), has_state && drafts > 0);
 
-    pages_.move(cache_.take_moves());
+    pages_.move(cache_.pool().take_moves());
     Tokens run = sequence.tokens;
     const Tokens proposed = {below(2), below(2), below(2)};
     run.insert(run.end(), proposed.begin(), proposed.begin() + drafts);
@@ -417,9 +417,9 @@ class History {
     std::ranges::sort(referenced);
     referenced.erase(std::unique(referenced.begin(), referenced.end()), referenced.end());
     int pages = 0;
-    for (const int32_t block : referenced) pages += cache_.pages_of(block);
-    CHECK_EQUAL(pages, cache_.referenced_count());
-    CHECK(cache_.snapshot_count() <= cache_.page_count() / 4);
+    for (const int32_t block : referenced) pages += cache_.pool().pages_of(block);
+    CHECK_EQUAL(pages, cache_.pool().referenced_count());
+    CHECK(cache_.order().snapshot_pages() <= cache_.pool().page_count() / 4);
   }
 
   std::mt19937 random_;
@@ -476,8 +476,8 @@ TEST(random_histories_of_all_groups_read_what_was_written) {
     History history(seed, plan, {pages, seed % 3 == 0 ? 0 : static_cast<int>(seed % 40)});
     history.run(120);
     for (int64_t Counts::* count : kCounts) all.*count += history.counts.*count;
-    swapped_in += history.cache().swapped_in_count();
-    evictions += history.cache().eviction_count();
+    swapped_in += history.cache().contents().counts().swapped_in;
+    evictions += history.cache().contents().counts().evicted;
   }
   for (int64_t Counts::* count : kCounts) CHECK(all.*count > 100);
   CHECK(swapped_in > 100);

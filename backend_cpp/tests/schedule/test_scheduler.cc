@@ -80,7 +80,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
     }
     scheduler.remove_if([](const Sequence&) { return true; });
     scheduler.check_invariants();
-    CHECK_EQUAL(blocks.available_count(), 16);
+    CHECK_EQUAL(blocks.pool().available_count(), 16);
   }
 }
 
@@ -116,7 +116,7 @@ std::vector<int32_t> begins_alike(int shared, int own, RequestId id) {
 TEST(what_requests_begin_with_is_computed_once_when_they_come_at_once) {
   const auto computed = [](const CachePlan& plan, int least_copied, int own) {
     BlockCache blocks(plan, {1000});
-    blocks.set_least_copied(least_copied);
+    blocks.snapshots().limits.least_copied = least_copied;
     Scheduler scheduler({8, 12}, blocks);
     Step step;
     for (RequestId id = 2; id <= 12; id += 2) scheduler.add(make_sequence(id, begins_alike(42, own, id)));
@@ -165,7 +165,7 @@ TEST(with_enough_memory_no_block_of_prompts_is_computed_twice) {
   int shared = 0;
   for (int history = 0; history < 200; ++history) {
     BlockCache blocks(history % 2 == 0 ? small_plan(4) : hybrid_plan(), {6000});
-    blocks.set_snapshot_interval(4);  // a state is found wherever keys and values are
+    blocks.snapshots().limits.interval = 4;  // a state is found wherever keys and values are
     Scheduler scheduler({4, 12}, blocks);
     Step step;
     std::set<std::vector<int32_t>> computed;
@@ -257,7 +257,7 @@ TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
   for (int round = 0; round < 3000 / 12 + 1000; ++round) {
     scheduler.plan(step);
     CHECK_EQUAL(step.sequences.size(), 1u);
-    CHECK(blocks.referenced_count() <= bound);
+    CHECK(blocks.pool().referenced_count() <= bound);
     scheduler.commit(step);
     scheduler.check_invariants();
     if (step.input.spans[0].wanted != SpanRows::kNone) step.sequences[0]->tokens.push_back(2);

@@ -71,11 +71,11 @@ TEST(where_prompts_part_the_third_finds_a_snapshot) {
 
 TEST(snapshots_nobody_came_back_to_go_first) {
   BlockCache cache(hybrid_plan(), {400});
-  cache.limit_snapshots(3);
+  cache.snapshots().limits.pages = 3;
   CHECK_EQUAL(run_whole(cache, counted(10)), 0);
   for (int i = 0; i < 2; ++i) CHECK_EQUAL(run_whole(cache, counted(10)), 8);  // now it is shared
   for (int other = 1; other < 6; ++other) run_whole(cache, counted(10, 100 * other));
-  CHECK_EQUAL(cache.snapshot_count(), 3);
+  CHECK_EQUAL(cache.order().snapshot_pages(), 3);
   CHECK_EQUAL(run_whole(cache, counted(10)), 8);
   CHECK_EQUAL(run_whole(cache, counted(10, 100)), 0);  // the oldest of the others
   CHECK_EQUAL(run_whole(cache, counted(10, 500)), 8);
@@ -84,7 +84,7 @@ TEST(snapshots_nobody_came_back_to_go_first) {
 TEST(the_latest_snapshot_of_each_conversation_outlives_earlier_ones) {
   BlockCache cache(hybrid_plan(), {4000});
   const int conversations = 10;
-  cache.limit_snapshots(conversations + 4);  // a turn makes four, one of them while it responds
+  cache.snapshots().limits.pages = conversations + 4;  // a turn makes four, one of them while it responds
   std::vector<Tokens> chats(conversations);
   for (int turn = 0; turn < 4; ++turn) {
     for (int i = 0; i < conversations; ++i) {
@@ -99,7 +99,7 @@ TEST(the_latest_snapshot_of_each_conversation_outlives_earlier_ones) {
 TEST(a_response_keeps_the_snapshot_of_its_last_block_alone) {
   BlockCache cache(hybrid_plan(), {400});
   run_whole(cache, counted(100), {}, 90);
-  CHECK_EQUAL(cache.snapshot_count(), 2);  // at the ends of the prompt and of the response
+  CHECK_EQUAL(cache.order().snapshot_pages(), 2);  // at the ends of the prompt and of the response
   CHECK_EQUAL(run_whole(cache, counted(120)), 100);
 }
 
@@ -108,9 +108,9 @@ TEST(content_goes_with_the_blocks_that_it_needs) {
   BlockCache cache(plan, {22});
   run_whole(cache, counted(16));
   run_whole(cache, joined(counted(8), counted(8, 100)));  // uses the first two blocks again
-  CHECK_EQUAL(cache.idle_count(), 4 + 2 + 4 + 2);
-  cache.forget(cache.tree().find(cache.tree().find_root(0), {0, counted(4)}, 0));
-  CHECK_EQUAL(cache.idle_count(), 0);
+  CHECK_EQUAL(cache.order().idle_pages(), 4 + 2 + 4 + 2);
+  cache.contents().forget(cache.tree().find(cache.tree().find_root(0), {0, counted(4)}, 0));
+  CHECK_EQUAL(cache.order().idle_pages(), 0);
 }
 
 // Compared with all sequences before, whose computed tokens the cache still holds.
@@ -122,7 +122,7 @@ TEST(without_states_the_longest_prefix_that_any_sequence_computed_is_found) {
   for (const CachePlan& plan : plans) {
     for (const int least : {1, 3}) {
       BlockCache cache(plan, {40'000});
-      cache.set_least_copied(least);
+      cache.snapshots().limits.least_copied = least;
       std::vector<Tokens> known;
       int copied = 0;
       for (int i = 0; i < 400; ++i) {
@@ -148,7 +148,7 @@ TEST(without_states_the_longest_prefix_that_any_sequence_computed_is_found) {
 
 TEST(what_blocks_share_ends_before_an_image) {
   BlockCache cache(small_plan(8), {40});
-  cache.set_least_copied(1);
+  cache.snapshots().limits.least_copied = 1;
   const Tokens tokens = counted(8);
   const auto found = [&](const std::vector<EmbeddingRange>& images) {
     SequenceMemory memory;
@@ -173,11 +173,11 @@ TEST(ten_thousand_conversations_leave_no_page_lost) {
   for (int i = 0; i < 10'000; ++i) {
     const int count = 5 + static_cast<int>(random() % 60);
     run_whole(cache, joined(counted(count, 1000 * static_cast<int>(random() % 12)), counted(5, i)), {count}, 3);
-    CHECK(cache.snapshot_count() <= 300 / 4);
+    CHECK(cache.order().snapshot_pages() <= 300 / 4);
   }
-  CHECK_EQUAL(cache.referenced_count(), 0);
-  cache.forget_all();
-  CHECK_EQUAL(cache.free_count(), 300);
+  CHECK_EQUAL(cache.pool().referenced_count(), 0);
+  cache.contents().forget_all();
+  CHECK_EQUAL(cache.pool().free_count(), 300);
 }
 
 TEST(what_has_passed_a_window_goes_before_all_else_but_for_what_an_anchor_needs) {

@@ -22,7 +22,7 @@ struct Fixture {
     std::vector<int32_t> held;
     for (int index = 0; (index + 1) * 4 <= static_cast<int>(tokens.size()); ++index) {
       held.push_back(blocks.allocate());
-      blocks.publish({id, tokens}, index, held);
+      publish(blocks, {id, tokens}, index, held);
     }
     blocks.release(held);
     table.finish(session(id, true), request, std::move(tokens));
@@ -57,7 +57,7 @@ TEST(preparing_a_turn_changes_nothing) {
   CHECK(error_of([&] { fixture.table.prepare(session(8, true), 20); }) == ErrorCode::kTooLong);
   CHECK_EQUAL(fixture.table.size(), 1u);
   CHECK_EQUAL(fixture.table.busy_count(), 0);
-  CHECK_EQUAL(fixture.blocks.idle_count(), 1);
+  CHECK_EQUAL(fixture.blocks.order().idle_pages(), 1);
   CHECK_EQUAL(fixture.history(7).size(), 5u);
 }
 
@@ -96,11 +96,11 @@ TEST(a_session_that_goes_or_begins_again_gives_up_its_blocks) {
   Fixture fixture;
   fixture.leave(7, {1, 2, 3, 4, 5, 6, 7, 8});
   fixture.leave(8, {1, 2, 3, 4});
-  CHECK_EQUAL(fixture.blocks.idle_count(), 3);
+  CHECK_EQUAL(fixture.blocks.order().idle_pages(), 3);
   fixture.table.erase(7);
-  CHECK_EQUAL(fixture.blocks.idle_count(), 1);
+  CHECK_EQUAL(fixture.blocks.order().idle_pages(), 1);
   fixture.table.begin(session(8, true), 2, 9);
-  CHECK_EQUAL(fixture.blocks.idle_count(), 0);
+  CHECK_EQUAL(fixture.blocks.order().idle_pages(), 0);
   fixture.blocks.check_invariants();
 }
 
@@ -109,11 +109,11 @@ TEST(blocks_that_others_may_use_outlive_the_session) {
   SessionTable table({std::chrono::seconds(3600), 2, 20}, blocks, true);
   table.begin(session(7, true), 1, 0);
   std::vector<int32_t> held = {blocks.allocate()};
-  blocks.publish({0, {1, 2, 3, 4}}, 0, held);
+  publish(blocks, {0, {1, 2, 3, 4}}, 0, held);
   blocks.release(held);
   table.finish(session(7, true), 1, {1, 2, 3, 4});
   table.erase(7);
-  CHECK_EQUAL(blocks.idle_count(), 1);
+  CHECK_EQUAL(blocks.order().idle_pages(), 1);
 }
 
 TEST(a_session_that_was_to_end_with_its_request_is_gone) {
@@ -132,11 +132,11 @@ TEST(idle_sessions_go_when_they_are_old_and_the_least_recently_used_when_they_ar
   fixture.table.expire(Clock::now());
   CHECK_EQUAL(fixture.table.size(), 2u);  // one idle and the busy one
   CHECK_EQUAL(fixture.history(3).size(), 4u);
-  CHECK_EQUAL(fixture.blocks.idle_count(), 1);
+  CHECK_EQUAL(fixture.blocks.order().idle_pages(), 1);
   fixture.table.expire(Clock::now() + std::chrono::hours(2));
   CHECK_EQUAL(fixture.table.size(), 1u);
   CHECK_EQUAL(fixture.table.busy_count(), 1);
-  CHECK_EQUAL(fixture.blocks.idle_count(), 0);
+  CHECK_EQUAL(fixture.blocks.order().idle_pages(), 0);
 }
 
 }  // namespace turbomind::testing

@@ -76,7 +76,7 @@ TEST(each_sequence_gets_its_own_rows_whoever_chooses) {
       CHECK(std::vector<int32_t>(begin, sequence->tokens.end()) == expected_tokens(prompts[id], static_cast<int>(id)));
       CHECK_EQUAL(fixture.outputs[id], static_cast<int>(id));
     }
-    CHECK_EQUAL(fixture.blocks.referenced_count(), 0);
+    CHECK_EQUAL(fixture.blocks.pool().referenced_count(), 0);
     CHECK_EQUAL(fixture.stub->steps_ahead > 0, chooses);
   }
 }

@@ -1,0 +1,113 @@
+// What the cache holds: the prefix tree, and the blocks that are attached to its nodes.
+//
+//   prefix tree                          attached:  all tokens   window   state
+//   root -- t0..t3 -- t4..t7 -- a8..a11             0 1 4        - 9 6    - - 12
+//                           \-- b8..b11             0 1 5        - 9 7    - - -
+//
+// A node has at most one block of each group. Where a group needs all blocks before a token, evicting a block also
+// evicts the content after it, which could no longer be matched.
+//
+// With host pages, an idle block's content is swapped out to the host before its pages are reused, and swapped in when
+// it is matched, which is cheaper than recomputation. No sequence references host blocks.
+//
+// Who keeps or announces contents elsewhere sees them here, and is told of changes (engine/schedule/cache_observer.h).
+//
+// Used by the step thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/schedule/block_pool.h"
+#include "engine/schedule/cache_observer.h"
+#include "engine/schedule/eviction_order.h"
+#include "engine/schedule/prefix_key.h"
+#include "engine/schedule/prefix_tree.h"
+
+namespace turbomind {
+
+struct EvictionCounts {
+  int64_t evicted = 0;      // contents that were lost
+  int64_t swapped_out = 0;  // to the host
+  int64_t swapped_in = 0;
+};
+
+class CacheContents {
+ public:
+  // `hash_mask`: of PrefixTree. The others must outlive it.
+  CacheContents(BlockPool& pool, EvictionOrder& order, uint64_t hash_mask);
+
+  PrefixTree& tree() { return tree_; }
+  const PrefixTree& tree() const { return tree_; }
+  // The block of a group attached to a node, on the device or the host; kNoBlock: none.
+  int32_t stored(NodeId node, int group) const;
+  // The node that a block is attached to; kNoNode: its content is not published.
+  NodeId node_of(int32_t block) const { return nodes_[static_cast<size_t>(block)]; }
+  // Whether blocks attached to a node are in the host's memory.
+  bool is_in_host(NodeId node) const;
+  const EvictionCounts& counts() const { return counts_; }
+
+  // Makes a block of the device, for which it evicts others. kNoBlock: too many pages are referenced.
+  int32_t allocate(int group);
+  // Attaches a block to a node that has none of its group: block `index` of a prefix; without one, a snapshot.
+  void attach(NodeId node, int32_t block, const PrefixKey* prefix = nullptr, int index = 0);
+  // Attaches block `to` instead of the block `from` of the host, which is freed.
+  void replace(int32_t from, int32_t to);
+  // Swaps a block of the host in. Returns its new number; kNoBlock: too many pages are referenced.
+  int32_t swap_in(int32_t block);
+  // Moves an idle block's content to the host, or loses it if there is no room.
+  void evict(int32_t block);
+  // Frees an attached block, with the contents that can no longer be matched.
+  void lose(int32_t block);
+
+  // Frees the idle contents of a node, of all nodes of a realm, and of all nodes.
+  void forget(NodeId node);
+  void forget_realm(uint64_t realm);
+  void forget_unused() { forget(order_.all()); }
+  // Frees all contents; nothing may be referenced. For when the pages themselves are lost.
+  void forget_all();
+  // Appends a node's idle blocks.
+  void add_idle(NodeId node, std::vector<int32_t>& blocks) const;
+
+  // Reports changes to `observer` too, which must outlive this.
+  void observe(CacheObserver& observer) { observers_.push_back(&observer); }
+  // The group whose blocks are reported as stored, moved and removed; -1: none.
+  int observed_group() const { return observed_group_; }
+  struct Held {
+    uint64_t content = 0;
+    uint64_t parent = 0;
+    bool is_first = false;  // it has no parent
+    bool is_in_host = false;
+    std::span<const int32_t> tokens;
+  };
+  // These contents, parents first.
+  std::vector<Held> held() const;
+  // Reports an idle content to observers, if prefix hits need it.
+  void report_idle(int32_t block);
+
+  // Throws Error(kInternal) when blocks and tree do not agree.
+  void check_invariants() const;
+
+ private:
+  size_t place_of(NodeId node, int group) const {
+    return static_cast<size_t>(node) * pool_.plan().groups.size() + static_cast<size_t>(group);
+  }
+  // Whether a node's content of a group is reported as stored, moved and removed.
+  bool is_observed(NodeId node, int group) const { return group == observed_group_ && !tree_.is_part(node); }
+  void hand_over(int32_t from, int32_t to);
+  void detach(int32_t block);
+  void forget(const std::vector<int32_t>& blocks);
+  void lose_for_room(int32_t block);
+
+  BlockPool& pool_;
+  EvictionOrder& order_;
+  const int observed_group_;
+  PrefixTree tree_;
+  std::vector<NodeId> nodes_;      // by block
+  std::vector<int32_t> attached_;  // [node, group]
+  std::vector<CacheObserver*> observers_;
+  EvictionCounts counts_;
+};
+
+}  // namespace turbomind

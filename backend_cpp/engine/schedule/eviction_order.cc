@@ -1,0 +1,125 @@
+#include "engine/schedule/eviction_order.h"
+
+#include <string>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+EvictionOrder::EvictionOrder(const BlockPool& pool)
+    : pool_(pool), entries_(static_cast<size_t>(pool.page_count() + pool.host_count())) {}
+
+void EvictionOrder::put(int32_t block, Place place) {
+  at(block).uses = 0;
+  insert(block, place);
+}
+
+void EvictionOrder::remove(int32_t block) {
+  erase(block);
+  at(block).place = Place::kNone;
+}
+
+void EvictionOrder::insert(int32_t block, Place place) {
+  Entry& entry = at(block);
+  entry.place = place;
+  entry.stamp = next_stamp_++;
+  entry.position = list(place).insert(list(place).end(), block);
+  count(block, 1);
+}
+
+void EvictionOrder::erase(int32_t block) {
+  count(block, -1);
+  list(at(block).place).erase(at(block).position);
+}
+
+void EvictionOrder::move(int32_t block, Place place) {
+  erase(block);
+  insert(block, place);
+}
+
+void EvictionOrder::count(int32_t block, int sign) {
+  const Place place = at(block).place;
+  if (place == Place::kHost) return;
+  const int pages = sign * pool_.pages_of(block);
+  idle_pages_ += pages;
+  if (is_snapshot(place)) snapshot_pages_ += pages;
+}
+
+void EvictionOrder::touch(int32_t block, bool is_pinned) {
+  Place to = place(block);
+  if (is_pinned && is_snapshot(to)) to = Place::kSharedSnapshot;
+  if (is_pinned && to == Place::kUntilNeeded) to = Place::kNeededLast;
+  move(block, to);
+}
+
+void EvictionOrder::note_use(int32_t block) {
+  Entry& entry = at(block);
+  ++entry.uses;
+  if (!is_snapshot(entry.place)) return move(block, entry.place);
+  move(block, entry.uses > 1 ? Place::kSharedSnapshot : Place::kLatestSnapshot);
+}
+
+void EvictionOrder::pass(int32_t block) {
+  if (place(block) == Place::kLatestSnapshot) move(block, Place::kPassedSnapshot);
+}
+
+bool EvictionOrder::keep(int32_t block) {
+  if (place(block) != Place::kUntilNeeded) return false;
+  move(block, Place::kNeededLast);
+  return true;
+}
+
+int32_t EvictionOrder::front(Place place) const {
+  const std::list<int32_t>& blocks = lists_[static_cast<size_t>(place)];
+  return blocks.empty() ? kNoBlock : blocks.front();
+}
+
+int32_t EvictionOrder::next() const {
+  int32_t oldest = front(Place::kUntilNeeded);
+  if (oldest != kNoBlock) return oldest;
+  for (const Place place :
+       {Place::kNeededLast, Place::kPassedSnapshot, Place::kLatestSnapshot, Place::kSharedSnapshot}) {
+    const int32_t block = front(place);
+    if (block != kNoBlock && (oldest == kNoBlock || at(block).stamp < at(oldest).stamp)) oldest = block;
+  }
+  return oldest;
+}
+
+int32_t EvictionOrder::next_snapshot() const {
+  for (const Place place : {Place::kPassedSnapshot, Place::kLatestSnapshot, Place::kSharedSnapshot}) {
+    if (const int32_t block = front(place); block != kNoBlock) return block;
+  }
+  return kNoBlock;
+}
+
+int32_t EvictionOrder::next_of_host() const {
+  return front(Place::kHost);
+}
+
+std::vector<int32_t> EvictionOrder::all() const {
+  std::vector<int32_t> all;
+  for (const std::list<int32_t>& blocks : lists_) all.insert(all.end(), blocks.begin(), blocks.end());
+  return all;
+}
+
+void EvictionOrder::check_invariants() const {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw internal_error(std::string("eviction order: ") + what);
+  };
+  int idle = 0;
+  int snapshots = 0;
+  size_t listed = 0;
+  for (auto number = int32_t{0}; const Entry& entry : entries_) {
+    const int32_t own = number++;
+    if (entry.place == Place::kNone) continue;
+    ++listed;
+    require(pool_.group_of(own) >= 0 && !pool_.is_referenced(own), "a block is free or in use");
+    require(pool_.is_of_host(own) == (entry.place == Place::kHost), "a block is in the other memory");
+    if (entry.place != Place::kHost) idle += pool_.pages_of(own);
+    if (is_snapshot(entry.place)) snapshots += pool_.pages_of(own);
+  }
+  require(idle == idle_pages_ && snapshots == snapshot_pages_, "counts and idle blocks differ");
+  require(listed == all().size(), "lists and idle blocks differ");
+}
+
+}  // namespace turbomind
