@@ -3,25 +3,117 @@
 ``make clients`` installs them from npm.
 """
 
+import http.client
 import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import torch
 
 from openai_gateway.settings import Settings
 from tests.clients.installed import NODE_MODULES, Package
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Received, Script
 from tests.support.gateways import running_gateway
 from tests.support.images import make_image
-from tests.support.reciting_model import make_reciting
-from tests.support.recording import Recorder, recording
 from tests.support.servers import running_triton
+from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request as the client sent it, and the status it received."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    status: int
+
+
+@dataclass
+class Recorder:
+    """Where clients are pointed at, and what passed."""
+
+    url: str
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+@contextmanager
+def recording(target: str) -> Iterator[Recorder]:
+    """Forward to the server at ``target``, a URL without a path; responses are streamed."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def forward(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            sent = {name.lower(): value for name, value in self.headers.items()}
+            upstream = http.client.HTTPConnection(urlsplit(target).netloc, timeout=120)
+            upstream.request(self.command, self.path, body, sent | {"connection": "close"})
+            response = upstream.getresponse()
+            recorder.exchanges.append(Exchange(self.command, self.path, sent, body, response.status))
+            self.send_response(response.status)
+            for name, value in response.getheaders():
+                if name.lower() not in {"connection", "transfer-encoding"}:
+                    self.send_header(name, value)
+            self.send_header("connection", "close")
+            self.end_headers()
+            while piece := response.read1():
+                self.wfile.write(piece)
+                self.wfile.flush()
+            upstream.close()
+
+        do_GET = do_HEAD = do_POST = do_DELETE = forward
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    recorder = Recorder(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, name="recorder")
+    thread.start()
+    try:
+        yield recorder
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def make_reciting(directory: Path, text: str, **overrides: Any) -> Path:
+    """Make a checkpoint that responds with ``text``, whose tokens must differ, and ends.
+
+    Attention and MLP run, but add nothing to the residual stream: the next token follows from the last one alone.
+    Prompts of the default model's chat template end with a newline, which begins the text.
+    """
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer
+
+    make_tiny_llama(directory, tie_word_embeddings=False, **{"vocab_size": WHOLE_VOCABULARY} | overrides)
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    (newline,) = tokenizer.encode("\n", add_special_tokens=False)
+    chain = [newline, *tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    assert len(set(chain)) == len(chain), chain
+    weights = load_file(directory / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+    rows = weights["model.embed_tokens.weight"][torch.tensor(chain[:-1])]
+    states = rows * rows.pow(2).mean(-1, keepdim=True).rsqrt() * weights["model.norm.weight"]
+    head = weights["lm_head.weight"].zero_()
+    head[torch.tensor(chain[1:])] = 8 * states  # logits of some hundreds against those near zero
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
 
 CLAUDE_CODE, CODEX = Package("@anthropic-ai/claude-code", "node"), Package("@openai/codex", "node")
 REPLY = "The capital of France is Paris."

@@ -6,13 +6,18 @@
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+from transformers import LlavaForConditionalGeneration, LlavaImageProcessorPil
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
@@ -22,16 +27,79 @@ from tests.support.both_engines import PLAIN
 from tests.support.cogvlm_reference import CogVlmReference, make_tiny_cogvlm
 from tests.support.glm_4v_reference import Glm4vReference, make_tiny_glm_4v
 from tests.support.images import make_image
-from tests.support.llama4_pixels import llama4_inputs
 from tests.support.minicpmv_reference import MiniCpmReference, make_tiny_minicpmv
 from tests.support.mllama_reference import MllamaReference, make_tiny_mllama
 from tests.support.molmo_reference import MolmoReference, make_tiny_molmo
 from tests.support.mono_internvl_reference import MonoInternVlReference, make_tiny_mono_internvl
 from tests.support.phi3_vision_reference import Phi3VisionReference, make_tiny_phi3_vision
 from tests.support.qwen_vl_reference import QwenVlReference, make_tiny_qwen_vl_chat
+from tests.support.tiny_vision_models import IMAGE_SIDE as SIDE
 from tests.support.token_engine import relative_error
 from tests.support.xcomposer_reference import XComposerReference, make_tiny_xcomposer
-from tests.support.yi_vl_reference import YiVlReference, make_tiny_yi_vl
+
+
+def make_tiny_yi_vl(directory: Path) -> Path:
+    """Make a Yi-VL in its authors' layout, its tower in a folder alongside it."""
+    return own.make_tiny_llava_original(directory, normed=True)
+
+
+class YiVlReference:
+    """Logits of a checkpoint made by :func:`make_tiny_yi_vl`."""
+
+    def __init__(self, directory: Path) -> None:
+        native = own.native_of(directory)
+        self._model = LlavaForConditionalGeneration.from_pretrained(native, dtype=torch.float64)
+        self._pixels = LlavaImageProcessorPil.from_pretrained(native)
+        prefix = "model.mm_projector."
+        tensors = load_file(directory / "model.safetensors")
+        projector = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
+        hidden, seen = projector["0.weight"].shape
+        layers = (nn.Linear(seen, hidden), nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, hidden))
+        whole = nn.Sequential(*layers, nn.LayerNorm(hidden))
+        whole.load_state_dict(projector)
+        self._model.model.multi_modal_projector = whole.double()
+
+    def __call__(self, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
+        """Return the logits [tokens, vocab] of a text with images."""
+        shown = {"pixel_values": self._pixels(images, return_tensors="pt")["pixel_values"].double()} if images else {}
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(input_ids=torch.tensor([ids]), **shown).logits[0]
+        return logits
+
+
+MOST = 6
+
+
+def best_canvas(width: int, height: int) -> tuple[int, int]:
+    """Return rows and columns of the smallest canvas that holds the image, else of that which shrinks it least."""
+    fits = {
+        (rows, columns): min(Fraction(columns * SIDE, width), Fraction(rows * SIDE, height))
+        for rows in range(1, MOST + 1)
+        for columns in range(1, MOST // rows + 1)
+    }
+    holding = [scale for scale in fits.values() if scale >= 1]
+    wanted = min(holding) if holding else max(fits.values())
+    return min((rows * columns, rows, columns) for (rows, columns), scale in fits.items() if scale == wanted)[1:]
+
+
+def _resized(pixels: torch.Tensor, width: int, height: int) -> torch.Tensor:
+    return torch.nn.functional.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
+
+
+def llama4_inputs(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
+    """Return the pixels of tiles and whole, between -1 and 1."""
+    pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)[None]
+    rows, columns = best_canvas(*image.size)
+    width, height = (min(max(own, SIDE), most * SIDE) for own, most in zip(image.size, (columns, rows), strict=True))
+    scale = min(Fraction(width, image.width), Fraction(height, image.height))
+    small = _resized(pixels, int(image.width * scale), int(image.height * scale))
+    canvas = torch.zeros(3, rows * SIDE, columns * SIDE, dtype=torch.uint8)
+    canvas[:, : small.shape[2], : small.shape[3]] = small[0]
+    tiles = canvas.reshape(3, rows, SIDE, columns, SIDE).permute(1, 3, 0, 2, 4).flatten(0, 1)
+    if rows * columns > 1:
+        tiles = torch.cat([tiles, _resized(pixels, SIDE, SIDE)])
+    return {"pixel_values": tiles.float() / 127.5 - 1}
+
 
 TOLERANCE = 1e-4
 SETTINGS = {
