@@ -98,11 +98,13 @@ class GenerationConfig(field.RecordsGiven):
         "0: only the most likely token.",
         low=0,
         high=1,
+        off=1,
         **_SAMPLING,
     )
     top_k: int = field.integer(
         50,
         "Sample from this many most likely tokens; 0: all.",
+        off=0,
         **_SAMPLING,
     )
     min_p: float = field.number(
@@ -110,6 +112,7 @@ class GenerationConfig(field.RecordsGiven):
         "Minimum probability of a token, relative to the most likely token.",
         low=0,
         high=1,
+        off=0,
         **_SAMPLING,
     )
     top_n_sigma: float = field.number(
@@ -117,6 +120,7 @@ class GenerationConfig(field.RecordsGiven):
         "Sample from tokens whose logit is within this many standard deviations of the maximum; 0: all.",
         low=0,
         high=100,
+        off=0,
         **_SAMPLING,
     )
     temperature: float = field.number(
@@ -124,6 +128,7 @@ class GenerationConfig(field.RecordsGiven):
         "Sampling temperature, which divides the logits; 0: greedy.",
         low=0,
         high=2,
+        off=1,
         **_SAMPLING,
     )
     repetition_penalty: float = field.number(
@@ -131,6 +136,7 @@ class GenerationConfig(field.RecordsGiven):
         "Values over 1 penalize tokens that are already in the prompt or the response.",
         above=0,
         high=100,
+        off=1,
         **_IN_BODIES,
     )
     ignore_eos: bool = field.boolean(
@@ -202,6 +208,7 @@ class GenerationConfig(field.RecordsGiven):
         "Subtracted from the logits of tokens that are in the response so far.",
         low=-2,
         high=2,
+        off=0,
         **_ENGINE,
     )
     frequency_penalty: float = field.number(
@@ -209,6 +216,7 @@ class GenerationConfig(field.RecordsGiven):
         "Subtracted from the logit of a token once per occurrence in the response so far.",
         low=-2,
         high=2,
+        off=0,
         **_ENGINE,
     )
     repetition_detection: Literal["off", "reasoning", "all"] = field.string(

@@ -1,25 +1,32 @@
 // Operations on one row of logits.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <string_view>
 #include <vector>
+
+#include "kernels/sampling_fields.h"
 
 namespace turbomind {
 
 // How a token is chosen, apart from lists of tokens.
-struct SamplingParams {
+struct SamplingParams : SamplingFields {
   bool is_greedy = true;
-  float temperature = 1;
-  int top_k = 0;  // 0: no limit
-  float top_p = 1;
-  float min_p = 0;
-  float top_n_sigma = 0;  // 0: no limit; the host's sampler alone has it
   uint64_t seed = 0;
   uint64_t draw = 0;  // tokens of the response so far
-  float repetition_penalty = 1;
-  float presence_penalty = 0;
-  float frequency_penalty = 0;
 };
+
+// Whether nothing is asked for but by these fields: what chooses tokens leaves others to the host.
+template <class Names>
+bool asks_only_for(const SamplingFields& wanted, const Names& known) {
+  bool is_known = true;
+  visit_sampling(wanted, [&](std::string_view name, const auto& value, const auto& off) {
+    is_known = is_known && (value == off || std::ranges::find(known, name) != std::end(known));
+  });
+  return is_known;
+}
 
 // Index of the largest value, the lowest index among equals; -1 if any value is NaN or all are -infinity.
 int32_t argmax(const float* logits, int size);

@@ -18,6 +18,21 @@ namespace {
 
 constexpr int kSpanFields = sizeof(ChannelSpan) / sizeof(int32_t);
 
+// NumPy's type of ChannelChoice.
+py::dtype choice_dtype() {
+  py::list names;
+  py::list formats;
+  py::list offsets;
+  ChannelChoice choice;
+  const auto* begin = reinterpret_cast<const std::byte*>(&choice);
+  visit_fields(choice, [&]<class T>(const char* name, T& field) {
+    names.append(name);
+    formats.append(py::dtype::of<T>());
+    offsets.append(reinterpret_cast<const std::byte*>(&field) - begin);
+  });
+  return py::dtype(names, formats, offsets, sizeof(ChannelChoice));
+}
+
 // One end of a StepChannel, as a rank sees it.
 class WorkerChannel {
  public:
@@ -57,15 +72,9 @@ class WorkerChannel {
     views["spans"] = view(reinterpret_cast<int32_t*>(channel.spans(index)), {shape.spans, kSpanFields});
     views["blocks"] = view(channel.blocks(index), {shape.blocks});
     views["embedded_rows"] = view(channel.embedded_rows(index), {seeing_rows});
-    views["own_rows"] = view(channel.own_rows(index), {seeing_rows});
     views["embeddings"] = view(channel.embeddings(index), {seeing_rows, shape.embedding_width});
     views["grid_positions"] = view(channel.grid_positions(index), {seeing_rows, 3});
-    const int looking_rows = shape.looks != 0 ? shape.rows : 0;
-    views["fills"] = view(reinterpret_cast<int32_t*>(channel.fills(index)), {looking_rows, kSpanFields});
-    views["image_rows"] = view(channel.image_rows(index), {looking_rows, shape.hidden_size});
-    views["looks"] = view(reinterpret_cast<int32_t*>(channel.looks(index)), {looking_rows, kSpanFields});
-    views["looking_rows"] = view(channel.looking_rows(index), {looking_rows});
-    views["choices"] = view(channel.choices(index), {shape.spans});
+    views["choices"] = py::array(choice_dtype(), {shape.spans}, {}, channel.choices(index), owner);
     views["lists"] = view(channel.lists(index), {shape.list_words});
     views["chosen"] = view(channel.chosen(index), {shape.spans});
     views["logprobs"] = view(channel.logprobs(index), {shape.spans});
@@ -109,10 +118,7 @@ py::dict read_adapter(const std::string& directory) {
 }  // namespace
 
 void bind_worker(py::module_& m) {
-  PYBIND11_NUMPY_DTYPE(ChannelChoice, u, row, is_greedy, temperature, top_k, top_p, min_p, top_n_sigma,
-                       repetition_penalty, presence_penalty, frequency_penalty, logprobs, history, first_list, biases,
-                       forbidden, mask_words, counted, prompt_len);
-  m.attr("choice_dtype") = py::dtype::of<ChannelChoice>();
+  m.attr("choice_dtype") = choice_dtype();
   py::enum_<OrderKind>(m, "OrderKind", py::module_local())
       .value("LOAD", OrderKind::kLoad)
       .value("ALLOCATE", OrderKind::kAllocate)
@@ -128,7 +134,6 @@ void bind_worker(py::module_& m) {
       .def_readonly("host_block_count", &Order::host_block_count)
       .def_readonly("sequences", &Order::sequences)
       .def_readonly("sequence_blocks", &Order::sequence_blocks)
-      .def_readonly("image_block_len", &Order::image_block_len)
       .def_readonly("moves", &Order::moves)
       .def_readonly("rows", &Order::rows)
       .def_readonly("spans", &Order::spans)
@@ -136,12 +141,7 @@ void bind_worker(py::module_& m) {
       .def_readonly("choices", &Order::choices)
       .def_readonly("area", &Order::area)
       .def_readonly("embedded", &Order::embedded)
-      .def_readonly("own", &Order::own)
       .def_readonly("has_grid", &Order::has_grid)
-      .def_readonly("fills", &Order::fills)
-      .def_readonly("filled", &Order::filled)
-      .def_readonly("looks", &Order::looks)
-      .def_readonly("looking", &Order::looking)
       .def_readonly("slot", &Order::slot)
       .def_property_readonly("directory", [](const Order& order) {
         return std::string(order.directory, static_cast<size_t>(order.directory_bytes));

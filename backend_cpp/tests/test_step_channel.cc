@@ -26,7 +26,6 @@ ChannelShape small_shape(int ranks) {
   shape.spans = 4;
   shape.blocks = 9;
   shape.embedding_width = 3;
-  shape.looks = 1;
   return shape;
 }
 
@@ -41,10 +40,6 @@ void work(int fd, int rank) {
         channel.logits()[row * 7] = static_cast<float>(channel.tokens(order.area)[row]);
         channel.hidden()[row * 3 + 2] =
             channel.embeddings(order.area)[row * 3 + 2] + channel.grid_positions(order.area)[row * 3 + 1];
-        channel.hidden()[row * 3 + 1] =
-            channel.image_rows(order.area)[row * 3 + 1] + static_cast<float>(channel.own_rows(order.area)[row]) +
-            static_cast<float>(channel.looking_rows(order.area)[row] + channel.fills(order.area)[row].count +
-                               channel.looks(order.area)[row].first_block);
         if (row < 4) channel.chosen(order.area)[row] = channel.tokens(order.area)[row] + 5;
       }
     }
@@ -80,17 +75,9 @@ TEST(steps_travel_to_every_rank_and_back) {
     std::iota(channel.tokens(area), channel.tokens(area) + rows, step);
     std::iota(channel.embeddings(area), channel.embeddings(area) + 3 * rows, 0.25F);
     std::iota(channel.grid_positions(area), channel.grid_positions(area) + 3 * rows, step);
-    std::fill_n(channel.own_rows(area), rows, 100000);
-    std::iota(channel.image_rows(area), channel.image_rows(area) + 3 * rows, 0.5F);
-    std::iota(channel.looking_rows(area), channel.looking_rows(area) + rows, step);
-    for (int row = 0; row < rows; ++row) {
-      channel.fills(area)[row] = {0, 1000 * row, 0, 0, 0, 0, 0, 0};
-      channel.looks(area)[row] = {0, 0, 0, 0, 2000 * row, 0, 0, 0};
-    }
     const uint32_t number = give(channel, rows, area);
     await(channel, number);
     for (int row = 0; row < rows; ++row) {
-      CHECK_EQUAL(channel.hidden()[row * 3 + 1], static_cast<float>(100000 + step + 3004 * row + 1) + 0.5F);
       CHECK_EQUAL(channel.logits()[row * 7], static_cast<float>(step + row));
       CHECK_EQUAL(channel.hidden()[row * 3 + 2], static_cast<float>(step + 6 * row + 3) + 0.25F);
     }

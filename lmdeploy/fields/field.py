@@ -79,6 +79,8 @@ class FieldInfo:
         A member of the JSON bodies of the HTTP API, under its own name.
     makes_sampling
         A request that has its tensor samples, unless ``do_sample`` says otherwise.
+    off
+        The value of a field about the choice of a token that asks for nothing; makes it a member of ``SamplingFields``.
     tensor_default
         Default reported alongside the tensor, where it is not `default`.
     no_effect
@@ -103,6 +105,7 @@ class FieldInfo:
     is_param: bool = False
     is_in_bodies: bool = False
     makes_sampling: bool = False
+    off: float | None = None
     tensor_default: str = ""
     no_effect: str = ""
 

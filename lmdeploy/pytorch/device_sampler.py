@@ -20,6 +20,10 @@ Array = np.ndarray[Any, Any]
 
 HISTORIES = 64  # sequences whose tokens are counted at once (kMaxWorkerHistories)
 MOST_LOGPROBS = 32  # kMaxChoiceLogprobs
+_LIMITS = ("temperature", "top_k", "top_p", "min_p", "top_n_sigma")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+KNOWN_FIELDS = (*_LIMITS, *_PENALTIES)  # the engine chooses itself where a request has others
+_SETTINGS = ("u", *_LIMITS)
 _ROWS_AT_ONCE = 64  # bounds workspace: four numbers of 8 bytes for each logit
 _NEGATIVE_INFINITY = float("-inf")
 
@@ -119,7 +123,7 @@ class DeviceSampler:
         drawn = choices[np.concatenate(groups)]
         reported = np.flatnonzero(choices["logprobs"] >= 0)
         arrays = {"drawn": np.concatenate(groups), "reported": reported}
-        for name in ("u", "temperature", "top_k", "top_p", "min_p", "top_n_sigma"):
+        for name in _SETTINGS:
             arrays[name] = drawn[name]
         arrays |= self._list_arrays(choices, lists)
         by_id, nucleus, top_k = (len(group) for group in groups)
@@ -358,10 +362,6 @@ class _Histories:
         is_there, token = tokens >= 0, tokens.clamp_min(0)
         self._seen[arrays["histories"], token] |= is_there
         self._counts[arrays["histories"], token] += is_there.int()
-
-
-_SETTINGS = ("u", "temperature", "top_k", "top_p", "min_p", "top_n_sigma")
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def _rows_of(entries: list[tuple[int, Array]]) -> Array:

@@ -14,7 +14,7 @@ import torch
 from lmdeploy import _turbomind
 from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.cpu_kernels import kernels
-from lmdeploy.pytorch.device_sampler import Choices, Chosen, DeviceSampler, agrees_with_cpu
+from lmdeploy.pytorch.device_sampler import KNOWN_FIELDS, Choices, Chosen, DeviceSampler, agrees_with_cpu
 from lmdeploy.pytorch.graphs import DecodingGraphs, cuda_capture
 from lmdeploy.pytorch.models.hf_config import read_hf_config
 from lmdeploy.pytorch.models.patch import model_class_for
@@ -133,9 +133,8 @@ class StepRunner:
             "window": max(windows, default=0) if all(windows) else 0,
             "state_layers": len(states),
             "state_bytes": states[0].state_bytes if states else 0,
-            "image_row_bytes": 0,
             "layers": self._model.layers,
-            "chooses_tokens": _chooses_tokens(self._device.device),
+            "sampling": list(KNOWN_FIELDS) if _chooses_tokens(self._device.device) else [],
         }
 
     def place_adapter(self, slot: int, directory: str) -> None:

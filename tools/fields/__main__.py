@@ -15,6 +15,7 @@ from tools.fields import cpp, spec
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS: dict[str, Callable[[str], str]] = {
+    "backend_cpp/kernels/sampling_fields.h": cpp.sampling_fields,
     "backend_cpp/engine/fields/generation_fields.h": cpp.generation_fields,
     "backend_cpp/engine/fields/engine_settings_fields.h": cpp.engine_settings,
     "backend_cpp/model/spec/model_spec_fields.h": spec.structs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from lmdeploy.fields.field import MAX_INT32, MAX_SEED, FieldInfo, Kind, fields_of
 from lmdeploy.messages import TurbomindEngineConfig
@@ -25,6 +26,26 @@ _TYPES = {
 }
 _SETTING_TYPES = {**_TYPES, Kind.NUMBER: "double", Kind.JSON: "Json"}
 _FIELD_TYPES = {**_TYPES, Kind.NUMBER: "float"}
+_SAMPLING = """\
+// How a token is chosen from a row of logits, as a request says it.
+{note}
+#pragma once
+
+namespace turbomind {{
+
+// Devices and workers receive it as it is. The defaults ask for nothing.
+struct SamplingFields {{
+{members}
+}};
+
+// Calls visit(name, field, what asks for nothing) for every field.
+template <class Fields, class Visit>
+void visit_sampling(Fields& fields, Visit&& visit) {{
+{visits}
+}}
+
+}}  // namespace turbomind
+"""
 _GENERATION = """\
 // How a response is generated, as a request says it.
 {note}
@@ -38,10 +59,15 @@ _GENERATION = """\
 #include <vector>
 
 #include "engine/fields/limits.h"
+#include "kernels/sampling_fields.h"
 
 namespace turbomind {{
 
-struct GenerationFields {{
+struct GenerationFields : SamplingFields {{
+  GenerationFields() {{
+{defaults}
+  }}
+
 {members}
 }};
 
@@ -88,12 +114,30 @@ void visit_settings(Settings& settings, Visit&& visit) {{
 """
 
 
+def sampling_fields(_: str) -> str:
+    """Return backend_cpp/kernels/sampling_fields.h."""
+    fields = [replace(field, default=field.off) for field in FIELDS.values() if field.off is not None]
+    return _SAMPLING.format(
+        note=NOTE.format("lmdeploy/messages.py"),
+        members=_members(fields, _FIELD_TYPES),
+        visits="\n".join(
+            f'  visit("{field.name}", fields.{field.name}, {_literal(_FIELD_TYPES[field.kind], field.default)});'
+            for field in fields
+        ),
+    )
+
+
 def generation_fields(_: str) -> str:
     """Return backend_cpp/engine/fields/generation_fields.h."""
     fields = [field for field in FIELDS.values() if field.is_param]
     return _GENERATION.format(
         note=NOTE.format("lmdeploy/messages.py and lmdeploy/serve/request.py"),
-        members=_members(fields, _FIELD_TYPES),
+        defaults="\n".join(
+            f"    {field.name} = {_literal(_FIELD_TYPES[field.kind], field.default)};"
+            for field in fields
+            if field.off not in (None, field.default)
+        ),
+        members=_members([field for field in fields if field.off is None], _FIELD_TYPES),
         visits=_visits(fields, "fields"),
         sampling=", ".join(f'"{field.name}"' for field in fields if field.makes_sampling),
         others="\n".join(f'    {{"{name}", "{field.name}"}},' for field in fields for name in field.also),
@@ -132,7 +176,7 @@ def _literal(kind: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return f'Json::parse(R"("{value}")")' if kind == "Json" else f'"{value}"'
-    return f"{value}f" if kind == "float" else str(value)
+    return f"{float(str(value))}f" if kind == "float" else str(value)
 
 
 def _visits(fields: Iterable[FieldInfo], what: str) -> str:

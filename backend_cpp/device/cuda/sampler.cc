@@ -1,6 +1,8 @@
 #include "device/cuda/sampler.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 #include "base/kernel_choice.h"
 #include "kernels/cuda/elementwise/elementwise.h"
@@ -9,6 +11,8 @@ namespace turbomind {
 
 namespace {
 
+constexpr std::array<std::string_view, 7> kKnownFields{
+    "top_p", "top_k", "min_p", "temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"};
 constexpr int kRowsAtOnce = 64;    // bounds scratch memory
 constexpr int kMaxHistories = 64;  // 0.6 MB each for a vocabulary of 150,000
 
@@ -89,7 +93,7 @@ CudaSampler::Counts CudaSampler::counts_at(int place) const {
 }
 
 bool CudaSampler::reserve(const TokenChoice& choice) {
-  if (!is_wanted_ || (choice.top_n_sigma > 0 && !choice.is_greedy)) return false;
+  if (!is_wanted_ || !asks_only_for(choice, kKnownFields)) return false;
   const size_t list_bytes = reserved_list_bytes_ + bytes_of_lists(choice);
   if (list_bytes > lists_.size()) return false;
   if (choice.has_penalties() && !histories_.reserve(choice)) return false;

@@ -8,16 +8,12 @@ namespace {
 
 SamplingParams sampling_params(const GenerationParams& params) {
   SamplingParams rule;
+  static_cast<SamplingFields&>(rule) = params;
   rule.is_greedy = params.is_greedy();
-  rule.temperature = params.temperature;
-  const bool is_one_token = params.top_p == 0;  // the most likely token reaches a share of 0
-  rule.top_k = is_one_token ? 1 : params.top_k;
-  rule.top_p = is_one_token ? 1 : params.top_p;
-  rule.min_p = params.min_p;
-  rule.top_n_sigma = params.top_n_sigma;
-  rule.repetition_penalty = params.repetition_penalty;
-  rule.presence_penalty = params.presence_penalty;
-  rule.frequency_penalty = params.frequency_penalty;
+  if (params.top_p == 0) {  // the most likely token reaches a share of 0
+    rule.top_k = 1;
+    rule.top_p = 1;
+  }
   return rule;
 }
 

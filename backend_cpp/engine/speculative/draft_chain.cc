@@ -19,13 +19,13 @@ void chain_drafts(ModelRunner& runner, std::span<const DraftLink> links, std::ve
       // Without what needs the tokens before: a draft may differ from what the model chooses.
       const SamplingParams& rule = link.work->rule(1 + step);
       SamplingParams& drawn = choices[i];
-      drawn = {.is_greedy = rule.is_greedy,
-               .temperature = rule.temperature,
-               .top_k = rule.top_k,
-               .top_p = rule.top_p,
-               .min_p = rule.min_p,
-               .seed = rule.seed,
-               .draw = rule.draw};
+      drawn.is_greedy = rule.is_greedy;
+      drawn.temperature = rule.temperature;
+      drawn.top_k = rule.top_k;
+      drawn.top_p = rule.top_p;
+      drawn.min_p = rule.min_p;
+      drawn.seed = rule.seed;
+      drawn.draw = rule.draw;
       runner.reserve(choices[i]);
       const int position = link.position + step;
       input.spans.push_back({.first_row = static_cast<int>(i),

@@ -33,12 +33,29 @@ void futex_wake(const std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-constexpr uint32_t kVersion = 5;
+constexpr uint64_t kVersion = 6;
 constexpr size_t kPage = 4096;
 
 // Whether `number` is that one or after it; numbers of orders start from 0 after the largest.
 bool has_reached(uint32_t number, uint32_t other) {
   return static_cast<int32_t>(number - other) >= 0;
+}
+
+// Of all that engine and worker read and write, so that each knows the other's build has it alike (FNV-1a).
+uint64_t layout_hash() {
+  uint64_t hash = 14695981039346656037u;
+  const auto add = [&](uint64_t value) { hash = (hash ^ value) * 1099511628211u; };
+  for (const size_t value :
+       {size_t{kVersion}, sizeof(ChannelShape), sizeof(ChannelSpan), sizeof(Order), sizeof(ChannelChoice)})
+    add(value);
+  ChannelChoice choice;
+  const auto* begin = reinterpret_cast<const std::byte*>(&choice);
+  visit_fields(choice, [&](std::string_view name, const auto& field) {
+    for (const char letter : name) add(static_cast<unsigned char>(letter));
+    add(static_cast<size_t>(reinterpret_cast<const std::byte*>(&field) - begin));
+    add(sizeof(field));
+  });
+  return hash;
 }
 
 Error unavailable(const std::string& what) {
@@ -55,7 +72,7 @@ struct StepChannel::Rank {
 };
 
 struct StepChannel::Header {
-  uint32_t version = kVersion;
+  uint64_t layout = layout_hash();
   ChannelShape shape;
   Order orders[kMaxOrders];
   alignas(64) std::atomic<uint32_t> given{1};
@@ -78,7 +95,7 @@ StepChannel::StepChannel(int fd) : fd_(fd) {
   bytes_ = static_cast<size_t>(file.st_size);
   map();
   lay_out(shape());
-  if (header().version != kVersion || bytes_ != static_cast<size_t>(file.st_size)) {
+  if (header().layout != layout_hash() || bytes_ != static_cast<size_t>(file.st_size)) {
     throw invalid_argument("the engine is of another version than its worker");
   }
 }
@@ -103,14 +120,8 @@ void StepChannel::lay_out(const ChannelShape& shape) {
   blocks_ = reserve(static_cast<size_t>(shape.blocks), sizeof(int32_t));
   const size_t seeing_rows = shape.embedding_width > 0 ? rows : 0;
   embedded_rows_ = reserve(seeing_rows, sizeof(int32_t));
-  own_rows_ = reserve(seeing_rows, sizeof(int32_t));
   embeddings_ = reserve(seeing_rows * static_cast<size_t>(shape.embedding_width), sizeof(float));
   grid_positions_ = reserve(seeing_rows * 3, sizeof(int32_t));
-  const size_t looking_rows = shape.looks != 0 ? rows : 0;
-  fills_ = reserve(looking_rows, sizeof(ChannelSpan));
-  image_rows_ = reserve(looking_rows * static_cast<size_t>(shape.hidden_size), sizeof(float));
-  looks_ = reserve(looking_rows, sizeof(ChannelSpan));
-  looking_rows_ = reserve(looking_rows, sizeof(int32_t));
   choices_ = reserve(spans, sizeof(ChannelChoice));
   lists_ = reserve(static_cast<size_t>(shape.list_words), sizeof(int32_t));
   chosen_ = reserve(spans, sizeof(int32_t));

@@ -16,8 +16,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "base/file_descriptor.h"
+#include "kernels/sampling.h"
 
 namespace turbomind {
 
@@ -37,14 +39,12 @@ struct ChannelShape {
   int32_t spans = 0;
   int32_t blocks = 0;           // entries of all block tables of a step
   int32_t embedding_width = 0;  // numbers of a row of an image; 0: the model reads text alone
-  int32_t looks = 0;            // whether tokens look at further rows of images; else what is of them has no room
   int32_t list_words = 0;       // of the lists of all choices of a step
 };
 
 enum class OrderKind : int32_t { kLoad, kAllocate, kStep, kPlaceAdapter, kDropAdapter, kMoveBlocks };
 
-// Of a step; the fields of StepSpan. Of rows of images, and of rows that look at them, only the first three and
-// first_block are given: those that look are the last ones of what they see.
+// Of a step; the fields of StepSpan.
 struct ChannelSpan {
   int32_t first_row;
   int32_t count;
@@ -58,27 +58,36 @@ struct ChannelSpan {
 
 // How a token is chosen (TokenChoice); its lists are words of the step's lists from first_list on: biases (token, then
 // the float's bits), forbidden tokens, the mask, and what its history is counted from.
-struct ChannelChoice {
-  double u;     // the random number that it is drawn by
-  int32_t row;  // of the step, whose logits it is chosen from
-  int32_t is_greedy;
-  float temperature;
-  int32_t top_k;
-  float top_p;
-  float min_p;
-  float top_n_sigma;
-  float repetition_penalty;
-  float presence_penalty;
-  float frequency_penalty;
-  int32_t logprobs;
-  int32_t history;  // where the worker counts its tokens; -1: nowhere
-  int32_t first_list;
-  int32_t biases;
-  int32_t forbidden;
-  int32_t mask_words;
-  int32_t counted;     // tokens that the history begins again with; -1: it is continued
-  int32_t prompt_len;  // of these, tokens of the prompt
+struct ChannelChoice : SamplingParams {
+  double u = 0;     // the random number that it is drawn by
+  int32_t row = 0;  // of the step, whose logits it is chosen from
+  int32_t logprobs = -1;
+  int32_t history = -1;  // where the worker counts its tokens; -1: nowhere
+  int32_t first_list = 0;
+  int32_t biases = 0;
+  int32_t forbidden = 0;
+  int32_t mask_words = 0;
+  int32_t counted = -1;    // tokens that the history begins again with; -1: it is continued
+  int32_t prompt_len = 0;  // of these, tokens of the prompt
 };
+static_assert(std::is_trivially_copyable_v<ChannelChoice>);
+
+// Calls visit(name, field) for every field that a worker reads.
+template <class Visit>
+void visit_fields(ChannelChoice& choice, Visit&& visit) {
+  visit_sampling(choice, [&](const char* name, auto& field, const auto&) { visit(name, field); });
+  visit("is_greedy", choice.is_greedy);
+  visit("u", choice.u);
+  visit("row", choice.row);
+  visit("logprobs", choice.logprobs);
+  visit("history", choice.history);
+  visit("first_list", choice.first_list);
+  visit("biases", choice.biases);
+  visit("forbidden", choice.forbidden);
+  visit("mask_words", choice.mask_words);
+  visit("counted", choice.counted);
+  visit("prompt_len", choice.prompt_len);
+}
 
 struct Order {
   OrderKind kind = OrderKind::kLoad;
@@ -90,7 +99,6 @@ struct Order {
   int32_t host_block_count = 0;
   int32_t sequences = 0;        // of a step at most
   int32_t sequence_blocks = 0;  // of a sequence at most
-  int32_t image_block_len = 0;  // rows of images in a page
   // Of kMoveBlocks: pairs of numbers in the place of the block tables.
   int32_t moves = 0;
   // Of kStep.
@@ -99,12 +107,7 @@ struct Order {
   int32_t wanted = 0;
   int32_t choices = 0;
   int32_t embedded = 0;  // rows that have embeddings of images in place of their tokens'
-  int32_t own = 0;       // those of them that take the weights of images, where there are any
   int32_t has_grid = 0;  // whether grid_positions() holds the rows' positions
-  int32_t fills = 0;     // spans of rows of images
-  int32_t filled = 0;    // rows of images
-  int32_t looks = 0;     // spans of rows that look at images
-  int32_t looking = 0;   // rows that do
   // Of kPlaceAdapter and kDropAdapter.
   int32_t slot = 0;
   int32_t directory_bytes = 0;
@@ -130,13 +133,8 @@ class StepChannel {
   ChannelSpan* spans(int area) const { return at<ChannelSpan>(spans_, area); }            // [spans]
   int32_t* blocks(int area) const { return at<int32_t>(blocks_, area); }                  // [blocks]
   int32_t* embedded_rows(int area) const { return at<int32_t>(embedded_rows_, area); }    // [rows], embedded ones first
-  int32_t* own_rows(int area) const { return at<int32_t>(own_rows_, area); }              // [rows], those ones first
   float* embeddings(int area) const { return at<float>(embeddings_, area); }              // [rows, embedding_width]
   int32_t* grid_positions(int area) const { return at<int32_t>(grid_positions_, area); }  // [rows, 3]
-  ChannelSpan* fills(int area) const { return at<ChannelSpan>(fills_, area); }            // [rows]
-  float* image_rows(int area) const { return at<float>(image_rows_, area); }              // [rows, hidden_size]
-  ChannelSpan* looks(int area) const { return at<ChannelSpan>(looks_, area); }            // [rows]
-  int32_t* looking_rows(int area) const { return at<int32_t>(looking_rows_, area); }      // [rows], looking ones first
   ChannelChoice* choices(int area) const { return at<ChannelChoice>(choices_, area); }    // [spans]
   int32_t* lists(int area) const { return at<int32_t>(lists_, area); }                    // [list_words]
   int32_t* chosen(int area) const { return at<int32_t>(chosen_, area); }                  // [spans]
@@ -189,8 +187,7 @@ class StepChannel {
   size_t bytes_ = 0;
   // Offsets, those of areas in the first one.
   size_t tokens_ = 0, spans_ = 0, blocks_ = 0, logits_ = 0, hidden_ = 0;
-  size_t embedded_rows_ = 0, own_rows_ = 0, embeddings_ = 0, grid_positions_ = 0;
-  size_t fills_ = 0, image_rows_ = 0, looks_ = 0, looking_rows_ = 0;
+  size_t embedded_rows_ = 0, embeddings_ = 0, grid_positions_ = 0;
   size_t choices_ = 0, lists_ = 0, chosen_ = 0, logprobs_ = 0, top_tokens_ = 0, top_logprobs_ = 0;
   size_t area_bytes_ = 0;
 };

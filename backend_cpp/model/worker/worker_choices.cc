@@ -43,20 +43,10 @@ void WorkerChoices::begin(const StepInput& input, StepChannel& channel, Order& o
 }
 
 ChannelChoice WorkerChoices::write(const TokenChoice& choice, int32_t* lists, int32_t& used) {
-  ChannelChoice sent{};
+  ChannelChoice sent;
+  static_cast<SamplingParams&>(sent) = choice;
   sent.u = choice.is_greedy ? 0 : uniform(choice.seed, choice.draw);
-  sent.is_greedy = choice.is_greedy ? 1 : 0;
-  sent.temperature = choice.temperature;
-  sent.top_k = choice.top_k;
-  sent.top_p = choice.top_p;
-  sent.min_p = choice.min_p;
-  sent.top_n_sigma = choice.top_n_sigma;
-  sent.repetition_penalty = choice.repetition_penalty;
-  sent.presence_penalty = choice.presence_penalty;
-  sent.frequency_penalty = choice.frequency_penalty;
   sent.logprobs = std::min(choice.logprobs, shape_.vocab_size);
-  sent.history = -1;
-  sent.counted = -1;
   sent.first_list = used;
   if (choice.biases != nullptr) {
     sent.biases = static_cast<int32_t>(choice.biases->size());

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <map>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -23,7 +21,6 @@ namespace {
 // Space for lists of choices: a mask and some tokens each, and all tokens of this many sequences.
 constexpr size_t kWordsOfChoice = 256;
 constexpr size_t kCountedSequences = 4;
-constexpr int kImageBlocks = 1 << 16;                  // of a sequence; they take memory as they are used
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often a wait asks whether the worker still runs
 
 // Of a sequence at most.
@@ -43,8 +40,7 @@ ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
   const size_t words_of_mask = static_cast<size_t>(options.vocab_size) / 32 + 1;
   shape.list_words = static_cast<int32_t>(static_cast<size_t>(limits.spans) * (words_of_mask + kWordsOfChoice) +
                                           kCountedSequences * static_cast<size_t>(limits.context));
-  shape.looks = options.images.looks ? 1 : 0;
-  shape.blocks = limits.spans * (blocks_of(limits) + state_pages + (options.images.looks ? kImageBlocks : 0));
+  shape.blocks = limits.spans * (blocks_of(limits) + state_pages);
   return shape;
 }
 
@@ -104,9 +100,10 @@ void WorkerRunner::start() {
   facts_.window = static_cast<int>(said.at("window").as_int());
   facts_.state_layers = static_cast<int>(said.at("state_layers").as_int());
   facts_.state_bytes = static_cast<size_t>(said.at("state_bytes").as_int());
-  facts_.image_row_bytes = static_cast<size_t>(said.at("image_row_bytes").as_int());
   facts_.layers = AdaptableLayers(said.at("layers"));
-  traits_.chooses_tokens = said.at("chooses_tokens").as_bool();
+  facts_.sampling.clear();
+  for (const Json& name : said.at("sampling").as_array()) facts_.sampling.push_back(name.as_string());
+  traits_.chooses_tokens = !facts_.sampling.empty();
   end_of_watch_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
   watcher_ = std::thread([this] { watch(); });
 }
@@ -199,13 +196,6 @@ std::vector<CacheGroup> WorkerRunner::cache_groups(const StepLimits& limits) con
     group.pieces = facts_.state_layers;
     group.piece_bytes = facts_.state_bytes;
   }
-  if (facts_.image_row_bytes > 0) {
-    CacheGroup& group = groups.emplace_back();
-    group.kind = MemoryKind::kCross;
-    group.block_len = limits.block_len;
-    group.pieces = 1;
-    group.piece_bytes = facts_.image_row_bytes * static_cast<size_t>(limits.block_len);
-  }
   return groups;
 }
 
@@ -235,8 +225,6 @@ void WorkerRunner::order_cache() {
   order.host_block_count = cache_.size.host_page_count;
   order.sequences = limits_.spans;
   order.sequence_blocks = blocks_of(limits_);
-  const int cross = cache_.plan.group_of(MemoryKind::kCross);
-  if (cross >= 0) order.image_block_len = cache_.plan.groups[static_cast<size_t>(cross)].block_len;
   wait(channel_->give());
 }
 
@@ -293,7 +281,6 @@ void WorkerRunner::begin(const StepInput& input) {
             used,           0,          span.count - wanted, span.adapter};
     order.wanted += wanted;
     for (const CacheGroup& group : cache_.plan.groups) {
-      if (group.kind == MemoryKind::kCross) continue;
       const bool is_state = group.kind == MemoryKind::kState;
       const int needed = is_state ? group.pages : group.blocks_for(span.first_position + span.count);
       if (used + needed > shape_.blocks) throw internal_error("a step has more blocks than fit into shared memory");
@@ -306,7 +293,6 @@ void WorkerRunner::begin(const StepInput& input) {
     }
   }
   send_images(input, order);
-  send_looks(input, order, used);
   const int choices = order.choices;
   steps_.push_back({channel_->give(), area_, choices});
   area_ = (area_ + 1) % kAreas;
@@ -317,11 +303,9 @@ void WorkerRunner::send_images(const StepInput& input, Order& order) {
   const std::vector<EmbeddedRow> sources = embedded_rows(input);
   order.embedded = static_cast<int32_t>(sources.size());
   int32_t* row = channel_->embedded_rows(order.area);
-  int32_t* own = channel_->own_rows(order.area);
   float* to = channel_->embeddings(order.area);
   for (const EmbeddedRow& source : sources) {
     *row++ = source.row;
-    if (source.is_on_grid || !options_.images.own_on_grid) own[order.own++] = source.row;
     source.rows->read(source.source, 0, options_.images.width, to);
     to += options_.images.width;
   }
@@ -329,38 +313,6 @@ void WorkerRunner::send_images(const StepInput& input, Order& order) {
   order.has_grid = 1;
   for (const StepSpan& span : input.spans)
     fill_grid_positions(span, channel_->grid_positions(order.area) + 3 * span.first_row);
-}
-
-void WorkerRunner::send_looks(const StepInput& input, Order& order, int32_t used) {
-  if (input.fills.empty() && input.looks.empty()) return;
-  std::map<const PageTables*, int32_t> places;  // of the step's block tables
-  const auto place_of = [&](const PageTables* tables) {
-    const auto [place, is_new] = places.try_emplace(tables, used);
-    const std::vector<int32_t>& blocks = tables->front();
-    if (!is_new) return place->second;
-    if (static_cast<size_t>(used) + blocks.size() > static_cast<size_t>(shape_.blocks)) {
-      throw internal_error("a step has more blocks of images than fit into shared memory");
-    }
-    std::ranges::copy(blocks, channel_->blocks(order.area) + used);
-    used += static_cast<int32_t>(blocks.size());
-    return place->second;
-  };
-  float* to = channel_->image_rows(order.area);
-  for (const ImageFill& fill : input.fills) {
-    if (order.filled + fill.count > shape_.rows) throw internal_error("a step fills more rows of images than it has");
-    const int32_t place = place_of(fill.tables);
-    channel_->fills(order.area)[order.fills++] = {order.filled, fill.count, fill.first, 0, place, 0, 0, 0};
-    order.filled += fill.count;
-    for (int row = 0; row < fill.count; ++row, to += options_.hidden_size) fill.group->read(fill.first + row, to);
-  }
-  int32_t* row = channel_->looking_rows(order.area);
-  for (const ImageLook& look : divide_looks(input.looks)) {
-    const int32_t place = place_of(look.tables);
-    channel_->looks(order.area)[order.looks++] = {order.looking, look.count, look.seen - look.count, 0, place, 0, 0, 0};
-    order.looking += look.count;
-    std::iota(row, row + look.count, look.first_row);
-    row += look.count;
-  }
 }
 
 StepOutput WorkerRunner::take() {

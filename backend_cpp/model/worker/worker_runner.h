@@ -48,7 +48,9 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   size_t free_cache_memory() override;
   std::byte* allocate_cache(const CacheShare& share) override;
   void move_pages(const std::vector<PageMove>& moves) override;
-  bool reserve(const TokenChoice& choice) override { return traits_.chooses_tokens && choices_.reserve(choice); }
+  bool reserve(const TokenChoice& choice) override {
+    return traits_.chooses_tokens && asks_only_for(choice, facts_.sampling) && choices_.reserve(choice);
+  }
   void begin(const StepInput& input) override;
   StepOutput take() override;
 
@@ -66,9 +68,9 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
     size_t token_bytes = 0;  // of a rank's cache, a token
     size_t free_memory = 0;  // 0: the host's counts
     int window = 0;
-    int state_layers = 0;        // that keep a state of fixed size a sequence
-    size_t state_bytes = 0;      // of each of them
-    size_t image_row_bytes = 0;  // of a rank's cache, a row of images that tokens look at
+    int state_layers = 0;               // that keep a state of fixed size a sequence
+    size_t state_bytes = 0;             // of each of them
+    std::vector<std::string> sampling;  // fields that it chooses tokens by
     AdaptableLayers layers;
   };
 
@@ -83,8 +85,6 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   // The next order, of this kind; of steps and moves in the area that no step under way has.
   Order& new_order(OrderKind kind);
   void send_images(const StepInput& input, Order& order);
-  // Rows of images that are looked at, and who looks; `used` blocks are in the step's block tables.
-  void send_looks(const StepInput& input, Order& order, int32_t used);
   void stop();
   void watch();
   // Until all ranks have done an order. Throws Error with what one of them says, or how it ended.

@@ -160,19 +160,13 @@ void take_field(const pybind11::dict& given, const char* name, T& field) {
   if (given.contains(name)) field = given[name].template cast<T>();
 }
 
-// The fields of SamplingParams that every device has.
+// The fields of SamplingParams.
 template <class Params>
 void take_sampling_fields(const pybind11::dict& given, Params& params) {
   take_field(given, "is_greedy", params.is_greedy);
-  take_field(given, "temperature", params.temperature);
-  take_field(given, "top_k", params.top_k);
-  take_field(given, "top_p", params.top_p);
-  take_field(given, "min_p", params.min_p);
   take_field(given, "seed", params.seed);
   take_field(given, "draw", params.draw);
-  take_field(given, "repetition_penalty", params.repetition_penalty);
-  take_field(given, "presence_penalty", params.presence_penalty);
-  take_field(given, "frequency_penalty", params.frequency_penalty);
+  visit_sampling(params, [&](const char* name, auto& field, const auto&) { take_field(given, name, field); });
 }
 
 // Query heads, key heads, key_dim, value_dim, block_len.

@@ -31,7 +31,6 @@ py::tuple choose_on_host(const std::vector<py::dict>& rows, const Array<float>& 
     std::vector<int32_t> mask;
     Penalties::Biases biases;
     take_sampling_fields(given, params);
-    take_field(given, "top_n_sigma", params.top_n_sigma);
     take_field(given, "prompt", prompt);
     take_field(given, "response", response);
     take_field(given, "biases", biases);
