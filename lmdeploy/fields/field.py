@@ -72,7 +72,7 @@ class FieldInfo:
     also
         Other names of it among a Triton request's parameters: those of Triton's vLLM backend.
     is_tensor
-        A tensor of the models ``turbomind`` and ``ensemble``.
+        A tensor of the models ``turbomind`` and ``ensemble``; what is not is a parameter of their requests.
     is_param
         Read into the C++ struct ``GenerationFields``.
     is_in_bodies

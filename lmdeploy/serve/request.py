@@ -144,7 +144,9 @@ class RequestFields:
 
 
 FIELDS: dict[str, FieldInfo] = {
-    field.name: field for field in (*fields_of(GenerationConfig), *fields_of(RequestFields)) if field.is_tensor
+    field.name: field
+    for field in (*fields_of(GenerationConfig), *fields_of(RequestFields))
+    if field.is_tensor or field.is_param
 }
 """The optional fields of a request: tensors of the same names."""
 

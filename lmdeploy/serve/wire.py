@@ -81,7 +81,13 @@ def encode_generate(request: GenerateRequest, *, wants_engine_seconds: bool = Fa
 
 
 def _add_field(message: service_pb2.ModelInferRequest, field: FieldInfo, value: Any) -> None:
-    """Add a field as the tensor of its name; a dict of biases is two of them, and an empty list none."""
+    """Add a field as the tensor of its name; a dict of biases is two of them, and an empty list none.
+
+    A number without a tensor is a parameter of the request.
+    """
+    if not field.is_tensor:
+        message.parameters[field.name].string_param = str(value)
+        return
     match field.kind:
         case Kind.STRINGS:
             if value:

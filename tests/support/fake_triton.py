@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from lmdeploy.serve.request import FIELDS
 from lmdeploy.token_bytes import TokenBytes
 
 _FORMATS = {"BOOL": "?", "INT32": "i", "UINT32": "I", "FP32": "f", "UINT64": "Q"}
@@ -317,6 +318,7 @@ def _received(request: Any) -> Received:
         values = _texts(raw) if tensor.datatype == "BYTES" else _numbers(raw, tensor.datatype)
         assert len(values) == math.prod(tensor.shape)
         inputs[tensor.name] = values if tensor.name in _LISTS else values[0]
+    inputs |= {name: given.string_param for name, given in request.parameters.items() if name in FIELDS}
     return Received(request.model_name, request.id, inputs, [output.name for output in request.outputs])
 
 

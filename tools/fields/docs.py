@@ -19,7 +19,7 @@ the engine and the command line all follow them.
 
 Where the column *tensor* says yes, the field is also an optional input of the models `ensemble` and `turbomind`, a
 member of the JSON body of Triton's `generate` and `generate_stream`, and a request parameter, as clients of Triton's
-vLLM backend send them (the column *also* has their names).
+vLLM backend send them (the column *also* has their names). Where it says *parameter*, it is all of that but an input.
 
 {generation}
 
@@ -59,7 +59,8 @@ def _table(fields: Iterable[FieldInfo], has_tensors: bool) -> str:
     lines = [f"| {' | '.join(columns)} |", "| " + " | ".join("---" for _ in columns) + " |"]
     for field in fields:
         sentence = field.description + (f" No effect: {field.no_effect}." if field.no_effect else "")
-        about_tensors = ["yes" if field.is_tensor else "no", ", ".join(f"`{name}`" for name in field.also)]
+        way = "yes" if field.is_tensor else "parameter" if field.is_param else "no"
+        about_tensors = [way, ", ".join(f"`{name}`" for name in field.also)]
         cells = [f"`{field.name}`", field.kind.value, f"`{field.default}`", field.range_text]
         cells += [*(about_tensors if has_tensors else []), sentence.replace("|", "\\|")]
         lines.append(f"| {' | '.join(cells)} |")

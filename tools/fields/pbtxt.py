@@ -24,6 +24,8 @@ _FROM_PREPROCESSING = {"stop_words": "_stop_words"}
 
 def tensors(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
     """Yield name, data type and dimension of a field's tensors."""
+    if not field.is_tensor:
+        return
     if field.kind is Kind.BIASES:
         yield f"{field.name}_ids", "TYPE_INT32", "-1"
         yield f"{field.name}_values", "TYPE_FP32", "-1"
@@ -45,6 +47,8 @@ def engine(text: str) -> str:
     """Return turbomind/config.pbtxt with the inputs of the table, each with its sentence."""
     lines = []
     for field in FIELDS.values():
+        if not field.is_tensor:
+            continue
         sentence = f"{describe(field)} Default: {default_text(field)}."
         lines += textwrap.wrap(sentence, width=116, initial_indent="  # ", subsequent_indent="  # ")
         lines += _inputs(field)
