@@ -130,40 +130,22 @@ def test_leaving_at_any_moment_leaks_nothing(gateway: str, triton_server: Triton
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "needle"),
+    ("change", "needle"),
     [
-        ({"messages": []}, 400, "messages"),
-        ({"messages": [{"role": "ghost", "content": "x"}]}, 400, "role"),
-        ({"model": "no-such-model"}, 404, "no-such-model"),
-        ({"temperature": -1}, 400, "temperature"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"max_tokens": 1_000_000}, 400, "max_tokens"),
-        ({"messages": [{"role": "user", "content": "word " * 20_000}]}, 400, "maximum context length"),
-        ({"top_p": 1.5}, 400, "top_p"),
-        ({"stop": [""]}, 400, "stop"),
-        ({"guided_grammar": "root ::= 中"}, 400, "line 1, column 10"),
+        ({"max_tokens": 1_000_000}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "word " * 20_000}]}, "maximum context length"),
+        ({"guided_grammar": "root ::= 中"}, "line 1, column 10"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_bad_requests_are_refused_with_the_right_status_and_disturb_nothing(
-    gateway: str, triton_server: TritonServer, change: dict[str, Any], status: int, needle: str, stream: bool
+def test_what_the_engine_s_limits_forbid_is_refused_and_disturbs_nothing(
+    gateway: str, triton_server: TritonServer, change: dict[str, Any], needle: str, stream: bool
 ) -> None:
     body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "stream": stream, **change}
     response = httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False)
-    assert response.status_code == status, response.text
+    assert response.status_code == 400, response.text
     assert needle in response.json()["error"]["message"]
     eventually_sync(lambda: no_blocks_used(triton_server))
-
-
-def test_a_body_of_ten_megabytes_and_broken_json_are_refused(gateway: str) -> None:
-    url = f"{gateway}/v1/chat/completions"
-    huge = {"model": DEFAULT_MODEL_NAME, "messages": [{"role": "user", "content": "x" * 10_000_000}]}
-    assert httpx.post(url, json=huge, timeout=60, trust_env=False).status_code == 413
-    broken = httpx.post(url, content=b'{"model": ', headers={"content-type": "application/json"}, trust_env=False)
-    assert broken.status_code == 400
-    body = json.dumps({"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "temperature": float("nan")})
-    nan = httpx.post(url, content=body, headers={"content-type": "application/json"}, trust_env=False)
-    assert nan.status_code == 400
 
 
 def test_the_reported_context_is_the_one_that_limits_are_held_against(gateway: str) -> None:
