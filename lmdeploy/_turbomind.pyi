@@ -11,7 +11,14 @@ class Engine:
     session_len: int
     vocab_size: int
     hidden_size: int
-    def __init__(self, directory: str, settings_json: str) -> None: ...
+    def __init__(
+        self,
+        directory: str,
+        settings_json: str,
+        worker: list[str] = ...,
+        publisher: list[str] = ...,
+        grammar: str = ...,
+    ) -> None: ...
     def submit(self, input_ids: list[int], params: dict[str, Any]) -> int: ...
     def cancel(self, request: int) -> None: ...
     def load_adapter(self, name: str, directory: str) -> None: ...
@@ -46,17 +53,14 @@ class Order:
     host_block_count: int
     sequences: int
     sequence_blocks: int
-    image_block_len: int
     moves: int
     rows: int
     spans: int
     wanted: int
     choices: int
     area: int
-    fills: int
-    filled: int
-    looks: int
-    looking: int
+    embedded: int
+    has_grid: int
     slot: int
     directory: str
 

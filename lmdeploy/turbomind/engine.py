@@ -35,11 +35,9 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 1.0
 _OFFLINE_SETTINGS = {"max_waiting": 2**30}  # offline callers wait; no request is refused as overloaded
 # What the engine leaves to other processes; in Triton backend_cpp/triton/engine_location.cc says it.
-_PROGRAMS = {
-    "worker": [sys.executable, "-m", "lmdeploy.pytorch.worker"],
-    "publisher": [sys.executable, "-m", "lmdeploy.kv_events.publisher"],
-    "grammar": str(Path(__file__).parents[1] / "turbomind_grammar"),
-}
+_WORKER = [sys.executable, "-m", "lmdeploy.pytorch.worker"]
+_PUBLISHER = [sys.executable, "-m", "lmdeploy.kv_events.publisher"]
+_GRAMMAR = str(Path(__file__).parents[1] / "turbomind_grammar")
 _PARAMS = tuple(field for field in fields_of(GenerationConfig) if field.is_param)
 
 EngineUnavailable = _turbomind.EngineUnavailable
@@ -165,7 +163,7 @@ class Engine:
                 lambda model: str(resolve(model, None, settings.get("download_dir")).path),
                 lambda method, model: str(find_head(self.directory.path, method, model, settings.get("download_dir"))),
             )
-        self._engine = _turbomind.Engine(str(self.directory.path), json.dumps(settings), **_PROGRAMS)
+        self._engine = _turbomind.Engine(str(self.directory.path), json.dumps(settings), _WORKER, _PUBLISHER, _GRAMMAR)
         for note in self._engine.notes:
             logger.warning("%s", note)
         self.session_len: int = self._engine.session_len
