@@ -67,6 +67,7 @@ REPETITION: Final = "repetition"  # as the engine ends a response that repeats i
 _ENGINE: dict[str, Any] = {"is_tensor": True, "is_param": True}
 _IN_BODIES = {**_ENGINE, "is_in_bodies": True}
 _SAMPLING = {**_IN_BODIES, "makes_sampling": True}
+_SAMPLING_PARAMETER = {**_SAMPLING, "is_tensor": False}  # of a Triton request: a parameter instead
 
 
 @field.documented
@@ -114,6 +115,15 @@ class GenerationConfig(field.RecordsGiven):
         high=1,
         off=0,
         **_SAMPLING,
+    )
+    typical_p: float = field.number(
+        1.0,
+        "Locally typical sampling: sample from the tokens whose information is nearest to the expected one and whose "
+        "cumulative probability reaches this value; 1: all.",
+        above=0,
+        high=1,
+        off=1,
+        **_SAMPLING_PARAMETER,
     )
     top_n_sigma: float = field.number(
         0.0,

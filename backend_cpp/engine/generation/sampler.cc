@@ -103,7 +103,7 @@ void Sampler::apply_top_n_sigma(float* logits, const SamplingParams& rule, float
   }
 }
 
-// Temperature, top-k, top-p and min-p, in this order. What is not limited is never sorted.
+// Temperature, top-k, top-p, min-p and typical-p, in this order. What is not limited is never sorted.
 int32_t Sampler::draw_from(const float* logits, const SamplingParams& rule, int32_t best) {
   const double u = uniform(rule.seed, rule.draw);
   const float largest = logits[best];
@@ -119,7 +119,7 @@ int32_t Sampler::draw_from(const float* logits, const SamplingParams& rule, int3
     if (rule.top_p < 1) apply_top_p(logits, rule, total);
   } else {
     const double total = weigh(logits, rule, largest);
-    if (rule.top_p == 1 && rule.min_p == 0) return draw_from_all(u * total);
+    if (rule.top_p == 1 && rule.min_p == 0 && rule.typical_p == 1) return draw_from_all(u * total);
     if (rule.top_p < 1) {
       apply_top_p(logits, rule, total);
     } else {
@@ -131,6 +131,7 @@ int32_t Sampler::draw_from(const float* logits, const SamplingParams& rule, int3
     }
   }
   apply_min_p(rule);
+  if (rule.typical_p < 1) apply_typical_p(rule);
   return draw_from_candidates(best, u);
 }
 
@@ -224,6 +225,30 @@ void Sampler::apply_top_p(const float* logits, const SamplingParams& rule, doubl
 
 void Sampler::apply_min_p(const SamplingParams& rule) {
   if (rule.min_p > 0) std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < rule.min_p; });
+}
+
+// Locally typical sampling (Meister et al., 2022): leaves the candidates whose information, -log p, is nearest to its
+// expectation and that together have typical_p of the total; those as near as the last one too.
+void Sampler::apply_typical_p(const SamplingParams& rule) {
+  std::erase_if(candidates_, [](const Candidate& c) { return c.weight <= 0; });
+  double total = 0;
+  double products = 0;
+  for (const Candidate& candidate : candidates_) {
+    total += candidate.weight;
+    products += candidate.weight * std::log(candidate.weight);
+  }
+  // -log p = log total - log weight, so what both have cancels out.
+  const double expected = products / total;
+  const auto distance = [&](const Candidate& c) { return std::abs(std::log(c.weight) - expected); };
+  std::ranges::stable_sort(candidates_, {}, distance);
+  double sum = 0;
+  const auto last = std::ranges::find_if(candidates_, [&](const Candidate& c) {
+    sum += c.weight;
+    return sum >= rule.typical_p * total;
+  });
+  if (last == candidates_.end()) return;
+  const double farthest = distance(*last);
+  std::erase_if(candidates_, [&](const Candidate& c) { return distance(c) > farthest; });
 }
 
 }  // namespace turbomind

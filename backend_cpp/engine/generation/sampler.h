@@ -69,7 +69,7 @@ class Sampler {
 
   // The token number rule.draw of a response, or -1 when the logits hold NaN or allow no token. Penalties, biases and
   // what is forbidden (-infinity) are in `logits` [vocab] already, to which top-n sigma adds. Order: top-n sigma,
-  // temperature, top-k, top-p, min-p, that of `transformers` where it has the step.
+  // temperature, top-k, top-p, min-p, typical-p, that of `transformers` where it has the step.
   int32_t sample(float* logits, const SamplingParams& rule);
 
  private:
@@ -87,6 +87,7 @@ class Sampler {
   void select_top_k(const float* logits, int count);
   void apply_top_p(const float* logits, const SamplingParams& rule, double total);
   void apply_min_p(const SamplingParams& rule);
+  void apply_typical_p(const SamplingParams& rule);
 
   int vocab_size_;
   std::vector<Candidate> candidates_;
