@@ -17,6 +17,7 @@ _NUMBERS = {
     "temperature": "temperature",
     "top_p": "top_p",
     "min_p": "min_p",
+    "typical_p": "typical_p",
     "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
@@ -30,7 +31,7 @@ OPTIONS_WITHOUT_EFFECT = dict.fromkeys(
     ],
     _RUNNING,
 ) | dict.fromkeys(
-    ("tfs_z", "typical_p", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline"), _NO_SAMPLER
+    ("tfs_z", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline"), _NO_SAMPLER
 )
 _LEAST = 1e-6  # added to a limit that a number has to be above
 _NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")  # Go's durations of no length

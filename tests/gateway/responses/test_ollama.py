@@ -221,6 +221,7 @@ def test_log_probabilities_come_with_their_tokens(
         ({"top_p": 1.5}, {"top_p": 1.0}),
         ({"top_p": 0}, {"top_k": 1}),
         ({"min_p": 9}, {"min_p": 1.0}),
+        ({"typical_p": 9}, {"typical_p": "1.0"}),
         ({"top_k": -5}, {"top_k": 0}),
         ({"top_k": 7.0}, {"top_k": 7}),
         ({"repeat_penalty": 0}, {"repetition_penalty": 1.0}),
