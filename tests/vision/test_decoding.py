@@ -201,7 +201,7 @@ def test_what_takes_too_long_is_refused_and_the_next_image_decoded(process: Deco
 
 
 def test_what_takes_too_much_memory_is_refused_and_the_next_image_decoded() -> None:
-    narrow = DecoderProcess(memory_bytes=500 << 20)
+    narrow = DecoderProcess(cpu_seconds=60, memory_bytes=500 << 20)
     small = file_of(Image.new("RGB", (4, 4), RED))
     assert narrow.image(small, LIMITS).getpixel((1, 1)) == RED
     with pytest.raises(ValueError, match="memory"):
