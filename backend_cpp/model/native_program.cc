@@ -30,53 +30,49 @@ void NativeRunner::compile() {
     compile_layer(layer);
   }
   program_.begin("output");
+  auto* stream = hidden_.as<float>();
   if (residual_streams_) {
-    program_.add("stream = mean of streams", [this](ModelStep& step) {
-      residual_streams_->merge(step, weights_.stream_readers, hidden_.as<float>());
-    });
+    program_.add("stream = mean of streams",
+                 [=, this](ModelStep& step) { residual_streams_->merge(step, weights_.stream_readers, stream); });
   }
   compile_kept(spec_.num_layers);
-  program_.add("logits = output layer(norm(wanted rows of stream))", [this](ModelStep& step) {
-    outputs_.compute(step, hidden_.as<float>(), step.drops_rows ? nullptr : rows_.wanted(), step.wanted,
-                     step.projected);
+  program_.add("logits = output layer(norm(wanted rows of stream))", [=, this](ModelStep& step) {
+    outputs_.compute(step, stream, step.drops_rows ? nullptr : rows_.wanted(), step.wanted, step.projected);
   });
 }
 
 void NativeRunner::compile_embeddings() {
-  const Rows stream = this->stream();
-  const auto embed = [&](const std::string& numbered, const LinearStorage& table, const int32_t* numbers, float scale,
-                         const Rows& to) {
-    const bool adds = to.data != stream.data;
-    program_.add(
-        Target{stream, adds}.is() + "embed(" + numbered + ")",
-        [&table, numbers, scale, adds, x = to.data, y = stream.data, size = spec_.hidden_size](ModelStep& step) {
-          step.ops.embed(table.view, numbers, step.rows, scale, x);
-          if (adds) step.ops.add_scaled(1, x, step.rows, size, y);
-          if (step.adapters != nullptr) step.adapters->add_embeddings(step.ops, table, numbers, y);
-        });
+  auto* stream = hidden_.as<float>();
+  const auto embed = [&](const char* name, const LinearStorage* table, const int32_t* numbers, float scale, float* to) {
+    if (numbers == nullptr) return;
+    const bool adds = to != stream;
+    program_.add(std::string(adds ? "stream += " : "stream = ") + "embed(" + name + ")", [=, this](ModelStep& step) {
+      step.ops.embed(table->view, numbers, step.rows, scale, to);
+      if (adds) step.ops.add_scaled(1, to, step.rows, spec_.hidden_size, stream);
+      if (step.adapters != nullptr) step.adapters->add_embeddings(step.ops, *table, numbers, stream);
+    });
   };
-  embed("tokens", weights_.embedding, rows_.tokens(), spec_.embedding_scale, stream);
-  if (rows_.positions() != nullptr) embed("positions", weights_.position_embedding, rows_.positions(), 1, branch());
-  if (rows_.token_types() != nullptr) embed("token types", weights_.token_types, rows_.token_types(), 1, branch());
-  if (spec_.has_embedding_norm) program_.norm(weights_.embedding_norm.view, stream, stream);
+  embed("tokens", &weights_.embedding, rows_.tokens(), spec_.embedding_scale, stream);
+  embed("positions", &weights_.position_embedding, rows_.positions(), 1, branch_.as<float>());
+  embed("token types", &weights_.token_types, rows_.token_types(), 1, branch_.as<float>());
+  if (spec_.has_embedding_norm) program_.norm(weights_.embedding_norm.view, this->stream(), this->stream());
   if (spec_.images) {
-    program_.add("stream = images, in their rows", [this, stream](ModelStep& step) {
-      if (step.embedded > 0) rows_.replace_embeddings(step, step.embedded, stream.data);
+    program_.add("stream = images, in their rows", [=, this](ModelStep& step) {
+      if (step.embedded > 0) rows_.replace_embeddings(step, step.embedded, stream);
     });
   }
   if (head_) {
     program_.add("stream = join(stream, hidden states)",
-                 [this, stream](ModelStep& step) { head_->run(step, step.input, weights_, stream.data); });
+                 [=, this](ModelStep& step) { head_->run(step, step.input, weights_, stream); });
   }
   if (layer_inputs_) {
-    program_.add("further inputs = make(tokens, stream)", [this, stream](ModelStep& step) {
-      layer_inputs_->make(step, *weights_.layer_inputs, rows_.tokens(), stream.data);
+    program_.add("further inputs = make(tokens, stream)", [=, this](ModelStep& step) {
+      layer_inputs_->make(step, *weights_.layer_inputs, rows_.tokens(), stream);
     });
   }
   if (residual_streams_) {
-    program_.add("streams = make(stream)", [this, stream](ModelStep& step) {
-      residual_streams_->make(step, weights_.stream_makers, stream.data);
-    });
+    program_.add("streams = make(stream)",
+                 [=, this](ModelStep& step) { residual_streams_->make(step, weights_.stream_makers, stream); });
   }
   if (!spec_.ropes.empty()) {
     program_.add("rope tables = make(positions)", [this](ModelStep& step) { attention_.fill_tables(step); });
@@ -84,33 +80,30 @@ void NativeRunner::compile_embeddings() {
 }
 
 void NativeRunner::compile_layer(int index) {
-  const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
-  const Rows stream = this->stream();
+  const LayerWeights* layer = &weights_.layers[static_cast<size_t>(index)];
+  auto* stream = hidden_.as<float>();
   for (int cross = 0; cross < cross_layer_count(spec_); ++cross) {
     if (spec_.images->cross_layers[static_cast<size_t>(cross)] != index) continue;
-    program_.add("stream += look at images(stream)", [this, cross, stream](ModelStep& step) {
-      if (step.looks) {
-        cross_->run(step.ops, cross, weights_.cross_layers[static_cast<size_t>(cross)], mlp_, stream.data);
-      }
+    program_.add("stream += look at images(stream)", [=, this, own = &weights_.cross_layers[cross]](ModelStep& step) {
+      if (step.looks) cross_->run(step.ops, cross, *own, mlp_, stream);
     });
   }
   compile_kept(index);
   if (residual_streams_) {
-    program_.add("streams = predict(streams); stream = the active one", [this, &layer, stream](ModelStep& step) {
-      residual_streams_->predict(step, *layer.streams, stream.data);
-    });
+    program_.add("streams = predict(streams); stream = the active one",
+                 [=, this](ModelStep& step) { residual_streams_->predict(step, *layer->streams, stream); });
   }
   const auto [mixer_input, mlp_input] = compile_inputs(index);
   if (residual_streams_) {
     program_.add("low rank = x + norm(up(down(x))), x = " + mixer_input.name,
-                 [this, &layer, x = mixer_input.rows.x.floats()](ModelStep& step) {
-                   residual_streams_->branch(step, *layer.streams, x);
+                 [=, this, x = mixer_input.rows.x.floats()](ModelStep& step) {
+                   residual_streams_->branch(step, *layer->streams, x);
                  });
   }
   if (has_attention(spec_, index) || has_recurrence(spec_, index)) compile_mixers(index, mixer_input);
   if (residual_streams_) {
     program_.add("stream = (stream + low rank) / sqrt(2)",
-                 [this, stream](ModelStep& step) { residual_streams_->join(step, stream.data); });
+                 [=, this](ModelStep& step) { residual_streams_->join(step, stream); });
   }
   if (index + 1 == spec_.num_layers && can_drop_rows()) compile_drop();
   if (has_mlp(spec_, index)) compile_mlp(index, mlp_input);
@@ -121,23 +114,19 @@ void NativeRunner::compile_layer(int index) {
 std::pair<Source, Source> NativeRunner::compile_inputs(int index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
   const BlockSpec& block = block_of(spec_, index);
-  const auto normed_by = [&](const NormStorage& norm) -> Source {
-    if (!block.has_input_norms || block.norms_stream) return {"stream", hidden_.as<float>()};
-    return {"norm(stream)", LinearInput::normed(norm.view, hidden_.as<float>(), normed_.as<float>())};
+  const Source raw{"stream", hidden_.as<float>(), ""};
+  const auto normed_by = [&](const NormStorage& norm, const Rows& workspace) -> Source {
+    if (!block.has_input_norms || block.norms_stream) return raw;
+    return {"norm(stream)", LinearInput::normed(norm.view, hidden_.as<float>(), workspace.data), workspace.name};
   };
-  Source mixer = normed_by(layer.attention_norm);
-  Source mlp = normed_by(layer.mlp_norm);
-  if (head_ && index == 0 && head_->first_input() != nullptr) mixer = {"joined rows", head_->first_input()};
-  if (block.skips_first_norm && index == 0) mixer = {"stream", hidden_.as<float>()};
-  if (block.is_parallel) {  // both read the stream as it is now
-    if (block.shares_norm) {
-      mlp = mixer = program_.made(mixer, normed());
-    } else {
-      mlp = program_.made(mlp, gathered());
-    }
-  }
+  Source mixer = normed_by(layer.attention_norm, normed());
+  Source mlp = normed_by(layer.mlp_norm, block.is_parallel ? gathered() : normed());
+  if (head_ && index == 0 && head_->first_input() != nullptr) mixer = {"joined rows", head_->first_input(), ""};
+  if (block.skips_first_norm && index == 0) mixer = raw;
+  if (block.is_parallel && block.shares_norm) mlp = mixer = program_.made(mixer);
+  if (block.is_parallel) mlp = program_.made(mlp);  // of the stream as it is now
   const bool is_read_twice = residual_streams_ || (has_recurrence(spec_, index) && has_attention(spec_, index));
-  return {is_read_twice ? program_.made(mixer, normed()) : mixer, mlp};
+  return {is_read_twice ? program_.made(mixer) : mixer, mlp};
 }
 
 Target NativeRunner::half_target(const BlockSpec& block) const {
@@ -151,58 +140,47 @@ void NativeRunner::compile_mixers(int index, const Source& input) {
   if (block.norms_stream) program_.norm(layer.attention_norm.view, stream(), stream());
   Target target = half_target(block);
   if (has_recurrence(spec_, index)) {
-    program_.add(target.is() + "recurrence(" + input.name + ")",
-                 [this, index, &layer, x = input.rows, target](ModelStep& step) {
-                   recurrence_->run(step, index, *layer.recurrence, x, target.rows.data, target.accumulates);
-                 });
+    recurrence_->compile(program_, index, *layer.recurrence, input, target);
     target.accumulates = true;
   }
-  if (has_attention(spec_, index)) {
-    program_.add(target.is() + "attention(" + input.name + ")",
-                 [this, index, &layer, x = input.rows, target](ModelStep& step) {
-                   attention_.run(step, index, layer.attention, x, target.rows.data, target.accumulates);
-                 });
-  }
+  if (has_attention(spec_, index)) attention_.compile(program_, index, layer.attention, input, target);
   if (!joins_halves(block, is_divided_)) compile_addition(block, layer.attention_output_norm);
 }
 
 void NativeRunner::compile_mlp(int index, const Source& input) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
   const BlockSpec& block = block_of(spec_, index);
+  const auto dense = [&](const Source& x, const Target& y) {
+    program_.add(y.is() + "mlp(" + x.name + ")", [this, own = &layer.mlp, x = x.rows, y](ModelStep& step) {
+      mlp_.run(step, *own, x, y.rows.data, y.accumulates);
+    });
+  };
+  const auto experts = [&](const Source& source, const Target& y) {
+    const Source x = program_.made(source);
+    program_.add(y.is() + "experts(" + x.name + ")", [this, &layer, x = x.rows.x.floats(), y](ModelStep& step) {
+      expert_mlp_.run(step, *layer.experts, x, hidden_.as<float>(), y.rows.data, y.accumulates);
+    });
+  };
   if (block.norms_stream) program_.norm(layer.mlp_norm.view, stream(), stream());
   Target target = half_target(block);
   target.accumulates |= joins_halves(block, is_divided_);
-  const bool has_experts = turbomind::has_experts(spec_, index);
-  if (has_experts && spec_.moe->is_alongside_mlp) {
-    const Rows experts{"experts", experts_.as<float>()};
-    add_dense(layer, input, {branch()});
+  if (!has_experts(spec_, index)) {
+    dense(input, target);
+  } else if (!spec_.moe->is_alongside_mlp) {
+    experts(input, target);
+  } else {
+    const Rows made{"experts", experts_.as<float>()};
+    dense(input, {branch()});
     if (is_divided_) program_.sum_over_ranks(branch());
     program_.norm(layer.dense_output_norm.view, branch(), branch());
-    program_.norm(layer.expert_norm.view, stream(), normed());
-    add_experts(layer, {"normed", normed_.as<float>()}, {experts});
-    if (is_divided_) program_.sum_over_ranks(experts);
-    program_.norm(layer.expert_output_norm.view, experts, experts);
-    program_.add_scaled(1, experts, branch());
+    experts({"norm(stream)", LinearInput::normed(layer.expert_norm.view, stream().data, normed().data), "normed"},
+            {made});
+    if (is_divided_) program_.sum_over_ranks(made);
+    program_.norm(layer.expert_output_norm.view, made, made);
+    program_.add_scaled(1, made, branch());
     return compile_addition(block, layer.mlp_output_norm, true);
   }
-  if (has_experts) {
-    add_experts(layer, program_.made(input, normed()), target);
-  } else {
-    add_dense(layer, input, target);
-  }
   compile_addition(block, layer.mlp_output_norm);
-}
-
-void NativeRunner::add_dense(const LayerWeights& layer, const Source& x, const Target& y) {
-  program_.add(y.is() + "mlp(" + x.name + ")", [this, &layer, x = x.rows, y](ModelStep& step) {
-    mlp_.run(step, layer.mlp, x, y.rows.data, y.accumulates);
-  });
-}
-
-void NativeRunner::add_experts(const LayerWeights& layer, const Source& x, const Target& y) {
-  program_.add(y.is() + "experts(" + x.name + ")", [this, &layer, x = x.rows.x.floats(), y](ModelStep& step) {
-    expert_mlp_.run(step, *layer.experts, x, hidden_.as<float>(), y.rows.data, y.accumulates);
-  });
 }
 
 // Adds what a half of the layer made, or both, to the residual stream. `is_summed`: over ranks already.
@@ -223,40 +201,45 @@ bool NativeRunner::can_drop_rows() const {
 
 // Moves the rows that are wanted to the front of the residual stream.
 void NativeRunner::compile_drop() {
-  program_.add("stream = wanted rows of stream", [this, stream = stream(), rows = gathered()](ModelStep& step) {
+  program_.add("stream = wanted rows of stream", [this](ModelStep& step) {
     if (!step.drops_rows) return;
     step.rows = step.wanted;
-    step.ops.gather_rows(stream.data, rows_.wanted(), step.rows, spec_.hidden_size, rows.data);
-    step.ops.copy(rows.data, static_cast<size_t>(step.rows) * spec_.hidden_size * sizeof(float), stream.data);
+    auto* rows = mlp_input_.as<float>();
+    step.ops.gather_rows(hidden_.as<float>(), rows_.wanted(), step.rows, spec_.hidden_size, rows);
+    step.ops.copy(rows, static_cast<size_t>(step.rows) * spec_.hidden_size * sizeof(float), hidden_.as<float>());
   });
 }
 
 // What a layer does after its halves.
 void NativeRunner::compile_end(int index) {
-  const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
-  const Rows stream = this->stream();
+  const LayerWeights* layer = &weights_.layers[static_cast<size_t>(index)];
+  auto* stream = hidden_.as<float>();
+  auto* branch = branch_.as<float>();
   if (residual_streams_) {
-    program_.add("streams = correct(streams, stream)", [this, &layer, stream](ModelStep& step) {
-      residual_streams_->correct(step, *layer.streams, stream.data);
-    });
+    program_.add("streams = correct(streams, stream)",
+                 [=, this](ModelStep& step) { residual_streams_->correct(step, *layer->streams, stream); });
   }
   if (layer_inputs_) {
-    const char* read = residual_streams_ ? "the active stream" : "stream";
-    program_.add("branch = further input(" + std::string(read) + ")", [this, index, &layer, stream](ModelStep& step) {
-      const float* x = residual_streams_ ? residual_streams_->active(step) : stream.data;
-      layer_inputs_->run(step, index, *layer.input, x, branch_.as<float>());
+    const std::string read = residual_streams_ ? "the active stream" : "stream";
+    program_.add("branch = further input(" + read + ")", [=, this](ModelStep& step) {
+      layer_inputs_->run(step, index, *layer->input, residual_streams_ ? residual_streams_->active(step) : stream,
+                         branch);
     });
     if (residual_streams_) {
       program_.add("streams += branch, but the first",
-                   [this](ModelStep& step) { residual_streams_->add(step, branch_.as<float>()); });
+                   [=, this](ModelStep& step) { residual_streams_->add(step, branch); });
     } else {
-      program_.add_scaled(1, branch(), stream);
+      program_.add_scaled(1, this->branch(), this->stream());
     }
   }
-  if (layer.scale != 1) program_.scale(layer.scale, stream);
+  if (block_of(spec_, index).has_layer_scale) {
+    program_.add("stream *= learned factor", [=, this](ModelStep& step) {
+      step.ops.scale_and_cap(layer->scale, 0, step.rows, spec_.hidden_size, stream);
+    });
+  }
   if (spec_.images && index < spec_.images->deepstack_layers) {
-    program_.add("stream += images of this depth, in their rows", [this, index, stream](ModelStep& step) {
-      if (step.embedded > 0) rows_.add_deepstack(step, index, step.embedded, stream.data);
+    program_.add("stream += images of this depth, in their rows", [=, this](ModelStep& step) {
+      if (step.embedded > 0) rows_.add_deepstack(step, index, step.embedded, stream);
     });
   }
 }
@@ -268,12 +251,12 @@ void NativeRunner::compile_kept(int layer) {
   if (kept_layers_.empty() && layer == spec_.num_layers) {
     program_.norm(weights_.final_norm.view, stream(), {"kept", kept_.as<float>()});
   }
-  const size_t width = kept_layers_.size() * static_cast<size_t>(size);
   for (size_t i = 0; i < kept_layers_.size(); ++i) {
     if (kept_layers_[i] != layer) continue;
-    program_.add("kept = stream", [size, width, x = hidden_.as<float>(),
-                                   y = kept_.as<float>() + i * static_cast<size_t>(size)](ModelStep& step) {
-      step.ops.copy_heads({x, step.rows, static_cast<size_t>(size), 1, 0, size}, {y, step.rows, width, 1, 0, size});
+    program_.add("kept = stream", [this, size, at = i * static_cast<size_t>(size)](ModelStep& step) {
+      const size_t width = kept_layers_.size() * static_cast<size_t>(size);
+      step.ops.copy_heads({hidden_.as<float>(), step.rows, static_cast<size_t>(size), 1, 0, size},
+                          {kept_.as<float>() + at, step.rows, width, 1, 0, size});
     });
   }
 }

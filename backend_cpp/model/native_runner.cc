@@ -12,6 +12,7 @@
 #include "base/cpu_share.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "device/cpu_operators.h"
 #include "model/step/image_rows.h"
 #include "model/text_encoder.h"
 
@@ -19,47 +20,36 @@ namespace turbomind {
 
 namespace {
 
-// Throws Error naming every such feature of `spec`; support for one deletes its line.
-void refuse_what_the_decoder_lacks(const ModelSpec& spec) {
-  std::string lacking;
-  const auto refuse_if = [&](bool is_used, const char* feature) {
-    if (is_used) lacking += (lacking.empty() ? "" : ", ") + std::string(feature);
-  };
-  if (spec.attention.mla) {
-    refuse_if(spec.attention.qk_norm != QkNorm::kNone, "attention.qk_norm with attention.mla");
-    refuse_if(spec.attention.norms_rotated, "attention.norms_rotated with attention.mla");
-    refuse_if(spec.attention.qkv_clip != 0, "attention.qkv_clip with attention.mla");
-    refuse_if(spec.attention.qkv_bias, "attention.qkv_bias with attention.mla");
-    refuse_if(spec.attention.softcap != 0, "attention.softcap with attention.mla");
-    refuse_if(spec.attention.value_scale != 1, "attention.value_scale with attention.mla");
-    refuse_if(!spec.attention.alibi_slopes.empty(), "attention.alibi_slopes with attention.mla");
-    refuse_if(spec.attention.has_sinks, "attention.has_sinks with attention.mla");
-    refuse_if(spec.attention.logn_length != 0, "attention.logn_length with attention.mla");
-    refuse_if(std::any_of(spec.attention.windows.begin(), spec.attention.windows.end(), [](int w) { return w > 0; }),
-              "attention.windows with attention.mla");
-  }
-  refuse_if(spec.moe && spec.moe->router.scales_input && spec.moe->experts_per_token != 1,
-            "moe.router.scales_input with several experts a token");
-  if (!lacking.empty()) {
-    throw invalid_argument(spec.architecture + " needs what the engine does not have yet: " + lacking);
-  }
-}
-
 // Replaces the memory of each buffer of the weights. Structured bindings name every member of a struct, so a new member
 // that is not moved does not compile.
 class Mover {
  public:
   explicit Mover(std::function<void(AlignedBuffer&)> move_buffer) : move_buffer_(std::move(move_buffer)) {}
 
-  void move(Weights& weights) {
-    auto& [embedding, token_types, position_embedding, embedding_norm, layer_inputs, stream_makers, stream_readers,
-           layers, cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers] = weights;
-    (void)vocab, (void)adapted_layers;
-    all(embedding, token_types, position_embedding, embedding_norm, layer_inputs, stream_makers, stream_readers, layers,
-        cross_layers, final_norm, head, lm_head, output_bias);
+#define MOVE_MEMBERS(Type, ...) \
+  void move(Type& part) {       \
+    auto& [__VA_ARGS__] = part; \
+    all(__VA_ARGS__);           \
   }
+  MOVE_MEMBERS(Weights, embedding, token_types, position_embedding, embedding_norm, layer_inputs, makers, readers,
+               layers, cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers)
 
  private:
+  MOVE_MEMBERS(LayerWeights, attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts,
+               mlp_output_norm, dense_output_norm, expert_norm, expert_output_norm, input, streams, scale)
+  MOVE_MEMBERS(AttentionWeights, qkv, latent, q_norm, k_norm, sinks, distance_biases, o)
+  MOVE_MEMBERS(LatentWeights, q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer)
+  MOVE_MEMBERS(IndexerWeights, queries, keys, key_norm, heads)
+  MOVE_MEMBERS(RecurrenceWeights, in, gates, decay_down, decay_up, gate_down, gate_up, conv, conv_bias, a_log, dt_bias,
+               skip, norm, out)
+  MOVE_MEMBERS(MlpWeights, up, down, xielu, cut)
+  MOVE_MEMBERS(LayerInputWeights, gate, project, norm)
+  MOVE_MEMBERS(StreamWeights, router_norm, router, predict, correct, branch_down, branch_up, branch_norm)
+  MOVE_MEMBERS(CrossLayerWeights, attention_norm, q, kv, q_norm, k_norm, o, attention_gate, mlp_norm, mlp, mlp_gate)
+  MOVE_MEMBERS(HeadWeights, join, embedding_norm, hidden_norm)
+  MOVE_MEMBERS(InputTableWeights, table, project, norm)
+#undef MOVE_MEMBERS
+
   template <class... Parts>
   void all(Parts&... parts) {
     (move(parts), ...);
@@ -72,41 +62,11 @@ class Mover {
   void move(std::vector<T>& parts) {
     for (T& part : parts) move(part);
   }
-
-  void move(LayerWeights& layer) {
-    auto& [attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
-           dense_output_norm, expert_norm, expert_output_norm, input, streams, scale] = layer;
-    (void)scale;
-    all(attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
-        dense_output_norm, expert_norm, expert_output_norm, input, streams);
-  }
-
-  void move(AttentionWeights& attention) {
-    auto& [qkv, latent, q_norm, k_norm, sinks, distance_biases, o] = attention;
-    all(qkv, latent, q_norm, k_norm, sinks, distance_biases, o);
-  }
-
-  void move(LatentWeights& latent) {
-    auto& [q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer] = latent;
-    all(q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer);
-  }
-
-  void move(IndexerWeights& indexer) {
-    auto& [queries, keys, key_norm, heads] = indexer;
-    all(queries, keys, key_norm, heads);
-  }
-
-  void move(RecurrenceWeights& recurrence) {
-    auto& [in, gates, decay_down, decay_up, gate_down, gate_up, conv, conv_bias, a_log, dt_bias, skip, norm, out] =
-        recurrence;
-    all(in, gates, decay_down, decay_up, gate_down, gate_up, conv, conv_bias, a_log, dt_bias, skip, norm, out);
-  }
-
-  void move(MlpWeights& mlp) {
-    auto& [up, down, xielu, cut] = mlp;
-    (void)xielu, (void)cut;
-    all(up, down);
-  }
+  // What the device does not read.
+  void move(float&) {}
+  void move(XieluFactors&) {}
+  void move(Slice::Range&) {}
+  void move(AdaptedLayer&) {}
 
   void move(ExpertWeights& weights) {
     auto& [router, router_norm, correction, scales, arena, experts, shared, shared_gate] = weights;
@@ -116,32 +76,6 @@ class Mover {
       for (ExpertWeight& expert : *list) views.insert(views.end(), {&expert.gate_up, &expert.down});
     }
     arena.move([this](AlignedBuffer& chunk) { move(chunk); }, views);
-  }
-
-  void move(LayerInputWeights& input) {
-    auto& [gate, project, norm] = input;
-    all(gate, project, norm);
-  }
-
-  void move(StreamWeights& streams) {
-    auto& [router_norm, router, predict, correct, branch_down, branch_up, branch_norm] = streams;
-    all(router_norm, router, predict, correct, branch_down, branch_up, branch_norm);
-  }
-
-  void move(CrossLayerWeights& layer) {
-    auto& [attention_norm, q, kv, q_norm, k_norm, o, attention_gate, mlp_norm, mlp, mlp_gate] = layer;
-    (void)attention_gate, (void)mlp_gate;
-    all(attention_norm, q, kv, q_norm, k_norm, o, mlp_norm, mlp);
-  }
-
-  void move(HeadWeights& head) {
-    auto& [join, embedding_norm, hidden_norm] = head;
-    all(join, embedding_norm, hidden_norm);
-  }
-
-  void move(InputTableWeights& inputs) {
-    auto& [table, project, norm] = inputs;
-    all(table, project, norm);
   }
 
   void move(NormStorage& norm) {
@@ -182,11 +116,6 @@ void move_weights(Operators& ops, Weights& weights) {
 constexpr std::chrono::seconds kLongestPreparation{60};
 constexpr std::chrono::seconds kReportEvery{2};
 
-ModelSpec checked(const ModelSpec& spec) {
-  refuse_what_the_decoder_lacks(spec);
-  return spec;
-}
-
 Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options,
                      int threads) {
   ThreadPool pool(threads > 0 ? threads : available_cpu_count());
@@ -207,6 +136,11 @@ bool is_decoding(const StepInput& input) {
 
 NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                            const WeightOptions& options, CacheType cache_type, int max_rows, int threads)
+    : NativeRunner(std::move(ops), shard, load_weights(*ops, shard, checkpoint, options, threads), options.dtype,
+                   cache_type, max_rows) {}
+
+NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard, Weights weights, DType adapter_type,
+                           CacheType cache_type, int max_rows)
     : ModelRunner({.vocab_size = logit_count(shard.spec),
                    .hidden_size = shard.spec.hidden_size,
                    .images = image_traits(shard.spec),
@@ -214,8 +148,8 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
                    .shares_cache = ops->shares_host_memory() || shard.count == 1,
                    .chooses_tokens = !ops->shares_host_memory() && !shard.spec.encoder}),
       ops_(std::move(ops)),
-      spec_(checked(shard.spec)),
-      weights_(load_weights(*ops_, shard, checkpoint, options, threads)),
+      spec_(shard.spec),
+      weights_(std::move(weights)),
       max_rows_(max_rows),
       is_divided_(shard.count > 1),
       brings_output_(shard.rank == 0),
@@ -223,7 +157,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       mlp_(*ops_, spec_, max_rows),
       expert_mlp_(*ops_, spec_, max_rows),
       adapters_(*ops_, max_rows),
-      adapter_type_(options.dtype),
+      adapter_type_(adapter_type),
       rows_(*ops_, spec_, max_rows),
       outputs_(*ops_, shard, spec_, weights_, max_rows),
       hidden_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
@@ -242,6 +176,13 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
     traits_.head = head_->traits();
   }
   compile();
+}
+
+std::string NativeRunner::program_text(const std::string& spec_file) {
+  const ModelSpec spec = read_model_spec(spec_file);
+  const NativeRunner runner(std::make_unique<CpuOperators>(1), Shard::whole(spec), Weights::outline(spec),
+                            DType::kFloat32, CacheType::kFloat32, 1);
+  return runner.program_.text();
 }
 
 void NativeRunner::prepare(const StepLimits& limits) {
@@ -370,14 +311,30 @@ void NativeRunner::begin(const StepInput& input) {
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
   if (cross_) cross_->fill(*ops_, input, weights_.cross_layers);
   if (rows == 0) return outputs_.end_without_rows();
+  WantedRows wanted;
+  ModelStep step = stage(input, wanted);
+  // Which layers adapters add to, and how many rows look at images, differs from step to step.
+  const bool is_repeatable = decodes(input, step.embedded) && step.adapters == nullptr && !step.looks &&
+                             (!head_ || head_->is_repeatable(input));
+  ops_->run_step(step.rows, is_repeatable, [&] { program_.run(step); });
+  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_.as<float>());
+  bring_kept(rows);
+  outputs_.end(wanted, step.projected, meets_ranks());
+}
+
+bool NativeRunner::decodes(const StepInput& input, int embedded) const {
+  return embedded == 0 && !spec_.encoder && is_decoding(input);
+}
+
+ModelStep NativeRunner::stage(const StepInput& input, WantedRows& wanted) {
   const int embedded = rows_.stage_embeddings(input);
   const bool looks = cross_ && cross_->begin_step(*ops_, input);
-  const bool decodes = embedded == 0 && !spec_.encoder && is_decoding(input);
+  const bool decodes = this->decodes(input, embedded);
   attention_.begin_step(*ops_, input);
   if (recurrence_) recurrence_->begin_step(*ops_, input);
-  const WantedRows wanted = rows_.stage(input);
+  wanted = rows_.stage(input);
   outputs_.begin(input, rows_);
-  const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
+  const int computed = std::min(ops_->padded_rows(static_cast<int>(input.tokens.size()), decodes), max_rows_);
   if (head_) head_->begin_step(*ops_, input, outputs_.own_states());
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const bool has_images = embedded > 0 && image_rows_ && image_rows_->begin_step(*ops_, input, computed);
@@ -389,13 +346,8 @@ void NativeRunner::begin(const StepInput& input) {
   step.wanted = decodes ? computed : wanted.count();
   step.projected = outputs_.computed_at_once(step.wanted);
   // Adapters and images know rows by their places in the step.
-  step.drops_rows = can_drop_rows() && step.wanted < computed && embedded == 0 && !has_adapters && !has_images;
-  // Which layers adapters add to, and how many rows look at images, differs from step to step.
-  const bool is_repeatable = decodes && !has_adapters && !looks && (!head_ || head_->is_repeatable(input));
-  ops_->run_step(computed, is_repeatable, [&] { program_.run(step); });
-  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_.as<float>());
-  bring_kept(rows);
-  outputs_.end(wanted, step.projected, meets_ranks());
+  step.drops_rows = can_drop_rows() && step.wanted < computed && embedded == 0 && !has_adapters;
+  return step;
 }
 
 StepOutput NativeRunner::take() {

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "device/operators.h"
 #include "model/adapters/adapter_table.h"
@@ -32,6 +35,10 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
 
+  // What a step of the model of that spec.json runs (model/step/program.h), a line for each operation. Reads no
+  // weights.
+  static std::string program_text(const std::string& spec_file);
+
   std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   // Runs a step of most rows where the device has its own memory.
   void prepare(const StepLimits& limits) override;
@@ -55,6 +62,12 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   StepOutput take() override;
 
  private:
+  NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard, Weights weights, DType adapter_type,
+               CacheType cache_type, int max_rows);
+  // Brings what the step's operations look at to the device.
+  ModelStep stage(const StepInput& input, WantedRows& wanted);
+  // Whether every sequence adds one token and looks at its logits; `embedded`: rows in place of token embeddings.
+  bool decodes(const StepInput& input, int embedded) const;
   // What the ranks do when they meet first, which is not to happen within a graph.
   void connect_ranks();
   int computed_rows(const DecodingShape& shape) const { return std::min(shape.rows, max_rows_); }
@@ -73,8 +86,6 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void compile_drop();
   void compile_end(int index);
   void compile_kept(int layer);
-  void add_dense(const LayerWeights& layer, const Source& x, const Target& y);
-  void add_experts(const LayerWeights& layer, const Source& x, const Target& y);
   Target half_target(const BlockSpec& block) const;
   Rows stream() const { return {"stream", hidden_.as<float>()}; }
   Rows normed() const { return {"normed", normed_.as<float>()}; }

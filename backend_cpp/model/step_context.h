@@ -16,6 +16,11 @@ struct StepContext {
   bool meets_ranks = false;                // whether other ranks run the same step
   const ImageRows* images = nullptr;       // null: no row takes the weights of images
 
+  // Heads of the step's rows.
+  HeadsView of(HeadsView heads) const {
+    heads.rows = rows;
+    return heads;
+  }
   // y = x W^T + b, or with accumulate y +=, of the layer with what the rows' adapters add to it; rows of images take
   // the weights that the layer has for them.
   void linear(const LinearStorage& layer, const LinearInput& input, float* y, bool accumulate) const;

@@ -13,6 +13,10 @@ namespace turbomind {
 
 namespace {
 
+NormStorage read_norm(const ModelSpec& spec, const WeightReader& read, const std::string& name) {
+  return NormStorage::load(read, name, spec.hidden_size, spec.norm, spec.norm.bias);
+}
+
 // What a linear layer has for rows of images: `own`, or low-rank matrices for each of the `parts` of its outputs.
 void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool own, bool bias,
                      const std::vector<Slice>& parts) {
@@ -95,9 +99,7 @@ StreamWeights read_streams(const ModelSpec& spec, const WeightReader& read, cons
   const int count = spec.streams->count;
   const int size = spec.hidden_size;
   const int rank = spec.streams->branch_rank;
-  const auto norm = [&](const char* name) {
-    return NormStorage::load(read, prefix + name, size, spec.norm, spec.norm.bias);
-  };
+  const auto norm = [&](const char* name) { return read_norm(spec, read, prefix + name); };
   const auto exact = [&](const char* name, int rows, int columns) {
     return read.matrix(prefix + name + ".weight", rows, columns, DType::kFloat32);
   };
@@ -128,49 +130,57 @@ MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::str
   return mlp;
 }
 
-LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index) {
+void read_mixers(const Shard& shard, const WeightReader& read, const std::string& prefix, int index,
+                 LayerWeights& layer) {
   const ModelSpec& spec = shard.spec;
-  const std::string prefix = "layers." + std::to_string(index) + ".";
-  const auto norm = [&](const char* name) {
-    return NormStorage::load(read, prefix + name, spec.hidden_size, spec.norm, spec.norm.bias);
-  };
-  LayerWeights layer;
+  const BlockSpec& block = block_of(spec, index);
   const bool is_heads_first = spec.head && index == 0;
   const bool is_wide = is_heads_first && spec.head->kind == HeadKind::kEagle3;
-  const BlockSpec& block = block_of(spec, index);
   const bool skips_norm = block.skips_first_norm && index == 0;
-  const bool has_first_norm = is_heads_first ? has_outer_norms(*spec.head) : block.has_input_norms && !skips_norm;
-  const bool has_mixer = has_attention(spec, index) || has_recurrence(spec, index);
-  const bool has_mlp = spec.layer_mlps[static_cast<size_t>(index)];
-  if (has_first_norm && has_mixer) layer.attention_norm = norm("attention_norm");
+  const bool has_norm = is_heads_first ? has_outer_norms(*spec.head) : block.has_input_norms && !skips_norm;
+  if (has_norm) layer.attention_norm = read_norm(spec, read, prefix + "attention_norm");
   if (has_recurrence(spec, index)) {
     layer.recurrence = RecurrenceWeights::load(shard, read, prefix + "recurrence.");
   }
   if (has_attention(spec, index)) {
     layer.attention = read_attention(shard, read, prefix + "attention.", index, (is_wide ? 2 : 1) * spec.hidden_size);
   }
-  if (block.has_output_norms && has_mixer) layer.attention_output_norm = norm("attention_output_norm");
-  if (!has_mlp) return layer;
+  if (block.has_output_norms) layer.attention_output_norm = read_norm(spec, read, prefix + "attention_output_norm");
+}
+
+void read_mlps(const Shard& shard, const WeightReader& read, const std::string& prefix, int index,
+               LayerWeights& layer) {
+  const ModelSpec& spec = shard.spec;
+  const BlockSpec& block = block_of(spec, index);
+  const auto norm = [&](const char* name) { return read_norm(spec, read, prefix + name); };
   if (block.has_input_norms && !block.shares_norm) layer.mlp_norm = norm("mlp_norm");
-  const bool is_alongside = has_experts(spec, index) && spec.moe->is_alongside_mlp;
   if (has_experts(spec, index)) layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
   if (has_dense_mlp(spec, index)) {
     layer.mlp = read_mlp(shard, read, prefix + "mlp.", shard.channels[static_cast<size_t>(index)],
                          spec.mlp.cuts.empty() ? 0 : spec.mlp.cuts[static_cast<size_t>(index)]);
   }
   if (block.has_output_norms) layer.mlp_output_norm = norm("mlp_output_norm");
-  if (is_alongside) {
+  if (has_experts(spec, index) && spec.moe->is_alongside_mlp) {
     layer.dense_output_norm = norm("dense_output_norm");
     layer.expert_norm = norm("expert_norm");
     layer.expert_output_norm = norm("expert_output_norm");
   }
+}
+
+LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index) {
+  const ModelSpec& spec = shard.spec;
+  const std::string prefix = "layers." + std::to_string(index) + ".";
+  LayerWeights layer;
+  if (has_attention(spec, index) || has_recurrence(spec, index)) read_mixers(shard, read, prefix, index, layer);
+  if (!has_mlp(spec, index)) return layer;
+  read_mlps(shard, read, prefix, index, layer);
   if (spec.layer_input) {
-    const int size = spec.layer_input->size;
     layer.input = {read_input_gate(spec, read, prefix),
-                   read.linear(prefix + "input.project", spec.hidden_size, size, false), norm("input.norm")};
+                   read.linear(prefix + "input.project", spec.hidden_size, spec.layer_input->size, false),
+                   read_norm(spec, read, prefix + "input.norm")};
   }
   if (spec.streams) layer.streams = read_streams(spec, read, prefix + "streams.");
-  if (block.has_layer_scale) layer.scale = *read.vector(prefix + "scale", 1).as<float>();
+  if (block_of(spec, index).has_layer_scale) layer.scale = *read.vector(prefix + "scale", 1).as<float>();
   return layer;
 }
 
@@ -305,10 +315,8 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   const WeightReader read(checkpoint, options);
   Weights weights;
   if (spec.head) weights.head = read_head(spec, read);
-  if (!spec.head || has_outer_norms(*spec.head))
-    weights.final_norm = NormStorage::load(read, "final_norm", spec.hidden_size, spec.norm, spec.norm.bias);
-  if (spec.has_embedding_norm)
-    weights.embedding_norm = NormStorage::load(read, "embedding_norm", spec.hidden_size, spec.norm, spec.norm.bias);
+  if (!spec.head || has_outer_norms(*spec.head)) weights.final_norm = read_norm(spec, read, "final_norm");
+  if (spec.has_embedding_norm) weights.embedding_norm = read_norm(spec, read, "embedding_norm");
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
   const int cross_layers = cross_layer_count(spec);
   weights.cross_layers.resize(static_cast<size_t>(cross_layers));
@@ -341,6 +349,21 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   if (!spec.encoder) weights.lm_head = read_output_layer(shard, checkpoint, read, pool);
   weights.adapted_layers = find_adapted_layers(weights.layers, checkpoint);
   if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", shard.vocab);
+  return weights;
+}
+
+Weights Weights::outline(const ModelSpec& spec) {
+  Weights weights;
+  weights.layers.resize(static_cast<size_t>(spec.num_layers));
+  weights.cross_layers.resize(static_cast<size_t>(cross_layer_count(spec)));
+  for (int index = 0; index < spec.num_layers; ++index) {
+    LayerWeights& layer = weights.layers[static_cast<size_t>(index)];
+    if (has_recurrence(spec, index)) layer.recurrence.emplace();
+    if (!has_attention(spec, index) || !spec.attention.mla) continue;
+    const auto& indexer = spec.attention.mla->indexer;
+    LatentWeights& latent = layer.attention.latent.emplace();
+    if (indexer && indexer->layers[static_cast<size_t>(index)]) latent.indexer.emplace();
+  }
   return weights;
 }
 

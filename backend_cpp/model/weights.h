@@ -143,6 +143,8 @@ struct Weights {
 
   // Those of a shard. Throws Error naming the tensor that is missing, truncated or of the wrong shape.
   static Weights load(const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options, ThreadPool& pool);
+  // What a model of that spec has, with nothing read: what a program of it refers to.
+  static Weights outline(const ModelSpec& spec);
   // Lets adapters add to the embeddings of tokens and token types too.
   void adapt_embeddings(const ModelSpec& spec, const Checkpoint& checkpoint);
 };

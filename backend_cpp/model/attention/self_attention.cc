@@ -207,57 +207,79 @@ void SelfAttention::fill_kv_lens(Operators& ops, const StepInput& input) {
   kv_lens_.upload(ops, input.tokens.size() * sizeof(int32_t));
 }
 
-SelfAttention::Heads SelfAttention::heads(const Kind& kind, bool has_keys, int rows) const {
+SelfAttention::Heads SelfAttention::heads(const Kind& kind, bool has_keys) const {
   const auto key_dim = static_cast<size_t>(kind.shape.key_dim);
   const auto value_dim = static_cast<size_t>(kind.shape.value_dim);
   const size_t width = has_keys ? static_cast<size_t>(kind.row_width) : kind.num_heads * key_dim;
   const int kv_heads = kind.shape.num_kv_heads;
-  Heads heads{{qkv_.as<float>(), rows, width, kind.num_heads, key_dim, kind.shape.key_dim}, {}, {}, {}};
+  Heads heads{{qkv_.as<float>(), 0, width, kind.num_heads, key_dim, kind.shape.key_dim}, {}, {}, {}};
   if (!has_keys) return heads;
   auto* keys = qkv_.as<float>() + kind.num_heads * key_dim;
   float* values = kind.spec.mla ? keys + kind.spec.mla->rope_dim : keys + kv_heads * key_dim;
-  heads.keys = {keys, rows, width, kv_heads, key_dim, kind.shape.key_dim};
-  heads.values = {values, rows, width, kv_heads, value_dim, kind.shape.value_dim};
-  heads.gates = {values + kv_heads * value_dim, rows, width, kind.num_heads, value_dim, kind.shape.value_dim};
+  heads.keys = {keys, 0, width, kv_heads, key_dim, kind.shape.key_dim};
+  heads.values = {values, 0, width, kv_heads, value_dim, kind.shape.value_dim};
+  heads.gates = {values + kv_heads * value_dim, 0, width, kind.num_heads, value_dim, kind.shape.value_dim};
   return heads;
 }
 
-void SelfAttention::project(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
-                            const Heads& heads) {
-  const AttentionSpec& spec = kind_of(layer).spec;
-  auto* qkv = qkv_.as<float>();
-  step.linear(weights.qkv, x, qkv, false);
-  if (const float clip = spec.qkv_clip; clip > 0) {
-    step.ops.apply({.kind = Pointwise::Kind::kClamp, .limit = clip},
-                   rows_view(qkv, step.rows, static_cast<int>(heads.queries.row_stride)));
-  }
-  if (spec.norms_values && has_keys(layer)) step.ops.norm_heads(unit_norm(), heads.values);
-  if (!spec.norms_rotated) norm_queries_and_keys(step.ops, layer, weights, heads);
+void SelfAttention::compile_latent(Program& program, int layer, const LatentWeights& weights, const Source& x) {
+  const float* rows = x.rows.x.floats();
+  program.add("queries, keys = latent projections(" + x.name + ")",
+              [this, &weights, rows](ModelStep& step) { latent_->project(step, weights, rows, qkv_.as<float>()); });
+  if (!weights.indexer || !indexer_) return;
+  const RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
+  program.add("chosen = indexer(" + x.name + ")", [this, layer, &weights, rows, table](ModelStep& step) {
+    indexer_->choose(step, layer, *weights.indexer, rows, latent_->query_latents(), table);
+  });
 }
 
-void SelfAttention::norm_queries_and_keys(Operators& ops, int layer, const AttentionWeights& weights,
-                                          const Heads& heads) {
-  for (const auto& [own, norm] : {std::pair(heads.queries, &weights.q_norm), std::pair(heads.keys, &weights.k_norm)}) {
-    if (own.heads == 0) continue;
-    switch (kind_of(layer).spec.qk_norm) {
-      case QkNorm::kNone:
-        break;
-      case QkNorm::kHead:
-        ops.norm_heads(norm->view, own);
-        break;
-      case QkNorm::kProjection:
-        ops.norm_heads(norm->view, {own.first, own.rows, own.row_stride, 1, 0, own.heads * own.head_dim});
-        break;
-      case QkNorm::kEachHead:
-        for (int head = 0; head < own.heads; ++head) {
-          NormWeight weight = norm->view;
-          weight.weight += static_cast<size_t>(head) * own.head_dim;
-          ops.norm_heads(weight, {own.head(0, head), own.rows, own.row_stride, 1, 0, own.head_dim});
-        }
-        break;
-      case QkNorm::kUnit:
-        if (rotates(layer)) ops.norm_heads(unit_norm(), own);
-    }
+void SelfAttention::compile_projection(Program& program, int layer, const AttentionWeights& weights, const Source& x) {
+  const Kind& kind = kind_of(layer);
+  const Heads own = heads(kind, has_keys(layer));
+  program.add(std::string(has_keys(layer) ? "queries, keys, values" : "queries") +
+                  (kind.spec.has_output_gate ? ", gates" : "") + " = qkv(" + x.name + ")",
+              [this, &weights, x = x.rows](ModelStep& step) { step.linear(weights.qkv, x, qkv_.as<float>(), false); });
+  if (const float clip = kind.spec.qkv_clip; clip > 0) {
+    program.add("clamp queries, keys, values", [this, clip, width = own.queries.row_stride](ModelStep& step) {
+      step.ops.apply({.kind = Pointwise::Kind::kClamp, .limit = clip},
+                     rows_view(qkv_.as<float>(), step.rows, static_cast<int>(width)));
+    });
+  }
+  if (!has_keys(layer)) return;
+  if (kind.spec.norms_values) {
+    program.add("values = norm(values)",
+                [this, own](ModelStep& step) { step.ops.norm_heads(unit_norm(), step.of(own.values)); });
+  }
+  if (kind.spec.value_scale != 1) {
+    program.add("values *= " + std::to_string(kind.spec.value_scale),
+                [&kind, own](ModelStep& step) { step.ops.scale(kind.spec.value_scale, step.of(own.values)); });
+  }
+}
+
+void SelfAttention::compile_head_norms(Program& program, int layer, const AttentionWeights& weights) {
+  const Kind& kind = kind_of(layer);
+  const QkNorm norm = kind.spec.qk_norm;
+  if (norm == QkNorm::kNone || (norm == QkNorm::kUnit && !rotates(layer))) return;
+  const Heads own = heads(kind, has_keys(layer));
+  program.add("queries = norm(queries)", [this, norm, &weights, own](ModelStep& step) {
+    norm_heads(step.ops, norm, weights.q_norm, step.of(own.queries));
+  });
+  if (!has_keys(layer)) return;
+  program.add("keys = norm(keys)", [this, norm, &weights, own](ModelStep& step) {
+    norm_heads(step.ops, norm, weights.k_norm, step.of(own.keys));
+  });
+}
+
+void SelfAttention::norm_heads(Operators& ops, QkNorm kind, const NormStorage& norm, const HeadsView& heads) const {
+  if (kind == QkNorm::kHead) return ops.norm_heads(norm.view, heads);
+  if (kind == QkNorm::kUnit) return ops.norm_heads(unit_norm(), heads);
+  if (kind == QkNorm::kProjection) {
+    return ops.norm_heads(norm.view, {heads.first, heads.rows, heads.row_stride, 1, 0, heads.heads * heads.head_dim});
+  }
+  for (int head = 0; head < heads.heads; ++head) {  // kEachHead
+    NormWeight weight = norm.view;
+    weight.weight += static_cast<size_t>(head) * heads.head_dim;
+    ops.norm_heads(weight, {heads.head(0, head), heads.rows, heads.row_stride, 1, 0, heads.head_dim});
   }
 }
 
@@ -272,27 +294,8 @@ void SelfAttention::set_memory(int layer) {
   params_.kv_lens = sees_ahead ? kv_lens_.device<int32_t>() : nullptr;
 }
 
-void SelfAttention::run(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
-                        float* y, bool accumulate) {
+void SelfAttention::set_params(int layer, const AttentionWeights& weights) {
   const Kind& kind = kind_of(layer);
-  const Heads own = heads(kind, has_keys(layer), step.rows);
-  RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
-  if (latent_) {
-    const float* rows = step.ops.make_rows(x, step.rows, spec_.hidden_size);
-    latent_->project(step, *weights.latent, rows, qkv_.as<float>());
-    if (const auto& indexer = weights.latent->indexer; indexer && indexer_) {
-      indexer_->choose(step, layer, *indexer, rows, latent_->query_latents(), table);
-    }
-  } else {
-    project(step, layer, weights, x, own);
-    if (has_keys(layer)) step.ops.scale(kind.spec.value_scale, own.values);
-  }
-  if (kind.spec.norms_rotated) {
-    step.ops.rope(table, own.queries, nullptr);
-    if (has_keys(layer)) step.ops.rope(table, own.keys, nullptr);
-    norm_queries_and_keys(step.ops, layer, weights, own);
-    table = {};
-  }
   set_memory(layer);
   params_.num_heads = kind.num_heads;
   params_.softcap = kind.spec.softcap;
@@ -301,34 +304,83 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   params_.sinks = weights.sinks.as<float>();
   params_.distance_biases = weights.distance_biases.as<float>();
   params_.bias_reach = kind.spec.bias_reach;
-  const bool uses_unrotated = !rotates(layer) && kind.unrotated_factors.size() > 0;
-  const auto* factors = (uses_unrotated ? kind.unrotated_factors : kind.query_factors).device<float>();
-  if (has_keys(layer)) {
-    step.ops.rope_and_write(table, params_, own.queries, factors, own.keys, own.values);
+}
+
+void SelfAttention::compile(Program& program, int layer, const AttentionWeights& weights, const Source& x,
+                            const Target& y) {
+  const Kind& kind = kind_of(layer);
+  const bool has_keys = this->has_keys(layer);
+  const Heads own = heads(kind, has_keys);
+  RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
+  if (latent_) {
+    compile_latent(program, layer, *weights.latent, program.made(x));
   } else {
-    step.ops.rope(table, own.queries, factors);
+    compile_projection(program, layer, weights, x);
+  }
+  if (!latent_ && !kind.spec.norms_rotated) compile_head_norms(program, layer, weights);
+  if (kind.spec.norms_rotated) {
+    program.add("queries, keys = rope(queries, keys)", [has_keys, table, own](ModelStep& step) {
+      step.ops.rope(table, step.of(own.queries), nullptr);
+      if (has_keys) step.ops.rope(table, step.of(own.keys), nullptr);
+    });
+    compile_head_norms(program, layer, weights);
+    table = {};
+  }
+  const bool uses_unrotated = !rotates(layer) && kind.unrotated_factors.size() > 0;
+  const Staged& factors = uses_unrotated ? kind.unrotated_factors : kind.query_factors;
+  const std::string rotated = table.pairs > 0 ? "rope(queries)" : "scaled queries";
+  program.add(has_keys ? "queries = " + rotated + "; cache = " + (table.pairs > 0 ? "rope(keys)" : "keys") + ", values"
+                       : "queries = " + rotated,
+              [this, layer, &weights, has_keys, table, own, &factors](ModelStep& step) {
+                set_params(layer, weights);
+                const HeadsView queries = step.of(own.queries);
+                if (!has_keys) return step.ops.rope(table, queries, factors.device<float>());
+                step.ops.rope_and_write(table, params_, queries, factors.device<float>(), step.of(own.keys),
+                                        step.of(own.values));
+              });
+  compile_output(program, kind, own, weights, y);
+}
+
+void SelfAttention::compile_output(Program& program, const Kind& kind, const Heads& own,
+                                   const AttentionWeights& weights, const Target& y) {
+  if (!latent_ && !kind.spec.has_output_gate) {  // one operation of the device, where nothing comes between
+    program.add(y.is() + "o(attend(queries))", [this, &weights, queries = own.queries, y](ModelStep& step) {
+      auto* attended = attended_.as<float>();
+      if (step.adapters == nullptr && weights.o.for_images.empty()) {
+        return step.ops.project_attention(params_, step.of(queries), attended, weights.o.view, y.rows.data,
+                                          y.accumulates);
+      }
+      step.ops.paged_attention(params_, step.of(queries), attended);
+      step.linear(weights.o, attended, y.rows.data, y.accumulates);
+    });
+    return;
   }
   auto* attended = attended_.as<float>();
-  const bool is_plain = step.adapters == nullptr && weights.o.for_images.empty();
-  if (!latent_ && !kind.spec.has_output_gate && is_plain) {
-    return step.ops.project_attention(params_, own.queries, attended, weights.o.view, y, accumulate);
-  }
   if (indexer_) {
-    indexer_->attend(step, params_, own.queries, attended);
+    program.add("attended = attend(queries), to those chosen", [this, queries = own.queries](ModelStep& step) {
+      indexer_->attend(step, params_, step.of(queries), attended_.as<float>());
+    });
   } else {
-    step.ops.paged_attention(params_, own.queries, attended);
+    program.add("attended = attend(queries)", [this, queries = own.queries](ModelStep& step) {
+      step.ops.paged_attention(params_, step.of(queries), attended_.as<float>());
+    });
   }
   if (latent_) {
-    latent_->expand(step, *weights.latent, attended, expanded_.as<float>());
+    program.add("attended = expand(attended)", [this, &weights](ModelStep& step) {
+      latent_->expand(step, *weights.latent, attended_.as<float>(), expanded_.as<float>());
+    });
     attended = expanded_.as<float>();
   }
   if (kind.spec.has_output_gate) {
-    const HeadsView& gates = own.gates;
-    const auto width = static_cast<size_t>(gates.heads * gates.head_dim);
-    step.ops.gate_heads(Activation::kSigmoid, gates,
-                        {attended, step.rows, width, gates.heads, gates.head_stride, gates.head_dim});
+    program.add("attended *= sigmoid(gates)", [attended, gates = own.gates](ModelStep& step) {
+      const auto width = static_cast<size_t>(gates.heads * gates.head_dim);
+      step.ops.gate_heads(Activation::kSigmoid, step.of(gates),
+                          {attended, step.rows, width, gates.heads, gates.head_stride, gates.head_dim});
+    });
   }
-  step.linear(weights.o, attended, y, accumulate);
+  program.add(y.is() + "o(attended)", [&weights, attended, y](ModelStep& step) {
+    step.linear(weights.o, attended, y.rows.data, y.accumulates);
+  });
 }
 
 }  // namespace turbomind

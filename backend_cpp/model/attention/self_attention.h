@@ -13,7 +13,7 @@
 #include "model/attention/rope_tables.h"
 #include "model/model_runner.h"
 #include "model/spec/model_spec.h"
-#include "model/step_context.h"
+#include "model/step/program.h"
 #include "model/text_encoder.h"
 #include "model/weights.h"
 
@@ -36,9 +36,8 @@ class SelfAttention {
   // Prepares what all layers share: positions, cache blocks; then, on the device, rotations.
   void begin_step(Operators& ops, const StepInput& input);
   void fill_tables(const StepContext& step) { ropes_.fill(step.ops, step.rows); }
-  // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. Writes the rows' keys and values.
-  void run(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x, float* y,
-           bool accumulate);
+  // Adds the operations of a layer, of x and y [rows, hidden], not overlapping. They write the rows' keys and values.
+  void compile(Program& program, int layer, const AttentionWeights& weights, const Source& x, const Target& y);
 
  private:
   // What layers of a kind share.
@@ -51,7 +50,8 @@ class SelfAttention {
     Staged query_factors;        // float32 [max_rows]
     Staged unrotated_factors;    // the same of layers that do not rotate, where these differ
   };
-  // What attention works on; keys and values may overlap. Without keys of its own, a layer has queries alone.
+  // What attention works on, of no rows yet; keys and values may overlap. Without keys of its own, a layer has queries
+  // alone.
   struct Heads {
     HeadsView queries;
     HeadsView keys;
@@ -61,12 +61,18 @@ class SelfAttention {
   static Kind make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type, int max_rows);
   Kind& kind_of(int layer) { return kinds_[static_cast<size_t>(attention_of(spec_, layer))]; }
   bool has_keys(int layer) const { return keys_of(spec_, layer) < 0; }
-  Heads heads(const Kind& kind, bool has_keys, int rows) const;
-  void project(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
-               const Heads& heads);
-  void norm_queries_and_keys(Operators& ops, int layer, const AttentionWeights& weights, const Heads& heads);
+  Heads heads(const Kind& kind, bool has_keys) const;
+  // The parts of `compile`.
+  void compile_latent(Program& program, int layer, const LatentWeights& weights, const Source& x);
+  void compile_projection(Program& program, int layer, const AttentionWeights& weights, const Source& x);
+  void compile_head_norms(Program& program, int layer, const AttentionWeights& weights);
+  void compile_output(Program& program, const Kind& kind, const Heads& own, const AttentionWeights& weights,
+                      const Target& y);
+  void norm_heads(Operators& ops, QkNorm kind, const NormStorage& norm, const HeadsView& heads) const;
   NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_.as<float>(), nullptr}; }
   bool rotates(int layer) const { return spec_.layer_ropes[static_cast<size_t>(layer)] >= 0; }
+  // What the layer's attention reads, of the step.
+  void set_params(int layer, const AttentionWeights& weights);
   void set_memory(int layer);
   static void fill_query_factors(Operators& ops, const StepInput& input, Kind& kind);
   void fill_kv_lens(Operators& ops, const StepInput& input);
@@ -91,7 +97,7 @@ class SelfAttention {
   std::vector<Table> tables_;
   std::vector<LayerMemory> memory_;  // [layers]
   RopeTables ropes_;
-  AttentionParams params_;           // of the step
+  AttentionParams params_;           // of the step, and of the layer that is run
   AlignedBuffer qkv_;                // [max_rows, Kind::row_width]
   AlignedBuffer attended_;           // [max_rows, heads value_dim]
   AlignedBuffer expanded_;           // [max_rows, heads mla.value_dim], of latent attention

@@ -167,32 +167,48 @@ HeadsView RecurrentMixer::heads(const AlignedBuffer& buffer, int rows, int width
   return {buffer.as<float>() + first, rows, static_cast<size_t>(width), count, static_cast<size_t>(head_dim), head_dim};
 }
 
-void RecurrentMixer::run(const StepContext& step, int layer, const RecurrenceWeights& weights, const LinearInput& x,
-                         float* y, bool accumulate) {
-  const float* rows = step.ops.make_rows(x, step.rows, spec_.hidden_size);
-  step.linear(weights.in, rows, inputs_.as<float>(), false);
+void RecurrentMixer::compile(Program& program, int layer, const RecurrenceWeights& weights, const Source& source,
+                             const Target& y) {
+  const Source x = program.made(source);
+  const float* rows = x.rows.x.floats();
   const int values = values_of(own_);
+  program.add("inputs = in(" + x.name + ")",
+              [this, &weights, rows](ModelStep& step) { step.linear(weights.in, rows, inputs_.as<float>(), false); });
   if (own_.kind == RecurrenceKind::kShortConvolution) {
-    const HeadsView gate = heads(inputs_, step.rows, input_width_, 1, values, values);
-    step.ops.gate_heads(activation_of(own_.gate), gate, heads(inputs_, step.rows, input_width_, 1, values, 0));
-    convolve(step, layer, weights, outputs_);
-    finish(step, weights, heads(inputs_, step.rows, input_width_, 1, values, 2 * values));
+    const HeadsView gate = heads(inputs_, 0, input_width_, 1, values, values);
+    program.add("inputs *= gate(inputs)",
+                [this, gate, to = heads(inputs_, 0, input_width_, 1, values, 0)](ModelStep& step) {
+                  step.ops.gate_heads(activation_of(own_.gate), step.of(gate), step.of(to));
+                });
+    program.add("outputs = convolve(inputs)",
+                [this, layer, &weights](ModelStep& step) { convolve(step, layer, weights, outputs_); });
+    compile_finish(program, weights, heads(inputs_, 0, input_width_, 1, values, 2 * values));
   } else {
-    convolve(step, layer, weights, mixed_);
-    compute_gates(step, weights, rows);
-    recur(step, layer, weights);
-    if (own_.gate_rank > 0) {
-      finish(step, weights, heads(output_gates_, step.rows, values, 1, values, 0));
-    } else {
-      const HeadsView gate = heads(inputs_, step.rows, input_width_, 1, values, channels_of(own_));
-      step.ops.scale(own_.gate_scale, gate);
-      finish(step, weights, gate);
+    program.add("queries, keys, values = convolve(inputs)",
+                [this, layer, &weights](ModelStep& step) { convolve(step, layer, weights, mixed_); });
+    if (own_.kind != RecurrenceKind::kLightning) {
+      program.add("decays, writes = gates(" + x.name + ")",
+                  [this, &weights, rows](ModelStep& step) { compute_gates(step, weights, rows); });
     }
+    program.add("outputs, state = recur(queries, keys, values, state)",
+                [this, layer, &weights](ModelStep& step) { recur(step, layer, weights); });
+    const bool is_apart = own_.gate_rank > 0;
+    const HeadsView gate = is_apart ? heads(output_gates_, 0, values, 1, values, 0)
+                                    : heads(inputs_, 0, input_width_, 1, values, channels_of(own_));
+    if (!is_apart && own_.gate_scale != 1) {
+      program.add("gate *= " + std::to_string(own_.gate_scale),
+                  [this, gate](ModelStep& step) { step.ops.scale(own_.gate_scale, step.of(gate)); });
+    }
+    compile_finish(program, weights, gate);
     if (own_.output_scale != 1) {
-      step.ops.scale_and_cap(own_.output_scale, 0, step.rows, values, outputs_.as<float>());
+      program.add("outputs *= " + std::to_string(own_.output_scale), [this, values](ModelStep& step) {
+        step.ops.scale_and_cap(own_.output_scale, 0, step.rows, values, outputs_.as<float>());
+      });
     }
   }
-  step.linear(weights.out, outputs_.as<float>(), y, accumulate);
+  program.add(y.is() + "out(outputs)", [this, &weights, y](ModelStep& step) {
+    step.linear(weights.out, outputs_.as<float>(), y.rows.data, y.accumulates);
+  });
 }
 
 // Of the first numbers of a row of inputs.
@@ -210,7 +226,6 @@ void RecurrentMixer::convolve(const StepContext& step, int layer, const Recurren
 }
 
 void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows) {
-  if (own_.kind == RecurrenceKind::kLightning) return;
   GateParams gates;
   gates.heads = own_.num_heads;
   gates.a_log = weights.a_log.as<float>();
@@ -275,24 +290,25 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
 }
 
 // Norm and gate of what comes out.
-void RecurrentMixer::finish(const StepContext& step, const RecurrenceWeights& weights, const HeadsView& gate) {
+void RecurrentMixer::compile_finish(Program& program, const RecurrenceWeights& weights, const HeadsView& gate) {
   const int values = values_of(own_);
-  const HeadsView out = heads(outputs_, step.rows, values, 1, values, 0);
-  if (own_.norms_gated) step.ops.gate_heads(activation_of(own_.gate), gate, out);
-  switch (own_.norm) {
-    case RecurrenceNorm::kNone:
-      break;
-    case RecurrenceNorm::kHead:
+  const auto multiply = [&] {
+    program.add("outputs *= gate", [this, gate, out = heads(outputs_, 0, values, 1, values, 0)](ModelStep& step) {
+      step.ops.gate_heads(activation_of(own_.gate), step.of(gate), step.of(out));
+    });
+  };
+  if (own_.norms_gated) multiply();
+  if (own_.norm == RecurrenceNorm::kHead) {
+    program.add("outputs = norm(outputs), of each head", [this, &weights, values](ModelStep& step) {
       step.ops.norm_heads(weights.norm.view, heads(outputs_, step.rows, values, own_.num_heads, own_.value_dim, 0));
-      break;
-    case RecurrenceNorm::kGroups:
-      if (ranks_that_share_norm_ > 1) {
-        norm_over_ranks(step, weights);
-      } else {
-        norm_groups(step, weights, outputs_, values);
-      }
+    });
+  } else if (own_.norm == RecurrenceNorm::kGroups) {
+    program.add("outputs = norm(outputs), of each group", [this, &weights, values](ModelStep& step) {
+      if (ranks_that_share_norm_ > 1) return norm_over_ranks(step, weights);
+      norm_groups(step, weights, outputs_, values);
+    });
   }
-  if (!own_.norms_gated) step.ops.gate_heads(activation_of(own_.gate), gate, out);
+  if (!own_.norms_gated) multiply();
 }
 
 // Of rows of this many values.

@@ -13,7 +13,7 @@
 #include "model/recurrence/recurrence_weights.h"
 #include "model/spec/model_spec.h"
 #include "model/spec/shard.h"
-#include "model/step_context.h"
+#include "model/step/program.h"
 
 namespace turbomind {
 
@@ -27,15 +27,14 @@ class RecurrentMixer {
   void use_cache(Operators& ops, const CachePlan& plan, const CacheGroup& group, std::byte* pages);
   // Prepares where the states of the step's sequences are.
   void begin_step(Operators& ops, const StepInput& input);
-  // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. Writes the rows' states.
-  void run(const StepContext& step, int layer, const RecurrenceWeights& weights, const LinearInput& x, float* y,
-           bool accumulate);
+  // Adds the operations of a layer, of x and y [rows, hidden], not overlapping. They write the rows' states.
+  void compile(Program& program, int layer, const RecurrenceWeights& weights, const Source& x, const Target& y);
 
  private:
   void convolve(const StepContext& step, int layer, const RecurrenceWeights& weights, const AlignedBuffer& to);
   void compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows);
   void recur(const StepContext& step, int layer, const RecurrenceWeights& weights);
-  void finish(const StepContext& step, const RecurrenceWeights& weights, const HeadsView& gate);
+  void compile_finish(Program& program, const RecurrenceWeights& weights, const HeadsView& gate);
   void norm_groups(const StepContext& step, const RecurrenceWeights& weights, const AlignedBuffer& rows, int width);
   void norm_over_ranks(const StepContext& step, const RecurrenceWeights& weights);
   StateMemory memory(const StepContext& step, int layer, size_t offset) const;

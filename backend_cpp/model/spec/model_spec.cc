@@ -25,7 +25,10 @@ void check(const MoeSpec& moe) {
 }
 
 // Layers that look at images are plain ones, whose keys and values fit into the blocks of the others.
-void check_cross_layers(const ModelSpec& spec) {
+void check_images(const ModelSpec& spec) {
+  if (spec.images->deepstack_layers > spec.num_layers) {
+    throw invalid_argument("images.deepstack_layers must be at most num_layers");
+  }
   const std::vector<int>& layers = spec.images->cross_layers;
   if (layers.empty()) return;
   if (!std::ranges::is_sorted(layers) || layers.back() >= spec.num_layers ||
@@ -66,7 +69,7 @@ void check(const HeadSpec& head, const ModelSpec& spec) {
   }
 }
 
-void check(const BlockSpec& block, const ModelSpec& spec) {
+void check(const BlockSpec& block, const ModelSpec& spec) {  // #lizard forgives: a list of contradictions
   if (!block.has_input_norms && (!block.has_output_norms || block.is_parallel || spec.head)) {
     throw invalid_argument("a block without has_input_norms needs has_output_norms, without is_parallel and head");
   }
@@ -98,35 +101,55 @@ void check(const RecurrenceSpec& own) {
   }
 }
 
+[[noreturn]] void refuse(int layer, const std::string& problem) {
+  throw invalid_argument("layer " + std::to_string(layer) + ": " + problem);
+}
+
+// What attention to latents has no operation for; support for one deletes its line.
+void check_latent(const AttentionSpec& own, int layer) {
+  const std::pair<bool, const char*> lacking[] = {
+      {own.qk_norm != QkNorm::kNone, "qk_norm"},
+      {own.norms_rotated, "norms_rotated"},
+      {own.qkv_clip != 0, "qkv_clip"},
+      {own.qkv_bias, "qkv_bias"},
+      {own.softcap != 0, "softcap"},
+      {own.value_scale != 1, "value_scale"},
+      {!own.alibi_slopes.empty(), "alibi_slopes"},
+      {own.has_sinks, "has_sinks"},
+      {own.logn_length != 0, "logn_length"},
+      {own.has_output_gate, "has_output_gate"},
+      {std::ranges::any_of(own.windows, [](int window) { return window > 0; }), "windows"},
+  };
+  for (const auto& [is_used, field] : lacking) {
+    if (is_used) refuse(layer, "attend: attention." + std::string(field) + " cannot be had with attention.mla");
+  }
+  if (!own.mla->indexer) return;
+  const IndexerSpec& indexer = *own.mla->indexer;
+  if (own.mla->q_rank == 0) refuse(layer, "attention.mla.indexer needs attention.mla.q_rank");
+  if (indexer.head_dim % 2 != 0 || indexer.head_dim < own.mla->rope_dim) {
+    refuse(layer, "attention.mla.indexer.head_dim must be even and at least rope_dim " +
+                      std::to_string(own.mla->rope_dim) + ", got " + std::to_string(indexer.head_dim));
+  }
+  if (!indexer.layers.front()) refuse(layer, "attention.mla.indexer.layers[0] must be true");
+}
+
 // A kind of attention, named by the first layer that has it.
 void check_attention(const ModelSpec& spec, int layer) {
   const int kind = attention_of(spec, layer);
   const AttentionSpec& own = attention_kind(spec, kind);
   const HeadSizes sizes = head_sizes(spec, kind);
-  const auto refuse = [&](const std::string& problem) {
-    throw invalid_argument("layer " + std::to_string(layer) + ": " + problem);
-  };
   if (sizes.heads % sizes.kv_heads != 0) {
-    refuse("num_heads must be a multiple of num_kv_heads " + std::to_string(sizes.kv_heads) + ", got " +
-           std::to_string(sizes.heads));
+    refuse(layer, "num_heads must be a multiple of num_kv_heads " + std::to_string(sizes.kv_heads) + ", got " +
+                      std::to_string(sizes.heads));
   }
-  if (sizes.head_dim % 2 != 0) refuse("head_dim must be even, got " + std::to_string(sizes.head_dim));
+  if (sizes.head_dim % 2 != 0) refuse(layer, "head_dim must be even, got " + std::to_string(sizes.head_dim));
   if (const size_t slopes = own.alibi_slopes.size(); slopes != 0 && slopes != static_cast<size_t>(sizes.heads)) {
-    refuse("attention.alibi_slopes must have num_heads values");
+    refuse(layer, "attention.alibi_slopes must have num_heads values");
   }
-  if (own.has_output_gate && own.mla) refuse("attention.has_output_gate with attention.mla");
-  if (own.mla && !spec.attentions.empty()) refuse("attention.mla with attentions");
-  if (own.mla && own.mla->indexer) {
-    const IndexerSpec& indexer = *own.mla->indexer;
-    if (own.mla->q_rank == 0) refuse("attention.mla.indexer needs attention.mla.q_rank");
-    if (indexer.head_dim % 2 != 0 || indexer.head_dim < own.mla->rope_dim) {
-      refuse("attention.mla.indexer.head_dim must be even and at least rope_dim " + std::to_string(own.mla->rope_dim) +
-             ", got " + std::to_string(indexer.head_dim));
-    }
-    if (!indexer.layers.front()) refuse("attention.mla.indexer.layers[0] must be true");
-  }
+  if (own.mla && !spec.attentions.empty()) refuse(layer, "attention.mla with attentions");
+  if (own.mla) check_latent(own, layer);
   if (spec.images && spec.images->whole_rows > 0 && !own.alibi_slopes.empty()) {
-    refuse("images.whole_rows cannot be had with attention.alibi_slopes");
+    refuse(layer, "images.whole_rows cannot be had with attention.alibi_slopes");
   }
 }
 
@@ -138,7 +161,7 @@ void check_rotation(const ModelSpec& spec, int layer) {
   const auto& mla = attention_kind(spec, kind).mla;
   const int rotated = mla ? mla->rope_dim : head_sizes(spec, kind).head_dim;
   if (2 * spec.ropes[static_cast<size_t>(number)].inv_freq.size() > static_cast<size_t>(rotated)) {
-    throw invalid_argument("layer " + std::to_string(layer) + ": rope.inv_freq must have 1 to head_dim / 2 values");
+    refuse(layer, "rope.inv_freq must have 1 to head_dim / 2 values");
   }
 }
 
@@ -176,6 +199,9 @@ void check_layers(const ModelSpec& spec) {
     is_found[kind] = true;
     check_rotation(spec, layer);
     check_shared_keys(spec, layer);
+    if (has_experts(spec, layer) && spec.moe->router.scales_input && spec.moe->experts_per_token != 1) {
+      refuse(layer, "experts: moe.router.scales_input cannot be had with several experts a token");
+    }
   }
 }
 
@@ -212,41 +238,41 @@ void check(const EncoderSpec&, const ModelSpec& spec) {
   }
 }
 
+void check_streams(const ModelSpec& spec) {
+  const bool is_plain = spec.block.has_input_norms && spec.block.has_output_norms && !spec.block.is_parallel;
+  if (spec.streams->active >= spec.streams->count) throw invalid_argument("streams.active must be below streams.count");
+  if (!is_plain || spec.head || spec.recurrence || spec.images || !spec.layer_input) {
+    throw invalid_argument("streams needs layer_input and norms of inputs and outputs, without head or images");
+  }
+}
+
+void check(const RopeSpec& rope) {
+  if (rope.inv_freq.empty()) throw invalid_argument("rope.inv_freq must have 1 to head_dim / 2 values");
+  if (!rope.axes.empty() && (rope.axes.size() != rope.inv_freq.size() || rope.stretch)) {
+    throw invalid_argument("rope.axes must have as many values as rope.inv_freq, without a stretch");
+  }
+  if (rope.stretch && rope.stretch->kind == StretchKind::kLong &&
+      rope.stretch->inv_freq.size() != rope.inv_freq.size()) {
+    throw invalid_argument("rope.stretch.inv_freq must have as many values as rope.inv_freq");
+  }
+}
+
 void check(const ModelSpec& spec) {
   check_layers(spec);
   if (spec.encoder) check(*spec.encoder, spec);
   if (spec.head) check(*spec.head, spec);
   if (spec.moe) check(*spec.moe);
-  if (spec.images) check_cross_layers(spec);
+  if (spec.images) check_images(spec);
   check_own_weights(spec);
   check_mixers(spec);
-  if (spec.images && spec.images->deepstack_layers > spec.num_layers) {
-    throw invalid_argument("images.deepstack_layers must be at most num_layers");
-  }
   check(spec.block, spec);
   if (spec.recurrence_block) check(*spec.recurrence_block, spec);
   if (spec.mlp.is_xielu && spec.mlp.is_gated) throw invalid_argument("mlp.is_xielu with mlp.is_gated");
   if (spec.layer_input && (spec.head || spec.has_embedding_norm || cross_layer_count(spec) > 0)) {
     throw invalid_argument("layer_input cannot be had with head, has_embedding_norm or images.cross_layers");
   }
-  if (spec.streams) {
-    const bool is_plain = spec.block.has_input_norms && spec.block.has_output_norms && !spec.block.is_parallel;
-    if (spec.streams->active >= spec.streams->count)
-      throw invalid_argument("streams.active must be below streams.count");
-    if (!is_plain || spec.head || spec.recurrence || spec.images || !spec.layer_input) {
-      throw invalid_argument("streams needs layer_input and norms of inputs and outputs, without head or images");
-    }
-  }
-  for (const RopeSpec& rope : spec.ropes) {
-    if (rope.inv_freq.empty()) throw invalid_argument("rope.inv_freq must have 1 to head_dim / 2 values");
-    if (!rope.axes.empty() && (rope.axes.size() != rope.inv_freq.size() || rope.stretch)) {
-      throw invalid_argument("rope.axes must have as many values as rope.inv_freq, without a stretch");
-    }
-    if (rope.stretch && rope.stretch->kind == StretchKind::kLong &&
-        rope.stretch->inv_freq.size() != rope.inv_freq.size()) {
-      throw invalid_argument("rope.stretch.inv_freq must have as many values as rope.inv_freq");
-    }
-  }
+  if (spec.streams) check_streams(spec);
+  for (const RopeSpec& rope : spec.ropes) check(rope);
 }
 
 ModelSpec read(const Json& json) {

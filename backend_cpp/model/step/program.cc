@@ -48,13 +48,11 @@ void Program::sum_over_ranks(const Rows& x) {
   });
 }
 
-Source Program::made(const Source& source, const Rows& rows) {
+Source Program::made(const Source& source) {
   if (!source.rows.is_made()) return source;
-  LinearInput input = source.rows;
-  input.workspace = rows.data;
-  add(rows.name + " = " + source.name,
-      [input, size = size_](ModelStep& step) { step.ops.make_rows(input, step.rows, size); });
-  return {rows.name, LinearInput(rows.data)};
+  add(source.workspace + " = " + source.name,
+      [input = source.rows, size = size_](ModelStep& step) { step.ops.make_rows(input, step.rows, size); });
+  return {source.workspace, source.rows.workspace, ""};
 }
 
 std::string Program::text() const {

@@ -40,10 +40,11 @@ struct Rows {
   std::string name;
   float* data = nullptr;
 };
-// Those that an operation reads, or a linear layer makes as it reads.
+// Those that an operation reads; a linear layer may make them as it reads, or they are made into `workspace`.
 struct Source {
   std::string name;
   LinearInput rows;
+  std::string workspace;
 };
 // Those that it writes, or adds to.
 struct Target {
@@ -68,8 +69,8 @@ class Program {
   void add_scaled(float factor, const Rows& x, const Rows& y);
   void scale(float factor, const Rows& x);
   void sum_over_ranks(const Rows& x);
-  // The rows of `source` as they are: made into `rows`, where they are a norm's.
-  Source made(const Source& source, const Rows& rows);
+  // The rows of `source` as they are: made, where they are a norm's.
+  Source made(const Source& source);
 
   // Until an operation leaves no rows.
   void run(ModelStep& step) const {

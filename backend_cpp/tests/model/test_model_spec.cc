@@ -1,16 +1,18 @@
-// A model's description: fields by their declarations, what is left out, and what is refused.
+// A model's description: fields by their declarations, what is left out, and what is refused; and its program.
 #include "model/spec/model_spec.h"
 
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "model/native_runner.h"
 #include "model/spec/spec_reader.h"
 #include "tests/check.h"
 
@@ -38,21 +40,31 @@ std::string refusal_of(const std::string& text) {
   return "";
 }
 
-// Of a model of two layers with further fields.
-std::string refusal_of_model(const std::string& fields) {
+// What `read` makes of the file of a model of two layers, with further fields, and `to` in place of `from`.
+std::string of_model(const std::string& fields, const std::function<std::string(const std::string&)>& read,
+                     const std::string& from = "", const std::string& to = "") {
   std::ifstream source(TURBOMIND_CORPUS "/model_spec/dense");
   std::string text{std::istreambuf_iterator<char>(source), {}};
   text.replace(text.rfind('}'), 1, fields + "}");
+  if (!from.empty()) text.replace(text.find(from), from.size(), to);
   const auto path = std::filesystem::temp_directory_path() / ("spec-" + std::to_string(::getpid()));
   std::ofstream(path) << text;
-  std::string refusal;
+  std::string made;
   try {
-    read_model_spec(path);
+    made = read(path);
   } catch (const Error& error) {
-    refusal = error.what();
+    made = error.what();
   }
   std::filesystem::remove(path);
-  return refusal;
+  return made;
+}
+
+std::string refusal_of_model(const std::string& fields, const std::string& from = "", const std::string& to = "") {
+  return of_model(fields, [](const std::string& path) { return read_model_spec(path), std::string(); }, from, to);
+}
+
+std::string program_of_model(const std::string& fields, const std::string& from = "", const std::string& to = "") {
+  return of_model(fields, &NativeRunner::program_text, from, to);
 }
 
 }  // namespace
@@ -96,6 +108,68 @@ TEST(layers_that_do_not_fit_are_refused_by_their_number) {
   }
   CHECK_EQUAL(refusal_of_model(wide), std::string());
   CHECK_EQUAL(refusal_of_model(R"(, "layer_keys": [-1, 0])"), std::string());
+}
+
+TEST(a_layer_that_has_no_program_is_refused_by_its_number_and_operation) {
+  const std::string mla = R"("mla": {"kv_rank": 8, "q_rank": 0, "nope_dim": 8, "rope_dim": 32, "value_dim": 8,
+                                     "norm_eps": 1e-6})";
+  CHECK(refusal_of_model("", R"("mla": null)", mla).find(": layer 0: attend: attention.qkv_bias cannot be had") !=
+        std::string::npos);
+  const std::string moe = R"("moe": {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 8,
+                                     "router": {"scales_input": true}, "layers": [false, true]})";
+  CHECK(refusal_of_model("", R"("moe": null)", moe).find(": layer 1: experts: moe.router.scales_input cannot be had") !=
+        std::string::npos);
+}
+
+TEST(a_program_lists_the_operations_of_a_step) {
+  CHECK_EQUAL(program_of_model(""), std::string(R"(embeddings
+  stream = embed(tokens)
+  rope tables = make(positions)
+layer 0
+  queries, keys, values = qkv(norm(stream))
+  queries = rope(queries); cache = rope(keys), values
+  stream += o(attend(queries))
+  stream += mlp(norm(stream))
+layer 1
+  queries, keys, values = qkv(norm(stream))
+  queries = rope(queries); cache = rope(keys), values
+  stream += o(attend(queries))
+  stream = wanted rows of stream
+  stream += mlp(norm(stream))
+output
+  logits = output layer(norm(wanted rows of stream))
+)"));
+}
+
+TEST(what_a_block_says_is_an_operation_in_its_place) {
+  const std::string parallel = R"("is_parallel": false)";
+  const std::string shared = R"("is_parallel": false, "shares_norm": false)";
+  const std::string outputs = R"("has_output_norms": false)";
+  const std::string both = R"(, "layer_mixers": ["both", "none"], "recurrence": {"kind": "gated_delta", "num_heads": 2,
+      "num_key_heads": 2, "key_dim": 8, "value_dim": 8, "conv_kernel": 4})";
+  struct Case {
+    std::string fields, from, to, part;
+  };
+  const Case cases[] = {
+      {"", parallel, R"("is_parallel": true)",
+       "layer 0-1\n  mlp_input = norm(stream)\n  queries, keys, values = qkv(norm(stream))\n"},
+      {"", shared, R"("is_parallel": true, "shares_norm": true)",
+       "layer 0-1\n  normed = norm(stream)\n  queries, keys, values = qkv(normed)\n"},
+      {"", outputs, R"("has_output_norms": true)",
+       "  branch = mlp(norm(stream))\n  branch = norm(branch)\n  stream += branch\n"},
+      {"", outputs, R"("stream_scale": 2.0)",
+       "  branch = o(attend(queries))\n  stream *= 2.000000\n  stream += branch\n"},
+      {R"(, "layer_mlps": [true, false])", "", "",
+       "layer 1\n  queries, keys, values = qkv(norm(stream))\n  queries = rope(queries); cache = rope(keys), values\n"
+       "  stream += o(attend(queries))\n  stream = wanted rows of stream\noutput"},
+      {R"(, "layer_input": {"size": 8})", "", "", "  branch = further input(stream)\n  stream += branch\n"},
+      {both, "", "", "  normed = norm(stream)\n  inputs = in(normed)\n"},
+      {both, "", "", "  stream += out(outputs)\n  queries, keys, values = qkv(normed)\n"},
+  };
+  for (const auto& [fields, from, to, part] : cases) {
+    const std::string program = program_of_model(fields, from, to);
+    if (program.find(part) == std::string::npos) CHECK_EQUAL(program, part);
+  }
 }
 
 TEST(a_description_is_refused_by_the_path_of_what_is_wrong) {
