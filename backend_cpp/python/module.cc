@@ -9,6 +9,7 @@
 #include "base/kernel_choice.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa.h"
+#include "model/native_runner.h"
 #include "python/bindings.h"
 
 namespace {
@@ -46,6 +47,7 @@ PYBIND11_MODULE(_turbomind, m) {
   m.def("available_cpu_count", &turbomind::available_cpu_count);
   m.def("kernel_operators", &kernel_operators);
   m.def("wanted_kernels", &wanted_kernels, pybind11::arg("engine"), pybind11::arg("name"));
+  m.def("model_program", &turbomind::NativeRunner::program_text, pybind11::arg("spec_file"));
   m.def("cpu_isas", &turbomind::supported_isas);
   m.def("cpu_isa", [] { return turbomind::kernels().name; });
 }

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmdeploy.cli.checkpoint_report import checkpoint_report
+from lmdeploy.cli.checkpoint_report import checkpoint_report, model_program
 from lmdeploy.distribution import PACKAGE, upstream_elsewhere
 from lmdeploy.version import __version__
 
@@ -63,6 +63,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="Also show what is read of a model and from which of its files: end tokens, chat template, vocabulary, "
         "rope, quantization, ignored files, memory of its layers.",
     )
+    parser.add_argument(
+        "--program",
+        metavar="MODEL",
+        help="Also show what the engine computes in a step of this model: the operations of each layer, in order.",
+    )
     parser.set_defaults(run=run)
 
 
@@ -71,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     report = collect()
     if args.model is not None:
         report |= checkpoint_report(args.model)
+    if args.program is not None:
+        report["program"] = model_program(args.program)
     for name, value in report.items():
         print(f"{name}: {value}")
     if args.dump_file is not None:

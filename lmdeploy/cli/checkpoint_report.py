@@ -45,6 +45,22 @@ def checkpoint_report(model: str) -> dict[str, str]:
     }
 
 
+def model_program(model: str) -> str:
+    """Return the operations of a step of a model, a line each; layers that are alike are shown once.
+
+    Raises
+    ------
+    CheckpointError, UnsupportedModelError
+        As ``lmdeploy.turbomind.engine_dir.resolve``.
+    """
+    from lmdeploy import _turbomind
+    from lmdeploy.paths import locate_model
+    from lmdeploy.turbomind.engine_dir import resolve
+
+    engine = resolve(locate_model(model), "turbomind")
+    return "\n" + _turbomind.model_program(str(engine.path / "spec.json")).rstrip()
+
+
 def _ends(tokenizer: Any, rows: int) -> Iterator[tuple[str, str]]:
     from lmdeploy.model_metadata.end_tokens import end_tokens
 

@@ -56,3 +56,10 @@ def test_the_command_prints_it(tiny_llama: Path, capsys: pytest.CaptureFixture[s
     assert main(["check_env", "--model", str(tiny_llama)]) == 0
     printed = capsys.readouterr().out
     assert all(f"\n{name}" in printed for name in ("model: Llama", "end token ", "chat template: ", "cache group 0: "))
+
+
+def test_a_program_is_printed_layer_by_layer(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check_env", "--program", str(tiny_llama)]) == 0
+    program = capsys.readouterr().out.split("\nprogram: \n")[1]
+    assert program.startswith("embeddings\n  stream = embed(tokens)\n")
+    assert "\nlayer 0\n  queries, keys, values = qkv(norm(stream))\n" in program
