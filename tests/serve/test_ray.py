@@ -19,7 +19,8 @@ from lmdeploy.cli.main import main, make_parser
 from lmdeploy.cli.options import given_options
 from lmdeploy.serve.ray import ingress
 from lmdeploy.serve.ray.exchange import Asked, Head, with_routing
-from lmdeploy.serve.ray.served_paths import ServedPaths, url_of
+from lmdeploy.serve.ray.ingress import ServedPaths
+from lmdeploy.serve.ray.replica import url_of
 from lmdeploy.serve.ray.settings import RaySettings, flags
 from openai_gateway.errors import ApiError
 from openai_gateway.middleware.body_limit import SHORT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
@@ -13,15 +14,17 @@ from ray.serve.exceptions import BackPressureError, RayServeException, RequestCa
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Match
 
 from lmdeploy.serve.ray.exchange import REPLICA_HEADER, SESSION_HEADER, UNAVAILABLE, Asked, Head, with_routing
-from lmdeploy.serve.ray.served_paths import ServedPaths
+from openai_gateway.app import create_app
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.streaming import event
 from openai_gateway.middleware.api_keys import matching_key, needs_key
 from openai_gateway.middleware.body_limit import MOST_WAITING, SHORT
 from openai_gateway.middleware.origins import is_own_origin
 from openai_gateway.registry import ADMINISTERED
+from openai_gateway.settings import Settings
 from openai_gateway.shares import Shares
 
 logger = logging.getLogger(__name__)
@@ -218,3 +221,22 @@ async def _events(pieces: AsyncGenerator[Head | bytes, None]) -> AsyncIterator[b
 async def _whole(pieces: AsyncGenerator[Head | bytes, None], head: Head) -> Response:
     body = b"".join([piece async for piece in pieces if isinstance(piece, bytes)])
     return Response(body, head.status, _headers(head))
+
+
+# No empty segments, which begin another host, no backslashes, which some programs read as slashes, no control
+# characters, no dots alone, which leave the path that was matched.
+_PLAIN = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/\\\x00-\x20\x7f]+)+/?|/")
+
+
+class ServedPaths:
+    """The paths of the gateway, by its own routes."""
+
+    def __init__(self) -> None:
+        self._routes = create_app(Settings()).routes
+
+    def __contains__(self, path: str) -> bool:
+        """Return whether the gateway has a route of this (decoded) path, of any method."""
+        scope = {"type": "http", "path": path, "root_path": "", "method": "", "headers": []}
+        return _PLAIN.fullmatch(path) is not None and any(
+            route.matches(scope)[0] is not Match.NONE for route in self._routes
+        )

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from urllib.parse import parse_qsl
 
 import aiohttp
 from ray import serve
@@ -19,7 +20,6 @@ from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.keys import environment_of, variable_of
 from lmdeploy.serve.ports import free_ports
 from lmdeploy.serve.ray.exchange import UNAVAILABLE, Asked, Head
-from lmdeploy.serve.ray.served_paths import url_of
 from lmdeploy.serve.ray.settings import FAILED, RaySettings
 
 logger = logging.getLogger(__name__)
@@ -132,3 +132,8 @@ class Replica:
         if not self._is_stopping:
             logger.error("%s\n%s", FAILED, "\n".join(self._server.tail()[-_SHOWN_LINES:]))
             os._exit(1)
+
+
+def url_of(base: URL, path: str, query: str) -> URL:
+    """Return where a request goes: to this server in any case, whatever its path and query hold."""
+    return base.with_path(path).with_query(parse_qsl(query, keep_blank_values=True))
