@@ -155,8 +155,9 @@ def test_another_process_decodes_containers() -> None:
 
 def test_the_files_of_a_prompt_share_a_budget_of_time() -> None:
     file = contained("mp4", "libx264")
-    process = DecoderProcess(prompt_cpu_seconds=0.3)
+    process = DecoderProcess(cpu_seconds=60, prompt_cpu_seconds=0.3)
     try:
+        process.video(file, Sampling(5), SourceRules().limits, 10**9)  # loads what decodes
         decoder = process.for_prompt()
         decoder.video(file, Sampling(5), SourceRules().limits, 10**9)
         with pytest.raises(ValueError, match=r"a prompt's have 0\.3 s together"):
