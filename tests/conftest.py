@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,6 +62,29 @@ def _remembered_tokenizers() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         remember_tokenizers(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_workers() -> Iterator[None]:
+    if os.environ.keys() & {"COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"}:  # forked processes are not measured
+        yield
+        return
+    from lmdeploy.turbomind import engine
+    from tests.support.warm_workers import warm_workers
+
+    with warm_workers() as command, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_WORKER", command)
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain_workers() -> Iterator[None]:
+    """Workers are the processes that users have, which can be found by their command and killed."""
+    from lmdeploy.turbomind import engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_WORKER", [sys.executable, "-m", "lmdeploy.pytorch.worker"])
         yield
 
 
