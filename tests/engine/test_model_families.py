@@ -344,7 +344,7 @@ def test_logits_are_bitwise_the_same_in_small_chunks_and_in_one(name: str, tmp_p
 
 def test_a_session_longer_than_the_learned_positions_is_refused(tmp_path: Path) -> None:
     directory = make_tiny(tmp_path / "model", "GPT2LMHeadModel", max_position_embeddings=64)
-    with pytest.raises(ValueError, match="session_len must be at most the 64 positions that the model has learned"):
+    with pytest.raises(ValueError, match="session_len must be at most 64 positions that the model has learned"):
         TokenEngine(directory, session_len=65)
 
 
