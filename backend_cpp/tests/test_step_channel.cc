@@ -118,18 +118,24 @@ TEST(a_rank_that_does_nothing_is_waited_for_as_long_as_reported) {
   CHECK(std::chrono::steady_clock::now() - begin < kLong);
 }
 
-TEST(memory_of_something_else_is_refused) {
+TEST(memory_of_something_else_or_another_layout_is_refused) {
+  const auto is_refused = [](int fd) {
+    try {
+      const StepChannel channel(fd);
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kInvalidArgument;
+    }
+    return false;
+  };
   int ends[2];
   CHECK_EQUAL(pipe(ends), 0);
-  bool is_refused = false;
-  try {
-    const StepChannel channel(ends[0]);
-  } catch (const Error& error) {
-    is_refused = error.code() == ErrorCode::kInvalidArgument;
-  }
-  CHECK(is_refused);
-  close(ends[0]);
+  CHECK(is_refused(ends[0]));
   close(ends[1]);
+  StepChannel channel(small_shape(1));
+  CHECK(!is_refused(dup(channel.fd())));
+  const uint64_t other = 5;
+  CHECK_EQUAL(pwrite(channel.fd(), &other, sizeof(other), 0), static_cast<ssize_t>(sizeof(other)));
+  CHECK(is_refused(dup(channel.fd())));
 }
 
 }  // namespace turbomind::testing
