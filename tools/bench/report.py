@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from tools.bench.roofline import Limits
 from tools.bench.stats import Summary
 
@@ -36,6 +34,8 @@ def progress_bar(
     title
         Before the bar; None: nothing.
     """
+    from tqdm import tqdm  # tables are printed where no package is installed
+
     with tqdm(
         total=total,
         unit=unit,
