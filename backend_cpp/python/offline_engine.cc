@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "engine/engine_metrics.h"
 
 namespace py = pybind11;
 
@@ -213,51 +214,10 @@ py::list OfflineEngine::poll(double timeout) {
 py::dict OfflineEngine::stats() const {
   const EngineStats stats = engine().stats();
   py::dict result;
-  result["requests_running"] = stats.running;
-  result["requests_waiting"] = stats.waiting;
-  result["cache_blocks_total"] = stats.blocks_total;
-  result["cache_blocks_used"] = stats.blocks_used;
-  result["cache_blocks_idle"] = stats.blocks_idle;
-  result["cache_blocks_free"] = stats.blocks_total - stats.blocks_used - stats.blocks_idle;
-  result["sessions"] = stats.sessions;
-  result["requests_completed_total"] = stats.completed;
-  result["requests_cancelled_total"] = stats.cancelled;
-  result["requests_failed_total"] = stats.failed;
-  result["tokens_in_total"] = stats.tokens_in;
-  result["tokens_computed_total"] = stats.tokens_computed;
-  result["prefix_cache_queries_total"] = stats.prefix_cache_queries;
-  result["prefix_cache_hits_total"] = stats.prefix_cache_hits;
-  result["tokens_out_total"] = stats.tokens_out;
-  result["evictions_total"] = stats.evictions;
-  result["host_blocks_total"] = stats.host_blocks_total;
-  result["host_blocks_used"] = stats.host_blocks_used;
-  result["swapped_out_total"] = stats.swapped_out;
-  result["swapped_in_total"] = stats.swapped_in;
-  result["disk_bytes"] = stats.disk.bytes;
-  result["disk_files"] = stats.disk.files;
-  result["disk_blocks_written_total"] = stats.disk.written;
-  result["disk_blocks_read_total"] = stats.disk.read;
-  result["disk_damaged_total"] = stats.disk.damaged;
-  result["disk_failures_total"] = stats.disk.failures;
-  result["preemptions_total"] = stats.preemptions;
-  result["kv_event_batches_total"] = stats.event_batches;
-  result["kv_event_losses_total"] = stats.event_losses;
-  result["grammar_requests_total"] = stats.grammar_requests;
-  result["grammar_compilations_total"] = stats.grammar_compilations;
-  result["grammar_hits_total"] = stats.grammar_hits;
-  result["grammar_failures_total"] = stats.grammar_failures;
-  result["draft_spans_total"] = stats.speculation.spans;
-  result["draft_tokens_total"] = stats.speculation.drafted;
-  result["draft_tokens_accepted_total"] = stats.speculation.accepted;
-  result["requests_admitted_total"] = stats.admitted;
-  result["queue_seconds_total"] = stats.queue_seconds;
-  result["steps_total"] = stats.steps;
-  result["step_seconds_total"] = stats.step_seconds;
+  for (const MetricSpec& metric : kEngineMetrics) {
+    result[metric.name + std::string_view("turbomind_").size()] = metric.read(stats);
+  }
   result["forward_seconds_total"] = stats.forward_seconds;
-  result["first_tokens_total"] = stats.first_tokens;
-  result["first_token_seconds_total"] = stats.first_token_seconds;
-  result["later_tokens_total"] = stats.later_tokens;
-  result["later_token_seconds_total"] = stats.later_token_seconds;
   return result;
 }
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "engine/engine_metrics.h"
+
 namespace turbomind {
 
 namespace {
@@ -17,150 +19,43 @@ double cache_hit_rate(const EngineStats& stats) {
 }
 
 // One number of the engine's.
-struct MetricSpec {
-  const char* name;
-  const char* description;
-  bool is_gauge;
-  double (*read)(const EngineStats&);
-};
-
-// What is described in words of our own.
-constexpr MetricSpec kOwn[] = {
-    {"turbomind_requests_running", "Requests in the batch", true,
-     [](const EngineStats& s) { return double(s.running); }},
-    {"turbomind_requests_waiting", "Requests waiting for a place in the batch", true,
-     [](const EngineStats& s) { return double(s.waiting); }},
-    {"turbomind_cache_blocks_total", "KV cache blocks", true,
-     [](const EngineStats& s) { return double(s.blocks_total); }},
-    {"turbomind_cache_blocks_used", "KV cache blocks in use", true,
-     [](const EngineStats& s) { return double(s.blocks_used); }},
-    {"turbomind_cache_blocks_free", "KV cache blocks free", true,
-     [](const EngineStats& s) { return double(s.blocks_total - s.blocks_used - s.blocks_idle); }},
-    {"turbomind_cache_blocks_idle", "KV cache blocks kept because their content may be used again", true,
-     [](const EngineStats& s) { return double(s.blocks_idle); }},
-    {"turbomind_sessions", "Conversations kept between requests", true,
-     [](const EngineStats& s) { return double(s.sessions); }},
-    {"turbomind_requests_completed_total", "Requests answered", false,
-     [](const EngineStats& s) { return double(s.completed); }},
-    {"turbomind_requests_cancelled_total", "Requests cancelled by their clients", false,
-     [](const EngineStats& s) { return double(s.cancelled); }},
-    {"turbomind_requests_failed_total", "Accepted requests that ended in an error", false,
-     [](const EngineStats& s) { return double(s.failed); }},
-    {"turbomind_tokens_in_total", "Prompt tokens accepted", false,
-     [](const EngineStats& s) { return double(s.tokens_in); }},
-    {"turbomind_tokens_computed_total", "Rows the model has run", false,
-     [](const EngineStats& s) { return double(s.tokens_computed); }},
-    {"turbomind_prefix_cache_queries_total", "Tokens looked for in the cache", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_queries); }},
-    {"turbomind_prefix_cache_hits_total", "Tokens found in the cache", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
-    {"turbomind_evictions_total", "Idle blocks whose content was given up for space", false,
-     [](const EngineStats& s) { return double(s.evictions); }},
-    {"turbomind_host_blocks_total", "KV cache blocks in the host's memory", true,
-     [](const EngineStats& s) { return double(s.host_blocks_total); }},
-    {"turbomind_host_blocks_used", "KV cache blocks in the host's memory that hold something", true,
-     [](const EngineStats& s) { return double(s.host_blocks_used); }},
-    {"turbomind_swapped_out_total", "Blocks whose content went to the host's memory", false,
-     [](const EngineStats& s) { return double(s.swapped_out); }},
-    {"turbomind_swapped_in_total", "Blocks whose content came back from the host's memory", false,
-     [](const EngineStats& s) { return double(s.swapped_in); }},
-    {"turbomind_disk_bytes", "Bytes of the files in cache_dir", true,
-     [](const EngineStats& s) { return double(s.disk.bytes); }},
-    {"turbomind_disk_files", "Files in cache_dir that this engine knows of, a cache block each", true,
-     [](const EngineStats& s) { return double(s.disk.files); }},
-    {"turbomind_disk_blocks_written_total", "Cache blocks written to cache_dir", false,
-     [](const EngineStats& s) { return double(s.disk.written); }},
-    {"turbomind_disk_blocks_read_total", "Cache blocks read from cache_dir", false,
-     [](const EngineStats& s) { return double(s.disk.read); }},
-    {"turbomind_disk_damaged_total", "Files in cache_dir that were not what they should be, and were removed", false,
-     [](const EngineStats& s) { return double(s.disk.damaged); }},
-    {"turbomind_disk_failures_total", "Failures to write to cache_dir", false,
-     [](const EngineStats& s) { return double(s.disk.failures); }},
-    {"turbomind_first_tokens_total", "First tokens of responses", false,
-     [](const EngineStats& s) { return double(s.first_tokens); }},
-    {"turbomind_first_token_seconds_total", "Time from acceptance to first token, summed", false,
-     [](const EngineStats& s) { return s.first_token_seconds; }},
-    {"turbomind_later_tokens_total", "Tokens after a response's first", false,
-     [](const EngineStats& s) { return double(s.later_tokens); }},
-    {"turbomind_later_token_seconds_total", "Time between tokens of a response, summed", false,
-     [](const EngineStats& s) { return s.later_token_seconds; }},
-    {"turbomind_tokens_out_total", "Tokens generated", false,
-     [](const EngineStats& s) { return double(s.tokens_out); }},
-    {"turbomind_preemptions_total", "Sequences that gave up their blocks and began again", false,
-     [](const EngineStats& s) { return double(s.preemptions); }},
-    {"turbomind_kv_event_batches_total", "Batches of KV cache events, one a step", false,
-     [](const EngineStats& s) { return double(s.event_batches); }},
-    {"turbomind_kv_event_losses_total", "Times that KV cache events were lost, and everything was reported again",
-     false, [](const EngineStats& s) { return double(s.event_losses); }},
-    {"turbomind_grammar_requests_total", "Requests with a response format", false,
-     [](const EngineStats& s) { return double(s.grammar_requests); }},
-    {"turbomind_grammar_compilations_total", "Response formats compiled", false,
-     [](const EngineStats& s) { return double(s.grammar_compilations); }},
-    {"turbomind_grammar_hits_total", "Requests whose response format was compiled already, or for another", false,
-     [](const EngineStats& s) { return double(s.grammar_hits); }},
-    {"turbomind_grammar_failures_total", "Requests refused for their response format", false,
-     [](const EngineStats& s) { return double(s.grammar_failures); }},
-    {"turbomind_draft_spans_total", "Times that tokens were drafted for a response in a step", false,
-     [](const EngineStats& s) { return double(s.speculation.spans); }},
-    {"turbomind_draft_tokens_total", "Tokens that were drafted", false,
-     [](const EngineStats& s) { return double(s.speculation.drafted); }},
-    {"turbomind_draft_tokens_accepted_total", "Drafted tokens that were right", false,
-     [](const EngineStats& s) { return double(s.speculation.accepted); }},
-    {"turbomind_requests_admitted_total", "Requests that came into the batch", false,
-     [](const EngineStats& s) { return double(s.admitted); }},
-    {"turbomind_queue_seconds_total", "Time from acceptance into the batch, summed", false,
-     [](const EngineStats& s) { return s.queue_seconds; }},
-    {"turbomind_steps_total", "Engine steps", false, [](const EngineStats& s) { return double(s.steps); }},
-    {"turbomind_step_seconds_total", "Time spent in steps", false, [](const EngineStats& s) { return s.step_seconds; }},
-};
-
-// The same under the names that vLLM gives them, which routers, autoscalers and dashboards ask for.
+// Under the names that vLLM gives them, which routers, autoscalers and dashboards ask for.
 constexpr MetricSpec kVllm[] = {
-    {"vllm:num_requests_running", "Requests in the batch", true,
-     [](const EngineStats& s) { return double(s.running); }},
-    {"vllm:num_requests_waiting", "Requests waiting for a place in the batch", true,
-     [](const EngineStats& s) { return double(s.waiting); }},
+    {"vllm:num_requests_running", "Requests in the batch", true, number_at<&EngineStats::running>},
+    {"vllm:num_requests_waiting", "Requests waiting for a place in the batch", true, number_at<&EngineStats::waiting>},
     {"vllm:kv_cache_usage_perc", "Share of the KV cache that requests use, 0 to 1", true, cache_usage},
     {"vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc under its older name", true, cache_usage},
-    {"vllm:prompt_tokens_total", "Prompt tokens accepted", false,
-     [](const EngineStats& s) { return double(s.tokens_in); }},
-    {"vllm:prompt_tokens_cached_total", "Tokens found in the cache", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
-    {"vllm:generation_tokens_total", "Tokens generated", false,
-     [](const EngineStats& s) { return double(s.tokens_out); }},
+    {"vllm:prompt_tokens_total", "Prompt tokens accepted", false, number_at<&EngineStats::tokens_in>},
+    {"vllm:prompt_tokens_cached_total", "Tokens found in the cache", false, number_at<&EngineStats::prefix_cache_hits>},
+    {"vllm:generation_tokens_total", "Tokens generated", false, number_at<&EngineStats::tokens_out>},
     {"vllm:num_preemptions_total", "Sequences that gave up their blocks and began again", false,
-     [](const EngineStats& s) { return double(s.preemptions); }},
+     number_at<&EngineStats::preemptions>},
     {"vllm:prefix_cache_queries_total", "Tokens looked for in the cache", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_queries); }},
-    {"vllm:prefix_cache_hits_total", "Tokens found in the cache", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
+     number_at<&EngineStats::prefix_cache_queries>},
+    {"vllm:prefix_cache_hits_total", "Tokens found in the cache", false, number_at<&EngineStats::prefix_cache_hits>},
     {"vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_queries_total under its older name", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_queries); }},
+     number_at<&EngineStats::prefix_cache_queries>},
     {"vllm:gpu_prefix_cache_hits_total", "vllm:prefix_cache_hits_total under its older name", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
+     number_at<&EngineStats::prefix_cache_hits>},
     {"vllm:spec_decode_num_drafts_total", "Times that tokens were drafted for a response in a step", false,
-     [](const EngineStats& s) { return double(s.speculation.spans); }},
+     number_at<&EngineStats::speculation, &SpeculationStats::spans>},
     {"vllm:spec_decode_num_draft_tokens_total", "Tokens that were drafted", false,
-     [](const EngineStats& s) { return double(s.speculation.drafted); }},
+     number_at<&EngineStats::speculation, &SpeculationStats::drafted>},
     {"vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right", false,
-     [](const EngineStats& s) { return double(s.speculation.accepted); }},
+     number_at<&EngineStats::speculation, &SpeculationStats::accepted>},
     {"vllm:gpu_prefix_cache_hit_rate", "Share of the tokens looked for that were found", true, cache_hit_rate},
 };
 
 // And those of LMDeploy.
 constexpr MetricSpec kLmdeploy[] = {
-    {"lmdeploy:num_requests_running", "Requests in the batch", true,
-     [](const EngineStats& s) { return double(s.running); }},
+    {"lmdeploy:num_requests_running", "Requests in the batch", true, number_at<&EngineStats::running>},
     {"lmdeploy:num_requests_waiting", "Requests waiting for a place in the batch", true,
-     [](const EngineStats& s) { return double(s.waiting); }},
+     number_at<&EngineStats::waiting>},
     {"lmdeploy:gpu_cache_usage_perc", "Share of the KV cache that requests use, 0 to 1", true, cache_usage},
     {"lmdeploy:prefix_cache_hit_rate", "Share of the tokens looked for that were found", true, cache_hit_rate},
-    {"lmdeploy:prompt_tokens_total", "Prompt tokens accepted", false,
-     [](const EngineStats& s) { return double(s.tokens_in); }},
-    {"lmdeploy:generation_tokens_total", "Tokens generated", false,
-     [](const EngineStats& s) { return double(s.tokens_out); }},
-    {"lmdeploy:cached_tokens_total", "Tokens found in the cache", false,
-     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
+    {"lmdeploy:prompt_tokens_total", "Prompt tokens accepted", false, number_at<&EngineStats::tokens_in>},
+    {"lmdeploy:generation_tokens_total", "Tokens generated", false, number_at<&EngineStats::tokens_out>},
+    {"lmdeploy:cached_tokens_total", "Tokens found in the cache", false, number_at<&EngineStats::prefix_cache_hits>},
 };
 
 // And under the names of Triton's backend for TensorRT-LLM: one family, a series a kind.
@@ -194,7 +89,7 @@ class Parameters {
 
 EngineMetrics::EngineMetrics(const MetricLabels& labels, const EngineConfig& config) {
   const Labels own = {{"model", labels.model}};
-  for (const MetricSpec& one : kOwn) add(one.name, one.description, one.is_gauge, own, one.read);
+  for (const MetricSpec& one : kEngineMetrics) add(one.name, one.description, one.is_gauge, own, one.read);
 
   const Labels served = {{"model_name", labels.served_name}, {"engine", "0"}};
   for (const MetricSpec& one : kVllm) add(one.name, one.description, one.is_gauge, served, one.read);

@@ -29,7 +29,8 @@ def gateway_samples() -> dict[str, set[str]]:
 
 def engine_names() -> set[str]:
     """Return the names that the backend gives its metrics."""
-    names = set(ENGINE.findall((ROOT / "backend_cpp" / "triton" / "metrics.cc").read_text(encoding="utf-8")))
+    files = [ROOT / "backend_cpp" / name for name in ("engine/engine_metrics.h", "triton/metrics.cc")]
+    names = {name for file in files for name in ENGINE.findall(file.read_text(encoding="utf-8"))}
     histograms = {name for name in names if name.endswith("_seconds")}  # a counter's name ends in _total
     return names - histograms | {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
 
