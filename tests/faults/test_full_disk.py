@@ -12,7 +12,7 @@ import pytest
 from lmdeploy.serve.ports import free_ports
 from tests.faults.callers import ask, expect_nothing_held
 from tests.support.api_server import api_server
-from tests.support.tiny_models import make_tiny_llama
+from tests.support.tiny_models import WHOLE_VOCABULARY, make_tiny_llama
 
 SMALL = 64 * 1024  # bytes: less than any engine directory needs
 
@@ -43,7 +43,7 @@ def test_a_server_whose_log_cannot_be_written_serves_on_and_says_so_once(model: 
 def test_a_conversion_without_space_is_an_error_of_one_line_and_leaves_nothing(
     default_model_dir: Path, tmp_path: Path, command: str
 ) -> None:
-    checkpoint = make_tiny_llama(tmp_path / "tiny")
+    checkpoint = make_tiny_llama(tmp_path / "tiny", vocab_size=WHOLE_VOCABULARY)
     cache = tmp_path / "cache"
     cache.mkdir()
     words = {
