@@ -229,5 +229,5 @@ lock: dev ## Pin the requirements to what is installed in the virtual environmen
 	$(PY) tools/lock_requirements.py
 
 clean: ## Remove what was built (keeps the virtual environment and the model cache)
-	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so lmdeploy/turbomind_grammar tests/kernels/turbomind_grammar tests/kernels/_cuda_*.so tests/e2e/backends .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
+	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so lmdeploy/turbomind_grammar tests/kernels/_cuda_*.so tests/e2e/backends .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
 	find $(PY_SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
