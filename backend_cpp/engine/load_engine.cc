@@ -95,8 +95,8 @@ std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, co
   return std::make_unique<ParallelRunner>(devices, make, device.traits.ranks_share_memory);
 }
 
-// What drafts for `target`: whole, on the same device, in one order with it where they share a cache. Null where no
-// model does.
+// The model that drafts for `target`: whole, on the same device, in one order with it where they share a cache. Null
+// where no model does.
 std::unique_ptr<ModelRunner> make_draft_runner(const std::string& target, const ResolvedEngine& engine,
                                                const Device& device, const TokenTable& tokens, ModelRunner& runner) {
   const SpeculativeConfig& speculation = engine.config.speculation;

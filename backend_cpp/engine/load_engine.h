@@ -19,8 +19,8 @@ struct LoadedEngine {
   std::vector<std::string> notes;  // sentences about settings that were not taken as they are
 };
 
-// What an engine leaves to other processes, of the installation that loads it: commands, which the engine's own
-// arguments follow. An engine that needs one that is empty says so.
+// Commands of the processes that an engine starts, of the installation that loads it; the engine's own arguments
+// follow. An engine that needs one that is empty says so.
 struct Programs {
   std::vector<std::string> worker;     // runs a rank of a model (model/worker/worker_process.h)
   std::vector<std::string> publisher;  // of KV events (engine/events/event_publisher.h)

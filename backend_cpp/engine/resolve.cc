@@ -129,7 +129,7 @@ void drop_unused_bits(ResolvedEngine& engine) {
   engine.settings.quant_policy = 0;
 }
 
-// What others left in the cache is found with prefix caching alone.
+// Contents that others left in the cache are found with prefix caching alone.
 void check_prefix_caching(const EngineSettings& settings, const std::string& name, const std::string& reason) {
   if (!settings.enable_prefix_caching) {
     throw invalid_argument(name + " needs enable_prefix_caching: without it no request " + reason);

@@ -34,7 +34,7 @@ struct XieluFactors {
 void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int rows, int size, float* y);
 inline constexpr Operation kXielu("xielu", xielu);
 
-// What becomes of each number.
+// The function of each number.
 struct Pointwise {
   enum class Kind : uint8_t {
     kScale,      // scale x

@@ -124,7 +124,7 @@ void recurrence(ThreadPool& pool, const RecurrenceParams& params, const HeadsVie
                 const HeadsView& v, float* out);
 inline constexpr Operation kRecurrence("recurrence", recurrence);
 
-// What a mixer's results are gated with.
+// The gates of a mixer's results.
 enum class GateKind : uint8_t { kSigmoid, kSilu, kLinear };
 
 }  // namespace turbomind

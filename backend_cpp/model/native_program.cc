@@ -110,7 +110,7 @@ void NativeRunner::compile_layer(int index) {
   compile_end(index);
 }
 
-// What the halves of a layer read.
+// Inputs of the halves of a layer.
 std::pair<Source, Source> NativeRunner::compile_inputs(int index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
   const BlockSpec& block = block_of(spec_, index);
@@ -210,7 +210,7 @@ void NativeRunner::compile_drop() {
   });
 }
 
-// What a layer does after its halves.
+// The end of a layer, after its halves.
 void NativeRunner::compile_end(int index) {
   const LayerWeights* layer = &weights_.layers[static_cast<size_t>(index)];
   auto* stream = hidden_.as<float>();

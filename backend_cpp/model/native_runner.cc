@@ -62,7 +62,7 @@ class Mover {
   void move(std::vector<T>& parts) {
     for (T& part : parts) move(part);
   }
-  // What the device does not read.
+  // Fields that the device does not read.
   void move(float&) {}
   void move(XieluFactors&) {}
   void move(Slice::Range&) {}

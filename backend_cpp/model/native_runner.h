@@ -35,7 +35,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
 
-  // What a step of the model of that spec.json runs (model/step/program.h), a line for each operation. Reads no
+  // The program (model/step/program.h) of the model of that spec.json, a line for each operation. Reads no
   // weights.
   static std::string program_text(const std::string& spec_file);
 

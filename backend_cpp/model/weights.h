@@ -143,7 +143,7 @@ struct Weights {
 
   // Those of a shard. Throws Error naming the tensor that is missing, truncated or of the wrong shape.
   static Weights load(const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options, ThreadPool& pool);
-  // What a model of that spec has, with nothing read: what a program of it refers to.
+  // Weights of a model of that spec, with nothing read: a program of it refers to them.
   static Weights outline(const ModelSpec& spec);
   // Lets adapters add to the embeddings of tokens and token types too.
   void adapt_embeddings(const ModelSpec& spec, const Checkpoint& checkpoint);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// What a case changes.
+// Changes of a case.
 struct Given {
   EngineSettings settings;
   ModelSpec spec;

@@ -64,7 +64,7 @@ std::vector<std::string> python_module(const std::string& name) {
   return {python != nullptr ? python : "python3", "-m", name};
 }
 
-// What a command prints, with these arguments.
+// The output of a command, with these arguments.
 std::string directory_of(const std::string& what, std::vector<std::string> command,
                          const std::vector<std::string>& arguments) {
   command.insert(command.end(), arguments.begin(), arguments.end());

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _OFFLINE_SETTINGS = {"max_waiting": 2**30}  # offline callers wait; no request is refused as overloaded
-# What the engine leaves to other processes; in Triton backend_cpp/triton/engine_location.cc says it.
+# Commands of the processes that the engine starts; in Triton backend_cpp/triton/engine_location.cc names them.
 _WORKER = [sys.executable, "-m", "lmdeploy.pytorch.worker"]
 _PUBLISHER = [sys.executable, "-m", "lmdeploy.kv_events.publisher"]
 _GRAMMAR = str(Path(__file__).parents[1] / "turbomind_grammar")

@@ -21,7 +21,7 @@ CUT_OFF = GenerationConfig(max_new_tokens=4)
 ENDLESS = GenerationConfig(max_new_tokens=400, ignore_eos=True)
 
 
-# What is tested here is alike for both engines: another runner computes the steps.
+# Both engines are alike here: another runner computes the steps.
 @pytest.fixture(scope="module", params=["turbomind", pytest.param("pytorch", marks=pytest.mark.thorough)])
 def pipe(request: pytest.FixtureRequest, default_model_dir: Path) -> Iterator[AsyncEngine]:
     config = config_for(request.param, dtype="float32", session_len=512, cache_max_entry_count=128)

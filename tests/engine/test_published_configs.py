@@ -103,7 +103,7 @@ def _chatglm(raw: Config) -> Config:
 
 
 def _below(prefix: str, publish: Publisher) -> Publisher:
-    """Return what writes the tensors of a decoder as those of a model that sees."""
+    """Return the function that writes the tensors of a decoder as those of a model that sees."""
 
     def publish_below(directory: Path) -> None:
         publish(directory)

@@ -26,12 +26,12 @@ def pipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncEngine]:
 
 
 def near_the_largest(sigma: float) -> Callable[[Logits], Logits]:
-    """Return what top-n sigma (Tang et al., 2024) keeps."""
+    """Return the tokens that top-n sigma (Tang et al., 2024) keeps."""
     return lambda logits: logits >= logits.max() - sigma * logits.std()
 
 
 def typical(mass: float) -> Callable[[Logits], Logits]:
-    """Return what `transformers` keeps of the distribution after temperature."""
+    """Return the tokens that `transformers` keeps of the distribution after temperature."""
 
     def kept(logits: Logits) -> Logits:
         scores = torch.from_numpy(logits / TEMPERATURE)[None]

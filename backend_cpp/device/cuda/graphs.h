@@ -43,7 +43,7 @@ class CudaGraphs {
   static int padded_rows(int rows, bool is_decoding);
   // The bound that a step's shape has, if its longest sequence has this many tokens.
   static int context_bound(int context);
-  // What PreparedSteps::shapes says.
+  // As PreparedSteps::shapes.
   static std::vector<DecodingShape> shapes(int most_rows, int most_context);
 
   // ---- steps ----

@@ -18,7 +18,7 @@ bool is_chain(const CacheGroup& group) {
   return group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kCross;
 }
 
-// What is announced of a cache: where all tokens are kept, or, if nowhere, what a window keeps.
+// The group of a cache whose blocks are announced: where all tokens are kept, or, if nowhere, what a window keeps.
 int group_to_observe(const CachePlan& plan) {
   const int paged = plan.group_of(MemoryKind::kPaged);
   return paged >= 0 ? paged : plan.group_of(MemoryKind::kWindow);

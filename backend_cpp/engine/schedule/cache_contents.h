@@ -1,4 +1,4 @@
-// What the cache holds: the prefix tree, and the blocks that are attached to its nodes.
+// Contents of the cache: the prefix tree, and the blocks that are attached to its nodes.
 //
 //   prefix tree                          attached:  all tokens   window   state
 //   root -- t0..t3 -- t4..t7 -- a8..a11             0 1 4        - 9 6    - - 12

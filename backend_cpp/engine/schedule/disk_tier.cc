@@ -149,7 +149,7 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
   }
   if (blocks_.plan().group_of(MemoryKind::kState) >= 0) add_parts(prefix, limit, anchors, digests, path, *read);
   if (!read->compare_with_memory()) return nullptr;
-  // What memory has of it must not make room for the rest.
+  // Blocks of it in memory must not make room for the rest.
   for (auto node = path.rbegin(); node != path.rend(); ++node) {
     if (*node != kNoNode) blocks_.touch(*node);
   }

@@ -12,7 +12,7 @@ namespace {
 // Weight bytes that one thread takes at a time: a small adapter is not worth a hand-over.
 constexpr size_t kTaskBytes = 48 << 10;
 
-// What one call hands to the threads.
+// Arguments of one call, for the threads.
 struct LoraTask {
   const LoraWeight* weight;
   int row;

@@ -50,7 +50,7 @@ class SelfAttention {
     Staged query_factors;        // float32 [max_rows]
     Staged unrotated_factors;    // the same of layers that do not rotate, where these differ
   };
-  // What attention works on, of no rows yet; keys and values may overlap. Without keys of its own, a layer has queries
+  // Operands of attention, of no rows yet; keys and values may overlap. Without keys of its own, a layer has queries
   // alone.
   struct Heads {
     HeadsView queries;
@@ -71,7 +71,7 @@ class SelfAttention {
   void norm_heads(Operators& ops, QkNorm kind, const NormStorage& norm, const HeadsView& heads) const;
   NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_.as<float>(), nullptr}; }
   bool rotates(int layer) const { return spec_.layer_ropes[static_cast<size_t>(layer)] >= 0; }
-  // What the layer's attention reads, of the step.
+  // Inputs of the layer's attention, of the step.
   void set_params(int layer, const AttentionWeights& weights);
   void set_memory(int layer);
   static void fill_query_factors(Operators& ops, const StepInput& input, Kind& kind);

@@ -105,7 +105,7 @@ void check(const RecurrenceSpec& own) {
   throw invalid_argument("layer " + std::to_string(layer) + ": " + problem);
 }
 
-// What attention to latents has no operation for; support for one deletes its line.
+// Features that attention to latents has no operation for; support for one deletes its line.
 void check_latent(const AttentionSpec& own, int layer) {
   const std::pair<bool, const char*> lacking[] = {
       {own.qk_norm != QkNorm::kNone, "qk_norm"},

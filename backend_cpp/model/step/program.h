@@ -1,5 +1,5 @@
-// What a step of the decoder runs: a list of operations for the embeddings, for each layer and for the output. It is
-// compiled once, when a model is loaded: what depends on the model alone is decided then, and operations hold their
+// The program of a step of the decoder: a list of operations for the embeddings, for each layer and for the output. It
+// is compiled once, when a model is loaded: what depends on the model alone is decided then, and operations hold their
 // weights and their rows. What differs from step to step is in ModelStep.
 //
 // A layer is [what looks at images], mixers, MLP, [what follows], each of which adds its operations in the order in

@@ -40,7 +40,7 @@ std::string refusal_of(const std::string& text) {
   return "";
 }
 
-// What `read` makes of the file of a model of two layers, with further fields, and `to` in place of `from`.
+// The result of `read` for the file of a model of two layers, with further fields, and `to` in place of `from`.
 std::string of_model(const std::string& fields, const std::function<std::string(const std::string&)>& read,
                      const std::string& from = "", const std::string& to = "") {
   std::ifstream source(TURBOMIND_CORPUS "/model_spec/dense");
