@@ -152,8 +152,9 @@ class Closed(Strict):
     def _refuse_unknown(cls, fields: object) -> object:
         if isinstance(fields, Mapping):
             known = [field.alias or name for name, field in cls.model_fields.items()]
-            for name in fields:
-                if name not in known and name not in cls.no_effect and fields[name] is not None:
+            judged = {*known, *cls.no_effect, *cls.not_implemented}
+            for name, value in fields.items():
+                if name not in judged and value is not None:
                     raise FieldError(name, f"{name} is not known; give {', '.join(known)}")
         return fields
 

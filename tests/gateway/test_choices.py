@@ -165,7 +165,10 @@ CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
         ({"guided_grammar": 'start: "a"'}, {"type": "lark", "lark": 'start: "a"'}),
         ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}}, SCHEMA_FORM),
         ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, {"type": "json_object"}),
-        ({"structured_outputs": {"regex": "a+", "structural_tag": None}}, REGEX_FORM),
+        (
+            {"structured_outputs": {"regex": "a+", "structural_tag": None, "disable_additional_properties": False}},
+            REGEX_FORM,
+        ),
         (
             {"response_format": {"type": "json_object", "schema": SCHEMA}},  # llama.cpp's
             {"type": "json_schema", "json_schema": SCHEMA_FORM["json_schema"] | {"name": "response"}},
@@ -194,6 +197,11 @@ def test_formats_come_in_the_words_of_vllms_clients_too(
         ({"guided_json": json.dumps({"enum": ["x" * 10_000] * 7})}, "guided_json", 400),
         ({"guided_choice": []}, "guided_choice", 400),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", 400),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+            400,
+        ),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", 400),
         ({"response_format": {"type": "json_object", "json_schema": {}}}, "response_format.json_schema", 400),
         ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", 400),
