@@ -105,7 +105,10 @@ def end_with_parent() -> None:
     A server that is killed takes no response any more, and a lane that is sending one would wait for it forever. The
     timer belongs to faulthandler's own thread, which needs no interpreter: this one may be about to end.
     """
-    parent = os.pidfd_open(os.getppid())
+    try:
+        parent = os.pidfd_open(os.getppid())
+    except OSError:  # the kernel has none (before 5.3), or a sandbox forbids it
+        return
     changed = select.poll()
     changed.register(parent, select.POLLIN)
     changed.poll()
