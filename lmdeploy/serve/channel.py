@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
@@ -16,6 +18,9 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.primary_user_agent", "lmdeploy"),
 ]
+_END_SECONDS = 5.0  # in which calls end that are under way when the channel is closed
+
+Result = TypeVar("Result")
 
 
 class Channel:
@@ -31,6 +36,7 @@ class Channel:
         self._address = address
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._running: set[asyncio.Task[Any]] = set()
 
     def stub(self) -> Any:
         """Return what calls are made with."""
@@ -39,8 +45,21 @@ class Channel:
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         return self._stub
 
+    def run(self, call: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Run a call in its own task; `close` waits for its end.
+
+        Triton 2.51 can crash when a client cancels a call that it responds to, and gRPC cancels a call when the task
+        that waits for it is cancelled, when its deadline is over and when its channel is closed.
+        """
+        task = asyncio.get_running_loop().create_task(call)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
     async def close(self) -> None:
-        """Close it; the next use opens another one."""
+        """Let open calls end, then close it; the next use opens another one."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=_END_SECONDS)
         if self._channel is not None:
             await self._channel.close()
             self._channel = None

@@ -8,10 +8,10 @@ import copy
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextvars import ContextVar
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -66,6 +66,9 @@ _CANCEL_RETRIES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before each
 _REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
 _RESPONSES = _REFUSALS | {"INTERNAL"}  # so are those without a code, of older engines
 _TOKENIZE_TIMEOUT = 30.0  # seconds
+_UNTIL_CANCELLED = 60.0  # seconds that a call has left to end by itself when its caller has stopped waiting
+
+_Response = TypeVar("_Response")
 
 CALLER: ContextVar[str] = ContextVar("caller", default="")
 """Whom the texts are for that this task has tokenized: callers take turns in preprocessing."""
@@ -443,11 +446,7 @@ class TritonClient:
 
     async def _control(self, message: service_pb2.ModelInferRequest) -> None:
         """Send one request to the engine, which answers it with nothing of interest."""
-        call = self._stub().ModelStreamInfer(timeout=_CANCEL_TIMEOUT)
-        stream = self._stream(call, message)
-        async with self._typed_errors(call):
-            while await self._next(stream) is not None:
-                pass
+        await self._only_response(message, _CANCEL_TIMEOUT)
 
     async def _adapters(
         self, message: service_pb2.ModelInferRequest, timeout: float = _TOKENIZE_TIMEOUT
@@ -457,20 +456,31 @@ class TritonClient:
 
     async def _query(self, message: service_pb2.ModelInferRequest, timeout: float) -> service_pb2.ModelInferResponse:
         """Send a control request that the engine answers with one response."""
-        call = self._stub().ModelStreamInfer(timeout=timeout)
-        stream = self._stream(call, message)
-        async with self._typed_errors(call):
-            response = await self._next(stream)
-            while await self._next(stream) is not None:
-                pass
+        response = await self._only_response(message, timeout)
         if response is None:
             raise TritonRequestError("INTERNAL", "the engine did not respond to a control request")
         return response
 
+    async def _only_response(
+        self, message: service_pb2.ModelInferRequest, timeout: float
+    ) -> service_pb2.ModelInferResponse | None:
+        """Send the one request of a stream; return its first response, None if it has none."""
+        call = self._stub().ModelStreamInfer(timeout=timeout + _UNTIL_CANCELLED)
+        stream = self._stream(call, message)
+
+        async def read() -> service_pb2.ModelInferResponse | None:
+            first = last = await self._next(stream)
+            while last is not None:
+                last = await self._next(stream)
+            return first
+
+        async with self._typed_errors(call):
+            return await self._within(timeout, read())
+
     def _stream(self, call: Any, message: service_pb2.ModelInferRequest) -> ResponseStream:
         """Send the one request of a stream."""
         message.model_name += self._suffix
-        return ResponseStream(call, message)
+        return ResponseStream(self._channel, call, message)
 
     async def _next(self, stream: ResponseStream) -> service_pb2.ModelInferResponse | None:
         """Return the next response of a stream, None at its end; an error is raised once the stream has ended."""
@@ -489,10 +499,21 @@ class TritonClient:
         self, message: service_pb2.ModelInferRequest, timeout: float = _TOKENIZE_TIMEOUT
     ) -> service_pb2.ModelInferResponse:
         message.model_name += self._suffix
+
+        async def infer() -> service_pb2.ModelInferResponse:
+            return await self._stub().ModelInfer(message, timeout=timeout + _UNTIL_CANCELLED)
+
         try:
-            return await self._stub().ModelInfer(message, timeout=timeout)
+            return await self._within(timeout, asyncio.shield(self._channel.run(infer())))
         except grpc.aio.AioRpcError as error:
             raise self._typed_error(error.code(), error.details()) from None
+
+    async def _within(self, timeout: float, waiting: Awaitable[_Response]) -> _Response:
+        """Wait for a response, but not for ever; the call itself goes on (see `Channel.run`)."""
+        try:
+            return await asyncio.wait_for(waiting, timeout)
+        except asyncio.TimeoutError:
+            raise self._typed_error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no response in {timeout:g} s") from None
 
     @contextlib.asynccontextmanager
     async def _typed_errors(self, call: Any) -> AsyncIterator[None]:

@@ -8,22 +8,23 @@ from typing import Any
 import grpc.aio
 from tritonclient.grpc import service_pb2
 
+from lmdeploy.serve.channel import Channel
+
 _MOST_UNREAD = 64  # responses; further ones stay with gRPC, whose window is bounded, and then with Triton
 
 
 class ResponseStream:
     """Sends the one request of a stream, and reads its responses in its own task, a bounded number ahead.
 
-    Triton 2.51 can crash when a client cancels a stream that it writes to, and gRPC cancels a stream whose reading task
-    is cancelled. So a caller that leaves stops the request in the engine, and the stream ends by itself.
+    A caller that leaves stops the request in the engine, and the stream ends by itself (see `Channel.run`).
     """
 
-    def __init__(self, call: Any, message: service_pb2.ModelInferRequest) -> None:
+    def __init__(self, channel: Channel, call: Any, message: service_pb2.ModelInferRequest) -> None:
         self._call = call
         self._received: asyncio.Queue[Any] = asyncio.Queue()
         self._may_read = asyncio.Event()
         self._is_heard = True
-        self._task = asyncio.get_running_loop().create_task(self._read(message))
+        self._task = channel.run(self._read(message))
 
     async def read(self) -> Any:
         """Return the next response, or ``grpc.aio.EOF``; raise what ended the stream."""

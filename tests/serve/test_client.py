@@ -266,6 +266,47 @@ async def test_a_finished_request_is_not_cancelled(client: TritonClient, triton:
     assert triton.stops.empty()
 
 
+# tritonserver 2.51 can crash when a client cancels a call that it responds to at this moment.
+
+
+async def test_a_caller_that_leaves_a_call_does_not_cancel_it(client: TritonClient, triton: FakeTriton) -> None:
+    triton.hangs = "preprocessing"
+    asking = asyncio.create_task(client.tokenize(text="a"))
+    await eventually(lambda: triton.waiting == {"preprocessing"})
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await _let_calls_end(client, triton)
+    assert not triton.left
+
+
+@pytest.mark.parametrize("model", ["preprocessing", "turbomind"])
+async def test_a_call_that_takes_too_long_is_left_but_not_cancelled(
+    client: TritonClient, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    monkeypatch.setattr("lmdeploy.serve.client._READY_TIMEOUT", 0.2)
+    triton.hangs = model
+    assert not await client.is_ready()
+    await _let_calls_end(client, triton)
+    assert triton.waiting == {model}
+    assert not triton.left
+
+
+async def test_a_call_is_not_cancelled_when_another_one_fails(client: TritonClient, triton: FakeTriton) -> None:
+    triton.hangs, triton.restarts = "preprocessing", True
+    assert not await client.is_ready()
+    await eventually(lambda: triton.waiting == {"preprocessing"})
+    await _let_calls_end(client, triton)
+    assert not triton.left
+
+
+async def _let_calls_end(client: TritonClient, triton: FakeTriton) -> None:
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0.05)
+    triton.hangs = ""
+    await closing
+
+
 async def test_the_model_name_is_the_configured_one_or_the_directory_s(
     client: TritonClient, triton: FakeTriton
 ) -> None:

@@ -106,6 +106,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.script: Script | Callable[[Received], Script] = script or Script()
         self.ready = True
         self.hangs = ""  # the model, `turbomind` or `preprocessing`, that does not respond
+        self.waiting: set[str] = set()  # models that have been asked since and hang
+        self.left: list[str] = []  # models whose calls were cancelled while they did not respond
+        self.restarts = False  # the engine, which then takes no requests
         self.parameters = {"model_name": model_name}
         self.requests: list[Received] = []
         self.stops: queue.Queue[str] = queue.Queue()
@@ -143,7 +146,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def reset(self) -> None:
         """Forget what arrived and answer as at first."""
-        self.hangs = ""
+        self.hangs, self.waiting, self.left, self.restarts = "", set(), [], False
         self.script, self.ready, self.requests, self.stops = Script(), True, [], queue.Queue()
         self.controls, self.sessions, self.adapters, self.cache_controls = [], set(), {}, []
         self.release.set()
@@ -189,7 +192,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def _hang(self, kind: str, context: Any) -> None:
         while self.hangs == kind and context.is_active():
+            self.waiting.add(kind)
             time.sleep(0.01)
+        if not context.is_active():
+            self.left.append(kind)
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         received = _received(request)
@@ -246,6 +252,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble '{received.model}', {text}")
 
     def _adapter_control(self, received: Received) -> Any:
+        if self.restarts:
+            return service_pb2.ModelStreamInferResponse(error_message="UNAVAILABLE: the engine takes no requests now")
         name, action = received.inputs.get("lora_name", ""), received.inputs["lora_control"]
         adapters = self.adapters
         if received.model != "turbomind":

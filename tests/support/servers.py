@@ -37,3 +37,4 @@ def running_triton(
     with server:
         server.wait_ready(START)
         yield server
+        assert server.is_running, server.failure("tritonserver ended during the tests")
