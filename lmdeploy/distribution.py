@@ -12,7 +12,7 @@ from pathlib import Path
 NAME = "lmdeploy-triton"
 UPSTREAM = "lmdeploy"
 
-# What installs an extra in a checkout, where it is not `make dev`: the pinned requirements, or what they leave out.
+# Commands that install an extra in a checkout, where it is not `make dev`.
 _IN_CHECKOUT = dict.fromkeys(("serve", "webui", "vision"), "make setup") | {"lite": "pip install datasets"}
 PACKAGE = Path(__file__).resolve().parent
 
@@ -44,7 +44,7 @@ def require_unmixed(packages: Path = PACKAGE.parent) -> None:
 
 
 def install_command(extra: str, root: Path = PACKAGE.parent) -> str:
-    """Return what installs an extra: with pip for an installed wheel, with make in the checkout ``root``."""
+    """Return the command that installs an extra: pip for an installed wheel, make in the checkout ``root``."""
     if not (root / "pyproject.toml").is_file():
         return f"pip install '{NAME}[{extra}]'"
     command = _IN_CHECKOUT.get(extra, "make dev")

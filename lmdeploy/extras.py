@@ -36,7 +36,7 @@ INCLUDED = {"serve": ("vision",), "video": ("vision",), "webui": ("serve",), "ra
 
 
 class MissingExtraError(ImportError):
-    """What is wanted needs an extra that is not installed; the text names it."""
+    """An extra is not installed; the text names it."""
 
 
 def require(extra: str, purpose: str) -> None:

@@ -230,7 +230,7 @@ def template_of(config: ChatTemplateConfig | None) -> ChatTemplate | None:
 
 
 def choose_templates(model_dir: Path, tokenizer: "Tokenizer") -> ChosenTemplates:
-    """Return what an engine directory shall remember of a checkpoint's chat templates."""
+    """Return the chat templates that an engine directory stores for a checkpoint."""
     template = chat_template_for(str(model_dir), tokenizer=tokenizer)
     return ChosenTemplates(builtin_for(model_name_of(model_dir)), older_client_template(template))
 

@@ -114,7 +114,7 @@ class PlainText:
 
 
 def pieces_of(text: str) -> list[str]:
-    """Return what to tokenize one by one."""
+    """Return the pieces to tokenize one by one."""
     return text.split(CUT)
 
 

@@ -44,7 +44,7 @@ class PlacedImage:
 
 @dataclass(frozen=True)
 class ImageRows:
-    """What is in place of the embeddings of a run of a prompt's tokens, and what the text looks at from there on.
+    """Image embeddings in place of a run of a prompt's tokens, and the cross-attention of the text from there on.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ _CUT_TOKENS = 16  # at most, that cutting a text makes more of it
 
 @dataclass(frozen=True)
 class PromptBound:
-    """What fits a model: tokens of its context, and the bytes of the longest token."""
+    """Bounds of a model's prompts: tokens of its context, and the bytes of the longest token."""
 
     tokens: int
     longest_token: int
@@ -212,7 +212,7 @@ class PromptPreparer:
         add_special_tokens: bool | None = None,
         require_wanted: Callable[[], None] = lambda: None,
     ) -> PreparedPrompt:
-        """Return what the engine gets for a prompt.
+        """Return the engine's input for a prompt.
 
         Parameters
         ----------

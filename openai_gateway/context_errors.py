@@ -14,7 +14,7 @@ _EMBEDS = "/api/embed"  # begins paths of Ollama's where no token is left to ans
 
 
 def context_error(error: ContextExceeded, path: str, limit_field: str) -> ApiError:
-    """Return what a client reads.
+    """Return the error for clients.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ _BUSY = "has a running request"  # the engine, of a session whose client may jus
 _OF_NODES = "/nodes/"  # of the proxy
 _FIELD = re.compile(r"[a-z]+(_[a-z]+)+")
 _LOGGED = 1000  # characters of what the engine says
-# What OpenAI has and models that write text cannot do: the beginning of its path, and what to say.
+# OpenAI's services that models of text cannot offer: the beginning of the path, and the error.
 _NOT_HERE = {
     "/v1/audio": ": the models served here neither hear nor speak",
     "/v1/images": ": the models served here make no images; they see those in messages",
@@ -41,7 +41,7 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiError:
-    """Return what a client reads about `error`; an unexpected one is logged and keeps its details to itself.
+    """Return the response for `error`; an unexpected one is logged and keeps its details to itself.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What every route works with: the models behind this gateway, its settings and its metrics."""
+"""Shared state of all routes: the models behind this gateway, its settings and its metrics."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ PROCESS_BYTES = 128 << 20  # of those of all requests that are open in this proc
 
 
 class MediaFetcher:
-    """What lets images in.
+    """Rules for images.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class MediaFetcher:
 
     @property
     def rules(self) -> SourceRules:
-        """What may be named."""
+        """Sources that may be named."""
         return self._rules
 
     async def content(self, url: str, most: int, seconds: float) -> bytes:

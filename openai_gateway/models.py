@@ -37,7 +37,7 @@ _CONTEXT_KNOWN = 10.0  # seconds after which an engine may have been restarted w
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model's template, and who serves it, say about it.
+    """Facts of a model from its template and its server.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a request asked for.
+    """A request's model.
 
     Attributes
     ----------
@@ -262,7 +262,7 @@ class MultiModel:
 
 
 def _traits(settings: Settings, engine_dir: Path | None, chat_template: str) -> Traits:
-    """Return what is known of a model here, where its tokenizer and template can be looked at or not."""
+    """Return the facts of a model whose tokenizer and template may or may not be on this machine."""
     parser, named = settings.reasoning_parser, settings.tool_call_parser
     unseen = Traits(
         thinking_of(parser, None),

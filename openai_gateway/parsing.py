@@ -33,13 +33,13 @@ from openai_gateway.middleware.body_limit import SHORT
 from openai_gateway.shares import Shares
 from openai_gateway.validation_errors import validation_error
 
-# What counts is not only how long a body is: `[],` is three bytes, and 64 as an object of Python's.
+# Size in memory, not only in bytes: `[],` is three bytes, and 64 as an object of Python's.
 MAX_VALUES = 1_000_000  # keys among them; as many tokens as a prompt may have
 MAX_STRINGS = 262_144  # keys among them
 MAX_CONTAINERS = 32_768  # lists and objects; one that becomes a model takes a thousand bytes
 _LONGEST_RESULT = 2**31  # bytes
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in pairs a character, alone none; `json` takes either
-# What pydantic's parser says of bytes that are not UTF-8, and of halves of surrogate pairs.
+# pydantic's messages for bytes that are not UTF-8, and for halves of surrogate pairs.
 _NO_TEXT = ("unicode code point", "surrogate", "end of hex escape")
 _SUBJECT = "reading the request body"
 _APART = LimitedProcess("openai_gateway.parsing", _SUBJECT, cpu_seconds=20.0, memory_bytes=2**32)
@@ -65,7 +65,7 @@ class BoundedRoute(APIRoute):
     """A route whose body is parsed and validated before FastAPI would, within the bounds of this module."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
+        """Return the handler of a request."""
         handler = super().get_route_handler()
         if self.body_field is None:
             return handler
@@ -133,7 +133,7 @@ def check_size(body: bytes) -> None:
 
 
 def _problem(marks: bytes, strings: int) -> str | None:
-    """Return what is wrong with a body of these marks, each of which is before a value, and strings."""
+    """Return the error of a body of these marks, each of which is before a value, and strings."""
     containers = marks.count(b"[") + marks.count(b"{")
     values = containers + marks.count(b",") + marks.count(b":")
     for count, most, what in (
@@ -147,7 +147,7 @@ def _problem(marks: bytes, strings: int) -> str | None:
 
 
 def parse_apart(raw: bytes, annotation: Any) -> Any:
-    """Return what `parse` does, from another process."""
+    """Return `parse`'s result, from another process."""
     header = {"annotation": b64encode(pickle.dumps(annotation)).decode()}
     try:
         _, result, _ = _APART.request(header, raw, max_bytes=_LONGEST_RESULT)

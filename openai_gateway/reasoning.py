@@ -1,4 +1,4 @@
-"""What a model thinks, distinguished from what it answers, in text that comes in pieces."""
+"""Reasoning parser: separates a model's reasoning from its answer, in text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ReasoningParser:
         return reported
 
     def finish(self, *, is_cut: bool = False) -> ReasoningDelta:
-        """Return what the end of the answer decides."""
+        """Return the remaining events at the end of the answer."""
         self._is_cut = is_cut
         return self._advance(True)
 
@@ -195,7 +195,7 @@ class ReasoningParser:
             reported, self._text = self._text, ""
             ended = reported.rstrip().removesuffix(footer)
             return ReasoningDelta(content=ended.rstrip() if ended != reported.rstrip() else reported)
-        # What may be the mark after the answer waits, with the blanks around it.
+        # A text that may be the mark after the answer waits, with the blanks around it.
         kept = self._text.rstrip()
         kept = kept[: len(kept) - (len(footer) if kept.endswith(footer) else beginning_at_end(kept, footer))].rstrip()
         self._text = self._text[len(kept) :]

@@ -25,7 +25,7 @@ DEFAULT_IDLE_SECONDS = 75.0  # longer than clients keep a connection: who closes
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a gateway needs to know.
+    """Settings of a gateway.
 
     Attributes
     ----------

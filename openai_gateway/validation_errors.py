@@ -16,8 +16,7 @@ _BAD_VALUE = 400
 _SHOWN_INPUT = 60  # characters of a refused value
 _SHOWN_PATH = 200  # characters of where it is
 
-# What LMDeploy checks, in its order and in its words, for values out of range: field -> pydantic's names of what is
-# wrong, and the words.
+# LMDeploy's range checks, in its order and words: field -> pydantic's error types, and the words.
 _RANGES = {
     "n": (("greater_than_equal",), "The n `{}` must be a positive int."),
     "top_p": (("greater_than", "greater_than_equal", "less_than_equal"), "The top_p `{}` must be in (0, 1]."),
@@ -133,7 +132,7 @@ def _shown(value: object) -> str:
 
 
 def _brief_repr() -> reprlib.Repr:
-    """Return what shows the beginning of a value; the whole of a long one would cost more than its parsing."""
+    """Return the beginning of a value; the whole of a long one would cost more than its parsing."""
     brief = reprlib.Repr()
     brief.maxlist = brief.maxdict = _SHOWN_INPUT // 2
     brief.maxstring = brief.maxlong = brief.maxother = 2 * _SHOWN_INPUT

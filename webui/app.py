@@ -123,7 +123,7 @@ def _look_less_often(blocks: Any) -> None:
 
 
 def _knows_one_of(api_keys: Sequence[str]) -> Callable[[str, str], bool]:
-    """Return what lets a user in, whose password is a key."""
+    """Return the login check, whose passwords are API keys."""
 
     def is_let_in(_: str, password: str) -> bool:
         # Every key is compared, each in a time that does not depend on where it differs.
@@ -170,5 +170,5 @@ def launch(
 def server_of(
     app: ASGIApp, server_name: str, server_port: int, timeouts: ClientTimeouts = DEFAULT_CLIENT_TIMEOUTS
 ) -> Server:
-    """Return what serves the page, with the gateway's deadlines for clients; port 0 takes a free one."""
+    """Return the page's server, with the gateway's deadlines for clients; port 0 takes a free one."""
     return Server(app, Listening(server_name, server_port, timeouts=timeouts), drain_seconds=3)

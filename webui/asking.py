@@ -1,4 +1,4 @@
-"""What happens when the page is used: questions, responses, and which conversation is shown.
+"""Event handlers of the page: questions, responses, and the choice of the conversation.
 
 The shown conversation is kept by Gradio a browser session at a time (``gr.State``), so every browser tab has its own;
 all of them are kept by the browser (`browser.js`).
@@ -188,10 +188,10 @@ def _read(path: str) -> Conversation:
 
 
 def _kept(said: Conversation, *, is_shown: bool) -> dict[str, Any]:
-    """Return what the browser is to keep of a conversation."""
+    """Return the browser's copy of a conversation."""
     return said.to_json() | {"is_shown": is_shown}
 
 
 def _question(is_running: bool, **further: Any) -> Any:
-    """Return what the field for questions becomes while a response runs, or when none does."""
+    """Return the update of the field for questions, while a response runs or when none does."""
     return gr.update(submit_btn=not is_running, stop_btn=is_running, **further)

@@ -119,7 +119,7 @@ def build(
             images = gr.update(sources=["upload"] if await served.takes_images() else [])
             return [header_now, names_now, choices, images, *defaults(choice, preset, said)]
 
-        # What is sent is checked by `webui.guard`, and values that cannot be have defaults.
+        # Input is checked by `webui.guard`, and values that cannot be have defaults.
         at_once: dict[str, Any] = {
             "queue": False,
             "preprocess": False,

@@ -1,4 +1,4 @@
-// What the page does in the browser itself: it keeps conversations there, a key each, so that open tabs do not
+// Client side of the page: it keeps conversations in the browser, a key each, so that open tabs do not
 // overwrite each other's, draws their list, and listens to the keyboard. It asks no host for anything.
 window.chats = (() => {
   const PREFIX = "lmdeploy-chat:";
@@ -167,7 +167,7 @@ window.chats = (() => {
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   };
 
-  // What webui/markdown.py sent as private-use characters is text again, as soon as it is in the page. Two of the marks
+  // Private-use characters of webui/markdown.py become text again, as soon as they are in the page. Two of the marks
   // are boxes outside of code, and those of formulas are gone by then.
   const MARKS = ["$$", "$$", "\\[", "\\]", "\\(", "\\)", "$", "$", "[ ]", "[x]"];
   const OURS = /[\ue000-\ue089]/;
@@ -270,7 +270,7 @@ window.chats = (() => {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.defaultPrevented) document.querySelector("#question .stop-button")?.click();
   });
-  // What is no number is marked: the server would leave it out.
+  // Text that is no number is marked: the server would leave it out.
   document.addEventListener("input", ({ target }) => {
     if (!target.closest("#seed, #thinking-budget")) return;
     const isWrong = !/^\s*\d{0,15}\s*$/.test(target.value);

@@ -1,4 +1,4 @@
-"""What was said in one browser. Knows neither the page nor the servers."""
+"""Conversation of one browser, independent of the page and the servers."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Response:
             self.outcome = _OUTCOMES.get(piece.finish_reason, Outcome.COMPLETE)
 
     def metrics(self) -> list[str]:
-        """Return what is under the response: counts, speed, and why it ended early, if it did."""
+        """Return the line under the response: counts, speed, and why it ended early, if it did."""
         parts = []
         if self.token_count:
             parts.append(f"{self.token_count:,} token{'' if self.token_count == 1 else 's'}")
@@ -246,7 +246,7 @@ def image_bytes(turns: Sequence[Turn]) -> int:
 
 
 def _asked(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """Return what a reader wrote, as messages; after calls it is their results."""
+    """Return a user's input as messages; after calls it is their results."""
     if calls:
         return [{"role": "tool", "tool_call_id": call.id, "content": turn.question} for call in calls]
     return [{"role": "user", "content": _said(turn)}]

@@ -26,7 +26,7 @@ def new_id() -> str:
 
 @dataclass
 class Conversation:
-    """What was said, and with which settings.
+    """A conversation with its settings.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """What it is called in the list."""
+        """Title in the list."""
         begins = " ".join(self.turns[0].question.split()) if self.turns else "New chat"
         return self.name or (begins if len(begins) <= MAX_TITLE else f"{begins[: MAX_TITLE - 1]}…")
 

@@ -25,7 +25,7 @@ def as_markdown(conversation: Conversation) -> str:
 
 
 def file_name(conversation: Conversation, ending: str) -> str:
-    """Return what a file of a conversation is called, safe on every system."""
+    """Return a file name for a conversation, safe on every system."""
     words = re.sub(r"[^\w]+", "-", conversation.title).strip("-_")[:50]
     return f"{words or 'conversation'}.{ending}"
 

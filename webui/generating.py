@@ -26,7 +26,7 @@ _REFUSALS = {  # by HTTP status and gRPC code
 
 
 class Server(Protocol):
-    """What the page asks: a Triton, or a server with OpenAI's API."""
+    """Server behind the page: a Triton, or one with OpenAI's API."""
 
     def respond(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the response to messages.
@@ -41,7 +41,7 @@ class Server(Protocol):
         ...
 
     async def models(self) -> list[str]:
-        """Return what may answer, the model itself first.
+        """Return the models and adapters, the model itself first.
 
         Raises
         ------
@@ -120,7 +120,7 @@ async def generate_last(server: Server, turns: Sequence[Turn], settings: Setting
 
 
 def readable(error: Exception) -> str:
-    """Return what the page shows of an error."""
+    """Return the page's text for an error."""
     if isinstance(error, TritonUnavailable):
         return "The model server is away. Press Retry when it is back."
     if isinstance(error, ValueError):

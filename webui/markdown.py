@@ -30,7 +30,7 @@ _MARKUP = re.compile(
 LATEX = [
     {"left": chr(_MARKS + 2 * kind), "right": chr(_MARKS + 2 * kind + 1), "display": kind < 2} for kind in range(4)
 ]
-"""What marks a formula in `markdown`, whichever way the model does."""
+"""Delimiters of formulas in `markdown`, in all of a model's notations."""
 
 
 def verbatim(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a server reports at ``/metrics``, in Prometheus' text format."""
+"""Metrics of a server at ``/metrics``, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})? (?P<value>\S+)", re.
 _TIMEOUT = 2.0  # seconds
 _TRITON_PORT = 8002  # of metrics, unless Triton was given another
 SAMPLES = 120
-# What each metric is called: by our engine, and by servers that speak as vLLM does.
+# Names of each metric: by our engine, and by servers that follow vLLM.
 NAMES = {
     "running": ("turbomind_requests_running", "vllm:num_requests_running"),
     "waiting": ("turbomind_requests_waiting", "vllm:num_requests_waiting"),

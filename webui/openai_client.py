@@ -122,7 +122,7 @@ class OpenAIClient:
         return self._context_lens.get(model or self._model)
 
     def sampling_defaults(self, model: str) -> Mapping[str, Any]:
-        """Return what a model has by default (`webui.generating.Server`); ours reports it with its models."""
+        """Return a model's defaults (`webui.generating.Server`); ours reports them with its models."""
         return self._sampling_defaults.get(model, {})
 
     async def model_name(self) -> str:
@@ -164,7 +164,7 @@ def _fields(settings: Settings, default: Settings) -> dict[str, Any]:
 
 
 def _reason(error: openai.APIStatusError) -> str:
-    """Return what a server says about a refusal, without the status and the JSON around it."""
+    """Return a server's error message, without the status and the JSON around it."""
     body = error.body if isinstance(error.body, dict) else {}
     said = body.get("message") or body.get("detail") or body.get("error")
     return said if isinstance(said, str) else error.response.reason_phrase

@@ -43,7 +43,7 @@ class Generation:
 
 @dataclass
 class Page:
-    """What all browsers share: the connection, and the responses that are generated.
+    """Shared state of all browsers: the connection, and the responses that are generated.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ def own_presets(reported: object) -> dict[str, Settings]:
 
 
 def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
-    """Return what a browser keeps once a preset of that name is added, or replaced.
+    """Return the browser's presets once one of that name is added, or replaced.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
 
 
 def without_preset(own: object, name: str) -> dict[str, Any]:
-    """Return what a browser keeps once a preset is deleted."""
+    """Return the browser's presets once one is deleted."""
     return {each: _reported(its) for each, its in own_presets(own).items() if each != name}
 
 

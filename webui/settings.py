@@ -1,4 +1,4 @@
-"""What the controls of the page say about the next response."""
+"""Settings of the next response, from the controls of the page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LENGTH = Number("max_new_tokens", "Max tokens", 1, 8192, 1, "of a response, reas
 NUMBERS = {number.name: number for number in (*SAMPLING, *PENALTIES, LENGTH)}
 _MOST_DIGITS = 16  # of a number that JavaScript keeps as it is
 THINKING = ("default", "on", "off")
-"""What `Settings.thinking` may be."""
+"""Values of `Settings.thinking`."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Settings:
 
     @property
     def response_format(self) -> dict[str, Any] | None:
-        """What the response must look like, as OpenAI's field of that name.
+        """Format of the response, as OpenAI's field of that name.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class Settings:
         return {"on": True, "off": False}.get(self.thinking)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what differs from the defaults."""
+        """Return the settings that differ from the defaults."""
         default = asdict(Settings())
         return {name: value for name, value in asdict(self).items() if value != default[name]}
 

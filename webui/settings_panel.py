@@ -32,7 +32,7 @@ class SettingsPanel:
 
     @property
     def inputs(self) -> list[Any]:
-        """What `settings_from` reads."""
+        """Inputs of `settings_from`."""
         return [self.controls[field.name] for field in fields(Settings)]
 
     @property
@@ -42,14 +42,14 @@ class SettingsPanel:
 
 
 def settings_from(values: Sequence[Any]) -> Settings:
-    """Return what the controls say, in the order of `SettingsPanel.inputs`."""
+    """Return the values of the controls, in the order of `SettingsPanel.inputs`."""
     reported = dict(zip((field.name for field in fields(Settings)), values, strict=True))
     words = (line.strip("\r") for line in (reported["stop_words"] or "").split("\n"))
     return settings_of({**reported, "stop_words": [word for word in words if word]})
 
 
 def updates_for(settings: Settings) -> list[Any]:
-    """Return what makes the controls show settings, in the order of `SettingsPanel.inputs`; but for the model."""
+    """Return updates that show settings, in the order of `SettingsPanel.inputs`; but for the model."""
     shown = [getattr(settings, field.name) for field in fields(Settings)]
     texts = ["\n".join(value) if isinstance(value, tuple) else "" if value is None else value for value in shown]
     names = [field.name for field in fields(Settings)]

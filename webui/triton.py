@@ -30,7 +30,7 @@ class TritonServer(TritonClient):
         self._context_len: int | None = None
 
     def sampling_defaults(self, model: str) -> Mapping[str, Any]:
-        """Return what the model has by default (`webui.generating.Server`), as this process was given."""
+        """Return the model's defaults (`webui.generating.Server`), as this process was given."""
         return self._sampling_defaults
 
     async def takes_images(self) -> bool:

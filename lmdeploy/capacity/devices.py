@@ -1,4 +1,4 @@
-"""What devices can do at best, by their makers' data sheets."""
+"""Peak rates of devices, by their makers' data sheets."""
 
 from __future__ import annotations
 

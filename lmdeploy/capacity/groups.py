@@ -1,4 +1,4 @@
-"""What the layers of a model remember of a sequence, by groups of layers that remember alike."""
+"""Cache of a sequence by groups of layers of the same kind."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _bytes(bits: int) -> float:
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked for.
+    """Workload to plan for.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one replica can do, and how many are needed.
+    """Capacity of one replica, and the number of replicas.
 
     Attributes
     ----------

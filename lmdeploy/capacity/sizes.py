@@ -1,4 +1,4 @@
-"""What a decoder weighs and caches, read from its config.json: no weights are needed."""
+"""Weight and cache sizes of a decoder, read from its config.json: no weights are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import locate_model
 
-# What configurations call the same thing.
+# Synonyms in configurations.
 _NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "num_layers", "n_layer", "n_layers"),

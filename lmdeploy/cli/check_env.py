@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, str]:
-    """Return what is found, name to text, in the order to show it; what is missing reads ``Not Found``."""
+    """Return the findings by name, in display order; missing ones read ``Not Found``."""
     cpu = _cpu()
     gpus = _says("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     return {
@@ -134,7 +134,7 @@ def _dump_file(text: str) -> Path:
 
 
 def _says(program: str, *arguments: str) -> str | None:
-    """Return what a program prints; None where it is missing, fails or is silent."""
+    """Return the output of a program; None where it is missing, fails or is silent."""
     path = shutil.which(program)
     if path is None:
         return None
@@ -173,7 +173,7 @@ def _lmdeploy_version() -> str:
 
 
 def _upstream() -> dict[str, str]:
-    """Return what there is of upstream's distribution, whose package of the same name may be imported instead."""
+    """Return the installed version of upstream's distribution, whose package has the same name."""
     found = upstream_elsewhere()
     note = f"{found}; the first folder of sys.path that has a package lmdeploy is imported, here {PACKAGE}"
     return {"upstream's distribution lmdeploy": note} if found else {}
@@ -225,7 +225,7 @@ def _our_parts() -> dict[str, str]:
 
 
 def _gpu_kernels() -> dict[str, str]:
-    """Return what serves each operator on a GPU, in the order of trust, a line an operator of an engine."""
+    """Return the GPU kernels of each operator, in the order of trust, a line per operator and engine."""
     from lmdeploy import _turbomind
 
     lines = {}

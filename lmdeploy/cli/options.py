@@ -559,7 +559,7 @@ def seconds(text: str) -> float:
 
 
 def _name_among(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return what reads a name of `choices`, however its words are joined; ``choices`` refuses others."""
+    """Return a parser for names in `choices`, with words joined by any separator; ``choices`` rejects others."""
 
     def read(text: str) -> str:
         try:

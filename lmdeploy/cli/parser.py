@@ -119,7 +119,7 @@ class DeprecatedOption(argparse.Action):
 
 
 def print_help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """Return what a command does that needs a subcommand and was given none."""
+    """Return the action of a command that needs a subcommand and got none."""
 
     def run(_: argparse.Namespace) -> int:
         parser.print_help()

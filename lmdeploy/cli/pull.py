@@ -64,7 +64,7 @@ def add_pull_options(parser: argparse.ArgumentParser) -> None:
 
 
 def pulled_or_refused(model: str, args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
-    """Return what a model to serve is called, after it was downloaded where `add_pull_options` asks for that.
+    """Return the path or name of a model to serve, downloaded first where `add_pull_options` asks for that.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lmdeploy.serve.ray.settings import RaySettings
 
 _APPLICATION = "lmdeploy"
-# What the command's own options are called in `RaySettings`.
+# The command's own options, with their names in `RaySettings`.
 _OWN = {
     "replicas": "replicas",
     "max_replicas": "max_replicas",
@@ -118,7 +118,7 @@ def _require_room(settings: RaySettings, there: Mapping[str, float]) -> None:
 
 
 def _reason() -> str:
-    """Return what a replica said when it could not start, out of all that Ray says about it."""
+    """Return the error of a replica that could not start, extracted from Ray's report."""
     from ray import serve
 
     application = serve.status().applications.get(_APPLICATION)

@@ -1,4 +1,4 @@
-"""What the terminal chat commands share: reading messages, and sampling options."""
+"""Input and sampling options of the terminal chat commands."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class PipelineLM(LM):
         return [self._model.score_text(request.args[0]) for request in requests]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return what follows contexts, up to the task's stop strings."""
+        """Return continuations of contexts, up to the task's stop strings."""
         configs = [self._config(request.args[1]) for request in requests]
         return self._model.generate([request.args[0] for request in requests], configs)
 
@@ -75,7 +75,7 @@ class PipelineLM(LM):
         return self._name.replace("/", "__")
 
     def _config(self, options: dict[str, Any]) -> GenerationConfig:
-        """Return what a task's options mean here.
+        """Return the generation config of a task's options.
 
         Raises
         ------

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
         raise
 
     class BaseModel:  # type: ignore[no-redef]
-        """What is used of OpenCompass's class."""
+        """Interface of OpenCompass's class, as far as it is used."""
 
         def __init__(self, path: str, max_seq_len: int = 2048, meta_template: dict[str, Any] | None = None) -> None:
             self.path, self.max_seq_len = path, max_seq_len
@@ -68,7 +68,7 @@ class PipelineModel(BaseModel):
         self._end_str = end_str
 
     def generate(self, inputs: Sequence[str], max_out_len: int = 512, **fields: Any) -> list[str]:
-        """Return what follows prompts, at most ``max_out_len`` tokens each.
+        """Return continuations of prompts, at most ``max_out_len`` tokens each.
 
         ``stopping_criteria`` are further texts that end an answer; other fields of OpenCompass's are not used.
         """

@@ -1,4 +1,4 @@
-"""What evaluation harnesses ask of a model, whichever harness it is."""
+"""Model interface of evaluation harnesses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -96,7 +96,7 @@ class ScoredModel:
         return sum(total for total, _ in self.score(list(windows(tokens, self.most_tokens))))
 
     def generate(self, prompts: Sequence[str], configs: Sequence[GenerationConfig]) -> list[str]:
-        """Return what follows texts; a text that leaves no room for its answer loses its beginning."""
+        """Return continuations of texts; a text that leaves no room for its answer loses its beginning."""
         fitting = [self._cut(prompt, config) for prompt, config in zip(prompts, configs, strict=True)]
         return [response.text for response in self.pipe(fitting, list(configs), do_preprocess=False)]
 

@@ -32,7 +32,7 @@ _Table = TypeVar("_Table")
 
 
 class Kind(Enum):
-    """What a field holds."""
+    """Type of a field."""
 
     BOOLEAN = "bool"
     INTEGER = "int"
@@ -122,7 +122,7 @@ class FieldInfo:
         return f">= {low}" if low else ""
 
     def problem(self, value: Any) -> str | None:
-        """Return what is wrong with `value`, in a sentence that names the field; None: nothing."""
+        """Return the error of `value`, in a sentence that names the field; None if it is valid."""
         if value is None and (self.default is None or self.is_optional):
             return None
         if self.choices and self.kind is not Kind.JSON:

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from lmdeploy.hub import HubError
 from lmdeploy.turbomind.gguf.parts import has_suffix, is_tower, model_name
 
-# What a checkpoint consists of here: no weights in other formats, no code.
+# Files of a checkpoint: no weights in other formats, no code.
 _PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "*_linear.pt")
 # Fetched where there are no safetensors files.
 _PICKLED_PATTERNS = ("pytorch_model*.bin", "consolidated.*.pth")

@@ -13,7 +13,7 @@ _LONGEST = 96  # characters of a repository's name, as the hub allows
 
 @dataclass(frozen=True)
 class HubName:
-    """What is pulled.
+    """A model on a hub.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class HubName:
 
 
 def hub_name(text: str, file_pattern: str = "") -> HubName | None:
-    """Return what a text names on a hub; None where it can be no such name.
+    """Return the model on a hub that a text names; None where it is no valid name.
 
     Parameters
     ----------

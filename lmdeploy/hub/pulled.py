@@ -49,7 +49,7 @@ class PulledModel:
 
     @property
     def name(self) -> HubName:
-        """What it is called on the hub."""
+        """Name on the hub."""
         return HubName(self.repository, self.which)
 
     @property
@@ -69,7 +69,7 @@ class PulledModel:
 
     @property
     def path(self) -> Path:
-        """What is loaded: a folder, or a GGUF file."""
+        """Path to load: a folder, or a GGUF file."""
         return self.snapshot / self.main if self.main else self.snapshot
 
     def is_whole(self) -> bool:

@@ -1,4 +1,4 @@
-"""What ``kv_events_config`` may hold: the fields of vLLM's ``--kv-events-config``."""
+"""Fields of ``kv_events_config``: those of vLLM's ``--kv-events-config``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _endpoint_problem(name: str, value: object) -> str | None:
 
 
 def kv_events_problems(given: object, enable_prefix_caching: bool) -> list[str | None]:
-    """Return what is wrong with an engine's ``kv_events_config``."""
+    """Return the error of an engine's ``kv_events_config``."""
     if not isinstance(given, Mapping):
         return []
     try:

@@ -35,7 +35,7 @@ LayerStats = dict[str, dict[str, dict[str, Any]]]  # of inputs and outputs: kind
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationSettings(RunSettings):
-    """What to look at.
+    """Calibration data and statistics.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def _save(content: Any, file: Path) -> None:
 
 
 class _LayerStatistics:
-    """What is found out about one layer."""
+    """Statistics of one layer."""
 
     def __init__(
         self, model: SourceModel, number: int, layer: LayerWeights, settings: CalibrationSettings, group_size: int

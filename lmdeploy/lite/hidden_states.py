@@ -1,4 +1,4 @@
-"""What the decoder layers work on, in files: a text of some length takes more memory than a layer."""
+"""Hidden states between decoder layers, in files: those of a long text take more memory than a layer."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -148,7 +148,7 @@ def _batches(samples: list[list[int]], size: int) -> list[Tensor]:
 def _quantized(
     model: SourceModel, number: int, layer: LayerWeights, hidden: HiddenStates, method: Method[Any]
 ) -> dict[str, Tensor]:
-    """Return what is stored of a layer, and keep its outputs as the inputs of the next one."""
+    """Return the stored form of a layer, and keep its outputs as the inputs of the next one."""
     work = QuantizedLayer(model, number, layer, method)
 
     def outputs() -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""What a way of quantizing weights has to say to the driver (``lmdeploy.lite.layer_runs``)."""
+"""Interface between a quantization method and its driver (``lmdeploy.lite.layer_runs``)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from lmdeploy.lite.scaled_groups import ScaledGroup
 
 
 class Observed(Protocol):
-    """What a method remembers of the inputs of linear layers."""
+    """Statistics of the inputs of a linear layer."""
 
     count: int
 
@@ -73,7 +73,7 @@ class Method(ABC, Generic[Seen]):
 
     @abstractmethod
     def observe(self, in_features: int, device: torch.device) -> Seen:
-        """Return what has been seen of a layer's inputs before the first."""
+        """Return empty statistics for a layer's inputs."""
 
     def bytes_seen(self, in_features: int) -> int:
         """Return how much memory what has been seen of a layer's inputs takes."""
@@ -89,8 +89,8 @@ class Method(ABC, Generic[Seen]):
 
     @abstractmethod
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what is stored for some rows of :class:`Coded`, by the ends of the names."""
+        """Return the stored tensors of some rows of :class:`Coded`, by the ends of their names."""
 
     @abstractmethod
     def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
-        """Return what config.json says of the codes; ``left`` are the modules that stay numbers."""
+        """Return ``quantization_config`` of config.json; ``left`` are the modules that are not quantized."""

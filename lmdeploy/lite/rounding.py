@@ -36,7 +36,7 @@ class Rounded:
     scales: Tensor
 
     def numbers(self) -> Tensor:
-        """Return what the codes stand for, ``[out, in]`` float32."""
+        """Return the dequantized values, ``[out, in]`` float32."""
         out_features, groups = self.scales.shape
         steps = self.codes.view(out_features, groups, -1) - self.zeros[:, :, None]
         return (steps * self.scales.float()[:, :, None]).view(out_features, -1)

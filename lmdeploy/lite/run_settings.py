@@ -55,7 +55,7 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CodesSettings(RunSettings):
-    """What commands that write codes have to be given besides.
+    """Further settings of commands that write quantized weights.
 
     Parameters
     ----------

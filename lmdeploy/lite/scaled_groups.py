@@ -138,7 +138,7 @@ def _mixed(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def _outputs(own: RecurrenceSpec) -> Producer | None:
-    """Return what makes the inputs of the layer after a recurrence."""
+    """Return the producer of the inputs of the linear layer after a recurrence."""
     values = own.num_heads * own.value_dim
     if own.norm == "head":
         return Producer("recurrence.norm", torch.arange(own.value_dim).repeat(own.num_heads))
@@ -160,7 +160,7 @@ def _inner(spec: ModelSpec, moe: MoeSpec | None) -> tuple[tuple[str, ...], tuple
 
 
 def _values(spec: ModelSpec, layer: int) -> Producer | None:
-    """Return what makes the inputs of the layer after attention."""
+    """Return the producer of the inputs of the linear layer after attention."""
     own = spec.attention_of(layer)
     if own.qkv_clip or own.norms_values or own.keys_are_values:  # values are not what the projection alone makes
         return None

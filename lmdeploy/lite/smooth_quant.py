@@ -68,7 +68,7 @@ def smooth_quant(
 
 @dataclass
 class InputRange:
-    """What is remembered of the inputs of a linear layer.
+    """Range of the inputs of a linear layer.
 
     Attributes
     ----------

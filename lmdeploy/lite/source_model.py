@@ -108,7 +108,7 @@ class SourceModel:
         return LayerWeights({name: self._evaluate(tree) for name, tree in self._layers[number].items()})
 
     def run(self, number: int, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        """Return what layer ``number`` with these weights makes of ``[batch, tokens, row_width]``."""
+        """Return the output of layer ``number`` with these weights for ``[batch, tokens, row_width]``."""
         return run_layer(self.spec, weights, number, hidden)
 
     @property

@@ -103,11 +103,11 @@ class DenseLayer:
         return {"activation": self.activation, "norm_eps": self.norm_eps, "takes_units": self.takes_units}
 
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what it makes of vectors ``[texts, inputs]``."""
+        """Return the layer's output for vectors ``[texts, inputs]``."""
         return self._finished(linear(self.weight, self.bias, unit(vectors) if self.takes_units else vectors))
 
     def of_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what it makes of the rows ``[rows, inputs]`` of one text, whose bits may depend on each other."""
+        """Return the layer's output for one text's rows ``[rows, inputs]``, whose bits may depend on each other."""
         return self._finished(rows @ self.weight.T + self.bias)
 
     def _finished(self, made: NDArray[Any]) -> NDArray[np.float32]:
@@ -134,7 +134,7 @@ def layers_of(kept: Sequence[Mapping[str, Any]], weights: Any) -> tuple[DenseLay
 
 @dataclass(frozen=True)
 class Pooling:
-    """What becomes of the vector that the engine makes of a text.
+    """Pooling and postprocessing of a text's vector.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class Pooling:
 
 
 def linear(weight: NDArray[np.float32], bias: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what a linear layer makes of each row: the same bits whatever other rows there are."""
+    """Return a linear layer's output for each row: the same bits in every batch."""
     if not len(rows):
         return np.zeros((0, len(weight)), np.float32)
     made: NDArray[np.float32] = np.stack([weight @ row for row in rows]) + bias
@@ -346,7 +346,7 @@ def write_pooling(
 
 
 def read_pooling(engine_dir: Path) -> Pooling | None:
-    """Return what :func:`write_pooling` wrote."""
+    """Return the pooling that :func:`write_pooling` stored."""
     if not (engine_dir / _FILE).is_file():
         return None
     kept = _read(engine_dir / _FILE)

@@ -142,7 +142,7 @@ def write_score_head(
 
 
 def read_score_head(engine_dir: Path) -> ScoreHead | None:
-    """Return what :func:`write_score_head` wrote."""
+    """Return the head that :func:`write_score_head` stored."""
     file = engine_dir / _FILE
     if not file.is_file():
         return None
@@ -169,7 +169,7 @@ def _labels(raw: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 
 def _activation(model_dir: Path, raw: Mapping[str, Any], labels: int) -> str:
-    """Return what follows the head: what sentence-transformers names, else what the kind of problem says."""
+    """Return the activation after the head: that of sentence-transformers, else that of the kind of problem."""
     said = (raw.get("sentence_transformers") or {}, read_if_there(model_dir / "config_sentence_transformers.json"))
     named = next((each["activation_fn"] for each in said if each.get("activation_fn")), None)
     named = named or raw.get("sbert_ce_default_activation_function")

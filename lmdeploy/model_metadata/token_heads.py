@@ -1,4 +1,4 @@
-"""What a model makes of each token of a text, where its checkpoint has layers for that.
+"""Token-level heads of encoders: sparse weights, multi-vectors, classes.
 
 Late interaction compares the tokens of two texts one by one (ColBERT: Khattab and Zaharia, 2020, arXiv 2004.12832);
 lexical weights say how much each token of a text counts, which is a sparse vector over the vocabulary. BGE-M3 has a
@@ -38,7 +38,7 @@ _UNWEIGHTED = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 @dataclass(frozen=True)
 class TokenHeads:
-    """What becomes of the hidden states that an encoder makes of the tokens of a text.
+    """Heads over the hidden states of a text's tokens.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class TokenHeads:
 
 
 def token_heads_of(model_dir: Path, tokenizer: Tokenizer, hidden_size: int) -> TokenHeads:
-    """Return what the checkpoint of an encoder has for tokens."""
+    """Return the token-level heads of an encoder's checkpoint."""
     try:
         sparse = (_pickled_layer(model_dir / _SPARSE),) if (model_dir / _SPARSE).is_file() else ()
         vectors, skipped = _vectors(model_dir)
@@ -137,7 +137,7 @@ def write_token_heads(model_dir: Path, engine_dir: Path, tokenizer: Tokenizer, h
 
 
 def read_token_heads(engine_dir: Path) -> TokenHeads | None:
-    """Return what :func:`write_token_heads` wrote; None: the model is no encoder."""
+    """Return the heads that :func:`write_token_heads` stored; None: the model is no encoder."""
     if not (engine_dir / _FILE).is_file():
         return None
     kept: Mapping[str, Any] = json.loads((engine_dir / _FILE).read_text(encoding="utf-8"))

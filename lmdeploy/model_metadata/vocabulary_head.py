@@ -129,5 +129,5 @@ def _layers(model_dir: Path, raw: Mapping[str, Any]) -> tuple[DenseLayer, DenseL
 
 
 def _norm(tensors: Collection[str], name: str) -> str:
-    """Return what the weight of a norm is called in a checkpoint; empty: there is no such norm."""
+    """Return the name of a norm's weight in a checkpoint; empty: there is no such norm."""
     return next((part for part in ("weight", "gamma") if f"{name}.{part}" in tensors), "")

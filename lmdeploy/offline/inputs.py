@@ -1,4 +1,4 @@
-"""What users may hand to the offline API, brought into one form: a batch of prompts, a config for each."""
+"""Normalization of user input to the offline API: a batch of prompts, a config for each."""
 
 import dataclasses
 import functools

@@ -51,7 +51,7 @@ class MultimodalPreparer(PromptPreparer):
             return self._encoder
 
     def prepare(self, prompt: Prompt, *args: Any, **options: Any) -> PreparedPrompt:
-        """Return what the engine gets for a prompt; as :meth:`PromptPreparer.prepare`."""
+        """Return the engine's input for a prompt; as :meth:`PromptPreparer.prepare`."""
         prepared = super().prepare(prompt, *args, **options)
         if not prepared.images or len(prepared.ids) >= self._session_len:
             return prepared

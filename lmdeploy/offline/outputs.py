@@ -94,7 +94,7 @@ class Batch:
         return []
 
     def response(self, output: EngineOutput) -> Response:
-        """Return what an output says.
+        """Return the response for an engine output.
 
         Raises
         ------

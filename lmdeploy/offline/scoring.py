@@ -1,4 +1,4 @@
-"""What the model says of given texts: their cross-entropy, and the logits after each token."""
+"""Scores of given texts: cross-entropy, and the logits after each token."""
 
 import functools
 import numbers

@@ -21,7 +21,7 @@ _NEED_A_SERVER = {"prompt_logprobs": "echo with logprobs"}
 
 
 class LocalClient:
-    """What `lmdeploy.serve.client.TritonClient` does for requests, for an engine in this process.
+    """`lmdeploy.serve.client.TritonClient`'s interface for an engine in this process.
 
     Use it inside one event loop.
 

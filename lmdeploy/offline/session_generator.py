@@ -13,7 +13,7 @@ from lmdeploy.turbomind.engine import EngineOutput, SessionOptions
 
 
 class SessionGenerator:
-    """What ``AsyncEngine.get_generator`` gives.
+    """Result of ``AsyncEngine.get_generator``.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ class EngineSessions:
         adapter_name: str | None = None,
         template: ChatTemplate | None = None,
     ) -> PreparedPrompt:
-        """Return what the engine gets for a turn; if it is not the first, for what is new in it.
+        """Return the engine's input for a turn; after the first, only for its new part.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class EngineSessions:
         return Turn(request, ended)
 
     def running(self, session_id: int) -> "Future[None] | None":
-        """Return what is done when the session's running request has ended; None if nothing runs."""
+        """Return a future of the end of the session's running request; None if nothing runs."""
         with self._lock:
             return self._running.get(session_id)
 

@@ -84,7 +84,7 @@ def _framed(
 
 
 def states_of(engine: Engine, framed: Iterable[Framed], adapter_name: str | None = None) -> NDArray[np.float32]:
-    """Return what the engine, with an adapter if one is named, makes of texts: ``[texts, hidden size]``.
+    """Return the hidden states of texts, with an adapter if one is named: ``[texts, hidden size]``.
 
     Raises
     ------

@@ -72,7 +72,7 @@ class SourceTrace:
             self.shapes[self._name] = self._shape
 
     def take(self, outputs: slice, numbers: torch.Tensor, inputs: slice) -> AdaptedPart:
-        """Return what adapters add to for this tensor.
+        """Return the part of a layer that this tensor comes from, for adapters.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ _current: ContextVar[SourceTrace | None] = ContextVar("source_trace", default=No
 
 
 def current_trace() -> SourceTrace | None:
-    """Return what follows tensors; None: nothing does."""
+    """Return the trace of source tensors; None: none is recorded."""
     return _current.get()
 
 

@@ -15,7 +15,7 @@ import lmdeploy._turbomind as _turbomind
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to this rank's part of a layer.
+    """Low-rank update of this rank's part of a layer.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class LayerPart:
-    """What this rank has of a layer of the checkpoint, or a part of that; see `AdapterTable.divide`."""
+    """Part of a layer of the checkpoint on one rank; see `AdapterTable.divide`."""
 
     name: str
     outputs: slice | torch.Tensor

@@ -215,7 +215,7 @@ def coded_weights(checkpoint: Path) -> CodedWeights | None:
 
 
 def _name_in(text: TextTensors, layer: str) -> str:
-    """Return what a text part calls a layer of the whole checkpoint; empty: it has none."""
+    """Return the name of a checkpoint's layer in its text part; empty: it has none."""
     if (found := stack_of(layer)) and found[0] in text.names:
         return text.names[found[0]].rpartition(".")[0] + found[1]
     return text.names.get(layer + _WEIGHT, "").removesuffix(_WEIGHT)

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model, whatever its configuration calls it."""
+"""Model description, independent of the names in its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the C++ engine needs to know of a model that workers run: sizes, and the tokens that end a response."""
+"""Description of a model for the C++ engine: sizes, and the tokens that end a response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmdeploy.turbomind.quantized import weight_format
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec
 
 WORKER_FILE = "worker.json"
-# What configurations call the most tokens of a sequence.
+# Names of the context length in configurations.
 _LENGTHS = (
     "max_position_embeddings",
     "n_positions",

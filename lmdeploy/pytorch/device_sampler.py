@@ -63,7 +63,7 @@ class Choices:
 
 @dataclass
 class Chosen:
-    """What was chosen, where the model runs.
+    """Sampled tokens, on the model's device.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class DeviceSampler:
     # ---- penalties, biases, what is forbidden ----
 
     def _list_arrays(self, choices: Array, lists: Array) -> dict[str, Array]:
-        """Return what the choices' lists hold, each entry with its row."""
+        """Return the lists of the choices, each entry with its row."""
         biases: list[tuple[int, Array]] = []
         forbidden: list[tuple[int, Array]] = []
         masks: list[tuple[int, Array]] = []

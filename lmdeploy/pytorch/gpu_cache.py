@@ -38,7 +38,7 @@ class _LayerTensors:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What all layers of a step share."""
+    """Per-step tensors that all layers share."""
 
     slots: torch.Tensor
     max_q_len: int

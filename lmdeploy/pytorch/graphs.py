@@ -24,7 +24,7 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
 class Captured(Protocol):
-    """What was captured of a function without arguments.
+    """Captured graph of a function without arguments.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class CudaGraph:
 
 
 def cuda_capture() -> Callable[[Callable[[], Outputs]], Captured]:
-    """Return what captures functions of this process's GPU."""
+    """Return a function that captures graphs on this process's GPU."""
     pool = torch.cuda.graph_pool_handle()
     return lambda run: CudaGraph(run, pool)
 
@@ -104,7 +104,7 @@ class DecodingGraphs:
         self._has_failed = False
 
     def forward(self, step: StepContext) -> Outputs:
-        """Return what ``forward`` of the model does."""
+        """Return the output of the model's ``forward``."""
         spans, blocks = step.block_offsets.shape
         if not step.is_decoding or spans > MOST_ROWS or self._has_failed:
             return self._model.forward(step)

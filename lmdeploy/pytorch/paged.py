@@ -19,7 +19,7 @@ _CACHE_TYPES = {8: "int8", 4: "int4"}
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer keeps of a token: this many heads with a key and a value of these sizes."""
+    """KV cache of a layer per token: heads with a key and a value of these sizes."""
 
     heads: int
     key_dim: int
@@ -28,7 +28,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class StateShape:
-    """What a recurrent layer keeps of a sequence: the last inputs of a convolution, and a matrix a head; float32."""
+    """State of a recurrent layer per sequence: the last inputs of a convolution, and a matrix a head; float32."""
 
     conv_rows: int
     channels: int
@@ -67,7 +67,7 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a layer asks of attention, alongside queries, keys and values.
+    """Arguments of attention beside queries, keys and values.
 
     Parameters
     ----------

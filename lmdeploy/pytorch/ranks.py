@@ -41,13 +41,13 @@ class Ranks:
         return x
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the first rank has, in place."""
+        """Broadcast a tensor from the first rank, in place, and return it."""
         if self.count > 1:
             dist.broadcast(x, 0)
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what all ranks have, one after the other along the last axis."""
+        """Return the tensors of all ranks, concatenated along the last axis."""
         if self.count == 1:
             return x
         parts = [torch.empty_like(x) for _ in range(self.count)]
@@ -56,7 +56,7 @@ class Ranks:
 
 
 def backend_for(device: torch.device) -> str:
-    """Return what ranks on such a device meet over: NCCL on GPUs, one each, gloo elsewhere."""
+    """Return the communication backend of ranks on a device: NCCL on GPUs, one each, gloo elsewhere."""
     return "nccl" if device.type == "cuda" else "gloo"
 
 

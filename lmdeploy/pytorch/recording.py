@@ -59,7 +59,7 @@ class RecordingCache:
     def attend(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Return what queries see of the step's own keys.
+        """Return attention of queries over the step's own keys.
 
         Raises
         ------

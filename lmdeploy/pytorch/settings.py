@@ -22,7 +22,7 @@ _AS_THEY_ARE = (
 @field.documented
 @dataclass
 class WorkerSettings:
-    """What the engine knows of processes that run a model, next to the settings of ``TurbomindEngineConfig``."""
+    """Settings of worker processes, next to those of ``TurbomindEngineConfig``."""
 
     eager_mode: bool = field.boolean(False, "Run a model's modules as they are, without captured graphs.")
     custom_module_map: str = field.string(

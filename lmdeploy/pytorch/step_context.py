@@ -132,5 +132,5 @@ _manager = StepContextManager()
 
 
 def get_step_ctx_manager() -> StepContextManager:
-    """Return what knows the step that runs in this process."""
+    """Return the manager of the step that runs in this process."""
     return _manager

@@ -1,4 +1,4 @@
-"""What differs between devices when steps are run: the cache, where tensors are, and how block tables get there."""
+"""Device-specific parts of a step: the cache, the place of tensors, and the transfer of block tables."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class GpuSteps:
         return table
 
     def free_memory(self) -> int:
-        """Return what the GPU has left."""
+        """Return the GPU's free memory."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
 

@@ -125,7 +125,7 @@ class StepRunner:
         torch.set_num_threads(1)  # what is left to PyTorch is small, and the kernels' threads need the cores
 
     def facts(self) -> dict[str, Any]:
-        """Return what the engine needs to know of the model."""
+        """Return the model's description for the engine."""
         windows, states = self._model.windows.values(), list(self._model.states.values())
         return {
             "token_bytes": -(-self._cache.block_bytes(16) // 16),
@@ -263,7 +263,7 @@ def _chooses_tokens(device: torch.device) -> bool:
 
 
 def _deliver(chosen: Chosen, choices: Choices, area: Any) -> Callable[[], None] | None:
-    """Return what leaves the chosen tokens in the channel, once the device has them."""
+    """Return a function that writes the sampled tokens to the channel, once the device has them."""
     rows = choices.reported_rows
     if not chosen.tokens.is_cuda:
         _leave(chosen.tensors(), rows, area)

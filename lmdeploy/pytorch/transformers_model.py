@@ -221,7 +221,7 @@ def _require_all(checkpoint: Path, keys: dict[str, Any], coded: CodedWeights | N
 
 
 def _sentence(module: str, error: Exception) -> str:
-    """Return what an error of modelling code says, in a line."""
+    """Return an error of modelling code in a line."""
     return f"{module or 'it'} cannot run here: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 

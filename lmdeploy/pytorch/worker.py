@@ -199,7 +199,7 @@ class StepProfiler:
 
 
 def _reason(error: Exception, is_step: bool) -> str:
-    """Return what the engine says about an order that failed, and show where it did."""
+    """Return the engine's text for a failed order, and print its traceback."""
     text = " ".join(str(error).split())
     is_users = isinstance(error, ValueError | OSError)  # what the user can do something about
     if is_step or not is_users:

@@ -1,4 +1,4 @@
-"""What talks to a running Triton, and what starts one.
+"""Clients of a running Triton, and its launcher.
 
 The package is also the function ``lmdeploy.serve(...)`` of the Python API, see `lmdeploy.serve.api.serve`: LMDeploy's
 documentation uses the name for both. A package that can be called is both in any order of imports.

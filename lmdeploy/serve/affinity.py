@@ -51,7 +51,7 @@ def prefix_keys(prompt: bytes, model: str = "") -> tuple[int, ...]:
 
 
 class Affinity(Generic[Replica]):
-    """What a router remembers of where it sent requests.
+    """Prefix affinity: a router's record of where it sent requests.
 
     Parameters
     ----------

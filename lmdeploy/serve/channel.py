@@ -39,7 +39,7 @@ class Channel:
         self._running: set[asyncio.Task[Any]] = set()
 
     def stub(self) -> Any:
-        """Return what calls are made with."""
+        """Return the stub of Triton's inference service."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)

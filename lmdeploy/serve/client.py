@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 # An error of a stream, as our models write it for a request that asks for codes.
 _CODE = re.compile("(?P<code>[A-Z_]+): (?P<message>.*)", re.DOTALL)
-# What Triton puts before an error of an ensemble's model.
+# Triton's prefix for an error of a model in an ensemble.
 _IN_ENSEMBLE = re.compile(rf"in ensemble '(?:{ENSEMBLE}|{ENSEMBLE_VISION})(?:\.[^']*)?', ")
 # How Triton begins to say that it does not serve a model, has lost its process, or stops.
 _TRITON_IS_AWAY = ("Request for unknown model", "Stub process", "Server is stopping", "Server exiting")

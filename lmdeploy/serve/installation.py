@@ -157,7 +157,7 @@ def shell_command(installation: TritonInstallation, backends: Path, repository: 
 
 
 def _search_paths(installation: TritonInstallation) -> dict[str, tuple[list[str], list[str]]]:
-    """Return what must be first and last in each variable that lists folders."""
+    """Return the first and last folders of each variable that lists folders."""
     libpython = sysconfig.get_config_var("LIBDIR")
     last = [] if libpython is None or libpython in _SYSTEM_LIBRARY_DIRS else [libpython]
     return {

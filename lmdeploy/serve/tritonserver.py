@@ -249,7 +249,7 @@ class TritonServer:
         return self._child.tail() if self._child else []
 
     def failure(self, what: str) -> str:
-        """Return what happened, and why: which models could not be loaded, else the end of its log."""
+        """Return an error text with its reason: the models that could not be loaded, else the end of the log."""
         lines = self.log_tail()
         reason = load_failures(lines)
         shown = "\n".join(lines[-_SHOWN_LINES:])

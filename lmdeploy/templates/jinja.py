@@ -34,7 +34,7 @@ _MOST_WRITTEN = 64 << 20  # bytes, by a template that is not trusted
 _PROBE = "a text that no template writes by itself"
 _REASONING_PROBE = "another one"
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
-# What a message's reasoning may be called; templates read the first name, gpt-oss's the second.
+# Names of a message's reasoning; templates read the first, gpt-oss's the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # Errors of rendering.
 REFUSALS = (
@@ -84,7 +84,7 @@ class JinjaChatTemplate(ChatTemplate):
         return (*self._end_of_sequence, *self.stop_words)
 
     def closings(self) -> tuple[list[str], str]:
-        """Return what the template writes after a message of the assistant, and between its reasoning and content.
+        """Return the template's text after a message of the assistant, and between its reasoning and content.
 
         The first are after the last message, and after one that another follows: what is in one alone opens a turn.
         Nothing where it refuses such messages.

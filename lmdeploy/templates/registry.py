@@ -57,7 +57,7 @@ class Registry:
         return factory
 
     def match(self, model_name: str) -> str | None:
-        """Return what a registered class's own ``match`` says of a model's name, newest class first; None if nothing.
+        """Return the first result of the classes' ``match`` for a model's name, newest class first; None if none.
 
         Parameters
         ----------

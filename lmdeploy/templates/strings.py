@@ -143,7 +143,7 @@ class BaseChatTemplate(ChatTemplate):
         return type(self).messages2prompt is not ChatTemplate.messages2prompt
 
     def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, rounds_held: int = 1) -> str:
-        """Return what follows the assistant's last turn; see :meth:`ChatTemplate.render_continuation`."""
+        """Return the prompt after the assistant's last turn; see :meth:`ChatTemplate.render_continuation`."""
         if self._has_own_prompts:
             return self.messages2prompt(read_messages(messages), sequence_start=False)
         if self.capability == "infilling":
@@ -172,7 +172,7 @@ class BaseChatTemplate(ChatTemplate):
 
     @property
     def end_of_turn(self) -> Sequence[str]:
-        """What closes the assistant's turn."""
+        """Text that closes the assistant's turn."""
         return (self.eoa,)
 
     def _arranged(self, messages: list[Message]) -> list[Message]:

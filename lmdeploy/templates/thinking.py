@@ -12,7 +12,7 @@ from lmdeploy.templates.base import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """What is around a model's reasoning, which comes before its answer.
+    """Marks around a model's reasoning, which comes before its answer.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ HARMONY = ThinkingMarks(
 
 @dataclass(frozen=True, slots=True)
 class NamedThinking:
-    """What a name stands for.
+    """A named reasoning format.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ _ALIASES = {
 }
 _NAMED |= {alias: _NAMED[name] for alias, name in _ALIASES.items()}
 PARSERS = ("auto", "none", *sorted(_NAMED))
-"""What ``--reasoning-parser`` may be."""
+"""Values of ``--reasoning-parser``."""
 
 _ASKED: list[dict[str, Any]] = [{"role": "user", "content": "-"}]
 _RETURNED: list[dict[str, Any]] = [
@@ -173,7 +173,7 @@ class Thinking:
 
     @property
     def closing(self) -> str:
-        """What reasoning is ended with that has taken long enough."""
+        """Text that ends reasoning at its token budget."""
         blank = "" if self.marks.are_special else "\n"
         return f"{blank}{self.marks.end}{self.marks.before_answer or 2 * blank}"
 

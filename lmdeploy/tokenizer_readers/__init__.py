@@ -64,7 +64,7 @@ def _built(settings: TokenizerSettings) -> Any:
 
 
 def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
-    """Return what reads the files of a class, by the class's name."""
+    """Return the readers of tokenizer files, by the class's name."""
     from lmdeploy.tokenizer_readers import own_code
 
     return {

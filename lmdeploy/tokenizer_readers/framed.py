@@ -66,7 +66,7 @@ def read_frame(kept: Mapping[str, Any]) -> Frame:
 
 
 def frame_of(tokenizer: Any, is_pair: bool) -> Frame:
-    """Return what a tokenizer puts around a text or a pair.
+    """Return the special tokens around a text or a pair.
 
     Parameters
     ----------

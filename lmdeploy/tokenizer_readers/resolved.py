@@ -1,4 +1,4 @@
-"""What ``transformers`` makes of a checkpoint's tokenizer files, kept so that ``tokenizers`` alone can read it.
+"""Tokenizer of ``transformers`` in a form that ``tokenizers`` alone can read.
 
 ``transformers`` may build another tokenizer than ``tokenizer.json`` describes: it looks at the class that the settings
 name, at the tokens they add, at ``add_bos_token``. An engine directory therefore keeps what came out of it. A server
@@ -22,7 +22,7 @@ _METHODS = ("__call__", "encode", "decode", "_encode_plus", "_decode", "convert_
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """What ``transformers`` says of a tokenizer alongside how it reads text; named as there.
+    """Settings of a tokenizer beside its algorithm; named as in ``transformers``.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What ``tokenizer_config.json`` and the files alongside it say of a tokenizer."""
+"""Settings in ``tokenizer_config.json`` and the files alongside it."""
 
 import json
 from dataclasses import dataclass

@@ -174,7 +174,7 @@ def _family_of(config: dict[str, Any]) -> tuple[str, Family]:
 
 
 def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]:
-    """Return what is wrong with the sizes, before ``transformers`` divides by them or fills in another model's."""
+    """Return the errors of the sizes, before ``transformers`` divides by them or fills in another model's."""
     required = [next((name for name in names.split("|") if name in config), names) for names in required]
     names = dict.fromkeys((*required, *_OPTIONAL_SIZES))
     given = {f"config.json: {n}": config.get(n) for n in names if n in required or config.get(n) is not None}

@@ -95,7 +95,7 @@ def convert(
 
 
 def _stored_template(model_path: str, chat_template: str | None) -> str:
-    """Return what the repository remembers of a template, its name or its JSON text, after making it once."""
+    """Return the stored form of a template, its name or its JSON text, after making it once."""
     if not chat_template:
         return ""
     chat_template_for(model_path, chat_template)

@@ -204,7 +204,7 @@ def _fingerprint(model_dir: Path, backend: str, custom_module_map: str) -> str:
 
 
 def _map_state(custom_module_map: str) -> object:
-    """Return what changes when the user's classes, or how they read a configuration, may have changed."""
+    """Return a value that changes with the user's classes, or with their reading of a configuration."""
     file = Path(custom_module_map)
     is_file = bool(custom_module_map) and not custom_module_map.lstrip().startswith("{") and file.is_file()
     return (str(file.resolve()), state_of(file.resolve().parent)) if is_file else custom_module_map

@@ -84,7 +84,7 @@ def settings_of(config: EngineConfig | Mapping[str, Any] | None) -> dict[str, An
 
 
 def given_settings(config: EngineConfig) -> dict[str, Any]:
-    """Return what a configuration says beyond the defaults, as the C++ engine takes it; not where the model is."""
+    """Return the settings that differ from the defaults, as the C++ engine takes them, without the model's path."""
     defaults = settings_of(type(config)())
     return {
         name: value

@@ -14,7 +14,7 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 _BODIES = ("Model", "ForSequenceClassification")
 _WHOLE = "ForCausalLM"
 HEAD_TENSORS = ("score.weight", "score.bias")
-"""What a small head may have; the decoder itself does without."""
+"""Fields of a small head; the decoder itself does without."""
 
 
 def with_whole(architectures: object) -> object:

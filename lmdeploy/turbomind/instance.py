@@ -46,7 +46,7 @@ class TurboMind:
         return cls(pretrained_model_name_or_path, engine_config)
 
     def create_instance(self) -> "TurboMindInstance":
-        """Return what runs one request after another; each thread may have its own."""
+        """Return an instance that runs one request after another; each thread may have its own."""
         return TurboMindInstance(self.engine)
 
     def close(self) -> None:

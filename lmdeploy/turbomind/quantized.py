@@ -71,7 +71,7 @@ _SUPPORTED = f"supported: awq (version gemm, 4 bits), gptq (4 and 8 bits), mxfp4
 
 @dataclass(frozen=True)
 class Quantization:
-    """What config.json says of a checkpoint's codes.
+    """Quantization of a checkpoint in config.json.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Quantization:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Self | None":
-        """Return what ``quantization_config`` of config.json says; None if it says nothing of AWQ or GPTQ codes.
+        """Return the quantization in ``quantization_config`` of config.json; None if it is not AWQ or GPTQ.
 
         Raises
         ------
@@ -208,7 +208,7 @@ def _gptq_variant(given: Mapping[str, Any]) -> str:
 
 
 def weight_format(config: Mapping[str, Any]) -> str:
-    """Return what config.json describes: ``hf`` (numbers), ``awq``, ``gptq`` or a method of 8-bit weights with scales.
+    """Return the weight format of config.json: ``hf``, ``awq``, ``gptq`` or a method of 8-bit weights with scales.
 
     ``meta_llama`` is what the copy in the cache of a checkpoint in Meta's layout says of itself.
 
@@ -268,7 +268,7 @@ def _codes_of(layer: str, shape: tuple[int, ...], quantization: Quantization, *,
     if has_groups:
         args.append(Load(f"{layer}.g_idx", (in_features,), integers))
     problems = []
-    # What its packing cannot express, and AutoAWQ's rows of unequal groups.
+    # Shapes that its packing cannot express, and AutoAWQ's rows of unequal groups.
     if in_features % (1 if is_awq else per_word):
         problems.append(f"its {in_features} inputs must be a multiple of {per_word}")
     if out_features % per_word:

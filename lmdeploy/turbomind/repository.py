@@ -64,7 +64,7 @@ def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]], suffi
 
 @dataclass(frozen=True)
 class StoredParameters:
-    """What ``lmdeploy convert`` wrote into a workspace's config files; empty where nothing was.
+    """Parameters that ``lmdeploy convert`` wrote into a workspace's config files; empty where nothing was.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class StoredParameters:
 
 
 def stored_parameters(directory: Path) -> StoredParameters:
-    """Return what a workspace says of itself; nothing for any other directory.
+    """Return the stored parameters of a workspace; empty ones for any other directory.
 
     Raises
     ------
@@ -137,5 +137,5 @@ def _config_text(model: Path) -> str:
 
 
 def _parameter_pattern(key: str) -> str:
-    """Return what matches a parameter: what is before its value, and the value in quotes."""
+    """Return a pattern of a parameter: the text before its value, and the value in quotes."""
     return rf'(key:\s*"{re.escape(key)}"\s*value\s*{{\s*string_value:\s*)("(?:[^"\\]|\\.)*")'

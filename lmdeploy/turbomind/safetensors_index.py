@@ -24,7 +24,7 @@ _BITS_PER_ELEMENT = {
 }  # fmt: skip
 _PART = 1 << 24
 _LARGEST_HEADER = 100_000_000  # the format's own limit
-# What people save alongside a model, or of it a second time.
+# Files that people save alongside a model, or copies of it.
 _NO_MODEL = re.compile(
     r"^(adapter|consolidated|ema|optimizer|random_states|scheduler|training)|[._-](ema|lora)(?![a-z])"
 )
@@ -148,7 +148,7 @@ _Entry = tuple[str, tuple[int, ...], int | None]
 
 
 def _read_gguf_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
-    """Return what :func:`_read_header` does, of a GGUF file."""
+    """Return :func:`_read_header`'s result for a GGUF file."""
     header = read_header(path)
     entries: dict[str, _Entry] = {name: (t.dtype, t.shape, t.offset) for name, t in apart(header.tensors).items()}
     return entries, list(header.problems)

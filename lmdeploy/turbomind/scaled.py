@@ -54,7 +54,7 @@ _SMOOTH_QUANT_TYPES = ("int8", "float8_e4m3fn", "fp8")
 
 @dataclass(frozen=True)
 class ScaledWeights:
-    """What config.json says of a checkpoint's codes.
+    """Quantization with scales of a checkpoint in config.json.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class ScaledWeights:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Self | None":
-        """Return what ``quantization_config`` of config.json says; None if it names none of :data:`METHODS`.
+        """Return the method in ``quantization_config`` of config.json; None if it is none of :data:`METHODS`.
 
         Raises
         ------

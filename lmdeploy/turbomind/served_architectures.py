@@ -1,4 +1,4 @@
-"""What is served, as a table: each architecture with the engine, the formats, and what tests compare it with."""
+"""Table of served architectures: the engine, the formats, and the reference that tests compare each with."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from lmdeploy.turbomind.gguf.architectures import published_architectures
 from lmdeploy.turbomind.text_part import ARCHITECTURES as SEEING
 
 TESTED = Path(__file__).parent / "families" / "tested.json"
-"""What tests compare each architecture with, out of their own tables (`tests.support.tested_table` writes it)."""
+"""References that tests compare architectures with (`tests.support.tested_table` writes it)."""
 
 
 @dataclass(frozen=True)

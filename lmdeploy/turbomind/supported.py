@@ -2,7 +2,7 @@
 
 from lmdeploy.messages import DEVICES, PytorchEngineConfig, TurbomindEngineConfig
 
-# What LMDeploy's documentation offers besides; docs/internals/new-device.md says how a device is added.
+# Further devices in LMDeploy's documentation; docs/internals/new-device.md says how a device is added.
 _OTHER_DEVICES = {"ascend": "Huawei's NPUs", "maca": "MetaX's GPUs", "camb": "Cambricon's MLUs"}
 
 

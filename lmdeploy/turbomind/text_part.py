@@ -277,7 +277,7 @@ def _axes(sections: Sequence[int] | None, pairs: int, *, is_interleaved: bool) -
 
 
 def text_names(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> dict[str, str]:
-    """Return what tensors of a whole checkpoint are called where its text part, which has this spec, stands alone."""
+    """Return the names of a checkpoint's tensors in its text part, which has this spec."""
     alone = family_of(text.raw["architectures"])[1].tensors(spec)
     within = tensors_in(alone, index)
     return {name: own for key in alone for name, own in zip(_loads(within[key]), _loads(alone[key]), strict=True)}

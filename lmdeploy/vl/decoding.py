@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""What is read; Pillow knows more, some of which start programs."""
-# What Pillow raises for files that are cut off or are invalid.
+"""Supported formats; Pillow knows more, some of which start programs."""
+# Pillow's exceptions for truncated or invalid files.
 _BROKEN = (OSError, SyntaxError, LookupError, EOFError, TypeError)
 _MAX_SCANS = 100  # of a JPEG file; cameras and programs write up to a dozen, each of which goes through all pixels
 _MAX_SCANNED = 10**9  # pixels, of all scans together, where these are more than
@@ -27,7 +27,7 @@ _LARGEST_RATIO = 200
 
 @dataclass(frozen=True)
 class Limits:
-    """What an image may have at most.
+    """Upper bounds of an image.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ _DEFAULT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class FetchRules:
-    """What may be fetched.
+    """Limits on downloads.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def default_seconds() -> float:
 
 
 def fetch(url: str, rules: FetchRules) -> bytes:
-    """Return what a URL leads to.
+    """Download a URL.
 
     Raises
     ------

@@ -84,7 +84,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
         self.dense = nn.Linear(hidden, hidden)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what each state finds in all of them."""
+        """Return full self-attention of the states."""
         joined = self.query_key_value(states).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         found = nn.functional.scaled_dot_product_attention(*joined.unbind())
         result: Tensor = self.dense(found.transpose(1, 2).flatten(2))
@@ -99,7 +99,7 @@ class _Mlp(nn.Module):  # type: ignore[misc]
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what is added to the states."""
+        """Return the MLP's update of the states."""
         result: Tensor = self.fc2(self.activation(self.fc1(states)))
         return result
 

@@ -84,7 +84,7 @@ class _Resampler(nn.Module):  # type: ignore[misc]
         self.proj = nn.Parameter(torch.zeros(hidden, hidden))
 
     def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        """Return what the queries find ``[views, queries, hidden]`` in ``rows * columns`` patches each."""
+        """Return the resampler's queries ``[views, queries, hidden]`` over ``rows * columns`` patches each."""
         plain = self.ln_kv(self.kv_proj(patches))
         placed = plain + _positions(rows, columns, plain.shape[-1]).to(plain)
         keys, values = (plain, placed) if self.values_have_places else (placed, plain)

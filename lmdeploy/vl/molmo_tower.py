@@ -71,7 +71,7 @@ class _Vit(nn.Module):  # type: ignore[misc]
         self.resblocks = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, crops: Tensor) -> Tensor:
-        """Return what the seen layers say of each patch, side by side ``[crops, patches, 2 width]``."""
+        """Return the selected layers' features of each patch, side by side ``[crops, patches, 2 width]``."""
         patches = self.patch_embedding(crops)
         whole = self.class_embedding.expand(len(crops), 1, -1)
         states = self.pre_ln(torch.cat([whole, patches], dim=1) + self.positional_embedding)
@@ -106,7 +106,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
         self.wo = nn.Linear(width, width)
 
     def forward(self, queries: Tensor, states: Tensor) -> Tensor:
-        """Return what queries find in states, both ``[batch, rows, inputs]``."""
+        """Return attention of queries over states, both ``[batch, rows, inputs]``."""
         joined = (self.wq(queries), self.wk(states), self.wv(states))
         parts = [part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in joined]
         found = nn.functional.scaled_dot_product_attention(*parts)
@@ -120,7 +120,7 @@ class _Mlp(nn.Module):  # type: ignore[misc]
         self.w1, self.w2 = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what is added to the states."""
+        """Return the MLP's update of the states."""
         inner = self.w1(states)
         result: Tensor = self.w2(inner * torch.sigmoid(1.702 * inner))
         return result

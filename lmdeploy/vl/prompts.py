@@ -175,7 +175,7 @@ class ImageWriter:
             raise ValueError(f"{where}.{kind}.{key}: {error}") from None
 
     def _content(self, parts: Sequence[Any]) -> Any:
-        """Return what the template gets for a message with images."""
+        """Return the template's form of a message with images."""
         shown = [part for part in parts if isinstance(part, _Image)]
         texts = [part for part in parts if not isinstance(part, _Image)]
         if sum(part["text"].count(IMAGE_TOKEN) for part in texts) == len(shown):  # the message says where
@@ -313,7 +313,7 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return what finds the longest of some texts."""
+    """Return a pattern that finds the longest of some texts."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
@@ -329,7 +329,7 @@ def _writes(template: ChatTemplate, kind: str, mark: str) -> bool:
 def image_writer(
     checkpoint: Path, tokenizer: Tokenizer, template: ChatTemplate, rules: SourceRules
 ) -> ImageWriter | None:
-    """Return what puts images into a model's prompts; None if it cannot be shown any.
+    """Return the writer of images in a model's prompts; None if it takes no images.
 
     Raises
     ------

@@ -79,7 +79,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
         self.out_proj = nn.Linear(hidden, hidden)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what each state finds in all of them."""
+        """Return full self-attention of the states."""
         joined = self.in_proj(states).unflatten(2, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
         found = nn.functional.scaled_dot_product_attention(*joined.unbind())
         result: Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
@@ -93,7 +93,7 @@ class _Mlp(nn.Module):  # type: ignore[misc]
         self.c_proj = nn.Linear(inner, hidden)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what is added to the states."""
+        """Return the MLP's update of the states."""
         result: Tensor = self.c_proj(nn.functional.gelu(self.c_fc(states)))
         return result
 
@@ -108,7 +108,7 @@ class _Resampler(nn.Module):  # type: ignore[misc]
         self.ln_q, self.ln_kv = nn.LayerNorm(hidden, eps=_EPS), nn.LayerNorm(hidden, eps=_EPS)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Return what the queries find ``[1, queries, hidden]``."""
+        """Return the resampler's queries over the patches ``[1, queries, hidden]``."""
         values = self.ln_kv(self.kv_proj(patches))
         queries = (self.ln_q(self.query) + self.pos_embed)[None]
         keys = values + _stretched(self.pos_embed, values.shape[1])

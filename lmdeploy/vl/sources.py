@@ -50,7 +50,7 @@ class InThisProcess:
 
 @dataclass(frozen=True)
 class SourceRules:
-    """What a caller may name.
+    """Image sources that a caller may name.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ def family_in(checkpoint: Path) -> tuple[str, VisionFamily] | None:
 
 
 def counting_part(checkpoint: Path) -> VisionPart:
-    """Return what counts an image's tokens.
+    """Return the part that counts an image's tokens.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def counting_part(checkpoint: Path) -> VisionPart:
 
 
 def seeing_part(checkpoint: Path) -> VisionPart:
-    """Return what makes embeddings of images: tower and projector, and nothing of the text part.
+    """Return the part that embeds images: tower and projector, and nothing of the text part.
 
     The weights are of bfloat16 where this processor is fast at it and the checkpoint has no more, else of float32.
 

@@ -47,7 +47,7 @@ class PinnedPrompt(Strict):
 
 
 class Tiers(BaseModel):
-    """What the cache of a model holds: in the engine's memory, in the host's alongside it, and in files."""
+    """Contents of a model's cache: in the engine's memory, in the host's alongside it, and in files."""
 
     model: str
     device: dict[str, int]
@@ -71,7 +71,7 @@ class Pinned(Tiers):
 
 @router.get(CACHE)
 async def show_cache(gateway: GatewayDependency) -> CacheList:
-    """Return what the cache of each model holds by tier."""
+    """Return the cache contents of each model by tier."""
     held = [Tiers(model=each.name, **await each.client.control_cache("report")) for each in await gateway.models.all()]
     return CacheList(data=held)
 

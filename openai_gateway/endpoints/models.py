@@ -19,7 +19,7 @@ router = APIRouter()
 
 
 class ModelPermission(BaseModel):
-    """What one may do with a model; LMDeploy's clients expect it to be there."""
+    """Permissions of a model; LMDeploy's clients expect them."""
 
     id: str
     object: Literal["model_permission"] = "model_permission"

@@ -49,7 +49,7 @@ class CollectedChoices:
 
 
 async def collect(streams: Sequence[AsyncGenerator[GenerateChunk, None]], choices: int = 1) -> CollectedChoices:
-    """Return what `streams` add up to; the first failure cancels the others.
+    """Return the sum of `streams`; the first failure cancels the others.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ async def encoded_chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTex
 
 
 async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, wanted: int) -> PromptLogprobs:
-    """Return what a response says about the tokens of a prompt, and the `wanted` most likely in place of each."""
+    """Return the log probabilities of a prompt's tokens, and of the `wanted` most likely in place of each."""
     known = await texts.lookup(_all_ids(scored))
     reported: PromptLogprobs = []
     async for some in _in_pieces(scored):
@@ -101,7 +101,7 @@ class TextPlace:
 async def completion_logprobs(
     scored: Sequence[Scored], texts: TokenTexts, wanted: int, place: TextPlace
 ) -> CompletionLogprobs:
-    """Return what a completion says about tokens, of which the first begins at `place`; it is moved behind them.
+    """Return a completion's log probabilities of tokens, of which the first begins at `place`; it is moved behind them.
 
     Parameters
     ----------

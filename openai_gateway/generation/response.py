@@ -121,7 +121,7 @@ class ResponseMachine:
 
 @dataclass(slots=True)
 class WholeResponse:
-    """What the events of a choice add up to."""
+    """Sum of the events of a choice."""
 
     reasoning: str = ""
     text: str = ""

@@ -81,7 +81,7 @@ class ResponseMetrics:
 
 
 class ModelMetrics:
-    """What is counted of one model's responses."""
+    """Counters of one model's responses."""
 
     def __init__(self, families: dict[str, Histogram], ends: Counter, model: str) -> None:
         self._tallies = {name: Tally(family.labels(model)) for name, family in families.items()}

@@ -90,7 +90,7 @@ def keys_of(scope: Scope) -> tuple[str | None, ...]:
 
 
 def digest_for_node(node_key: str, key: str) -> str:
-    """Return what a proxy tells a node of a caller's key: the same for each request, and no use without `node_key`."""
+    """Return a caller's identity for nodes of a proxy: the same for each request, and no use without `node_key`."""
     return hmac.new(node_key.encode(), b"caller behind a proxy " + key.encode(), hashlib.sha256).hexdigest()
 
 

@@ -22,7 +22,7 @@ READY = "gateway worker is ready"
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker serves, and where."""
+    """A worker's application and address."""
 
     settings: Settings
     listening: Listening

@@ -138,7 +138,7 @@ else:
 
 
 class GenerationFields(_Completions):
-    """What both kinds of OpenAI completion share."""
+    """Common fields of both kinds of OpenAI completion."""
 
     model: Text
     max_tokens: Tokens | None = None

@@ -35,7 +35,7 @@ class TextPart(Strict):
 
 
 class RefusalPart(Strict):
-    """What the assistant said in place of an answer."""
+    """A refusal of the assistant."""
 
     type: Literal["refusal"]
     refusal: AnyText

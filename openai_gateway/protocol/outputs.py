@@ -1,4 +1,4 @@
-"""What the responses of both kinds of completion have in common."""
+"""Common parts of the responses of both kinds of completion."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ FinishReason = Literal["stop", "length"]
 
 
 class PromptTokens(BaseModel):
-    """What the tokens of a prompt were."""
+    """Counts of a prompt's tokens."""
 
     cached_tokens: int = 0
 
 
 class CompletionTokens(BaseModel):
-    """What the tokens of a response were."""
+    """Counts of a response's tokens."""
 
     reasoning_tokens: int = 0
 

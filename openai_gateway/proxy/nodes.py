@@ -49,7 +49,7 @@ class NodeTable:
 
     @property
     def models(self) -> list[str]:
-        """What the nodes in service serve, each model once."""
+        """Models of the nodes in service, each once."""
         return list(dict.fromkeys(model for node in self.in_service for model in node.models))
 
     def add(self, url: str, models: list[str], speed: float | None) -> None:

@@ -21,7 +21,7 @@ def heartbeat_seconds() -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ProxySettings:
-    """What a proxy needs to know.
+    """Settings of a proxy.
 
     Attributes
     ----------

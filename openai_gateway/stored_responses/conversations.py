@@ -1,4 +1,4 @@
-"""What a request refers to of stored responses, within the bounds that a body has which brings all of it along."""
+"""Conversations of stored responses that a request refers to, within the bounds of a body with all of it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ CREATE INDEX IF NOT EXISTS responses_by_use ON responses (owner, used, size);
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is kept at most.
+    """Upper bounds of the store.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class StoredResponse:
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        """What it adds to a conversation."""
+        """Items that it adds to a conversation."""
         output: list[dict[str, Any]] = self.response["output"]
         return [*self.input, *output]
 
@@ -85,7 +85,7 @@ class StoredResponse:
 
     @classmethod
     def decoded(cls, text: bytes) -> StoredResponse:
-        """Return what `encoded` made JSON text of."""
+        """Return the inverse of `encoded`."""
         return cls(**orjson.loads(text))
 
 

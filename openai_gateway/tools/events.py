@@ -1,4 +1,4 @@
-"""What a parser finds in a response, in order, and what the reader of one call returns to it."""
+"""Events of a tool call parser, in order, and the result of the reader of one call."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ Event = ReasoningFound | TextFound | CallBegun | ArgumentsFound | CallEnded | Ca
 
 @dataclass(slots=True)
 class Progress:
-    """What a body made of the text it got.
+    """Result of a call's reader for its text.
 
     Attributes
     ----------

@@ -55,7 +55,7 @@ class Opening:
 
 
 class Readers:
-    """What makes readers for calls.
+    """Factory of readers for calls.
 
     Parameters
     ----------

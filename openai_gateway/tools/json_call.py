@@ -115,7 +115,7 @@ def as_json(arguments: object) -> str | None:
 
 
 def name_in(literal: str) -> str | None:
-    """Return what a JSON string says; None: it is none."""
+    """Return the value of a JSON string; None: it is none."""
     try:
         name: str = json.loads(literal)
     except ValueError:

@@ -91,7 +91,7 @@ class ToolCallParser:
         return tuple(filter(is_tag, self._readers.openings))
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """Return what the end of the response decides; of a call that the token limit cut nothing more is reported."""
+        """Return the events at the end of the response; a call that the token limit cut off has none."""
         events: list[Event] = []
         while self.body is not None:
             progress = self.body.finish()
@@ -151,7 +151,7 @@ class ToolCallParser:
 
     @property
     def _blanks(self) -> str | None:
-        """What may be around calls; None: white space."""
+        """Text that may surround calls; None: white space."""
         return _SEPARATORS if self.complete else None
 
     def _open(self, mark: str, body: Body) -> None:

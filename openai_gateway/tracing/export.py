@@ -20,7 +20,7 @@ _TIMEOUT = 5.0  # seconds for a collector to take a batch, in its own thread
 
 
 def provider_for(endpoint: str, on_lost: Callable[[int], object]) -> TracerProvider:
-    """Return what makes spans. The usual variables OTEL_... say how many, and what else their resource has.
+    """Return the tracer provider. The usual variables OTEL_... set sampling and the resource.
 
     Parameters
     ----------

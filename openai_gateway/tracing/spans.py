@@ -63,7 +63,7 @@ class Tracing:
         return self.of_model(self.model).begin(request)
 
     def of_model(self, name: str) -> ModelTracer:
-        """Return what makes the spans of one of several models."""
+        """Return the tracer of one of several models."""
         return ModelTracer(self.tracer, name)
 
     def close(self) -> None:

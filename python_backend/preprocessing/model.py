@@ -141,7 +141,7 @@ class TritonPythonModel:
 
 
 def _image_reader(checkpoint: Path | None, tokenizer: Tokenizer, template: ChatTemplate) -> ImageReader | None:
-    """Return what reads images, for a vision-language model; nothing heavy is imported for another one."""
+    """Return the image processor of a vision-language model; nothing heavy is imported for another one."""
     if checkpoint is None:
         return None
     from lmdeploy.vl.decoder_process import DecoderProcess

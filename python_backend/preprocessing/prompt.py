@@ -1,4 +1,4 @@
-"""What a request says, as a prompt: which of its inputs go together. Knows nothing of Triton."""
+"""Prompt of a request: validates which inputs go together. Independent of Triton."""
 
 import json
 from collections.abc import Callable

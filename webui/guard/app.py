@@ -153,7 +153,7 @@ class _Guard:
 
 
 class _FromGradio(Response):
-    """What Gradio responds to the request.
+    """Response of Gradio to the request.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What browsers send when something on the page is used: checked before Gradio sees it, and written again.
+"""Events from browsers: checked before Gradio sees them, and written again.
 
 Gradio takes any object that looks like a file (``{"path": ..., "meta": ...}``), in any field, for one it may read, copy
 or download. So text fields take text alone, numbers numbers, and files are those that were uploaded.
@@ -111,7 +111,7 @@ def _parsed(raw: bytes) -> _Posted:
 
 
 def _value(component: Any, value: Any) -> Any:
-    """Return what Gradio may see of a component's value."""
+    """Return the sanitized value of a component."""
     match component:
         case gr.State():  # kept here, whatever a browser says
             return None
@@ -157,7 +157,7 @@ def _names_a_file(value: Any) -> bool:
 
 
 def _event_data(kinds: Sequence[str], sent: Any) -> dict[str, Any] | None:
-    """Return what handlers may see of what happened: numbers and texts."""
+    """Return the sanitized data of an event: numbers and texts."""
     names = next((_READ[kind] for kind in kinds if kind in _READ), ())
     if not names:
         return None

@@ -9,7 +9,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# What a browser needs to show the form that asks for a key.
+# Paths that a browser needs for the form that asks for a key.
 _OPEN_PATHS = frozenset({"/", "/login", "/theme.css", "/manifest.json", "/favicon.ico"})
 _OPEN_FOLDERS = ("/assets/", "/static/")
 _MOST_TOKENS = 10_000  # of those who showed a key; the oldest must show it again

@@ -20,7 +20,7 @@ class SessionsFull(Exception):
 
 @dataclass
 class _Session:
-    """What is known of one.
+    """A session.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What ``lmdeploy batch`` can be given."""
+"""Options of ``lmdeploy batch``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``lmdeploy batch`` does: its requests go through the gateway's application to an engine in this process."""
+"""Runs ``lmdeploy batch``: requests go through the gateway's application to an engine in this process."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def _work(
 
 
 def _while_it_lives(ask_request: Ask) -> Ask:
-    """Return what asks, and fails where nobody will ever answer: an engine of our own does not come back."""
+    """Return a function that sends requests, and fails once the engine has died: ours is not restarted."""
 
     async def ask(request: BatchRequest) -> httpx.Response:
         response = await ask_request(request)

@@ -13,7 +13,7 @@ _QUERIES = 256  # whose scores are in memory at a time
 def attention(
     spec: ModelSpec, weights: LayerWeights, layer: int, x: Tensor, shared: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return what attention of a layer gives for its normed input ``[batch, tokens, hidden]``, and its keys and values.
+    """Return a layer's attention for its normed input ``[batch, tokens, hidden]``, and its keys and values.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def _latent_heads(
 
 
 def _attend(own: AttentionSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Return what each query finds among the keys up to its own position, ``[batch, heads, tokens, value_dim]``."""
+    """Return causal attention of each query, ``[batch, heads, tokens, value_dim]``."""
     sinks = weights.tensors.get("attention.sinks")
     if not (window or own.softcap or own.alibi_slopes or sinks is not None):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=own.scale)

@@ -8,7 +8,7 @@ from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
 
 def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor, stream: Tensor) -> Tensor:
-    """Return what the experts of a layer give for its normed input ``[..., hidden]``; some routers read the stream."""
+    """Return the mixture of experts for its normed input ``[..., hidden]``; some routers read the stream."""
     rows = x.flatten(0, -2)
     read = rows
     if moe.router.has_input_norm:

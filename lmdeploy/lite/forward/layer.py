@@ -12,7 +12,7 @@ from lmdeploy.turbomind.spec import ModelSpec
 
 
 class Carried:
-    """What a token's row holds between layers: the residual stream, then what later layers take besides.
+    """Layout of a token's row between layers: the residual stream, then values for later layers.
 
     That is the further input of each layer, then keys and values of the layers that others attend to.
 
@@ -64,7 +64,7 @@ class Carried:
 
 
 def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, rows: Tensor) -> Tensor:
-    """Return what a layer makes of ``[batch, tokens, Carried.width]``."""
+    """Return a layer's output for ``[batch, tokens, Carried.width]``."""
     block, carried = spec.block_of(layer), Carried(spec)
     hidden = carried.stream(rows)
     attended, made = torch.zeros_like(hidden), None
@@ -101,7 +101,7 @@ def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, rows: Tensor) 
 
 
 def _mlp(spec: ModelSpec, weights: LayerWeights, layer: int, x: Tensor, stream: Tensor) -> Tensor:
-    """Return what the MLP half makes of its normed input; experts alongside a dense MLP read the residual stream."""
+    """Return the MLP's output for its normed input; experts alongside a dense MLP read the residual stream."""
     if spec.moe is None or not has_experts(spec, layer):
         return _dense_mlp(spec, weights, x)
     if not has_dense_mlp(spec, layer):

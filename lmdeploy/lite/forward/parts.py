@@ -1,4 +1,4 @@
-"""What the halves of a decoder layer are made of: linear layers that can be watched, norms, activations."""
+"""Parts of a decoder layer: linear layers that can be watched, norms, activations."""
 
 from collections.abc import Callable, Mapping
 
@@ -50,7 +50,7 @@ class LayerWeights:
         return self.tensors.get(f"{name}.bias")
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Return what a linear layer makes of ``[..., in]``."""
+        """Return a linear layer's output for ``[..., in]``."""
         if self.watch is not None:
             self.watch(name, x)
         y = functional.linear(x, self.weight(name), self.bias(name))

@@ -13,7 +13,7 @@ _LENGTH_EPS = 1e-6
 
 
 def recurrence(spec: ModelSpec, own: RecurrenceSpec, weights: LayerWeights, layer: int, x: Tensor) -> Tensor:
-    """Return what a recurrence gives for its normed input ``[batch, tokens, hidden]``."""
+    """Return a recurrence's output for its normed input ``[batch, tokens, hidden]``."""
     keys, values = own.num_key_heads * own.key_dim, own.num_heads * own.value_dim
     inputs = weights.linear("recurrence.in", x)
     if own.kind == "short_convolution":
@@ -66,7 +66,7 @@ def _decays(
 
 
 def _convolved(own: RecurrenceSpec, weights: LayerWeights, x: Tensor) -> Tensor:
-    """Return what the causal convolution makes of ``[batch, tokens, channels]``."""
+    """Return the causal convolution of ``[batch, tokens, channels]``."""
     if own.conv_kernel == 1:
         return x
     kernel = weights.tensors["recurrence.conv"]

@@ -1,4 +1,4 @@
-"""What all builders have in common, and how one is chosen."""
+"""Base class and choice of configuration builders."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class LlamaForCausalLM(nn.Module, CudaGraphMixin):
     def prepare_inputs_for_generation(
         self, past_key_values: list[Any], inputs_embeds: torch.Tensor | None = None, context: StepContext | None = None
     ) -> dict[str, Any]:
-        """Return what ``forward`` takes for a step."""
+        """Return the arguments of ``forward`` for a step."""
         step = context or self.ctx_mgr.current_context()
         if step.input_embeddings is not None:
             inputs_embeds = step.embed(self.get_input_embeddings(), inputs_embeds)

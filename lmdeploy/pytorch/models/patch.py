@@ -20,7 +20,7 @@ from lmdeploy.pytorch.nn.build_context import BuildContext, building
 from lmdeploy.pytorch.step_context import StepContextManager, get_step_ctx_manager
 
 CustomModuleMap = Mapping[str, Any] | str | Path | None
-# What the engine calls of a model.
+# Methods of a model that the engine calls.
 _NEEDED = ("forward", "prepare_inputs_for_generation", "load_weights")
 
 

@@ -131,7 +131,7 @@ class PatchedModel:
         return logits.float(), self._last_hidden.float()
 
     def can_capture(self, step: StepContext) -> bool:
-        """Return what the class says: ``support_cuda_graph`` is a flag, or a function of the inputs."""
+        """Return the class's ``support_cuda_graph``: a flag, or a function of the inputs."""
         supports = getattr(self._model, "support_cuda_graph", True)
         with get_step_ctx_manager().context(step):
             return bool(supports(**self._inputs(step)) if callable(supports) else supports)

@@ -1,4 +1,4 @@
-"""What layers are built for: their part of the model, and what computes on a CPU."""
+"""Context in which layers are built: their part of the model, and the kernels of a CPU."""
 
 from __future__ import annotations
 

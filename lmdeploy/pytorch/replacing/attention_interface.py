@@ -10,7 +10,7 @@ from lmdeploy.pytorch.paged import AttentionCall, paged_attention
 
 NAME = "lmdeploy_paged"
 
-# What modelling code passes along and attention need not look at: who sees whom follows from the step.
+# Arguments of modelling code that attention ignores: the mask follows from the step.
 _IGNORED = {
     "attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "dropout", "is_causal", "logits_to_keep",
     "max_length_k", "max_length_q", "output_attentions", "output_hidden_states", "output_router_logits",

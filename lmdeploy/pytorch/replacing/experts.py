@@ -38,7 +38,7 @@ def coded_experts(coded: CodedWeights | None) -> dict[int, Names]:
 
 
 def numbers_among_codes(tensors: Iterable[str], experts: Mapping[int, Names]) -> list[str]:
-    """Return what is wrong with experts whose matrices of one kind are codes in some and numbers in others."""
+    """Return the errors of experts whose matrices of one kind are quantized in some and not in others."""
     problems = []
     for name in tensors:
         match = _EXPERT.fullmatch(name.removesuffix(".weight"))
@@ -148,7 +148,7 @@ def _codes_of(
 def _numbers_of(
     theirs: Any, expert: int, has_gate: bool, ranks: Ranks
 ) -> tuple[Callable[[], Matrix], Callable[[], Matrix]]:
-    """Return what makes this rank's part of an expert's two matrices from tensors."""
+    """Return a function that makes this rank's part of an expert's two matrices from tensors."""
     bias, last_bias = None, None
     if hasattr(theirs, "mlp"):  # DBRX
         size = theirs.ffn_hidden_size

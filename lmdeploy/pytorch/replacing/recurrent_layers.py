@@ -18,7 +18,7 @@ _TRIED_ROWS, _TOLERANCE = 24, 1e-3  # of the largest output
 
 
 class RecurrentLayer(nn.Module):
-    """What the layers here share: each takes the place of one of ``transformers``, whose projections it keeps.
+    """Base of recurrent layers: each replaces one of ``transformers``, whose projections it keeps.
 
     Parameters
     ----------

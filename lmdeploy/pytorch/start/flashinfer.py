@@ -53,7 +53,7 @@ class FlashInferPrompts:
     def attend(
         self, step: StepContext, call: AttentionCall, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> torch.Tensor:
-        """Return what a step's queries ``[rows, heads, dim]`` see: ``[rows, heads, value dim]``."""
+        """Return attention of a step's queries ``[rows, heads, dim]``: ``[rows, heads, value dim]``."""
         rule = (call.scale, call.window, call.softcap, query.shape[1:], v_cache.shape[2:], query.dtype)
         planned = step.extras.setdefault("flashinfer", set())
         if rule not in planned:
@@ -117,7 +117,7 @@ class FlashInferTokens:
     def attend(
         self, step: StepContext, call: AttentionCall, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the queries ``[rows, heads, dim]`` of a graph's step see, of the same shape.
+        """Return attention of the queries ``[rows, heads, dim]`` of a graph's step, of the same shape.
 
         The first call with a rule, before the graph is captured, plans for the step that the graph is made for.
         """
@@ -131,7 +131,7 @@ class FlashInferTokens:
 
 
 class TokenPlan:
-    """What the layers of one rule read in a graph of this many rows.
+    """Inputs of the layers of one rule in a graph of this many rows.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class TokenPlan:
             self._copied.record()
 
     def run(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        """Return what the queries see."""
+        """Return attention of the queries."""
         attended: torch.Tensor = self._wrapper.run(query.contiguous(), (k_cache, v_cache))
         return attended
 

@@ -15,7 +15,7 @@ _ROWS_AT_ONCE = 256
 def heads_of(
     cache: torch.Tensor, scales: torch.Tensor | None, block_offsets: torch.Tensor, bits: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return what block tables ``[spans, blocks]`` point at, as numbers: ``[spans, positions, heads, dim]``."""
+    """Return the cached keys or values of block tables ``[spans, blocks]``: ``[spans, positions, heads, dim]``."""
     found = cache[block_offsets].flatten(1, 2)
     if scales is None:
         return found.to(dtype)

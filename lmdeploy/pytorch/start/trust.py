@@ -1,4 +1,4 @@
-"""What serves an operator on a GPU: the first of its order of trust that is there and passes its self-check.
+"""Choice of a GPU kernel for an operator: the first of its order of trust that is installed and passes its self-check.
 
 A self-check runs an operator on a small problem with known results, once a process, before the first request. What
 fails it, or cannot run at all, is left out with a warning, and the next of the order is tried.
@@ -22,7 +22,7 @@ Check = Callable[[], str]  # what is wrong; empty: nothing
 
 
 def order_of(operator: str) -> list[str]:
-    """Return what may serve an operator of this engine, the most trusted first, or what the environment asks for."""
+    """Return the kernels of an operator, the most trusted first, or those that the environment names."""
     [order] = (
         each["order"]
         for each in _turbomind.kernel_operators()
@@ -33,7 +33,7 @@ def order_of(operator: str) -> list[str]:
 
 
 def first_trusted(operator: str, checks: Mapping[str, Check], what: str) -> str:
-    """Return what serves an operator.
+    """Return the kernel for an operator.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a worker on a GPU does before its first step: it runs steps of every kind.
+"""Warm-up of a worker on a GPU: steps of every kind, before the first real one.
 
 Kernels in the Triton language are compiled for what does not change from step to step, and for few sizes of tiles;
 libraries load their code and take their memory. Graphs are captured for each number of sequences. After this, requests
@@ -28,7 +28,7 @@ _ADVICE = "lower cache_max_entry_count, max_prefill_token_num or max_batch_size"
 
 @dataclass(frozen=True)
 class StepSizes:
-    """What steps have at most.
+    """Upper bounds of a step.
 
     Parameters
     ----------

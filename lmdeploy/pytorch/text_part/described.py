@@ -101,7 +101,7 @@ def _reason_against(images: ImagesSpec) -> str:
 
 
 def _model_type_of(config: Mapping[str, Any]) -> str:
-    """Return what ``transformers`` calls the configuration of the text part's architecture."""
+    """Return the ``model_type`` that ``transformers`` gives to the text part's architecture."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     name = config["architectures"][0]

@@ -17,7 +17,7 @@ _SMI_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Need:
-    """What a model takes of a device.
+    """Memory that a model takes of a device.
 
     Attributes
     ----------

@@ -74,7 +74,7 @@ def _device(wanted: str) -> str:
 
 
 def _weight_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
-    """Return what the weights take, from the sizes of their files."""
+    """Return the size of the weights, from their files."""
     manifest = made.path / "manifest.json"
     if manifest.is_file():
         content = json.loads(manifest.read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ def _weight_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
 
 
 def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
-    """Return what a block of the cache takes (backend_cpp/kernels/paged_attention.h)."""
+    """Return the size of a KV cache block (backend_cpp/kernels/paged_attention.h)."""
     spec = made.spec
     if spec.encoder is not None:  # it keeps nothing
         return 0
@@ -113,7 +113,7 @@ def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
 
 
 def _state_bytes(spec: ModelSpec) -> int:
-    """Return what the state of a sequence takes; there are as many snapshots (backend_cpp/engine/load_engine.cc)."""
+    """Return the size of a sequence's state; there are as many snapshots (backend_cpp/engine/load_engine.cc)."""
     own = spec.recurrence
     if own is None:
         return 0

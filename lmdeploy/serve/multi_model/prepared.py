@@ -44,7 +44,7 @@ class PreparedModel:
 
     @property
     def need(self) -> Need:
-        """What it takes of its device."""
+        """Memory that it takes of its device."""
         cache = self.engine.get("cache_max_entry_count")
         return Need(self.name, self.device, self.weights, self.block, self.most_blocks, cache)
 
@@ -54,5 +54,5 @@ class PreparedModel:
 
     @classmethod
     def from_json(cls, text: str) -> PreparedModel:
-        """Return what `to_json` was called on."""
+        """Return the inverse of `to_json`."""
         return cls(**json.loads(text))

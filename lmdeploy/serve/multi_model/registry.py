@@ -85,7 +85,7 @@ class Registry:
         self._content = _Content()
 
     def models(self) -> tuple[ServedEntry, ...]:
-        """Return what is served now. Costs a look at a file where nothing has changed."""
+        """Return the models that are served now; reads a file only if it has changed."""
         return self._now().models
 
     def free_at_start(self) -> Mapping[str, int]:

@@ -76,7 +76,7 @@ class WantedModel:
 
     @classmethod
     def from_json(cls, text: str) -> WantedModel:
-        """Return what `to_json` was called on."""
+        """Return the inverse of `to_json`."""
         return cls(**json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""What goes between ingress and replicas, pickled by Ray."""
+"""Messages between ingress and replicas, pickled by Ray."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _SENT_ON = frozenset(
 
 
 class Ingress:
-    """What Ray Serve runs in front of the replicas.
+    """Ray Serve deployment in front of the replicas.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ _WAITING = re.compile(r"^vllm:num_requests_waiting\{[^}]*\} (\S+)", re.MULTILINE
 
 
 class Replica:
-    """What Ray Serve runs, once for each replica.
+    """Ray Serve deployment that runs once for each replica.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Replica:
             raise RuntimeError("the model is not ready")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what the autoscaling policy goes by: requests that wait before the engine's batch."""
+        """Return the autoscaling metric: requests that wait before the engine's batch."""
         async with self._http.get(self._base / "metrics") as response:
             found = _WAITING.search(await response.text())
         return {"waiting": float(found[1]) if found else 0.0}

@@ -1,4 +1,4 @@
-"""What a deployment on Ray Serve can be given: the ``args`` of its configuration file."""
+"""Settings of a deployment on Ray Serve: the ``args`` of its configuration file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from lmdeploy.serve.keys import read_keys, split_keys, variable_of
 
 FAILED = "lmdeploy serve api_server ended:"
-"""What the error of a replica that could not start begins with."""
+"""Prefix of the error of a replica that could not start."""
 
 _KEYS, _KEYS_FILE = "api-keys", "api-keys-file"
 # Options of `lmdeploy serve api_server` that a replica sets itself, or that Ray does the work of.
@@ -128,7 +128,7 @@ class RaySettings(BaseModel):
         return (*keys, *(read_keys(str(file)) if file else ()))
 
     def arguments(self) -> list[str]:
-        """Return what a replica's command gets; keys go another way, as everybody can read command lines."""
+        """Return the arguments of a replica's command, without keys: command lines are public."""
         options = flags({name: value for name, value in self.options.items() if name not in (_KEYS, _KEYS_FILE)})
         return [self.model, *options] if self.model else options
 

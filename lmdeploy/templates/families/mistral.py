@@ -52,7 +52,7 @@ class MistralV3ChatTemplate(ToolChatTemplate):
 
 
 def _as_value(text: str) -> object:
-    """Return what JSON text stands for; other text as it is."""
+    """Return the value of JSON text; other text as it is."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -65,7 +65,7 @@ LLAMA31 = BareObjects()
 
 # GLM-4's published template, and the code alongside it.
 GLM4 = NamedArguments("<|assistant|>", "\n")
-# What Llama 3.1 may write besides: the prompt names neither, but it was trained on both (Meta's prompt formats).
+# A second format of Llama 3.1: the prompt names neither, but it was trained on both (Meta's prompt formats).
 LLAMA31_FUNCTION = NamedArguments("<function=", ">", "</function>")
 LLAMA31_PYTHON_TAG = EnvironmentCode("<|python_tag|>")
 # The published templates of V3 and R1, which fence the arguments; V3.1's leaves the kind of call and the fence out.
@@ -215,7 +215,7 @@ OLMO3 = PythonLines("<function_calls>", "</function_calls>")
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """What a name stands for.
+    """A named tool call format.
 
     Attributes
     ----------
@@ -287,11 +287,11 @@ _ALIASES = {
 }
 TOOL_CALL_FORMATS: dict[str, NamedFormat] = _NAMED | {alias: _NAMED[name] for alias, name in _ALIASES.items()}
 PARSERS = ("auto", "none", *sorted(TOOL_CALL_FORMATS))
-"""What ``--tool-call-parser`` may be."""
+"""Values of ``--tool-call-parser``."""
 
 
 def tool_call_formats_of(name: str) -> tuple[ToolCallFormat, ...]:
-    """Return what calls are looked for in.
+    """Return the formats in which calls are parsed.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def tool_call_formats_of(name: str) -> tuple[ToolCallFormat, ...]:
 
 
 def tool_call_format_of(name: str, own: ToolCallFormat | None) -> ToolCallFormat | None:
-    """Return what a model writes calls in, that it can be held to; None: it is not known.
+    """Return the format of a model's calls that can be enforced; None: it is not known.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a model may write that has to call, or may: structural tags of xgrammar, which the engine compiles.
+"""Grammars of required or optional tool calls: structural tags of xgrammar, which the engine compiles.
 
 They are JSON objects, as `response_format` has them under ``structural_tag``.
 """
@@ -107,7 +107,7 @@ class CallGrammar:
 
 
 def alternatives(schema: dict[str, Any], root: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what an enforced schema is a union of.
+    """Return the alternatives of an enforced schema.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ _COUNTS = ("patternProperties", "minProperties", "maxProperties")
 
 
 def tag(begin: str, content: Grammar, end: str) -> Grammar:
-    """Return what is between two texts."""
+    """Return a grammar between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 

@@ -119,7 +119,7 @@ class HeadedArguments:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCode:
-    """What is after the mark is for the environment to run; it is only read."""
+    """Code after the mark, which the environment runs; it is only read."""
 
     opening: str
 

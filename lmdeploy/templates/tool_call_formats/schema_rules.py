@@ -11,7 +11,7 @@ from typing import Any
 from lmdeploy.json_schema import body_of_rule
 from lmdeploy.templates.tool_call_formats.grammar import further_members
 
-# What `lmdeploy.json_schema.enforceable` writes that is held here.
+# Keywords of `lmdeploy.json_schema.enforceable`'s output that are enforced here.
 _KNOWN = {"type", "enum", "anyOf", "$ref", "$defs", "x-hash", "properties", "required", "additionalProperties", "items"}
 _KNOWN |= {"minItems", "maxItems", "minLength", "maxLength", "pattern"}
 # With as many digits as `backend_cpp/grammar/number_bounds.h` lets them have; Python reads larger powers as infinity.

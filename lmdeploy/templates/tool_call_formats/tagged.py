@@ -107,7 +107,7 @@ class TaggedArguments:
 
     @property
     def key_pattern(self) -> re.Pattern[str]:
-        """What is before a value; its groups are ``key`` and, where the call has it, ``is_text``."""
+        """Pattern before a value; its groups are ``key`` and, where the call has it, ``is_text``."""
         return _key_pattern(self.key, self.value)
 
     def _arguments(self, function: FunctionSchema) -> Grammar:

@@ -24,7 +24,7 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What config.json alone does not say (or not reliably)."""
+    """Facts of a checkpoint that config.json alone does not give (or not reliably)."""
 
     architecture: str
     model_name: str
@@ -34,7 +34,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Family:
-    """What the architectures of one family need.
+    """Architectures of one family.
 
     Attributes
     ----------

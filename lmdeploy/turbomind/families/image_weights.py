@@ -40,7 +40,7 @@ class OwnWeights:
 
 @dataclass(frozen=True)
 class LowRankWeights:
-    """What is added: two matrices alongside each of a layout's, in tensors of these names below that one's."""
+    """Low-rank update of a layout's matrices: two alongside each, in tensors of these names below that one's."""
 
     layout: Layout
     down: str

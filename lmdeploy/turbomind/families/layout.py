@@ -184,7 +184,7 @@ def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) 
 
 
 def _gate_last(own: AttentionSpec) -> Arrange:
-    """Return what turns rows q and gate by head, then k, v, into all q, k, v, all gates."""
+    """Return the permutation of rows q and gate by head, then k, v, into all q, k, v, all gates."""
     size = own.num_heads * own.head_dim
 
     def arrange(whole: Expression) -> Expression:
@@ -198,7 +198,7 @@ def _gate_last(own: AttentionSpec) -> Arrange:
 
 
 def ungrouped(own: AttentionSpec) -> Arrange:
-    """Return what turns rows by key/value head into all q, all k, all v."""
+    """Return the permutation of rows by key/value head into all q, all k, all v."""
     group = own.num_heads // own.num_kv_heads
 
     def arrange(whole: Expression) -> Expression:

@@ -56,7 +56,7 @@ def plain_rope(theta: float, dimensions: int) -> RopeSpec:
 
 
 def exact_rope(theta: float, dimensions: int) -> RopeSpec:
-    """Return what :func:`plain_rope` does with each frequency rounded once: a last bit may differ."""
+    """Return :func:`plain_rope` with each frequency rounded once: a last bit may differ."""
     _check(theta)
     count = (dimensions + 1) // 2
     exact = [theta ** (-2 * i / dimensions) for i in range(count)]

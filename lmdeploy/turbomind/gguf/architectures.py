@@ -66,7 +66,7 @@ _QWEN3_NEXT = dataclasses.replace(_QWEN3_5, recurrence=grouped_delta_tensors)
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the files of one architecture hold.
+    """Files of one architecture.
 
     Attributes
     ----------

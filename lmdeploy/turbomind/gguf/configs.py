@@ -27,7 +27,7 @@ _LAYERS_WITH_ALIBI = 40  # of Baichuan
 
 
 def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> dict[str, Any]:
-    """Return what all architectures have; sizes that are missing are None.
+    """Return the fields of all architectures; missing sizes are None.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def qwen2vl(metadata: Metadata) -> dict[str, Any]:
 
 
 def qwen_experts(metadata: Metadata, *, normalizes: bool) -> dict[str, Any]:
-    """Return what Qwen's mixtures have; all layers have experts. Sizes that metadata lack are those of tensors."""
+    """Return the fields of Qwen's mixtures; all layers have experts. Missing sizes are those of tensors."""
     first = metadata.tensors.get("blk.0.ffn_up_exps.weight")
     return {
         "hidden_act": "silu",

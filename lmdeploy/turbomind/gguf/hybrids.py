@@ -9,7 +9,7 @@ _LINEAR = "linear_attention"
 
 
 def _gated_delta(metadata: Metadata, model_type: str) -> dict[str, Any]:
-    """Return what Qwen3-Next and Qwen3.5 have; every fourth layer has attention unless the file says which do."""
+    """Return the fields of Qwen3-Next and Qwen3.5; every fourth layer has attention unless the file says which do."""
     fields = common(metadata, model_type)
     layers, heads = metadata.layer_count or 0, metadata.need("ssm.time_step_rank")
     period = metadata.get("full_attention_interval", 4)

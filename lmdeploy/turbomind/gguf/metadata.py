@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model alongside the weights, with the names of its architecture filled in."""
+"""Metadata of a GGUF file, with the name of its architecture filled in."""
 
 import logging
 from collections.abc import Mapping

@@ -85,7 +85,7 @@ def _siglip_outside(prefix: str) -> dict[str, Published]:
 
 @dataclass(frozen=True)
 class Tower:
-    """What the files of one kind of projector hold.
+    """Files of one kind of projector.
 
     Attributes
     ----------

@@ -131,7 +131,7 @@ def _write(path: Path, parts: list[Path], target: Path) -> None:
 
 
 def recommended_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what generation_config.json says of sampling: the numbers of ``general.sampling.*``.
+    """Return the sampling fields of generation_config.json: the numbers of ``general.sampling.*``.
 
     Those that it has no name for are logged.
     """
@@ -145,7 +145,7 @@ def recommended_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of(metadata: Metadata) -> dict[str, Any]:
-    """Return what config.json says of the model.
+    """Return config.json for the model.
 
     Raises
     ------

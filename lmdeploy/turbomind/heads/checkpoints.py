@@ -1,4 +1,4 @@
-"""What checkpoints of heads hold: spec and tensors of each kind.
+"""Checkpoints of heads: spec and tensors of each kind.
 
 Sources of names and formulas: DeepSeek-V3's README of its weights and report (arXiv 2412.19437), the indices of
 Qwen3-Next's and Qwen3.5's checkpoints, the checkpoints and configurations published with EAGLE (arXiv 2401.15077) and

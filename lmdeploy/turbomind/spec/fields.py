@@ -120,7 +120,7 @@ def fields_of(part: type) -> Iterator[Field]:
 
 
 def _sentences(part: type) -> dict[str, str]:
-    """Return what a dataclass's docstring says of each parameter, or of several together."""
+    """Return the sentences of a dataclass's docstring about each parameter, or about several together."""
     _, _, parameters = inspect.cleandoc(part.__doc__ or "").partition("Parameters\n----------\n")
     found: dict[str, str] = {}
     for names, text in _PARAMETER.findall(parameters):

@@ -306,7 +306,7 @@ class MlaSpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What attention does alongside ``softmax(scale q k) v``.
+    """Attention beyond ``softmax(scale q k) v``.
 
     Parameters
     ----------
@@ -389,7 +389,7 @@ class AttentionSpec:
     mla: MlaSpec | None = None
 
     def reach(self, layer: int) -> str:
-        """Return what a layer keeps in the cache: ``paged`` (all tokens), ``window`` or ``chunk``."""
+        """Return the layer's kind of cache: ``paged`` (all tokens), ``window`` or ``chunk``."""
         if not self.windows or self.windows[layer] == 0:
             return "paged"
         return "chunk" if self.is_chunked else "window"

@@ -23,7 +23,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class VisionPart:
-    """What the functions of a family read.
+    """Vision part of a checkpoint, as the functions of a family read it.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ Checkpoint = tuple[Path, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class NativeForm:
-    """What a checkpoint in its authors' own layout is to ``transformers``; ``ValueError`` for what is not supported.
+    """``transformers`` form of a checkpoint in its authors' own layout; ``ValueError`` for what is not supported.
 
     Attributes
     ----------

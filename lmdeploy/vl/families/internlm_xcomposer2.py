@@ -54,7 +54,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Squarer | Tiler:
-    """Return what makes images square, or cuts them into tiles."""
+    """Return the processor, which makes images square or cuts them into tiles."""
     from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
     own = config(checkpoint)

@@ -104,7 +104,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Tiles:
-    """Return what cuts images into tiles, as the checkpoint's files say."""
+    """Return the processor, which cuts images into tiles, as the checkpoint's files say."""
     said = saved_processor(checkpoint[0])
     return Tiles(
         int(said["size"]["height"]),

@@ -124,7 +124,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Slicer:
-    """Return what cuts images into slices, as preprocessor_config.json says."""
+    """Return the processor, which cuts images into slices, as preprocessor_config.json says."""
     said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
     return Slicer(
         side=int(said["scale_resolution"]),

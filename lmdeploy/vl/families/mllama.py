@@ -29,7 +29,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Any:
-    """Return what cuts images into tiles."""
+    """Return the processor, which cuts images into tiles."""
     return image_processor(checkpoint[0])
 
 

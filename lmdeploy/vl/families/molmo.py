@@ -142,7 +142,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Cropper:
-    """Return what cuts images into crops, as preprocessor_config.json says."""
+    """Return the processor, which cuts images into crops, as preprocessor_config.json says."""
     said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
     first, last = said["overlap_margins"]
     return Cropper(

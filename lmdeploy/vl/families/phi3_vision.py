@@ -95,7 +95,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Tiler:
-    """Return what cuts images into tiles, as preprocessor_config.json says."""
+    """Return the processor, which cuts images into tiles, as preprocessor_config.json says."""
     from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
     said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))

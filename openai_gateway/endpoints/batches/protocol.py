@@ -19,7 +19,7 @@ else:
 
 
 class BatchRequest(Strict):
-    """What to answer, and how long it may take."""
+    """Endpoint and deadline of a batch."""
 
     input_file_id: Text
     endpoint: Endpoint

@@ -17,7 +17,7 @@ from openai_gateway.models import ServedModel
 
 @dataclass(slots=True)
 class Echo:
-    """What the choices of one prompt begin with.
+    """Common prefix of one prompt's choices.
 
     Attributes
     ----------

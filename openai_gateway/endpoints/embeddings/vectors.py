@@ -263,7 +263,7 @@ async def ids_of(chosen: Chosen, inputs: Sequence[str] | Sequence[list[int]], wa
 async def made_of(
     asked: Asked, ids: Sequence[list[int]], make: Callable[[list[int], NDArray[np.float32]], Made]
 ) -> tuple[list[Made], TokenCounts]:
-    """Return what `make` makes of the tokens and hidden states of each text; few states are in memory at a time."""
+    """Return `make`'s result for the tokens and hidden states of each text; few states are in memory at a time."""
     heads = asked.chosen.model.token_heads
     assert heads is not None  # an encoder's engine directory has them
     size = heads.hidden_size

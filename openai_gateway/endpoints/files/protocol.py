@@ -54,7 +54,7 @@ _PROPERTIES = {
 }
 _SCHEMA = {"type": "object", "required": ["file", "purpose"], "properties": _PROPERTIES}
 FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}}
-"""What the OpenAPI document says of the form, which FastAPI does not read."""
+"""OpenAPI schema of the form, which FastAPI does not read."""
 
 
 T = TypeVar("T")

@@ -107,7 +107,7 @@ async def retrieve_file(file_id: str, owned: OwnedDependency) -> FileObject:
 
 @router.get(f"{FILES}/{{file_id}}/content", response_class=FileResponse)
 async def retrieve_file_content(file_id: str, owned: OwnedDependency) -> FileResponse:
-    """Return what is in a file."""
+    """Return the content of a file."""
     found = await asyncio.to_thread(file_of, owned, file_id)
     return FileResponse(
         owned.content(file_id),

@@ -1,4 +1,4 @@
-"""What messages of ``POST /v1/messages`` consist of (docs.anthropic.com, Messages)."""
+"""Content blocks of ``POST /v1/messages`` (docs.anthropic.com, Messages)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SomeShown = Items[Shown]
 
 
 class DocumentSource(Strict):
-    """What is in a document: a text, blocks, or a file, which is not read."""
+    """Content of a document: a text, blocks, or a file, which is not read."""
 
     type: Literal["text", "content", "base64", "url", "file"]
     data: AnyText = ""
@@ -91,7 +91,7 @@ class DocumentBlock(Strict):
 
 
 class SearchResultBlock(Strict):
-    """What the caller found, and where."""
+    """A search result of the caller, with its source."""
 
     type: Literal["search_result"]
     source: AnyText
@@ -104,7 +104,7 @@ class SearchResultBlock(Strict):
 
 
 class LeftOutBlock(Strict):
-    """What only Anthropic's servers read: reasoning that they encrypted, and calls of tools that they ran."""
+    """Blocks for Anthropic's servers alone: encrypted reasoning, and calls of tools that they ran."""
 
     type: Literal[
         "redacted_thinking",
@@ -138,7 +138,7 @@ class ToolUseBlock(Strict):
 
 
 class ThinkingBlock(Strict):
-    """What the model thought earlier."""
+    """Earlier reasoning of the model."""
 
     type: Literal["thinking"]
     thinking: AnyText
@@ -150,7 +150,7 @@ Returned = Annotated[
 
 
 class ToolResultBlock(Strict):
-    """What a call returned."""
+    """Result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: AnyText

@@ -47,7 +47,7 @@ _APART = (ToolUseBlock, ToolResultBlock, ThinkingBlock, LeftOutBlock)  # blocks 
 
 
 class InputMessage(Strict):
-    """What one side said, or what the caller says to the model in between."""
+    """A message of one side, or an instruction of the caller in between."""
 
     role: Literal["user", "assistant", "system"]
     content: AnyText | Items[Block]
@@ -96,7 +96,7 @@ class ThinkingConfig(Strict):
 
 
 class OutputFormat(Closed):
-    """What the text of a response has to look like."""
+    """Format of a response's text."""
 
     type: Literal["json_schema"]
     schema_: JsonObject = Field(alias="schema")
@@ -120,7 +120,7 @@ class OutputConfig(Strict):
 
 
 class Prompted(ConversationFields):
-    """What a response, and the count of a prompt's tokens, is made from."""
+    """Input of a response, and of the count of a prompt's tokens."""
 
     model: Text
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
@@ -143,7 +143,7 @@ class Prompted(ConversationFields):
 
     @property
     def grammar(self) -> dict[str, Any] | None:
-        """What the text of the response has to look like, in the engine's form; None: free text."""
+        """Format of the response's text, in the engine's form; None: free text."""
         wanted = (self.output_config and self.output_config.format) or self.output_format
         return wanted.for_engine if wanted else None
 

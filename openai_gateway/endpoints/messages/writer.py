@@ -148,7 +148,7 @@ class MessageWriter:
 
 
 def _signature(text: str) -> str:
-    """Return what clients send back with reasoning; they leave out reasoning without one. Here nobody checks it."""
+    """Return the signature of reasoning; clients leave out reasoning without one. Here nobody checks it."""
     return b64encode(hmac.digest(_KEY, text.encode(), "sha256")).decode()
 
 

@@ -58,7 +58,7 @@ def shown(model: ServedModel, started: int, context_len: int | None) -> dict[str
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    """Return what a model can do, in Ollama's words."""
+    """Return a model's capabilities, in Ollama's words."""
     traits = {"embedding": model.pooling, "insert": model.infilling, "thinking": model.thinking}
     found = ["completion", "tools", *(name for name, trait in traits.items() if trait is not None)]
     sees = model.engine_dir is not None and not model.is_text_only

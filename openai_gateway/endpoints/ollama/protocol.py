@@ -75,7 +75,7 @@ _EMBEDDING: dict[str, str] = {**_MODELS_STAY, "options": "they are about generat
 
 
 class Asked(Strict):
-    """What both ways to generate share."""
+    """Fields of both ways to generate."""
 
     no_effect: ClassVar[Mapping[str, str]] = _MODELS_STAY
 
@@ -177,7 +177,7 @@ class EmbedRequest(Strict):
 
     @property
     def texts(self) -> list[str]:
-        """What vectors are made of."""
+        """Texts to embed."""
         return ([self.input] if self.input else []) if isinstance(self.input, str) else self.input
 
 

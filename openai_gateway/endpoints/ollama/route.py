@@ -108,7 +108,7 @@ async def loaded(gateway: GatewayDependency) -> dict[str, Any]:
 
 @router.post("/api/show")
 async def show(body: NamedModel, request: Request, gateway: GatewayDependency) -> dict[str, Any]:
-    """Return what a model can do."""
+    """Return a model's capabilities."""
     model = (await gateway.choose(name_of(body.required), request)).model
     return shown(model, gateway.started, await model.context_len())
 

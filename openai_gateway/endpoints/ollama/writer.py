@@ -123,7 +123,7 @@ def _as_written(call: Call) -> dict[str, Any]:
 def piece(
     kind: Kind, model: str, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return what every line has: the next piece of a response."""
+    """Return the fields of every line: the next piece of a response."""
     delta: dict[str, Any] = {"thinking": reasoning} if reasoning else {}
     if kind == "generate":
         delta["response"] = text

@@ -1,4 +1,4 @@
-"""What ``input`` of ``POST /v1/responses`` may hold: the items of a conversation, or references to stored ones."""
+"""Items of ``input`` of ``POST /v1/responses``: those of a conversation, or references to stored ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_HERE = {
     "compaction": "conversations are not compacted here",
 }
 
-# What OpenAI's servers, or clients of tools that are not offered here, reported: left out, as those tools are.
+# Items of OpenAI's servers, and of tools that are not offered here: left out, as those tools are.
 LEFT_OUT = (
     "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
     "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
@@ -67,7 +67,7 @@ class ContentPart(Strict):
 
 
 class RefusalPart(Strict):
-    """What the model said in place of a response."""
+    """A refusal of the model."""
 
     type: Literal["refusal"]
     refusal: AnyText
@@ -97,7 +97,7 @@ class FilePart(Strict):
     type: Literal["input_file"]
 
     def for_template(self) -> dict[str, Any]:
-        """Return what stands for it."""
+        """Return a text in its place."""
         return {"type": DOCUMENT}
 
 
@@ -159,7 +159,7 @@ class InputCustomCall(Strict):
 
 
 class InputCallOutput(Strict):
-    """What a call returned."""
+    """Result of a tool call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: AnyText
@@ -179,7 +179,7 @@ class ReasoningText(Strict):
 
 
 class InputReasoning(Strict):
-    """What the model thought earlier."""
+    """Earlier reasoning of the model."""
 
     type: Literal["reasoning"]
     content: Items[ReasoningText] | None = None

@@ -169,7 +169,7 @@ class ResponsesRequest(ConversationFields, SamplingFields):
 
     @property
     def grammar(self) -> dict[str, Any] | None:
-        """What the response has to look like, in the engine's form."""
+        """Format of the response, in the engine's form."""
         return self.text.format.for_engine() if self.text and self.text.format else None
 
     @property

@@ -30,7 +30,7 @@ class TextFormat(Strict):
 
 
 class GrammarFormat(Strict):
-    """What a text has to look like."""
+    """Format of a text."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
@@ -83,7 +83,7 @@ class OtherTool(Strict):
 
     @property
     def shown(self) -> str:
-        """What the response calls it."""
+        """Name in the response."""
         name = self.name or self.server_label
         return f"{self.type}: {name}" if name else self.type
 

@@ -19,7 +19,7 @@ class Document(Strict):
 
 
 class PairSettings(Strict):
-    """What bodies about pairs of texts have in common."""
+    """Common fields of bodies about pairs of texts."""
 
     model: Text | None = None
     instruction: AnyText | None = None
@@ -182,7 +182,7 @@ class ClassifyRequest(TextsOrConversation):
 
 
 class Classified(BaseModel):
-    """What a text is, and how likely each class is."""
+    """Class of a text, and the probability of each class."""
 
     index: int
     label: str

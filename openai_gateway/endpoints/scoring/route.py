@@ -93,7 +93,7 @@ async def classify(body: ClassifyRequest, request: Request, gateway: GatewayDepe
 @router.post("/v1/pooling")
 @router.post("/pooling", include_in_schema=False)
 async def pool(body: PoolingRequest, request: Request, gateway: GatewayDependency) -> PooledList:
-    """Return what a model makes of each text, or of each of its tokens, by the task."""
+    """Return a model's scores of each text, or of each of its tokens, by the task."""
     chosen = await gateway.choose(body.model, request)
     rows, usage = await _pooled(body, Asked(gateway, request, chosen, body.user))
     is_text = body.encoding_format == "base64"

@@ -1,4 +1,4 @@
-"""What clients of Text Embeddings Inference (TEI) ask: ``/embed``, ``/embed_all``, ``/embed_sparse``, ``/predict``.
+"""Routes of Text Embeddings Inference (TEI): ``/embed``, ``/embed_all``, ``/embed_sparse``, ``/predict``.
 
 Its ``/rerank`` is in `scoring`.
 """

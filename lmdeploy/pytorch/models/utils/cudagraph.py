@@ -1,4 +1,4 @@
-"""What a model says about CUDA graphs."""
+"""CUDA graph support of a model."""
 
 from __future__ import annotations
 
