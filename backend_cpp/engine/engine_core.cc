@@ -77,7 +77,7 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
   blocks_.snapshots().limits.interval = config.snapshot_interval;
   if (speculator_ && config.plan.group_of(MemoryKind::kState) >= 0) speculator_->expect_redone_tokens();
   if (events == nullptr) return;
-  blocks_.contents().observe(announcer_.emplace(config.block_len, *events));
+  blocks_.observe(announcer_.emplace(config.block_len, *events));
   if (disk_) disk_->label_with(*announcer_);
 }
 

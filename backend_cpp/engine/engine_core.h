@@ -74,7 +74,7 @@ class EngineCore {
   void announce() {
     if (!announcer_) return;
     if (disk_) announcer_->note_files(disk_->take_changes());
-    announcer_->end_step(blocks_.contents());
+    announcer_->end_step(blocks_);
   }
   std::vector<Delivery> take_outputs() { return std::exchange(outputs_, {}); }
   EngineStats stats() const;

@@ -142,10 +142,10 @@ std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* be
   return make_label(before, tokens, {}, {});
 }
 
-void CacheAnnouncer::end_step(const CacheContents& contents) {
+void CacheAnnouncer::end_step(const CacheSource& cache) {
   const CacheEventSink::State state = sink_.state();
   if (state == CacheEventSink::State::kLost) events_.clear();
-  if (state == CacheEventSink::State::kAsks) report_everything(contents);
+  if (state == CacheEventSink::State::kAsks) report_everything(cache);
   if (!events_.empty()) sink_.push(std::exchange(events_, {}));
 }
 
@@ -216,11 +216,11 @@ void CacheAnnouncer::report_removed(uint64_t hash, CacheTier tier) {
   events_.back().hashes.push_back(hash);
 }
 
-void CacheAnnouncer::report_everything(const CacheContents& contents) {
+void CacheAnnouncer::report_everything(const CacheSource& cache) {
   events_.clear();
   events_.emplace_back();
   std::set<std::pair<uint64_t, CacheTier>> reported;
-  for (const CacheContents::Held& held : contents.held()) {
+  for (const CacheSource::Held& held : cache.held()) {
     const Node& node = nodes_.at(held.content);
     if (node.can_be_found && reported.emplace(node.hash, node.tier).second) report_stored(node, held.tokens, node.tier);
   }

@@ -23,7 +23,7 @@
 
 #include "engine/disk/block_label.h"
 #include "engine/events/cache_event.h"
-#include "engine/schedule/cache_contents.h"
+#include "engine/schedule/cache_observer.h"
 
 namespace turbomind {
 
@@ -44,7 +44,7 @@ class CacheAnnouncer final : public CacheObserver, public FileLabels {
   std::shared_ptr<const FileLabel> label_after(const FileLabel* before, std::span<const int32_t> tokens) const override;
 
   // Passes the events since the last call to the sink, or all contents of the cache if the sink asks for them.
-  void end_step(const CacheContents& contents);
+  void end_step(const CacheSource& cache);
 
  private:
   // A content of the cache. Its children are a linked list of content numbers that ends with 0.
@@ -71,7 +71,7 @@ class CacheAnnouncer final : public CacheObserver, public FileLabels {
   void hold(const Node& node, std::span<const int32_t> tokens);
   void let_go(const Node& node);
   void lose(uint64_t content);
-  void report_everything(const CacheContents& contents);
+  void report_everything(const CacheSource& cache);
   void report_files();
 
   const int block_len_;

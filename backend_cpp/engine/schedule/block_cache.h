@@ -44,14 +44,14 @@ enum class Keep : uint8_t {
   kContent,
 };
 
-class BlockCache {
+class BlockCache final : public CacheSource {
  public:
   // `hash_mask`: lets tests force hash collisions.
   BlockCache(CachePlan plan, const CacheSize& size, uint64_t hash_mask = ~uint64_t{0})
       : pool_(std::move(plan), size), order_(pool_), contents_(pool_, order_, hash_mask) {}
   BlockCache(const BlockCache&) = delete;
 
-  const CachePlan& plan() const { return pool_.plan(); }
+  const CachePlan& plan() const override { return pool_.plan(); }
   int block_len() const { return plan().block_len; }
   const CacheGroup& group(int index) const { return pool_.group(index); }
   int group_count() const { return static_cast<int>(plan().groups.size()); }
@@ -60,8 +60,12 @@ class BlockCache {
   const EvictionOrder& order() const { return order_; }
   CacheContents& contents() { return contents_; }
   const CacheContents& contents() const { return contents_; }
-  PrefixTree& tree() { return contents_.tree(); }
-  int32_t stored(NodeId node, int group) const { return contents_.stored(node, group); }
+  PrefixTree& tree() override { return contents_.tree(); }
+  int32_t stored(NodeId node, int group) const override { return contents_.stored(node, group); }
+  std::vector<int32_t> pages(int32_t block) const override { return pool_.pages(block); }
+  std::vector<PageMove> take_moves() override { return pool_.take_moves(); }
+  void observe(CacheObserver& observer) override { contents_.observe(observer); }
+  std::vector<Held> held() const override { return contents_.held(); }
   Snapshots& snapshots() { return snapshots_; }
   const Snapshots& snapshots() const { return snapshots_; }
 
@@ -81,11 +85,8 @@ class BlockCache {
   // Raises a content from Keep::kUntilNeeded to Keep::kContent.
   void keep_content(NodeId node, int group);
 
-  // Marks a node's contents as most recently used; `is_pinned`: also as evicted last.
-  void touch(NodeId node, bool is_pinned = false);
-  // Returns an idle block attached as block `index` of a prefix, after `parent`, or as its first `count` tokens. The
-  // caller writes its content before any other call. kNoBlock: it exists already, or there is no room.
-  int32_t restore(const PrefixKey& prefix, int index, int count, NodeId parent, int group);
+  void touch(NodeId node, bool is_pinned = false) override;
+  int32_t restore(const PrefixKey& prefix, int index, int count, NodeId parent, int group) override;
 
   // Throws Error(kInternal) when its parts are not sound, or do not agree.
   void check_invariants() const;

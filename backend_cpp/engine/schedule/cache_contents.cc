@@ -18,18 +18,12 @@ bool is_chain(const CacheGroup& group) {
   return group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kCross;
 }
 
-// The group of a cache whose blocks are announced: where all tokens are kept, or, if nowhere, what a window keeps.
-int group_to_observe(const CachePlan& plan) {
-  const int paged = plan.group_of(MemoryKind::kPaged);
-  return paged >= 0 ? paged : plan.group_of(MemoryKind::kWindow);
-}
-
 }  // namespace
 
 CacheContents::CacheContents(BlockPool& pool, EvictionOrder& order, uint64_t hash_mask)
     : pool_(pool),
       order_(order),
-      observed_group_(group_to_observe(pool.plan())),
+      observed_group_(observed_group(pool.plan())),
       tree_(pool.plan().block_len, hash_mask),
       nodes_(static_cast<size_t>(pool.page_count() + pool.host_count()), kNoNode) {}
 
@@ -197,8 +191,8 @@ void CacheContents::forget_all() {
 
 // ---- observers ----
 
-std::vector<CacheContents::Held> CacheContents::held() const {
-  std::vector<Held> held;
+std::vector<CacheSource::Held> CacheContents::held() const {
+  std::vector<CacheSource::Held> held;
   for (auto block = int32_t{0}; const NodeId node : nodes_) {
     const int32_t own = block++;
     if (node == kNoNode || !is_observed(node, pool_.group_of(own)) || tree_.scope(node).is_cross) continue;
@@ -207,7 +201,7 @@ std::vector<CacheContents::Held> CacheContents::held() const {
         {tree_.number(node), tree_.number(parent), tree_.is_root(parent), pool_.is_of_host(own), tree_.tokens(node)});
   }
   // A parent came first.
-  std::ranges::sort(held, {}, &Held::content);
+  std::ranges::sort(held, {}, &CacheSource::Held::content);
   return held;
 }
 

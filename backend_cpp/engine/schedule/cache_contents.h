@@ -10,13 +10,10 @@
 // With host pages, an idle block's content is swapped out to the host before its pages are reused, and swapped in when
 // it is matched, which is cheaper than recomputation. No sequence references host blocks.
 //
-// Who keeps or announces contents elsewhere sees them here, and is told of changes (engine/schedule/cache_observer.h).
-//
 // Used by the step thread only.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "engine/schedule/block_pool.h"
@@ -70,19 +67,8 @@ class CacheContents {
   // Appends a node's idle blocks.
   void add_idle(NodeId node, std::vector<int32_t>& blocks) const;
 
-  // Reports changes to `observer` too, which must outlive this.
   void observe(CacheObserver& observer) { observers_.push_back(&observer); }
-  // The group whose blocks are reported as stored, moved and removed; -1: none.
-  int observed_group() const { return observed_group_; }
-  struct Held {
-    uint64_t content = 0;
-    uint64_t parent = 0;
-    bool is_first = false;  // it has no parent
-    bool is_in_host = false;
-    std::span<const int32_t> tokens;
-  };
-  // These contents, parents first.
-  std::vector<Held> held() const;
+  std::vector<CacheSource::Held> held() const;  // of `observed_group_`
   // Reports an idle content to observers, if prefix hits need it.
   void report_idle(int32_t block);
 

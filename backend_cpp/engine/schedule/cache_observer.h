@@ -1,11 +1,13 @@
-// Observes the contents of a block cache.
+// Who keeps or announces the contents of a block cache elsewhere sees nothing else of the cache than what is here.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "engine/schedule/prefix_key.h"
 #include "engine/schedule/prefix_tree.h"
+#include "model/cache_plan.h"
 
 namespace turbomind {
 
@@ -16,7 +18,7 @@ class CacheObserver {
  public:
   virtual ~CacheObserver() = default;
 
-  // ---- what later requests can match: of one group, CacheContents::observed_group() ----
+  // ---- what later requests can match: of one group, observed_group() ----
 
   // `content` identifies the content of a block; ids are never reused.
   // Block `index` of a sequence with this prefix is on the device. `parent` is the content of the preceding block; for
@@ -35,6 +37,36 @@ class CacheObserver {
   virtual void idle(NodeId /*node*/, int /*group*/) {}
   // It is about to be lost for lack of room.
   virtual void leaving(NodeId /*node*/, int /*group*/) {}
+};
+
+// The contents themselves. A `block` is valid until the next call that may allocate.
+class CacheSource {
+ public:
+  virtual ~CacheSource() = default;
+
+  // Reports changes to `observer` too, which must outlive this.
+  virtual void observe(CacheObserver& observer) = 0;
+  virtual const CachePlan& plan() const = 0;
+  virtual PrefixTree& tree() = 0;
+  // The block of a group attached to a node, on the device or the host; kNoBlock: none.
+  virtual int32_t stored(NodeId node, int group) const = 0;
+  // The pages of a block, once these moves are executed.
+  virtual std::vector<int32_t> pages(int32_t block) const = 0;
+  virtual std::vector<PageMove> take_moves() = 0;
+  struct Held {
+    uint64_t content = 0;
+    uint64_t parent = 0;
+    bool is_first = false;  // it has no parent
+    bool is_in_host = false;
+    std::span<const int32_t> tokens;
+  };
+  // What was stored and not removed, parents first.
+  virtual std::vector<Held> held() const = 0;
+  // Marks a node's contents as most recently used; `is_pinned`: also as evicted last.
+  virtual void touch(NodeId node, bool is_pinned = false) = 0;
+  // Returns an idle block attached as block `index` of a prefix, after `parent`, or as its first `count` tokens. The
+  // caller writes its content before any other call. kNoBlock: it exists already, or there is no room.
+  virtual int32_t restore(const PrefixKey& prefix, int index, int count, NodeId parent, int group) = 0;
 };
 
 }  // namespace turbomind

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/schedule/block_pool.h"
 #include "engine/schedule/prefix_hits.h"
 #include "engine/schedule/prefix_read.h"
 
@@ -38,15 +39,15 @@ uint64_t checked_bytes(const DiskTierConfig& config, const CachePlan& plan, size
 
 }  // namespace
 
-DiskTier::DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner& runner, std::function<void()> wake)
-    : blocks_(blocks),
-      contents_(blocks.contents()),
+DiskTier::DiskTier(const DiskTierConfig& config, CacheSource& cache, ModelRunner& runner, std::function<void()> wake)
+    : cache_(cache),
+      plan_(cache.plan()),
       runner_(runner),
       fingerprint_(config.fingerprint),
-      files_(config.directory, checked_bytes(config, blocks.plan(), runner.kept_page_bytes())),
+      files_(config.directory, checked_bytes(config, plan_, runner.kept_page_bytes())),
       transfers_(files_, config.look_interval, std::move(wake)) {
-  for (int group = 0; group < blocks.group_count(); ++group) largest_ = std::max(largest_, bytes_of(group));
-  contents_.observe(*this);
+  for (const CacheGroup& group : plan_.groups) largest_ = std::max(largest_, bytes_of(group));
+  cache_.observe(*this);
 }
 
 // ---- keys ----
@@ -77,12 +78,12 @@ const Sha256* DiskTier::root_of(const PrefixScope& scope) {
 
 DiskRead::Item DiskTier::item_of(const Sha256& parent, const std::string& content, int index, int tokens,
                                  int group) const {
-  return {index, group, tokens, bytes_of(group),
+  return {index, group, tokens, bytes_of(plan_.groups[static_cast<size_t>(group)]),
           BlockKey(std::string(as_bytes(parent)) + content + static_cast<char>(group))};
 }
 
-size_t DiskTier::bytes_of(int group) const {
-  return static_cast<size_t>(blocks_.group(group).pages) * runner_.kept_page_bytes();
+size_t DiskTier::bytes_of(const CacheGroup& group) const {
+  return static_cast<size_t>(group.pages) * runner_.kept_page_bytes();
 }
 
 // ---- reading ----
@@ -126,9 +127,9 @@ bool DiskTier::holds_up(const PrefixKey& prefix, int limit, const std::vector<in
 // Null where files could add nothing to what memory has.
 std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
                                                 const Sha256& root) {
-  const int len = blocks_.block_len();
-  PrefixTree& tree = contents_.tree();
-  const auto read = std::make_shared<PrefixRead>(blocks_.plan(), prefix);
+  const int len = plan_.block_len;
+  PrefixTree& tree = cache_.tree();
+  const auto read = std::make_shared<PrefixRead>(plan_, prefix);
   read->tokens_per_second = tokens_per_second_;
   std::vector<Sha256> digests = {root};                       // in front of each border
   std::vector<NodeId> path = {tree.find_root(prefix.scope)};  // as far as it is known
@@ -137,21 +138,21 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
     const NodeId node = path.back() == kNoNode ? kNoNode : tree.find(path.back(), prefix, index);
     const std::string content = tree.content_bytes(prefix, index, len);
     if (labels_ != nullptr) label = labels_->label_after(label.get(), prefix);
-    for (int group = 0; group < blocks_.group_count(); ++group) {
+    for (int group = 0; group < std::ssize(plan_.groups); ++group) {
       PrefixRead::Block& block = read->blocks.emplace_back();
-      if (!bounds_hits(blocks_.group(group))) continue;
-      block.is_in_memory = node != kNoNode && contents_.stored(node, group) != kNoBlock;
+      if (!bounds_hits(plan_.groups[static_cast<size_t>(group)])) continue;
+      block.is_in_memory = node != kNoNode && cache_.stored(node, group) != kNoBlock;
       block.item = item_of(digests.back(), content, index, len, group);
-      if (group == contents_.observed_group()) block.item.key.label = label;
+      if (group == observed_group(plan_)) block.item.key.label = label;
     }
     path.push_back(node);
     digests.push_back(digest_after(digests.back(), content));
   }
-  if (blocks_.plan().group_of(MemoryKind::kState) >= 0) add_parts(prefix, limit, anchors, digests, path, *read);
+  if (plan_.group_of(MemoryKind::kState) >= 0) add_parts(prefix, limit, anchors, digests, path, *read);
   if (!read->compare_with_memory()) return nullptr;
   // Blocks of it in memory must not make room for the rest.
   for (auto node = path.rbegin(); node != path.rend(); ++node) {
-    if (*node != kNoNode) blocks_.touch(*node);
+    if (*node != kNoNode) cache_.touch(*node);
   }
   return read;
 }
@@ -159,8 +160,8 @@ std::shared_ptr<PrefixRead> DiskTier::make_read(const PrefixKey& prefix, int lim
 // Adds the snapshots at anchors within blocks, given the nodes of whole blocks and the digests in front of each.
 void DiskTier::add_parts(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
                          const std::vector<Sha256>& digests, const std::vector<NodeId>& path, PrefixRead& read) const {
-  const int len = blocks_.block_len();
-  const PrefixTree& tree = contents_.tree();
+  const int len = plan_.block_len;
+  const PrefixTree& tree = cache_.tree();
   for (auto anchor = anchors.rbegin(); anchor != anchors.rend(); ++anchor) {
     const int index = *anchor / len;
     const int count = *anchor % len;
@@ -170,10 +171,10 @@ void DiskTier::add_parts(const PrefixKey& prefix, int limit, const std::vector<i
     const std::string content = tree.content_bytes(prefix, index, count);
     PrefixRead::Part& part = read.parts.emplace_back();
     part.tokens = *anchor;
-    for (int group = 0; group < blocks_.group_count(); ++group) {
-      if (!bounds_hits(blocks_.group(group))) continue;
+    for (int group = 0; group < std::ssize(plan_.groups); ++group) {
+      if (!bounds_hits(plan_.groups[static_cast<size_t>(group)])) continue;
       part.groups.push_back({item_of(digests[static_cast<size_t>(index)], content, index, count, group),
-                             node != kNoNode && contents_.stored(node, group) != kNoBlock});
+                             node != kNoNode && cache_.stored(node, group) != kNoBlock});
     }
   }
 }
@@ -187,7 +188,7 @@ void DiskTier::note_step(int tokens, double seconds) {
 void DiskTier::bring_in(const BlockTransfers::Part& part) {
   // What was asked for is changed by this thread alone.
   auto& read = const_cast<PrefixRead&>(static_cast<const PrefixRead&>(*part.read));
-  PrefixTree& tree = contents_.tree();
+  PrefixTree& tree = cache_.tree();
   if (part.item == nullptr) {
     read.is_done = true;
     if (!read.path.empty()) tree.let_go(read.path.back());
@@ -207,26 +208,26 @@ void DiskTier::bring_in(const BlockTransfers::Part& part) {
     move_on(tree.get(read.path.back(), prefix, static_cast<int>(read.path.size()) - 1));
   }
   const NodeId parent = read.path[static_cast<size_t>(item.index)];
-  if (contents_.stored(parent, item.group) == kNoBlock && item.index > 0) {
+  if (cache_.stored(parent, item.group) == kNoBlock && item.index > 0) {
     // In front of it something is missing that a chain needs; of other groups, that may be.
-    if (blocks_.group(item.group).kind == MemoryKind::kPaged) read.is_broken = true;
+    if (plan_.groups[static_cast<size_t>(item.group)].kind == MemoryKind::kPaged) read.is_broken = true;
     if (read.is_broken) return;
   }
-  const int32_t block = blocks_.restore(prefix, item.index, item.tokens, parent, item.group);
+  const int32_t block = cache_.restore(prefix, item.index, item.tokens, parent, item.group);
   if (block == kNoBlock) return;
-  read.restored_tokens = std::max(read.restored_tokens, item.index * blocks_.block_len() + item.tokens);
+  read.restored_tokens = std::max(read.restored_tokens, item.index * plan_.block_len + item.tokens);
   flush_moves();
-  runner_.write_pages(blocks_.pool().pages(block), part.content.data());
+  runner_.write_pages(cache_.pages(block), part.content.data());
 }
 
 // ---- writing ----
 
 void DiskTier::idle(NodeId node, int group) {
-  const uint64_t number = contents_.tree().number(node);
+  const uint64_t number = cache_.tree().number(node);
   if (!is_queued_.emplace(number, group).second) return;
   queue_.push_back({node, number, group});
   // Where far more leaves than anybody takes, the oldest have gone by now.
-  const auto most = static_cast<size_t>(4 * (blocks_.pool().page_count() + blocks_.pool().host_count()));
+  const size_t most = 4 * cache_.tree().id_bound() * plan_.groups.size();
   if (queue_.size() <= most) return;
   const auto kept = queue_.begin() + std::ssize(queue_) / 2;
   std::for_each(queue_.begin(), kept, [this](const Queued& old) { is_queued_.erase({old.number, old.group}); });
@@ -234,7 +235,7 @@ void DiskTier::idle(NodeId node, int group) {
 }
 
 void DiskTier::leaving(NodeId node, int group) {
-  if (!is_queued_.contains({contents_.tree().number(node), group})) return;
+  if (!is_queued_.contains({cache_.tree().number(node), group})) return;
   if (leaving_bytes_ < kIdleBytes && transfers_.has_room(largest_)) leaving_bytes_ += send_out(node, group);
 }
 
@@ -243,35 +244,35 @@ size_t DiskTier::send_next() {
     const auto [node, number, group] = queue_.back();
     queue_.pop_back();
     is_queued_.erase({number, group});
-    const PrefixTree& tree = contents_.tree();
+    const PrefixTree& tree = cache_.tree();
     const bool is_there = static_cast<size_t>(node) < tree.id_bound() && tree.number(node) == number;
-    if (is_there && contents_.stored(node, group) != kNoBlock) return send_out(node, group);
+    if (is_there && cache_.stored(node, group) != kNoBlock) return send_out(node, group);
   }
   return 0;
 }
 
 size_t DiskTier::send_out(NodeId node, int group) {
-  PrefixTree& tree = contents_.tree();
+  PrefixTree& tree = cache_.tree();
   const Sha256* root = root_of(tree.scope(node));
   if (root == nullptr) return 0;
   const int depth = tree.depth(node);
   const Sha256 parent = tree.digest(tree.parent(node), *root);
   DiskRead::Item item =
       item_of(parent, tree.content_bytes(node), depth, static_cast<int>(tree.tokens(node).size()), group);
-  if (labels_ != nullptr && group == contents_.observed_group() && !tree.is_part(node)) {
+  if (labels_ != nullptr && group == observed_group(plan_) && !tree.is_part(node)) {
     item.key.label = labels_->label(tree.number(node), tree.tokens(node), depth);
   }
   if (files_.knows(item.key, depth)) return 0;
   flush_moves();
   std::vector<std::byte> bytes(item.bytes);
-  runner_.read_pages(blocks_.pool().pages(contents_.stored(node, group)), bytes.data());
+  runner_.read_pages(cache_.pages(cache_.stored(node, group)), bytes.data());
   transfers_.write(std::move(item.key), std::move(bytes), depth);
   return item.bytes;
 }
 
 // What is to be moved before the next step is moved now, so that pages hold what their blocks say.
 void DiskTier::flush_moves() {
-  if (const std::vector<PageMove> moves = blocks_.pool().take_moves(); !moves.empty()) runner_.move_pages(moves);
+  if (const std::vector<PageMove> moves = cache_.take_moves(); !moves.empty()) runner_.move_pages(moves);
 }
 
 // ---- events ----
@@ -282,13 +283,13 @@ void DiskTier::label_with(const FileLabels& labels) {
 }
 
 bool DiskTier::describe_files() {
-  const auto block_len = static_cast<size_t>(blocks_.block_len());
+  const auto block_len = static_cast<size_t>(plan_.block_len);
   const size_t digest_bytes = Sha256().size();
   const size_t token_begin = digest_bytes + sizeof(uint32_t);
   const size_t key_bytes = token_begin + block_len * sizeof(int32_t) + 1;  // of a full block without images
   const std::vector<std::string> keys = files_.next_keys(kKeysAtOnce);
   for (const std::string& key : keys) {
-    if (key.size() != key_bytes || key.back() != static_cast<char>(contents_.observed_group())) continue;
+    if (key.size() != key_bytes || key.back() != static_cast<char>(observed_group(plan_))) continue;
     Sha256 parent;
     std::memcpy(parent.data(), key.data(), parent.size());
     found_keys_[parent].push_back(key);

@@ -29,7 +29,7 @@
 #include "engine/disk/block_files.h"
 #include "engine/disk/block_transfers.h"
 #include "engine/disk/disk_config.h"
-#include "engine/schedule/block_cache.h"
+#include "engine/schedule/cache_observer.h"
 #include "engine/schedule/prefix_read.h"
 #include "model/model_runner.h"
 
@@ -55,9 +55,9 @@ struct DiskQuestion {
 
 class DiskTier final : private CacheObserver {
  public:
-  // `blocks` and `runner` must outlive it. `wake` is called on another thread when exchange() has work.
+  // `cache` and `runner` must outlive it. `wake` is called on another thread when exchange() has work.
   // Throws Error (kInvalidArgument) for a directory that cannot be used, or a limit that is too small.
-  DiskTier(const DiskTierConfig& config, BlockCache& blocks, ModelRunner& runner, std::function<void()> wake);
+  DiskTier(const DiskTierConfig& config, CacheSource& cache, ModelRunner& runner, std::function<void()> wake);
 
   // Registers a realm: the contents of requests with this salt and this adapter (LoadedAdapter::content); empty: none.
   void note_realm(uint64_t realm, const std::string& salt, const std::string& adapter);
@@ -97,7 +97,7 @@ class DiskTier final : private CacheObserver {
                                         const Sha256& root);
   void add_parts(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
                  const std::vector<Sha256>& digests, const std::vector<NodeId>& path, PrefixRead& read) const;
-  size_t bytes_of(int group) const;
+  size_t bytes_of(const CacheGroup& group) const;
   void bring_in(const BlockTransfers::Part& part);
   // Returns the number of bytes copied; 0: it is stored already, or cannot be stored.
   size_t send_out(NodeId node, int group);
@@ -105,8 +105,8 @@ class DiskTier final : private CacheObserver {
   size_t send_next();
   void flush_moves();
 
-  BlockCache& blocks_;
-  CacheContents& contents_;
+  CacheSource& cache_;
+  const CachePlan& plan_;
   ModelRunner& runner_;
   const FileLabels* labels_ = nullptr;                     // null: no events
   std::map<Sha256, std::vector<std::string>> found_keys_;  // of describe_files(), by parent

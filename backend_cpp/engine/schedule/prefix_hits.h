@@ -13,6 +13,12 @@ inline bool bounds_hits(const CacheGroup& group) {
   return group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow || group.kind == MemoryKind::kState;
 }
 
+// The group whose contents are announced: where all tokens are kept, or, if nowhere, what a window keeps; -1: none.
+inline int observed_group(const CachePlan& plan) {
+  const int paged = plan.group_of(MemoryKind::kPaged);
+  return paged >= 0 ? paged : plan.group_of(MemoryKind::kWindow);
+}
+
 // The first of the blocks that a hit of `tokens` tokens needs in a group; for a state, which needs one, the last.
 inline int first_needed(const CachePlan& plan, const CacheGroup& group, int tokens) {
   return group.kind == MemoryKind::kState ? tokens / plan.block_len - 1 : group.first_block_seen(tokens);

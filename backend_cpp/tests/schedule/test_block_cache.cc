@@ -418,7 +418,7 @@ TEST(observers_hear_of_contents_from_their_first_to_their_last) {
   };
   BlockCache cache(small_plan(2), {2, 1});
   Recorder recorder(cache.tree());
-  cache.contents().observe(recorder);
+  cache.observe(recorder);
   std::vector<int32_t> blocks = fill(cache, 0, range(4));  // contents 2 and 3; 1 is the root
   cache.release(blocks);
   blocks = {cache.allocate(), cache.allocate()};

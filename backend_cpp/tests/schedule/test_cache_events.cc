@@ -87,7 +87,7 @@ class Reader final : public CacheEventSink {
 std::set<Place> places_of(const BlockCache& cache) {
   std::map<uint64_t, std::vector<int32_t>> prefixes;
   std::set<Place> places;
-  for (const CacheContents::Held& held : cache.contents().held()) {
+  for (const CacheSource::Held& held : cache.held()) {
     if (!held.is_first && !prefixes.contains(held.parent)) continue;  // nothing leads there
     std::vector<int32_t> prefix;
     if (!held.is_first) prefix = prefixes.at(held.parent);
@@ -176,30 +176,30 @@ TEST(what_follows_a_block_that_is_gone_is_not_reported_of) {
   BlockCache cache(small_plan(2), {3});
   Reader reader(2);
   CacheAnnouncer announcer(2, reader);
-  cache.contents().observe(announcer);
+  cache.observe(announcer);
   const std::vector<int32_t> tokens = {0, 1, 2, 3, 4, 5};
   std::vector<int32_t> blocks;
   for (int index = 0; index < 2; ++index) {
     blocks.push_back(cache.allocate());
     publish(cache, {0, tokens}, index, blocks);
   }
-  announcer.end_step(cache.contents());
+  announcer.end_step(cache);
   CHECK_EQUAL(reader.places().size(), size_t{2});
   cache.give_back(blocks[0], Keep::kContent);  // before a window
   blocks.push_back(cache.allocate());
   std::vector<int32_t> other = {cache.allocate()};  // takes it
   publish(cache, {0, tokens}, 2, blocks);
-  announcer.end_step(cache.contents());
+  announcer.end_step(cache);
   CHECK(reader.places().empty());
   // The same content again is reported; those that nothing led to are found again, but are not reported.
   publish(cache, {0, tokens}, 0, other);
   cache.release(blocks);
-  announcer.end_step(cache.contents());
+  announcer.end_step(cache);
   CHECK_EQUAL(reader.places().size(), size_t{1});
   const std::set<Place> found = places_of(cache);
   CHECK(std::ranges::includes(found, reader.places()));
   for (int i = 0; i < 2; ++i) cache.allocate();
-  announcer.end_step(cache.contents());
+  announcer.end_step(cache);
   CHECK_EQUAL(reader.places().size(), size_t{1});
 }
 
