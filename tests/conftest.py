@@ -14,7 +14,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from tests.support.exclusive import place_on_the_machine
-from tests.support.flaky import allow_reruns, report_flaky
+from tests.support.flaky import allow_reruns, begin_afresh, report_flaky
 from tests.support.order import order
 from tests.support.samples import OPTION, leave_out
 from tools.default_model import make
@@ -50,6 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     leave_out(config, items)
     order(items)
     allow_reruns(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    begin_afresh(item)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -23,11 +23,18 @@ def allow_reruns(items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=RERUNS))
 
 
+def begin_afresh(item: pytest.Item) -> None:
+    """Tear down all fixtures of such a test that failed, which may have left a server dead."""
+    failed = any(getattr(item, "_test_failed_statuses", {}).values())  # of pytest-rerunfailures
+    if failed and item.get_closest_marker(MARK):
+        item.session._setupstate.teardown_exact(None)
+
+
 def report_flaky(reporter: pytest.TerminalReporter) -> None:
-    """Name the tests that passed on a second run only."""
-    again = {report.nodeid for report in reporter.getreports("rerun")}
+    """Name the tests that passed on a second run only, with the end of what the first said."""
+    again = {report.nodeid: report.longreprtext for report in reporter.getreports("rerun")}
     passed = {report.nodeid for report in reporter.getreports("passed") if report.when == "call"}
-    if flaky := sorted(again & passed):
+    if flaky := sorted(again.keys() & passed):
         reporter.section("flaky tests, which passed on their second run", yellow=True)
         for name in flaky:
-            reporter.line(f"FLAKY {name}")
+            reporter.line(f"FLAKY {name}\n{again[name][-2000:]}")
