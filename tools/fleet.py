@@ -298,7 +298,7 @@ STRATEGIES = tuple(strategies(1, Loads(1)))
 
 @dataclass(frozen=True)
 class Result:
-    """What came of it; times in seconds, of all requests but the first tenth.
+    """Result of a run; times in seconds, of all requests but the first tenth.
 
     Attributes
     ----------

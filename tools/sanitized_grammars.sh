@@ -8,7 +8,7 @@ reports=$(mktemp -d)
 cp "$product" "$reports/product"
 trap 'cp --remove-destination "$reports/product" "$product"; rm -rf "$reports"' EXIT
 cp --remove-destination "$sanitized" "$product"
-# What a process says goes to a file each; leaks are none of theirs: they are ended by a signal.
+# Each process writes its report to a file; leaks are not reported: the processes are ended by a signal.
 export ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}log_path=$reports/report:detect_leaks=0:abort_on_error=1"
 echo "-- running the tests of structured output (about 3 minutes on 2 cores)"
 .venv/bin/python -m pytest -q tests/engine/test_grammar_masks.py tests/engine/test_grammar_processes.py \

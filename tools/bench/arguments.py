@@ -116,7 +116,7 @@ def engine_config(arguments: argparse.Namespace, batch: int) -> EngineConfig:
 
 
 def engine_report(config: EngineConfig) -> dict[str, Any]:
-    """Return what a report says of an engine config; PyTorch's has no ``weight_bits``."""
+    """Return the report's fields of an engine config; PyTorch's has no ``weight_bits``."""
     names = ("dtype", "weight_bits", "quant_policy", "tp")
     return {name: getattr(config, name) for name in names if hasattr(config, name)}
 

@@ -53,7 +53,7 @@ class Conversations:
         return [token for message in messages for token in message] + [self._begin, 1, 10]
 
     def ended(self, response: Record) -> list[int]:
-        """Return what stands after the prompt when a response has come."""
+        """Return the conversation after a response."""
         return [*response.tokens, self._end, 10]
 
 

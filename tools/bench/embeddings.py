@@ -56,7 +56,7 @@ def peers_of(model: Path) -> dict[str, AbstractContextManager[Embed]]:
 
 
 def _batched(tokenizer: Any, run: Callable[[Any], Any]) -> Embed:
-    """Return what embeds texts by length, some at a time, and takes means over tokens that are no padding."""
+    """Return an embedder of texts in batches sorted by length: means over tokens that are no padding."""
 
     def embed(texts: Sequence[str]) -> Any:
         order = np.argsort([-len(text) for text in texts], kind="stable")

@@ -32,7 +32,7 @@ class InProcess:
 
     @property
     def spec(self) -> ModelSpec:
-        """What model it is."""
+        """Name of the model."""
         return self._engine.directory.spec
 
     @property

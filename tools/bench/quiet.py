@@ -19,7 +19,7 @@ TIMEOUT = 60.0  # seconds
 
 
 def scaling(processors: int) -> float:
-    """Return what this many threads do at a time, over what one does alone: at best their number."""
+    """Return the throughput of this many threads over that of one: at best their number."""
     one = _rate(1)
     return _rate(processors) / one
 

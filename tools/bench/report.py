@@ -96,7 +96,7 @@ def print_summaries(runs: dict[str, Summary]) -> None:
 
 
 def machine(limits: Limits | None = None) -> dict[str, Any]:
-    """Return what the numbers were measured on, with its limits where they were measured."""
+    """Return the machine of the measurement, with its limits where they were measured."""
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

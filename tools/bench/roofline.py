@@ -1,4 +1,4 @@
-"""What the machine could do at best, and how much of it a rate is.
+"""Roofline of the machine, and the fraction that a rate reaches.
 
 The limits are measured (``python -m tools.bench.roofline``), in a process of their own so that its threads are gone
 when the engines run; each is the best of several passes, and a lower bound: a better loop may exist.

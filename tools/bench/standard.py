@@ -25,7 +25,7 @@ from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, random_requests
 
 STREAMS = 16
 _ONE = ("one stream: engine / transformers", "engine, 1 stream", "transformers, 1 stream", 1.5)
-# What the project promises on the machine it is measured on: title, ours, theirs, least ratio.
+# Targets on the machine of the measurement: title, ours, theirs, least ratio.
 TARGETS = {
     "turbomind": (
         _ONE,

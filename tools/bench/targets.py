@@ -1,4 +1,4 @@
-"""What the project promises alongside other engines, and whether a measurement keeps it.
+"""Targets of the project against other engines, and the judgement of a measurement.
 
 A measurement is, for each workload, the rates of every side round by round; ours is the side ``OURS``.
 """
@@ -58,7 +58,7 @@ TARGETS_WITH_TILES: dict[str, dict[str, float]] = TARGETS | {
 
 
 def targets_with(isa: str) -> dict[str, dict[str, float]]:
-    """Return what is promised where the engine's kernels are those of ``isa``."""
+    """Return the targets where the engine's kernels are those of ``isa``."""
     return TARGETS_WITH_TILES if isa == "amx" else TARGETS
 
 

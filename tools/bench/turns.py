@@ -1,4 +1,4 @@
-"""What is compared takes turns, so that a noisy machine disturbs all sides alike."""
+"""Interleaved measurements: the compared sides take turns, so that a noisy machine disturbs all alike."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar

@@ -49,7 +49,7 @@ ignores fields that no API has.
 
 
 def fates(model: type[Strict]) -> dict[str, str]:
-    """Return what becomes of each field that a body of this kind may have, by their names."""
+    """Return the use of each field that a body of this kind may have, by its name."""
     honoured = {info.alias or name: "honoured" for name, info in model.model_fields.items()}
     return (
         honoured

@@ -34,7 +34,7 @@ def tensors(field: FieldInfo) -> Iterator[tuple[str, str, str]]:
 
 
 def default_text(field: FieldInfo) -> str:
-    """Return what holds where the tensor is not given."""
+    """Return the value of a tensor that is not given."""
     if field.tensor_default:
         return field.tensor_default
     if field.default is None:

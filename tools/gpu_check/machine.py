@@ -1,4 +1,4 @@
-"""What machine this is: its GPU, its tools, what of it is missing."""
+"""Description of the machine: its GPU, its tools, and missing ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """What CMake calls its machine code; of Hopper with the instructions that only Hopper has.
+        """CMake's name of its machine code; of Hopper with the instructions that only Hopper has.
 
         Raises
         ------

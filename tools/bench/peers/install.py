@@ -48,7 +48,7 @@ _LLAMA_OPTIONS = {
     "LLAMA_CURL": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
-# What llama.cpp compiles for AMX traps on processors that have it (seen with 8-bit weights, in its tile kernel).
+# llama.cpp's AMX code traps on processors that have it (seen with 8-bit weights, in its tile kernel).
 _WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 

@@ -1,4 +1,4 @@
-"""What the device reaches at best, by torch on random data: zeros take less power, and so are faster."""
+"""Peak rates of the device, by torch on random data: zeros take less power, and so are faster."""
 
 from __future__ import annotations
 
