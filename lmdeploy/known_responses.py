@@ -69,8 +69,8 @@ def find_responses(
     """
     written = {
         number: ids
-        for number, reported in known.items()
-        if messages[number].get("role") == "assistant" and (ids := _writing(messages[number], reported, tokenizer))
+        for number, ids_sent in known.items()
+        if messages[number].get("role") == "assistant" and (ids := _writing(messages[number], ids_sent, tokenizer))
     }
     if not written:
         return []

@@ -105,15 +105,15 @@ def install_error_handlers(
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
             error = _no_such_route(request, error)
         path: str = request.scope["path"]
-        reported = as_api_error(error, path, request.scope.get(BODY))
-        if check_first is not None and isinstance(error, RequestValidationError) and reported.status != MISTYPED:
+        api_error = as_api_error(error, path, request.scope.get(BODY))
+        if check_first is not None and isinstance(error, RequestValidationError) and api_error.status != MISTYPED:
             try:
                 await check_first(request, error)
             except Exception as earlier:
-                reported = as_api_error(earlier)
-        if reported.status == MISTYPED and not _distinguishes_types(path):
-            reported.status = 400
-        return reported.response(path)
+                api_error = as_api_error(earlier)
+        if api_error.status == MISTYPED and not _distinguishes_types(path):
+            api_error.status = 400
+        return api_error.response(path)
 
     async def nobody_listens(request: Request, error: Exception) -> Response:
         return Response(status_code=499)

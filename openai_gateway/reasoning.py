@@ -74,10 +74,10 @@ class ReasoningParser:
         has_ended = self._ended
         self._text += text
         self._tokens = tokens
-        reported = self._advance(False)
+        delta = self._advance(False)
         if self._begun and not has_ended:
             self.token_count = tokens
-        return reported
+        return delta
 
     def finish(self, *, is_cut: bool = False) -> ReasoningDelta:
         """Return the remaining events at the end of the answer."""
@@ -112,14 +112,14 @@ class ReasoningParser:
         if found is not None and found[0] == self._marks.end:
             return self._close(found.start(), is_over)
         size = found.start() if found is not None else len(self._text) if is_over else None
-        reported = self._text[: self._stops.may_begin_at(self._text) if size is None else size].rstrip()
-        self._text = self._text[len(reported) :]
-        self._has_reported = self._has_reported or bool(reported)
+        thought = self._text[: self._stops.may_begin_at(self._text) if size is None else size].rstrip()
+        self._text = self._text[len(thought) :]
+        self._has_reported = self._has_reported or bool(thought)
         if found is None:
-            return ReasoningDelta(reported)
+            return ReasoningDelta(thought)
         self._advance = self._in_call
         after = self._advance(is_over)
-        return ReasoningDelta(reported + after.reasoning, after.content)
+        return ReasoningDelta(thought + after.reasoning, after.content)
 
     def _close(self, place: int, is_over: bool) -> ReasoningDelta:
         reasoning, self._text = self._text[:place].rstrip(), self._text[place + len(self._marks.end) :]

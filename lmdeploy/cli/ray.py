@@ -122,8 +122,6 @@ def _reason() -> str:
     from ray import serve
 
     application = serve.status().applications.get(_APPLICATION)
-    reported = (
-        application.deployments["replica"].message if application and "replica" in application.deployments else ""
-    )
-    _, found, reason = reported.rpartition(FAILED)
-    return (FAILED + reason).strip() if found else reported.strip()
+    message = application.deployments["replica"].message if application and "replica" in application.deployments else ""
+    _, found, reason = message.rpartition(FAILED)
+    return (FAILED + reason).strip() if found else message.strip()

@@ -367,11 +367,11 @@ class TritonClient:
         TritonRequestError
             The prompt was refused.
         """
-        name, content, reported = "text_input", text or "", ""
+        name, content, tools_json = "text_input", text or "", ""
         if messages is not None:
             name, content = "messages", conversation_json(messages, template_options)
-            reported = json.dumps(list(tools), ensure_ascii=False) if tools else ""
-        message = encode_tokenize(name, content, reported, adapter or "", CALLER.get(), add_special_tokens)
+            tools_json = json.dumps(list(tools), ensure_ascii=False) if tools else ""
+        message = encode_tokenize(name, content, tools_json, adapter or "", CALLER.get(), add_special_tokens)
         return decode_token_ids(await self._infer(message))
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -533,8 +533,8 @@ class TritonClient:
     def _reported_error(self, text: str) -> TritonUnavailable | TritonRequestError:
         """Return the error a stream reports. Our models put the code before it, Triton itself has none for it."""
         text = _without_ensemble(text)
-        if reported := _CODE.fullmatch(text):
-            return self._error(reported["code"], reported["message"])
+        if coded := _CODE.fullmatch(text):
+            return self._error(coded["code"], coded["message"])
         is_away = text.startswith(_TRITON_IS_AWAY)
         return self._error("UNAVAILABLE" if is_away else "INTERNAL", text)
 

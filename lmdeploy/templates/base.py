@@ -199,8 +199,8 @@ class ChatTemplate(ABC):
         own = self.own_format if tools else None
         shown = messages if own else in_generic_format(messages)
         if tools:
-            reported = description(tools, own or GENERIC)
-            shown = with_description(shown, reported, self.default_system_prompt, self.takes_system_prompts())
+            tool_prompt = description(tools, own or GENERIC)
+            shown = with_description(shown, tool_prompt, self.default_system_prompt, self.takes_system_prompts())
         return shown, None
 
     @abstractmethod

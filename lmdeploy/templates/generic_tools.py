@@ -27,14 +27,14 @@ def description(tools: Sequence[Tool], format: MarkedObjects | HeadedArguments) 
     )
 
 
-def with_description(messages: list[Message], reported: str, default_system: str, takes_system: bool) -> list[Message]:
+def with_description(messages: list[Message], text: str, default_system: str, takes_system: bool) -> list[Message]:
     """Return a conversation with a description in the system prompt.
 
     Parameters
     ----------
     messages
         As ``read_messages`` returns them.
-    reported
+    text
         The description.
     default_system
         The system prompt of conversations without one.
@@ -43,12 +43,12 @@ def with_description(messages: list[Message], reported: str, default_system: str
     """
     first = messages[0]
     if first["role"] == "system":
-        return [{**first, "content": joined(first["content"], reported)}, *messages[1:]]
+        return [{**first, "content": joined(first["content"], text)}, *messages[1:]]
     if takes_system:
-        return [{"role": "system", "content": joined(default_system, reported)}, *messages]
+        return [{"role": "system", "content": joined(default_system, text)}, *messages]
     if first["role"] == "user":
-        return [{**first, "content": joined(reported, first["content"])}, *messages[1:]]
-    return [{"role": "user", "content": reported}, *messages]
+        return [{**first, "content": joined(text, first["content"])}, *messages[1:]]
+    return [{"role": "user", "content": text}, *messages]
 
 
 def _in_words(message: Message) -> Message:

@@ -68,10 +68,10 @@ async def encoded_chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTex
 async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, wanted: int) -> PromptLogprobs:
     """Return the log probabilities of a prompt's tokens, and of the `wanted` most likely in place of each."""
     known = await texts.lookup(_all_ids(scored))
-    reported: PromptLogprobs = []
+    logprobs: PromptLogprobs = []
     async for some in _in_pieces(scored):
-        reported += [_at_place(one, wanted, known) for one in some]
-    return reported
+        logprobs += [_at_place(one, wanted, known) for one in some]
+    return logprobs
 
 
 class TextPlace:
@@ -141,12 +141,12 @@ async def _in_pieces(scored: Sequence[Scored]) -> AsyncIterator[Sequence[Scored]
 def _at_place(one: Scored, wanted: int, known: Mapping[int, bytes]) -> dict[str, PromptLogprob] | None:
     if one.logprob is None:
         return None
-    reported = {one.token: (one.logprob, None)} | {
+    ranked = {one.token: (one.logprob, None)} | {
         other: (value, rank) for rank, (other, value) in enumerate(one.most_likely[:wanted], 1)
     }
     return {
         str(token): PromptLogprob(logprob=value, rank=rank, decoded_token=_text(known[token]))
-        for token, (value, rank) in reported.items()
+        for token, (value, rank) in ranked.items()
     }
 
 

@@ -172,5 +172,5 @@ async def _ask_models(http: aiohttp.ClientSession, url: str, headers: dict[str, 
     asked = http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT, headers=headers, allow_redirects=False)
     async with asked as response:
         response.raise_for_status()
-        reported = await response.content.read(_LONGEST_LIST)
-        return [str(card["id"]) for card in orjson.loads(reported)["data"]]
+        body = await response.content.read(_LONGEST_LIST)
+        return [str(card["id"]) for card in orjson.loads(body)["data"]]

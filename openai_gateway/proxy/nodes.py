@@ -103,8 +103,8 @@ class NodeTable:
     def _load(self, path: Path) -> None:
         try:
             known = json.loads(path.read_text(encoding="utf-8"))["nodes"]
-            for url, reported in known.items():
-                status = NodeStatus.model_validate(reported)
+            for url, stored in known.items():
+                status = NodeStatus.model_validate(stored)
                 url = base_url(url)
                 self._nodes[identity_of(url)] = Node(url, status.models or [], status.speed, is_up=False)
         except (OSError, ValueError, KeyError, AttributeError, ValidationError, ApiError) as error:

@@ -72,6 +72,6 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nlmdeploy batch: stopped; the same command continues from here", file=sys.stderr)
         return 130
-    reported = f"; {failed} failed, see {errors}" if failed else ""
-    print(f"{completed} of {completed + failed} requests were answered, in {args.output}{reported}", file=sys.stderr)
+    failures = f"; {failed} failed, see {errors}" if failed else ""
+    print(f"{completed} of {completed + failed} requests were answered, in {args.output}{failures}", file=sys.stderr)
     return 1 if failed else 0

@@ -155,8 +155,8 @@ class Administration:
 
     def _error(self, name: str, error: grpc.aio.AioRpcError) -> TritonUnavailable | TritonRequestError:
         details = error.details() or "no details given"
-        if reported := _LOAD_FAILURE.fullmatch(details):
-            return TritonRequestError(_REFUSED, f"model {name} could not be loaded: {reported['reason']}")
+        if failure := _LOAD_FAILURE.fullmatch(details):
+            return TritonRequestError(_REFUSED, f"model {name} could not be loaded: {failure['reason']}")
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return TritonUnavailable(f"Triton at {self._address} is not available: {details}")
         return TritonRequestError("INTERNAL", details)

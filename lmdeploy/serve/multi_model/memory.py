@@ -130,7 +130,7 @@ def _free_on_gpus() -> int | None:
         return None
     command = [program, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
-        reported = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SMI_SECONDS).stdout
-        return min(int(row[0]) << 20 for row in csv.reader(reported.splitlines()) if row)
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SMI_SECONDS).stdout
+        return min(int(row[0]) << 20 for row in csv.reader(output.splitlines()) if row)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

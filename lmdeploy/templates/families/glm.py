@@ -36,11 +36,11 @@ class GLM4ChatTemplate(ToolChatTemplate):
             f"\n\n## {function['name']}\n\n{as_json(function, 4)}\n在调用上述函数时，请使用 Json 格式表示调用的参数。"
             for function in functions
         )
-        reported = (
+        system = (
             "你是一个名为 ChatGLM 的人工智能助手。你是基于智谱AI训练的语言模型 GLM-4 模型开发的，"
             f"你的任务是针对用户的问题和要求提供适当的答复和支持。\n\n# 可用工具{listed}"
         )
-        return [{"role": "system", "content": reported}, *messages]
+        return [{"role": "system", "content": system}, *messages]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
         said = f"{self.generation_prompt}\n{content}" if content else ""

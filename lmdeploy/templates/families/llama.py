@@ -27,8 +27,8 @@ class Llama31ChatTemplate(ToolChatTemplate):
         if arranged[0]["role"] != "system":
             arranged = [{"role": "system", "content": ""}, *arranged]
         environment = "Environment: ipython\n" if arranged[0].get("has_tools") else ""
-        reported = {**arranged[0], "content": environment + self._DATES + arranged[0]["content"]}
-        return [reported, *arranged[1:]]
+        system = {**arranged[0], "content": environment + self._DATES + arranged[0]["content"]}
+        return [system, *arranged[1:]]
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         listed = "".join(f"{as_json({'type': 'function', 'function': function}, 4)}\n\n" for function in functions)

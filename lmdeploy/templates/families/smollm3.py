@@ -41,7 +41,7 @@ class SmolLM3ChatTemplate(ToolChatTemplate):
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         listed = "\n".join(str({"type": "function", "function": function}) for function in functions)
-        reported = (
+        declared = (
             "### Tools\n\nYou may call one or more functions to assist with the user query.\n"
             "You are provided with function signatures within <tools></tools> XML tags:\n\n"
             f"<tools>\n{listed}\n</tools>\n\n"
@@ -50,7 +50,7 @@ class SmolLM3ChatTemplate(ToolChatTemplate):
             "\n</tool_call>\n\n<|im_end|>\n"
         )
         system, others = self._system(messages)
-        return [{"role": "system", "content": system, "declared": reported}, *others]
+        return [{"role": "system", "content": system, "declared": declared}, *others]
 
     def _arranged(self, messages: list[Message]) -> list[Message]:
         system, others = self._system(messages)
@@ -64,13 +64,13 @@ class SmolLM3ChatTemplate(ToolChatTemplate):
 
 
 def _header(system: str, tools: str) -> str:
-    reported = system.replace(_NO_THINK, "").replace(_THINK, "").rstrip()
+    instructions = system.replace(_NO_THINK, "").replace(_THINK, "").rstrip()
     if _OVERRIDE in system:
-        return reported.replace(_OVERRIDE, "").rstrip() + "<|im_end|>\n"
+        return instructions.replace(_OVERRIDE, "").rstrip() + "<|im_end|>\n"
     mode, usual = (_NO_THINK, _NAME) if _NO_THINK in system else (_THINK, _THINKING)
     return (
         f"## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: {dates.today('%d %B %Y')}\n"
-        f"Reasoning Mode: {mode}\n\n## Custom Instructions\n\n{reported or usual}\n\n{tools}"
+        f"Reasoning Mode: {mode}\n\n## Custom Instructions\n\n{instructions or usual}\n\n{tools}"
     )
 
 

@@ -241,8 +241,8 @@ def state_request(
         return GenerateRequest(text_input=prompt, **fields)
     if isinstance(prompt[0], int):
         return GenerateRequest(input_ids=prompt, **fields)
-    reported = {"add_generation_prompt": False}
-    return GenerateRequest(messages=prompt, template_options=reported, **fields)
+    options = {"add_generation_prompt": False}
+    return GenerateRequest(messages=prompt, template_options=options, **fields)
 
 
 async def ids_of(chosen: Chosen, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted) -> list[list[int]]:
