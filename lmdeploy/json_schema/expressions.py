@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from lmdeploy.json_schema import charsets
 from lmdeploy.json_schema.charsets import Ranges
@@ -25,6 +26,7 @@ _UTF8: tuple[Ranges, ...] = (((0, 0x7FF),), ((0x800, 0xFFFF),), ((0x10000, chars
 _PLAIN = " _!\"#%&',/:;<=>@`~"  # mean themselves everywhere; xgrammar warns of escapes that nothing needs
 
 
+@lru_cache(maxsize=256)
 def expression_of(language: Language) -> str | None:
     """Return the expression that the grammar engine keeps strings to; None: none has plain characters alone.
 

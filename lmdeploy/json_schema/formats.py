@@ -1,12 +1,13 @@
 """``format`` of strings: the formats of JSON Schema 2020-12 as languages.
 
-Each is of strings that have the format, if not of all: what a name or an address may be in rare cases is left out. A
-format that the standard does not know is an annotation.
+Each is of strings that have the format, if not of all: what no language of moderate size can distinguish, as valid
+Punycode after ``xn--``, and what JSON escapes is left out. A format that the standard does not know is an annotation.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from unicodedata import is_normalized
 
 from lmdeploy.json_schema.languages import Language
 from lmdeploy.json_schema.patterns import language_of
@@ -15,114 +16,144 @@ _YEAR = r"([1-9]\d{3}|0[1-9]\d{2}|00[1-9]\d|000[1-9])"
 _LEAP_YEAR = r"(\d{2}(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)"
 _DAY_OF_YEAR = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
 _DATE = f"({_YEAR}-{_DAY_OF_YEAR}|{_LEAP_YEAR}-02-29)"
-_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
-# Every character that is counted costs time when a grammar is compiled.
-_LABEL = r"[A-Za-z0-9]{1,12}(-[A-Za-z0-9]{1,12})?"
-_HOSTNAME = rf"{_LABEL}(\.{_LABEL}){{0,3}}"
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
-_EMAIL = rf"{_ATOM}{{1,24}}(\.{_ATOM}{{1,16}})?@{_HOSTNAME}"
-_BYTE = r"(25[0-5]|2[0-4]\d|1\d{2}|[1-9]?\d)"
-_IPV4 = rf"({_BYTE}\.){{3}}{_BYTE}"
-_GROUP = r"[0-9A-Fa-f]{1,4}"
-_GROUPS = 8  # of an IPv6 address
-
-
-def _after_groups(count: int) -> str:
-    """Return the rest of an address after some groups, none of them left out; addresses end without one of IPv4."""
-    left = _GROUPS - count
-    if left == 1:
-        return rf":({_GROUP}|:)"
-    return rf":({_GROUP}{_after_groups(count + 1)}|:({_GROUP}(:{_GROUP}){{0,{left - 2}}})?)"
-
-
-_IPV6 = rf"{_GROUP}{_after_groups(1)}|::({_GROUP}(:{_GROUP}){{0,{_GROUPS - 2}}})?"
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,18})?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
 _DURATION = (
     r"P((\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)(T(\d+S|\d+M(\d+S)?|\d+H(\d+M(\d+S)?)?))?"
     r"|T(\d+S|\d+M(\d+S)?|\d+H(\d+M(\d+S)?)?)|\d+W)"
 )
-_UUID = r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
-# Beyond ASCII: characters that RFC 3987 has in names and paths, and letters that IDNA (RFC 5892) has in labels, none of
-# them read from the right to the left.
-_UCS = r"\u00a0-\ud7ff"
-_LETTERS = (
-    r"a-z0-9\u00df-\u00f6\u00f8-\u00ff\u03b1-\u03c1\u03c3-\u03c9\u0430-\u044f\u3041-\u3096\u4e00-\u9fff\uac00-\ud7a3"
-)
-_IDN_LABEL = rf"([{_LETTERS}]{{1,12}}(-[{_LETTERS}]{{1,12}})?)"
-_IDN_HOSTNAME = rf"{_IDN_LABEL}(\.{_IDN_LABEL}){{0,3}}"
-_IDN_ATOM = rf"[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~{_UCS}-]"
-_IDN_EMAIL = rf"{_IDN_ATOM}{{1,24}}(\.{_IDN_ATOM}{{1,16}})?@{_IDN_HOSTNAME}"
 
 
-def _uri(further: str) -> str:
-    """Return the expression of URIs whose names and paths have some further characters."""
-    pchar = _pchar(further)
-    path = rf"(//{_authority(further)}(/{pchar}*)*|/?{pchar}+(/{pchar}*)*)"
-    return rf"[A-Za-z][A-Za-z0-9+.-]*:{path}{_rest(further)}"
+def _label(own: str, most: int) -> str:
+    """Return the expression of labels of up to so many characters, none of which has hyphens third and fourth."""
+    third = f"([{own}]([{own}-]{{0,{most - 4}}}[{own}])?|-[{own}]([{own}-]{{0,{most - 5}}}[{own}])?)"
+    return f"[{own}]([{own}]{third}?|-{third})?"
 
 
-def _reference(further: str) -> str:
-    """Return the expression of such URIs, and of what is relative to one."""
-    pchar, rest = _pchar(further), _rest(further)
-    return (
-        rf"{_uri(further)}|/(/{_authority(further)}(/{pchar}*)*|{pchar}+(/{pchar}*)*)?{rest}"
-        rf"|([A-Za-z0-9._~{further}-]+(/{pchar}*)*)?{rest}"
-    )
+def _hostname(more: int) -> str:
+    """Return the expression of names with labels of up to 63 characters, and more labels of up to 20."""
+    long, short = _label("A-Za-z0-9", 63), _label("A-Za-z0-9", 20)
+    return rf"{long}(\.{long}(\.{short}){{0,{more}}})?"
 
 
-def _pchar(further: str) -> str:
-    return rf"([A-Za-z0-9._~!$&'()*+,;=:@{further}-]|%[0-9A-Fa-f]{{2}})"
+# Letters that IDNA (RFC 5892) has in labels, those read from the right to the left (RFC 5893) apart. Their counts keep
+# the encoded label below 64 octets.
+_LATIN = "".join(each for each in map(chr, range(0xDF, 0x180)) if each.islower() and is_normalized("NFKC", each))
+_LOW = rf"a-z0-9{_LATIN}\u03ac-\u03ce\u0430-\u045f"
+_ALL = rf"{_LOW}\u3041-\u3096\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
+_RTL = r"[\u05d0-\u05ea\u0620-\u063f\u0641-\u064a]{1,20}"
+_U_LABEL = rf"[{_LOW}]{{1,12}}(-[{_LOW}]{{1,7}})?|[{_ALL}]{{1,8}}(-[{_ALL}]{{1,5}})?"
+_IDN_FIRST, _IDN_NEXT = (f"({_label('A-Za-z0-9', most)}|{_U_LABEL})" for most in (63, 62))
+_IDN_HOSTNAME = rf"({_IDN_FIRST}([.\u3002\uff0e\uff61]{_IDN_NEXT}){{0,3}}|{_RTL}(\.{_RTL}){{0,2}}(\.[a-z]{{2,20}})?)"
+
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d{2}|[1-9]?\d)"
+_IPV4 = rf"({_BYTE}\.){{3}}{_BYTE}"
+_GROUP = r"[0-9A-Fa-f]{1,4}"
 
 
-def _rest(further: str) -> str:
-    return rf"(\?({_pchar(further)}|[/?])*)?(#({_pchar(further)}|[/?])*)?"
+def _ipv6(ipv4: str, count: int = 0) -> str:
+    """Return the expression of what follows groups of an IPv6 address, the last two of which `ipv4` may replace."""
+    left = 7 - count  # groups after ::
+    more = rf"({_GROUP}:){{0,{left - 2}}}({_GROUP}(:{_GROUP})?{ipv4})" if left > 1 else _GROUP
+    further = f"{_GROUP}:({_ipv6(ipv4, count + 1)})" if left else _GROUP
+    skipped = f":({more})?" if left else ":"
+    return f"{further}|{skipped if count else ':' + skipped}{ipv4 if left == 1 else ''}"
 
 
-def _authority(further: str) -> str:
-    name = rf"[A-Za-z0-9{further}]([A-Za-z0-9.{further}-]*[A-Za-z0-9{further}])?"
-    return rf"([A-Za-z0-9._~{further}-]+@)?{name}(:\d{{1,4}})?"
+_IPV6 = _ipv6(f"|{_IPV4}")
+
+# Of an address, at most 64 octets before the @ and 254 in all (RFC 5321).
+_ATOM = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~-"
+_LOCAL = rf"[{_ATOM}]{{1,22}}((\.[{_ATOM}]{{1,20}}){{0,2}}|[{_ATOM}]{{1,42}})"
+_LITERAL = rf"\[({_IPV4}|IPv6:({_IPV6}))\]"
+_EMAIL = rf"{_LOCAL}@({_hostname(2)}|{_LITERAL})"
+# The same of characters of four bytes each.
+_U_ATOM = rf"[\u0080-\ud7ff\ue000-\u{{10ffff}}{_ATOM}]"
+_U_LOCAL = rf"{_U_ATOM}{{1,8}}(\.{_U_ATOM}{{1,7}}|{_U_ATOM}{{1,8}})?"
+_IDN_EMAIL = rf"({_LOCAL}|{_U_LOCAL})@({_IDN_FIRST}(\.{_IDN_NEXT}){{0,2}}|{_LITERAL})"
+
+_ENCODED = "%[0-9A-Fa-f]{2}"
+_DELIMITERS = "!$&'()*+,;="
+_PLANES = "".join(rf"\u{{{plane:x}0000}}-\u{{{plane:x}fffd}}" for plane in range(1, 14))
+_UCS = rf"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef{_PLANES}\u{{e1000}}-\u{{efffd}}"
+_PRIVATE = r"\ue000-\uf8ff\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
 
 
-_VARIABLE = r"([A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*(:[1-9]\d{0,3}|\*)?)"
-_URI_TEMPLATE = rf"([A-Za-z0-9._~!$&()*+,;=:@/?#\[\]-]|%[0-9A-Fa-f]{{2}}|\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*"
-# One that ends, for where a length is bounded.
-_SHORT_URI = (
-    r"[A-Za-z][A-Za-z0-9+.-]{0,11}://[A-Za-z0-9][A-Za-z0-9.-]{0,61}[A-Za-z0-9](/[A-Za-z0-9._~!$&'()*+,;=:@/?-]{0,128})?"
+def _uri(further: str = "", private: str = "", *, is_reference: bool = False) -> str:
+    """Return the expression of URIs (RFC 3986) or references that have some further characters, as IRIs (RFC 3987)."""
+    name = rf"A-Za-z0-9._~{_DELIMITERS}{further}-"
+    segment, short = rf"([:@{name}]|{_ENCODED})", rf"([@{name}]|{_ENCODED})"
+    host = rf"(([{name}]|{_ENCODED})*|\[({_IPV6}|[Vv][0-9A-Fa-f]+\.[A-Za-z0-9._~:{_DELIMITERS}-]+)\])"
+    authority = rf"(([:{name}]|{_ENCODED})*@)?{host}(:\d*)?"
+    more = rf"(/{segment}*)*"
+    path = rf"/(/{authority}{more}|{segment}+{more})?"
+    start = rf"[A-Za-z][A-Za-z0-9+.-]*:({path}|{segment}+{more})?"
+    start = rf"({start}|{path}|{short}+{more})?" if is_reference else start
+    return rf"{start}(\?({segment}|[/?{private}])*)?(#({segment}|[/?])*)?"
+
+
+_NAME = rf"([A-Za-z0-9_]|{_ENCODED})+"
+_VARIABLE = rf"({_NAME}(\.{_NAME})*(:[1-9]\d{{0,3}}|\*)?)"
+_URI_TEMPLATE = (
+    rf"([A-Za-z0-9._~:@/?#\[\]{_DELIMITERS}{_UCS}{_PRIVATE}-]|{_ENCODED}|\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*"
 )
 _POINTER = r"(/([^~/]|~[01])*)*"
 
-_FORMATS = {
+
+def _regex(groups: int) -> str:
+    """Return the expression of regular expressions without backslashes whose groups are nested so deep at most."""
+    count = r"(([*+?]|\{\d(\d{0,2},?|,[1-9]\d)\})\??)?"
+    parts = [
+        rf"[A-Za-z0-9 _,:;<>=!@#%~'/.-]{count}",
+        rf"\[\^?([A-Za-z0-9 _,:;<>=!@#%'/.(){{}}+*?$]|a-z|A-Z|0-9)+\]{count}",
+        r"[\^$|]",
+    ]
+    if groups:
+        inner = _regex(groups - 1)
+        parts += [rf"\((\?:)?{inner}\){count}"]
+    return f"({'|'.join(parts)})*"
+
+
+FORMATS = {
     "date": _DATE,
     "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
+    "date-time": f"{_DATE}[Tt]{_TIME}",
     "duration": _DURATION,
     "email": _EMAIL,
     "idn-email": _IDN_EMAIL,
-    "hostname": _HOSTNAME,
+    "hostname": _hostname(6),
     "idn-hostname": _IDN_HOSTNAME,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
-    "uuid": _UUID,
-    "uri": _uri(""),
-    "iri": _uri(_UCS),
-    "uri-reference": _reference(""),
-    "iri-reference": _reference(_UCS),
+    "uuid": r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
+    "uri": _uri(),
+    "iri": _uri(_UCS, _PRIVATE),
+    "uri-reference": _uri(is_reference=True),
+    "iri-reference": _uri(_UCS, _PRIVATE, is_reference=True),
     "uri-template": _URI_TEMPLATE,
     "json-pointer": _POINTER,
     "relative-json-pointer": rf"(0|[1-9]\d*)(#|{_POINTER})",
+    "regex": _regex(2),
 }
-REFUSED = ("regex",)
-"""Formats of the standard that are not enforced."""
 
 
 @cache
 def language_of_format(name: str) -> Language | None:
-    """Return strings that have a format; None: the standard knows none of that name, or it is one of `REFUSED`."""
-    pattern = _FORMATS.get(name)
-    return None if pattern is None else language_of(f"^({pattern})$")
+    """Return strings that have a format; None: the standard knows none of that name."""
+    pattern = FORMATS.get(name)
+    return None if pattern is None else language_of(f"^({pattern})$", longest=len(pattern) + 4)
 
 
-def short_form(language: Language) -> Language | None:
-    """Return strings of a format, given as a language, that have an end; None: it is none, or has only such."""
-    if language in map(language_of_format, ("uri", "uri-reference")):
-        return language_of(f"^({_SHORT_URI})$")
-    return None
+# Shorter ones, for where a length is bounded.
+_SHORT_URI = (
+    r"[A-Za-z][A-Za-z0-9+.-]{0,11}://[A-Za-z0-9][A-Za-z0-9.-]{0,61}[A-Za-z0-9](/[A-Za-z0-9._~!$&'()*+,;=:@/?-]{0,128})?"
+)
+_SHORT = dict.fromkeys(("uri", "iri", "uri-reference", "iri-reference"), _SHORT_URI) | {
+    "email": f"{_LOCAL}@{_hostname(2)}",
+    "ipv6": _ipv6(""),
+}
+
+
+def short_form(language: Language) -> Language:
+    """Return strings of a language that are shorter, where it is a format with such; else itself."""
+    found = [pattern for name, pattern in _SHORT.items() if language == language_of_format(name)]
+    return language_of(f"^({found[0]})$") if found else language

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import isfinite
 from typing import Any
 
-from lmdeploy.json_schema.formats import REFUSED, language_of_format
+from lmdeploy.json_schema.formats import language_of_format
 from lmdeploy.json_schema.languages import Language
 from lmdeploy.json_schema.patterns import PatternError, language_of
 from lmdeploy.json_schema.places import Place, shown
@@ -116,8 +116,6 @@ def languages_of(place: Place) -> Iterator[tuple[Language, str]]:
     if (pattern := members(place, "pattern", str, "a string")) is not None:
         yield pattern_of(place, "pattern", pattern), f"{place.pointer}/pattern"
     name = members(place, "format", str, "a string")
-    if name in REFUSED:
-        raise place.refuse("format", f"the format {name} is not enforced")
     if name is not None and (language := language_of_format(name)) is not None:
         yield language, f"{place.pointer}/format"
 
@@ -252,7 +250,7 @@ def opposite(place: Place) -> Iterator[Alternative]:
     for keyword in ("multipleOf", "pattern", "uniqueItems", "patternProperties", "propertyNames"):
         if schema.get(keyword) not in (None, False, {}, True if keyword == "propertyNames" else None):
             raise place.refuse(keyword, "its opposite is not enforced")
-    if language_of_format(str(schema.get("format"))) is not None or schema.get("format") in REFUSED:
+    if language_of_format(str(schema.get("format"))) is not None:
         raise place.refuse("format", "its opposite is not enforced")
     if schema.get("additionalProperties", True) not in (True, {}):
         raise place.refuse("additionalProperties", "its opposite is not enforced")

@@ -253,7 +253,7 @@ def bounded(language: Language, low: int, high: int | None) -> Language | None:
 
 
 def shortened(language: Language, high: int) -> Language | None:
-    """Return strings of at most `high` characters, in which no part without an end is long; None: there are none."""
+    """Return strings of at most `high` characters, in which nothing is repeated often; None: none are known."""
     for most in _SHARES:
         found = _capped(language, most)
         longest = widths(found)[1]
@@ -263,7 +263,7 @@ def shortened(language: Language, high: int) -> Language | None:
 
 
 def _capped(language: Language, most: int) -> Language:
-    """Return the strings in which nothing that has no end is repeated more than this many times."""
+    """Return the strings in which nothing is repeated more than this many times, unless it has to be."""
     match language:
         case Chars():
             return language
@@ -272,7 +272,7 @@ def _capped(language: Language, most: int) -> Language:
         case Choice(options):
             return choice([_capped(option, most) for option in options])
         case Repeat(body, low, high):
-            return repeat(_capped(body, most), low, max(low, most) if high is None else high)
+            return repeat(_capped(body, most), low, max(low, most if high is None else min(high, most)))
 
 
 def _bounded_parts(parts: Sequence[Language], low: int, high: int | None) -> Language | None:

@@ -79,7 +79,7 @@ class _Variant(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def language_of(pattern: str) -> Language:
+def language_of(pattern: str, longest: int = MAX_LENGTH) -> Language:
     """Return the strings in which a regular expression finds something.
 
     Raises
@@ -88,8 +88,8 @@ def language_of(pattern: str) -> Language:
         It is no expression, or has what is not enforced: assertions other than ``^`` and ``$`` at its ends,
         references to groups, flags, properties of Unicode.
     """
-    if len(pattern) > MAX_LENGTH:
-        raise PatternError(f"is longer than {MAX_LENGTH} characters")
+    if len(pattern) > longest:
+        raise PatternError(f"is longer than {longest} characters")
     variants = _Parser(pattern).whole()
     language = choice(
         concatenation(

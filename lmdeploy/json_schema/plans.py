@@ -176,8 +176,9 @@ class Planner:
         else:
             return repeat(Chars(EVERY), low, high)
         limited = bounded(language, low, high)
-        if limited is None and (short := short_form(language)) is not None:
-            limited = bounded(short, low, high)
+        if limited is None:
+            language = short_form(language)
+            limited = bounded(language, low, high)
         if limited is None and high is not None:
             limited = shortened(language, high)
         if limited is None or widths(limited)[0] < low:

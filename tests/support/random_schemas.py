@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from lmdeploy.json_schema.formats import REFUSED
-
 Schema = dict[str, Any] | bool
 
 _NAMES = ["a", "b", "title", "x-1", "naïve key", 'q"uote', "description"]
@@ -20,7 +18,7 @@ _PATTERNS = [
 ]
 _FORMATS = [
     *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference"),
-    *("json-pointer", "relative-json-pointer", "uri-template", "iri", "idn-email", "idn-hostname", *REFUSED, "color"),
+    *("json-pointer", "relative-json-pointer", "uri-template", "iri", "idn-email", "idn-hostname", "regex", "color"),
 ]
 _ANNOTATIONS = {
     "title": "Name",
