@@ -83,6 +83,8 @@ LINES = {
     "warm": Line("{folder}/prompts.jsonl {model} --cache-dir {folder}/kept", says="/kept: 1"),
 }
 
+ALIKE = ("lite auto_gptq", "lite calibrate")  # they read a model and calibrate it as the other two of lite do
+
 
 def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:
     """Yield all commands of a parser: itself, and those below."""
@@ -161,7 +163,9 @@ def test_every_command_is_run_by_a_page_or_has_its_smallest_line_here() -> None:
     assert LINES.keys() == set(COMMANDS) - ON_PAGES | {"serve", "lite"}
 
 
-@pytest.mark.parametrize("command", LINES)
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=pytest.mark.thorough if each in ALIKE else ()) for each in LINES]
+)
 def test_a_command_serves_or_finishes(
     command: str, model: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

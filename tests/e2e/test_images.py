@@ -2,9 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ pytestmark = pytest.mark.e2e
 ONE, TWO = make_image(60, 40), make_image(30, 80, 1)
 ENGINE: dict[str, Any] = {"device": "cpu", "session_len": 256, "cache_max_entry_count": 64, "cache_block_seq_len": 16}
 TOKENS = 8
+GREEDY = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,8 @@ def offline(directory: Path) -> dict[str, str]:
         "both": ("what?", [ONE, TWO]),
         "text": "only a text",
     }
-    config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
     with pipeline(str(directory), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
-        responses = {name: pipe(prompt, config).text for name, prompt in prompts.items()}
+        responses = {name: pipe(prompt, GREEDY).text for name, prompt in prompts.items()}
     assert len(set(responses.values())) == 4, "images make no difference"
     return responses
 
@@ -125,36 +124,33 @@ def test_openais_client_gets_the_responses_of_the_offline_pipeline(
     assert ask(client, [{"role": "user", "content": "only a text"}]) == offline["text"]
 
 
-@pytest.mark.parametrize("make", [partial(make_tiny_qwen_vl, kind="Qwen3VL"), make_tiny_mllama], ids=["grid", "looks"])
-def test_positions_of_three_axes_deeper_features_and_rows_that_are_looked_at_reach_the_engine(
-    tmp_path: Path, make: Callable[[Path], Path]
-) -> None:
-    model = make(tmp_path / "tiny-seeing")
-    config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
-    with pipeline(str(model), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
-        expected = [pipe(("what?", one), config).text for one in (ONE, TWO)]
+def check_generated(server: TritonServer, expected: list[str]) -> None:
+    """Compare what a server generates for `ONE` and for `TWO` with what the offline pipeline does."""
     assert expected[0] != expected[1], "the image makes no difference"
-    with running_triton(model, **ENGINE) as server:
-        for one, text in zip((ONE, TWO), expected, strict=True):
-            body = {
-                "messages": json.dumps(content("what?", data_url(one))),
-                "max_new_tokens": TOKENS,
-                "ignore_eos": True,
-            }
-            url = f"http://{server.http_address}/v2/models/ensemble_vision/generate"
-            assert httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"] == text
+    for one, text in zip((ONE, TWO), expected, strict=True):
+        body = {"messages": json.dumps(content("what?", data_url(one))), "max_new_tokens": TOKENS, "ignore_eos": True}
+        url = f"http://{server.http_address}/v2/models/ensemble_vision/generate"
+        assert httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"] == text
 
 
-def test_a_video_and_the_times_of_its_frames_reach_the_engine(tmp_path: Path) -> None:
-    model = make_tiny_qwen_vl(tmp_path / "tiny-qwen", kind="Qwen2_5_VL")
-    frames = [make_image(56, 84, seed) for seed in range(6)]
-    config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
+def test_rows_that_are_looked_at_reach_the_engine(tmp_path: Path) -> None:
+    model = make_tiny_mllama(tmp_path / "tiny-seeing")
     with pipeline(str(model), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
-        expected = {fps: pipe(("what?", load_video(frames, fps=fps)), config).text for fps in (2, 0.5)}
+        expected = [pipe(("what?", one), GREEDY).text for one in (ONE, TWO)]
+    with running_triton(model, **ENGINE) as server:
+        check_generated(server, expected)
+
+
+def test_positions_of_three_axes_deeper_features_and_times_of_frames_reach_the_engine(tmp_path: Path) -> None:
+    model = make_tiny_qwen_vl(tmp_path / "tiny-qwen", kind="Qwen3VL")
+    frames = [make_image(56, 84, seed) for seed in range(6)]
+    with pipeline(str(model), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
+        stills = [pipe(("what?", one), GREEDY).text for one in (ONE, TWO)]
+        expected = {fps: pipe(("what?", load_video(frames, fps=fps)), GREEDY).text for fps in (2, 0.5)}
     assert expected[2] != expected[0.5], "the times make no difference"
-    stills = ",".join(data_url(frame).partition(",")[2] for frame in frames)
+    pictures = ",".join(data_url(frame).partition(",")[2] for frame in frames)
     animation = file_of(frames[0], "PNG", save_all=True, append_images=frames[1:], duration=2000)
-    urls = {2: f"data:video/png;base64,{stills}", 0.5: data_url(animation)}
+    urls = {2: f"data:video/png;base64,{pictures}", 0.5: data_url(animation)}
 
     def respond(gateway: str, url: str) -> httpx.Response:
         parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "what?"}]
@@ -166,6 +162,7 @@ def test_a_video_and_the_times_of_its_frames_reach_the_engine(tmp_path: Path) ->
         running_triton(model, **ENGINE) as server,
         running_gateway(Settings(triton_address=server.grpc_address, model_name="tiny-qwen")) as gateway,
     ):
+        check_generated(server, stills)
         for fps, url in urls.items():
             assert respond(gateway, url).json()["choices"][0]["message"]["content"] == expected[fps]
         refused = respond(gateway, data_url(b"\0\0\0\x18ftypmp42", "video/mp4"))
@@ -177,7 +174,7 @@ def test_a_response_is_streamed_and_counts_the_images_tokens(client: openai.Open
     chunks = list(
         client.chat.completions.create(
             model="tiny-llava",
-            messages=content("what?", data_url(ONE)),  # type: ignore[arg-type]
+            messages=content("what?", data_url(ONE)),
             max_tokens=TOKENS,
             temperature=0,
             stream=True,

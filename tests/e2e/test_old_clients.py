@@ -1,5 +1,6 @@
 """The real ``lmdeploy serve triton_client`` of old releases, unmodified, against our server."""
 
+import functools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,9 +75,10 @@ def server(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield server
 
 
-def expected_responses(client: OldClient, default_model_dir: Path) -> list[str]:
-    """Return our greedy responses to the very texts the client's template writes."""
-    texts, stop_words = client.run_script(RENDER, TEMPLATE, *TURNS)
+@functools.cache
+def expected_responses(version: str, default_model_dir: Path) -> list[str]:
+    """Return our greedy responses to the very texts a client's template writes."""
+    texts, stop_words = OldClient(version).run_script(RENDER, TEMPLATE, *TURNS)
     responses = []
     config = TurbomindEngineConfig(dtype="float32", session_len=2048, cache_max_entry_count=64)
     with pipeline(str(default_model_dir), backend_config=config) as pipe:
@@ -101,9 +103,8 @@ def expected_responses(client: OldClient, default_model_dir: Path) -> list[str]:
 def test_two_turns_end_and_a_new_conversation(
     server: TritonServer, default_model_dir: Path, version: str, options: tuple[str, ...]
 ) -> None:
-    client = OldClient(version)
-    first, second = expected_responses(client, default_model_dir)
-    shown = client.chat(server.grpc_address, *TURNS, "end", TURNS[0], options=options)
+    first, second = expected_responses(version, default_model_dir)
+    shown = OldClient(version).chat(server.grpc_address, *TURNS, "end", TURNS[0], options=options)
     assert shown == [first, second, "", first]
 
 

@@ -13,6 +13,7 @@ import pytest
 from lmdeploy.messages import TurbomindEngineConfig
 from tests.support import fake_peers
 from tests.support.gguf_files import byte_level_metadata, write_metadata
+from tests.support.tiny_models import make_tiny_llama
 from tools.bench import matches, random_gguf
 from tools.bench.compare import sizes, some_of
 from tools.bench.inprocess import in_process
@@ -26,17 +27,17 @@ from tools.bench.shapes import SHAPES, Shape
 from tools.bench.targets import LIMIT, OURS, TARGETS
 from tools.bench.workload import GREEDY, token_requests
 
-# As many tokens as the requests are drawn from, and more than the tokenizer has.
-_SIZES = {"vocab_size": 49152 + 64, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96}
+# As many tokens as the requests are drawn from, and more than the tokenizer has, which takes long to write and to read.
+_SIZES = {"vocab_size": 30_000 + 64, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96}
 _SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 _SIZES |= {"max_position_embeddings": 4096, "num_experts": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
 TINY = {name: SHAPES[name].having(**_SIZES) for name in NAMES}
 
 
 @pytest.fixture(scope="module")
-def tokenizer(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.gguf"
-    return write_metadata(file, "llama", byte_level_metadata(default_model_dir))
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return write_metadata(folder / "tokenizer.gguf", "llama", byte_level_metadata(make_tiny_llama(folder / "tiny")))
 
 
 @pytest.fixture
