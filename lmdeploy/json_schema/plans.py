@@ -7,7 +7,7 @@ numbers within bounds have six decimals, names and strings with a pattern have n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from math import comb, perm
 from typing import Any, TypeGuard
@@ -49,14 +49,17 @@ from lmdeploy.json_schema.sets import (
     Strings,
     Values,
     conjoined,
+    least,
 )
 from lmdeploy.json_schema.values import distinct
 
 MAX_FINITE = 64  # strings of a language that is written as a list, and names that are
 MAX_EXCLUDED = 400  # characters of names that further members must not have
 MAX_ARRAYS = 512  # of different items, written as a list
+MAX_CONTAINED = 3  # keywords `contains` about one array
 MAX_POSITIONS = 8  # of the items that `contains` is about
-MAX_PLACEMENTS = 64  # of them
+MAX_PLACEMENTS = 64  # of them; beyond, what may come next takes the engine too long to find
+MAX_LARGE_PLACEMENTS = 16  # the same, of arrays and objects
 COMPILED_LENGTH = 128
 """Up to here a bound of a length is quicker as an expression; beyond it, xgrammar counts (measured with 0.2.8)."""
 
@@ -202,54 +205,53 @@ class Planner:
         if given == Arrays():
             yield Leaf({"type": "array"})
             return
-        high = given.high
-        is_open = given.is_open or not given.prefix or given.low > len(given.prefix)
-        if not is_open:
-            high = len(given.prefix) if high is None else min(high, len(given.prefix))
-        contained = [each for each in given.contained if not self._is_plain(each, given)]
-        low = max([given.low, *(each.low for each in given.contained if each not in contained)])
+        low, high = given.low, given.high
+        if given.prefix and not given.is_open and low <= len(given.prefix):
+            high = least(high, len(given.prefix))
+        everywhere = [{*given.at(index)} for index in range(len(given.prefix) + 1)]
+        contained = []
+        for each in given.contained:
+            if all({*each.what} <= item for item in everywhere):
+                low, high = max(low, each.low), least(high, each.high)
+            else:
+                contained.append(each)
         if given.unique is not None and (high is None or high > 1):
             yield from self._listed(given, low, high, given.unique)
-            return
-        if given.excluded:
+        elif given.excluded:
             yield from self._listed(given, low, high, given.excluded[0].pointer)
-            return
-        if len(contained) > 1:
-            raise SchemaError(contained[1].pointer, "is not enforced alongside another contains")
+        elif len(contained) > MAX_CONTAINED:
+            raise SchemaError(contained[-1].pointer, f"is not enforced alongside {MAX_CONTAINED} other contains")
+        else:
+            is_large = any(isinstance(each, Arrays | Objects) for each in self._expansion.of(given.rest))
+            most = MAX_LARGE_PLACEMENTS if is_large else MAX_PLACEMENTS
+            placements = int(most ** (1 / max(1, len(contained))))
+            yield from self._containing(given, contained, low, high, placements)
+
+    def _containing(
+        self, given: Arrays, contained: Sequence[Contained], low: int, high: int | None, placements: int
+    ) -> Iterator[Plan]:
+        """Yield arrays by where the items are that have to be contained: among the first ones."""
         if not contained:
             prefix = given.prefix if high is None else given.prefix[:high]
-            rest = given.rest if is_open and (high is None or high > len(prefix)) else None
-            yield ArrayPlan(prefix, rest, low, high)
+            yield ArrayPlan(prefix, given.rest if high is None or high > len(prefix) else None, low, high)
             return
-        yield from self._containing(given, contained[0], low, high)
-
-    @staticmethod
-    def _is_plain(contained: Contained, given: Arrays) -> bool:
-        """Return whether every item is one that has to be contained, and how many there are is no matter of which."""
-        everywhere = [given.at(index) for index in range(len(given.prefix) + 1)]
-        return contained.high is None and all({*contained.what} <= {*each} for each in everywhere)
-
-    def _containing(self, given: Arrays, contained: Contained, low: int, high: int | None) -> Iterator[Plan]:
-        """Yield arrays by where the items are that have to be contained: among the first ones."""
-        [(place, is_met), *more] = contained.what or [(None, True)]
-        if place is None or more:
-            raise SchemaError(contained.pointer, "is not enforced where anything is contained")
-        positions = MAX_POSITIONS if high is None else min(MAX_POSITIONS, high)
-        most = positions if contained.high is None else min(contained.high, positions)
+        first, *further = contained
+        [(place, is_met)] = first.what
         # Where the number is bounded above, all others must not be as the ones that are counted.
-        other = TRUE if contained.high is None else term(place, not is_met)
-        counts = range(contained.low, most + 1) if contained.high is not None else [contained.low]
-        while positions > contained.low and sum(comb(positions, count) for count in counts) > MAX_PLACEMENTS:
+        other = TRUE if first.high is None else term(place, not is_met)
+        positions = MAX_POSITIONS if high is None else min(MAX_POSITIONS, high)
+        counts = range(first.low, (first.low if first.high is None else min(first.high, positions)) + 1)
+        while positions > first.low and sum(comb(positions, count) for count in counts) > placements:
             positions -= 1
         for count in counts:
             for chosen in combinations(range(positions), count):
-                length = max(max(chosen, default=-1) + 1, len(given.prefix))
+                needed = max(chosen, default=-1) + 1
                 prefix = tuple(
-                    conjoined((given.at(index), contained.what if index in chosen else other))
-                    for index in range(length if high is None else min(length, high))
+                    conjoined((given.at(index), first.what if index in chosen else other))
+                    for index in range(max(needed, len(given.prefix)))
                 )
-                rest = conjoined((given.rest, other)) if high is None or high > len(prefix) else None
-                yield ArrayPlan(prefix, rest, max([low, *(index + 1 for index in chosen)]), high)
+                each = replace(given, prefix=prefix, rest=conjoined((given.rest, other)))
+                yield from self._containing(each, further, max(low, needed), high, placements)
 
     def _listed(self, given: Arrays, low: int, high: int | None, pointer: str) -> Iterator[Plan]:
         """Yield a list of all arrays, where the items are from a list."""

@@ -116,7 +116,7 @@ class Strings:
 
     def with_(self, other: Strings) -> Strings | None:
         """Return what is in both; None: nothing."""
-        low, high = max(self.low, other.low), _least(self.high, other.high)
+        low, high = max(self.low, other.low), least(self.high, other.high)
         if high is not None and low > high:
             return None
         languages = _all_of(self.languages, other.languages)
@@ -165,7 +165,7 @@ class Arrays:
 
     def with_(self, other: Arrays) -> Arrays | None:
         """Return what is in both; None: nothing."""
-        low, high = max(self.low, other.low), _least(self.high, other.high)
+        low, high = max(self.low, other.low), least(self.high, other.high)
         if high is not None and low > high:
             return None
         count = max(len(self.prefix), len(other.prefix))
@@ -236,7 +236,7 @@ class Objects:
 
     def with_(self, other: Objects) -> Objects | None:
         """Return what is in both, nothing excluded that members have to be; None: nothing."""
-        low, high = max(self.low, other.low), _least(self.high, other.high)
+        low, high = max(self.low, other.low), least(self.high, other.high)
         if high is not None and low > high:
             return None
         return Objects(
@@ -270,5 +270,6 @@ def _all_of(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
     return one + tuple(each for each in other if each not in one)
 
 
-def _least(one: int | None, other: int | None) -> int | None:
+def least(one: int | None, other: int | None) -> int | None:
+    """Return the smaller of two bounds; None: there is none."""
     return one if other is None else other if one is None else min(one, other)

@@ -1,5 +1,6 @@
 """Each keyword: values that are valid can still be written, others cannot, and what is not enforced is refused."""
 
+import itertools
 import json
 import random
 import re
@@ -296,6 +297,31 @@ def test_valid_values_can_be_written_and_others_cannot(
             validator.validate(json.loads(text.decode("utf-8", "replace")))
 
 
+NULLS: dict[str, Any] = {"contains": {"type": "null"}}
+ONES: dict[str, Any] = {"contains": {"const": 1}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        NULLS | {"minContains": 2, "maxContains": 3},
+        NULLS | {"minContains": 0, "maxContains": 1},
+        NULLS | {"prefixItems": [{"const": 1}, {}], "maxContains": 2},
+        NULLS | {"uniqueItems": True, "maxContains": 2},
+        {"contains": {}, "minContains": 2, "maxContains": 3},
+        {"contains": {"type": ["null", "integer"]}, "maxContains": 2, "maxItems": 4},
+        {"allOf": [NULLS, ONES]},
+        {"allOf": [NULLS | {"maxContains": 1}, ONES | {"minContains": 0, "maxContains": 1}]},
+    ],
+)
+def test_items_that_are_contained_may_be_anywhere_among_the_first(schema: dict[str, Any]) -> None:
+    schema = {"type": "array", "items": {"enum": [0, 1, None, "a"]}} | schema
+    grammar, validator = of_schema(enforceable(schema)), Draft202012Validator(schema)
+    for length in range(5):
+        for items in itertools.product([0, 1, None, "a"], repeat=length):
+            assert accepts_value(grammar, list(items)) == validator.is_valid(list(items)), items
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_is_what_its_rfc_says(name: str) -> None:
     schema = {"type": "string", "format": name}
@@ -328,6 +354,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "pattern": '^"+$'}, "/pattern"),
     ({"allOf": [{"pattern": "a+b"}, {"pattern": "c+d"}], "type": "string"}, "/allOf/1/pattern"),
     ({"type": "string", "not": {"pattern": "a"}}, "/not/pattern"),
+    (
+        {"type": "array", "allOf": [{"contains": {"const": number}} for number in range(4)]},
+        "/allOf/3/contains",
+    ),
     ({"type": "number", "not": {"type": "integer"}}, "/not/type"),
     ({"$ref": "https://example.com/x.json"}, "/$ref"),
     ({"$ref": "#/$defs/none"}, "/$ref"),

@@ -137,6 +137,8 @@ class RandomSchemas:
                 schema["minContains"] = self._some(0, 1, 2)
             if self._chance.random() < 0.4:
                 schema["maxContains"] = self._some(1, 2, 3)
+            if self._chance.random() < 0.2:
+                schema["allOf"] = [{"contains": self._below(depth), "maxContains": self._some(1, 2)}]
         if self._chance.random() < 0.1:
             schema["unevaluatedItems"] = self._some(False, self._below(depth))
         return schema
