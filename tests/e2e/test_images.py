@@ -174,7 +174,7 @@ def test_a_response_is_streamed_and_counts_the_images_tokens(client: openai.Open
     chunks = list(
         client.chat.completions.create(
             model="tiny-llava",
-            messages=content("what?", data_url(ONE)),
+            messages=content("what?", data_url(ONE)),  # type: ignore[arg-type]
             max_tokens=TOKENS,
             temperature=0,
             stream=True,

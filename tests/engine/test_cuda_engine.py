@@ -217,6 +217,7 @@ def test_responses_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: int) -> N
         dtype="float32",
         session_len=96,
         max_batch_size=4,
+        max_prefill_token_num=64,
         cache_block_seq_len=16,
         cache_max_entry_count=7,
     )

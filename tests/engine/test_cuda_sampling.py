@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(device: str, batch: int = 4, **more: Any) -> TurbomindEngineConfig:
     settings: dict[str, Any] = {"dtype": "float32", "session_len": 96, "cache_block_seq_len": 16}
-    settings |= {"cache_max_entry_count": 40} | more
+    settings |= {"cache_max_entry_count": 40, "max_prefill_token_num": 64} | more
     return TurbomindEngineConfig(device=device, max_batch_size=batch, **PLAIN | settings)
 
 
