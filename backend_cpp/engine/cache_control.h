@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/schedule/block_cache.h"
+#include "engine/cache/block_cache.h"
 #include "engine/stats.h"
 
 namespace turbomind {

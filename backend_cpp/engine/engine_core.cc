@@ -4,7 +4,7 @@
 #include <random>
 #include <string>
 
-#include "engine/schedule/likely_forks.h"
+#include "engine/cache/likely_forks.h"
 #include "engine/speculative/draft_head.h"
 #include "engine/speculative/draft_model.h"
 

@@ -12,6 +12,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/cache/block_cache.h"
+#include "engine/cache/disk_tier.h"
+#include "engine/cache/prefix_key.h"
 #include "engine/cache_control.h"
 #include "engine/engine_config.h"
 #include "engine/events/cache_announcer.h"
@@ -20,9 +23,6 @@
 #include "engine/generation/token_table.h"
 #include "engine/inbox.h"
 #include "engine/output_queue.h"
-#include "engine/schedule/block_cache.h"
-#include "engine/schedule/cache_scopes.h"
-#include "engine/schedule/disk_tier.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/session_table.h"

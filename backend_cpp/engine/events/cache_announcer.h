@@ -21,9 +21,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/cache/cache_observer.h"
 #include "engine/disk/block_label.h"
 #include "engine/events/cache_event.h"
-#include "engine/schedule/cache_observer.h"
 
 namespace turbomind {
 

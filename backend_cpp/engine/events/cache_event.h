@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/schedule/cache_observer.h"
+#include "engine/cache/cache_observer.h"
 
 namespace turbomind {
 

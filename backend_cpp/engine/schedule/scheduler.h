@@ -40,7 +40,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/schedule/block_cache.h"
+#include "engine/cache/block_cache.h"
 #include "engine/schedule/sequence.h"
 #include "engine/speculative/speculator.h"
 #include "model/model_runner.h"

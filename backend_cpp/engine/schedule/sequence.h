@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cache/block_cache.h"
+#include "engine/cache/disk_tier.h"
+#include "engine/cache/image_blocks.h"
+#include "engine/cache/sequence_memory.h"
 #include "engine/generation/generation.h"
 #include "engine/generation/generation_rules.h"
 #include "engine/request.h"
-#include "engine/schedule/block_cache.h"
-#include "engine/schedule/disk_tier.h"
-#include "engine/schedule/image_blocks.h"
-#include "engine/schedule/sequence_memory.h"
 #include "engine/speculative/speculator.h"
 
 namespace turbomind {

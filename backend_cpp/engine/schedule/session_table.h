@@ -15,8 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/cache/block_cache.h"
 #include "engine/request.h"
-#include "engine/schedule/block_cache.h"
 
 namespace turbomind {
 

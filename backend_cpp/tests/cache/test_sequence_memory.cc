@@ -1,13 +1,13 @@
 // What sequences hold of caches with several groups: what is found again, what is evicted first, what is refused.
-#include "engine/schedule/sequence_memory.h"
+#include "engine/cache/sequence_memory.h"
 
 #include <algorithm>
 #include <random>
 
 #include "base/error.h"
+#include "tests/cache/images.h"
 #include "tests/cache_plans.h"
 #include "tests/check.h"
-#include "tests/schedule/images.h"
 
 namespace turbomind::testing {
 

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "base/digest/sha256.h"
-#include "engine/schedule/prefix_key.h"
+#include "engine/cache/prefix_key.h"
 
 namespace turbomind {
 

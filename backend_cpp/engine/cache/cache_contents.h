@@ -16,11 +16,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/schedule/block_pool.h"
-#include "engine/schedule/cache_observer.h"
-#include "engine/schedule/eviction_order.h"
-#include "engine/schedule/prefix_key.h"
-#include "engine/schedule/prefix_tree.h"
+#include "engine/cache/block_pool.h"
+#include "engine/cache/cache_observer.h"
+#include "engine/cache/eviction_order.h"
+#include "engine/cache/prefix_key.h"
+#include "engine/cache/prefix_tree.h"
 
 namespace turbomind {
 

@@ -1,9 +1,9 @@
-#include "engine/schedule/prefix_read.h"
+#include "engine/cache/prefix_read.h"
 
 #include <algorithm>
 #include <map>
 
-#include "engine/schedule/prefix_hits.h"
+#include "engine/cache/prefix_hits.h"
 
 namespace turbomind {
 

@@ -1,4 +1,4 @@
-#include "engine/schedule/block_cache.h"
+#include "engine/cache/block_cache.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,11 +1,11 @@
-#include "engine/schedule/cache_contents.h"
+#include "engine/cache/cache_contents.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
-#include "engine/schedule/prefix_hits.h"
+#include "engine/cache/prefix_hits.h"
 
 namespace turbomind {
 

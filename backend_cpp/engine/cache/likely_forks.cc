@@ -1,4 +1,4 @@
-#include "engine/schedule/likely_forks.h"
+#include "engine/cache/likely_forks.h"
 
 namespace turbomind {
 

@@ -1,4 +1,4 @@
-#include "engine/schedule/image_blocks.h"
+#include "engine/cache/image_blocks.h"
 
 #include <algorithm>
 #include <limits>

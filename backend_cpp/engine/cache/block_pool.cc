@@ -1,4 +1,4 @@
-#include "engine/schedule/block_pool.h"
+#include "engine/cache/block_pool.h"
 
 #include <algorithm>
 #include <string>

@@ -12,7 +12,7 @@
 // A content's key has everything that determines it: the model and its settings (a fingerprint), the adapter's weights,
 // the salt, the position variant, all tokens and images before it (their digest), its own tokens, and the cache group.
 //
-// Not stored: groups that do not bound prefix hits (engine/schedule/prefix_hits.h).
+// Not stored: groups that do not bound prefix hits (engine/cache/prefix_hits.h).
 //
 // Used by the step thread only.
 #pragma once
@@ -26,11 +26,11 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cache/cache_observer.h"
+#include "engine/cache/prefix_read.h"
 #include "engine/disk/block_files.h"
 #include "engine/disk/block_transfers.h"
 #include "engine/disk/disk_config.h"
-#include "engine/schedule/cache_observer.h"
-#include "engine/schedule/prefix_read.h"
 #include "model/model_runner.h"
 
 namespace turbomind {

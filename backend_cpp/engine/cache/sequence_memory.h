@@ -25,7 +25,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/schedule/block_cache.h"
+#include "engine/cache/block_cache.h"
 
 namespace turbomind {
 

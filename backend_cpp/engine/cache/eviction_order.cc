@@ -1,4 +1,4 @@
-#include "engine/schedule/eviction_order.h"
+#include "engine/cache/eviction_order.h"
 
 #include <string>
 

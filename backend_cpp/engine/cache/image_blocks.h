@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/schedule/block_cache.h"
+#include "engine/cache/block_cache.h"
 #include "model/image_group.h"
 #include "model/model_runner.h"
 

@@ -15,7 +15,7 @@
 #include <list>
 #include <vector>
 
-#include "engine/schedule/block_pool.h"
+#include "engine/cache/block_pool.h"
 
 namespace turbomind {
 

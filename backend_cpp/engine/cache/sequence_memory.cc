@@ -1,11 +1,11 @@
-#include "engine/schedule/sequence_memory.h"
+#include "engine/cache/sequence_memory.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
-#include "engine/schedule/prefix_hits.h"
+#include "engine/cache/prefix_hits.h"
 
 namespace turbomind {
 

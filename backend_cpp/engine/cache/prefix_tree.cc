@@ -1,4 +1,4 @@
-#include "engine/schedule/prefix_tree.h"
+#include "engine/cache/prefix_tree.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/cache/prefix_key.h"
+#include "engine/cache/prefix_tree.h"
 #include "engine/disk/block_transfers.h"
-#include "engine/schedule/prefix_key.h"
-#include "engine/schedule/prefix_tree.h"
 #include "model/cache_plan.h"
 
 namespace turbomind {

@@ -1,4 +1,4 @@
-#include "engine/schedule/snapshots.h"
+#include "engine/cache/snapshots.h"
 
 namespace turbomind {
 

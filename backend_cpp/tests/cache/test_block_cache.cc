@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "engine/schedule/block_cache.h"
+#include "engine/cache/block_cache.h"
 #include "tests/cache_plans.h"
 #include "tests/engine_helpers.h"
 

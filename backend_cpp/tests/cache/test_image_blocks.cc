@@ -5,9 +5,9 @@
 #include <random>
 
 #include "engine/schedule/scheduler.h"
+#include "tests/cache/images.h"
 #include "tests/cache_plans.h"
 #include "tests/engine_helpers.h"
-#include "tests/schedule/images.h"
 
 namespace turbomind::testing {
 

@@ -1,4 +1,4 @@
-#include "engine/schedule/disk_tier.h"
+#include "engine/cache/disk_tier.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "engine/schedule/block_pool.h"
-#include "engine/schedule/prefix_hits.h"
-#include "engine/schedule/prefix_read.h"
+#include "engine/cache/block_pool.h"
+#include "engine/cache/prefix_hits.h"
+#include "engine/cache/prefix_read.h"
 
 namespace turbomind {
 

@@ -3,11 +3,11 @@
 #include <map>
 #include <random>
 
-#include "engine/schedule/image_blocks.h"
-#include "engine/schedule/sequence_memory.h"
+#include "engine/cache/image_blocks.h"
+#include "engine/cache/sequence_memory.h"
+#include "tests/cache/images.h"
 #include "tests/cache_plans.h"
 #include "tests/check.h"
-#include "tests/schedule/images.h"
 
 namespace turbomind::testing {
 

@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/schedule/cache_contents.h"
+#include "engine/cache/cache_contents.h"
 
 namespace turbomind {
 
 struct SnapshotLimits {
-  int pages = 0;     // of all snapshots; by default a fourth of the arena
-  int interval = 0;  // in prompt tokens at which they are made; 0: at anchors only (engine/schedule/sequence_memory.h)
+  int pages = 0;         // of all snapshots; by default a fourth of the arena
+  int interval = 0;      // in prompt tokens at which they are made; 0: at anchors only (engine/cache/sequence_memory.h)
   int least_copied = 8;  // of a block that shares its first tokens with a prefix, at least so many are worth a copy
 };
 

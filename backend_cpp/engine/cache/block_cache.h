@@ -28,11 +28,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/schedule/block_pool.h"
-#include "engine/schedule/cache_contents.h"
-#include "engine/schedule/eviction_order.h"
-#include "engine/schedule/prefix_key.h"
-#include "engine/schedule/snapshots.h"
+#include "engine/cache/block_pool.h"
+#include "engine/cache/cache_contents.h"
+#include "engine/cache/eviction_order.h"
+#include "engine/cache/prefix_key.h"
+#include "engine/cache/snapshots.h"
 #include "model/cache_plan.h"
 
 namespace turbomind {

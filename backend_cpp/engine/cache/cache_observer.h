@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/schedule/prefix_key.h"
-#include "engine/schedule/prefix_tree.h"
+#include "engine/cache/prefix_key.h"
+#include "engine/cache/prefix_tree.h"
 #include "model/cache_plan.h"
 
 namespace turbomind {
