@@ -23,25 +23,13 @@ class SchemaError(ValueError):
 
 
 class Budget:
-    """Counts steps of a few microseconds, so that no schema takes longer than its size allows.
-
-    Parameters
-    ----------
-    characters
-        How long the schema is as a text.
-    """
+    """Counts steps of a few microseconds, so that no schema takes longer than its size allows."""
 
     def __init__(self, characters: int) -> None:
         self._left = _FREE + characters // 2
 
     def spend(self, steps: int, pointer: str) -> None:
-        """Count `steps`.
-
-        Raises
-        ------
-        SchemaError
-            Nothing is left; `pointer` names the keyword that is being worked on.
-        """
+        """Count `steps` of work on the keyword at `pointer`; raise `SchemaError` where nothing is left."""
         self._left -= steps
         if self._left < 0:
             raise SchemaError(pointer, "the schema combines too many alternatives here; make it smaller")

@@ -10,7 +10,7 @@ from typing import Any
 from lmdeploy.json_schema.errors import Budget, SchemaError
 from lmdeploy.json_schema.keywords import ANNOTATIONS, EVERYTHING, having, lacking, names_of, of_type, opposite, term
 from lmdeploy.json_schema.languages import Language, expanded_size, matches
-from lmdeploy.json_schema.places import Document, Place, Places, shown
+from lmdeploy.json_schema.places import Document, Place, shown
 from lmdeploy.json_schema.sets import (
     TRUE,
     Alternative,
@@ -39,22 +39,15 @@ class Expansion:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self._places = Places()
         self._found: dict[Conjunction, Union] = {}
         self._open: list[Conjunction] = []
 
     def document(self, schema: Any) -> Conjunction:
         """Return what asks for a whole schema to be met."""
-        return term(Document(schema, self._places, self.budget).root)
+        return term(Document(schema, self.budget).root)
 
     def of(self, conjunction: Conjunction) -> Union:
-        """Return what meets all schemas of a conjunction, and none of those that must not be met.
-
-        Raises
-        ------
-        SchemaError
-            A schema is none, or asks for what is not enforced.
-        """
+        """Return what meets all schemas of a conjunction, and none of those that must not be met."""
         if conjunction in self._found:
             return self._found[conjunction]
         if not conjunction:
@@ -147,10 +140,6 @@ class Expansion:
             return None
         return found
 
-    def are_apart(self, one: Union, other: Union, pointer: str) -> bool:
-        """Return whether it is known that no value is in both."""
-        return not self.both(one, other, pointer)
-
     # ---- one schema ----
 
     def _positive(self, place: Place) -> Union:
@@ -226,7 +215,7 @@ class Expansion:
         unions = [self.both(all_else, self.of(term(each)), pointer) for each in branches]
         overlaps: list[list[int]] = [[] for _ in branches]
         for one, other in combinations(range(len(branches)), 2):
-            if not self.are_apart(unions[one], unions[other], pointer):
+            if self.both(unions[one], unions[other], pointer):  # or it is not known that none is in both
                 overlaps[one].append(other)
                 overlaps[other].append(one)
         found: list[Alternative] = []

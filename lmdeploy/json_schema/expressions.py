@@ -31,49 +31,26 @@ def expression_of(language: Language) -> str | None:
     """Return the expression that the grammar engine keeps strings to; None: none has plain characters alone.
 
     It names characters alone, so that nothing depends on what the engine takes a class for. Of options that begin
-    alike, xgrammar 0.2.8 would take some for one another.
-
-    Raises
-    ------
-    PatternError
-        Options begin alike for too long.
+    alike, xgrammar 0.2.8 would take some for one another; raises `PatternError` where they do so for too long.
     """
     plain = restricted(language, charsets.PLAIN)
     return None if plain == NOTHING else f"^({_written(_distinguished(plain))})$"
 
 
 def without(expression: str, characters: str) -> str | None:
-    """Return an expression of the strings that have none of `characters`; None: there are none.
-
-    Raises
-    ------
-    PatternError
-        See `expression_of`.
-    """
+    """Return an expression of the strings that have none of `characters`; None: there are none."""
     kept = restricted(language_of(expression), charsets.complement(charsets.of(characters)))
     return expression_of(kept)
 
 
 def body_of_rule(expression: str, characters: str) -> str | None:
-    """Return what `without` describes, as the body of a rule in EBNF.
-
-    Raises
-    ------
-    PatternError
-        See `expression_of`.
-    """
+    """Return what `without` describes, as the body of a rule in EBNF."""
     kept = without(expression, characters)
     return None if kept is None else _rule(_distinguished(language_of(kept)))
 
 
 def full_match(pattern: str) -> str:
-    """Return the expression that the grammar engine keeps a whole text to.
-
-    Raises
-    ------
-    PatternError
-        It is no expression, or has what is not enforced.
-    """
+    """Return the expression that the grammar engine keeps a whole text to."""
     return f"^({_written(_distinguished(language_of(f'^(?:{pattern})$')))})$"
 
 

@@ -228,13 +228,7 @@ def term(place: Place, is_met: bool = True) -> Conjunction:
 
 
 def opposite(place: Place) -> Iterator[Alternative]:
-    """Yield what the keywords about one type do not allow.
-
-    Raises
-    ------
-    SchemaError
-        The opposite of one is not enforced.
-    """
+    """Yield what the keywords about one type do not allow."""
     schema = place.schema
     if "type" in schema:
         kinds = types_of(place)

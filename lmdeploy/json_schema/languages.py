@@ -119,13 +119,7 @@ class Factoring:
         self._left = _MAX_FACTORED
 
     def of(self, language: Language, depth: int = 0) -> Language:
-        """Return such a language.
-
-        Raises
-        ------
-        TooAlikeError
-            It would be deep, or large.
-        """
+        """Return such a language; raise `TooAlikeError` where it would be deep, or large."""
         self._left -= 1
         if depth > _DEEPEST_NAME or self._left < 0:
             raise TooAlikeError("has alternatives that begin alike for too long")
@@ -143,7 +137,7 @@ class Factoring:
         single = [option.ranges for option in options if isinstance(option, Chars)]
         rest = [self.of(option, depth) for option in options if not isinstance(option, Chars)]
         options = [Chars(charsets.union(*single)), *rest] if single else rest
-        steps = [list(_first_steps(option)) for option in options]
+        steps = [list(_heads(option)) for option in options]
         counts = Counter(head for each in steps for head in {head for head, _ in each} if head is not None)
         tails: dict[Language, list[Language]] = {}
         found: list[Language] = []
@@ -160,21 +154,21 @@ class Factoring:
         return choice([*found, *alike])
 
 
-def _first_steps(language: Language) -> Iterator[tuple[Language | None, Language]]:
+def _heads(language: Language, *, enters_loops: bool = False) -> Iterator[tuple[Chars | None, Language]]:
     """Yield ways to split a language into the characters that it begins with and what follows; None: as a whole."""
     match language:
         case Chars():
             yield language, EMPTY
         case Concatenation((first, *rest)):
-            for head, tail in _first_steps(first):
+            for head, tail in _heads(first, enters_loops=enters_loops):
                 if head is None and tail == EMPTY:
-                    yield from _first_steps(concatenation(rest))
+                    yield from _heads(concatenation(rest), enters_loops=enters_loops)
                 else:
                     yield head, concatenation([tail, *rest])
-        case Repeat(body, low, high) if low or high is not None:
+        case Repeat(body, low, high) if enters_loops or low or high is not None:
             more = repeat(body, max(low - 1, 0), None if high is None else high - 1)
             may_be_empty = low == 0
-            for head, tail in _first_steps(body):
+            for head, tail in _heads(body, enters_loops=enters_loops):
                 if head is None and tail == EMPTY:
                     may_be_empty = True
                 else:
@@ -183,7 +177,7 @@ def _first_steps(language: Language) -> Iterator[tuple[Language | None, Language
                 yield None, EMPTY
         case Choice(options):
             for option in options:
-                yield from _first_steps(option)
+                yield from _heads(option, enters_loops=enters_loops)
         case _:
             yield None, language
 
@@ -385,12 +379,8 @@ def are_apart(one: Language, other: Language) -> bool:
 def combined(wanted: Sequence[Language], unwanted: Sequence[Language], ranges: Ranges) -> Language:
     """Return the strings of some characters that are of all wanted languages, and of no unwanted one.
 
-    Of strings that have many characters in common with unwanted ones, it leaves some out.
-
-    Raises
-    ------
-    TooAlikeError
-        It would be large, or have strings that come back to where they were by a way of several characters.
+    Of strings that have many characters in common with unwanted ones, it leaves some out. Raises `TooAlikeError` where
+    it would be large, or have strings that come back to where they were by a way of several characters.
     """
     return _Combination(ranges).of((tuple(frozenset([each]) for each in wanted), frozenset(unwanted)), 0)
 
@@ -451,7 +441,15 @@ class _Combination:
     def steps(self, state: _State) -> Iterator[tuple[Ranges, _State]]:
         """Yield sets of characters that lead to the same state, and the state."""
         wanted, unwanted = state
-        heads = [[head for rest in rests for head in _heads(rest)] for rests in (*wanted, unwanted)]
+        heads = [
+            [
+                (head.ranges, tail)
+                for rest in rests
+                for head, tail in _heads(rest, enters_loops=True)
+                if head is not None
+            ]
+            for rests in (*wanted, unwanted)
+        ]
         blocks = [self._ranges]
         for ranges in {ranges for each in heads for ranges, _ in each}:
             others = charsets.complement(ranges)
@@ -470,25 +468,6 @@ class _Combination:
 
 def _accepts(state: _State) -> bool:
     return all(map(_has_empty, state[0])) and not _has_empty(state[1])
-
-
-def _heads(language: Language) -> Iterator[tuple[Ranges, Language]]:
-    """Yield the sets of characters that strings begin with, and what may follow each."""
-    match language:
-        case Chars(ranges):
-            yield ranges, EMPTY
-        case Concatenation((first, *rest)):
-            for ranges, tail in _heads(first):
-                yield ranges, concatenation([tail, *rest])
-            if _has_empty([first]):
-                yield from _heads(concatenation(rest))
-        case Choice(options):
-            for option in options:
-                yield from _heads(option)
-        case Repeat(body, low, high):
-            more = repeat(body, max(low - 1, 0), None if high is None else high - 1)
-            for ranges, tail in _heads(body):
-                yield ranges, concatenation([tail, more])
 
 
 def _has_empty(languages: Iterable[Language]) -> bool:

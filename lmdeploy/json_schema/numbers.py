@@ -19,13 +19,7 @@ _MAX_BOUND = 10**15
 
 
 def schemas_of(given: Numbers) -> Iterator[dict[str, Any]]:
-    """Yield schemas of these numbers: of the integers up to 2^53, or of decimals as the engine writes them.
-
-    Raises
-    ------
-    SchemaError
-        The engine cannot keep to it.
-    """
+    """Yield schemas of these numbers: of the integers up to 2^53, or of decimals as the engine writes them."""
     for part in _apart(given):
         if part.whole is False:
             raise SchemaError(part.pointer, "numbers that are no integers are not enforced")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
@@ -13,7 +13,7 @@ from lmdeploy.json_schema.expansion import Expansion
 from lmdeploy.json_schema.expressions import expression_of
 from lmdeploy.json_schema.keywords import EVERYTHING
 from lmdeploy.json_schema.languages import ANYTHING
-from lmdeploy.json_schema.plans import ArrayPlan, Group, Leaf, ObjectPlan, Plan, Planner
+from lmdeploy.json_schema.plans import ArrayPlan, Leaf, ObjectPlan, Plan, Planner
 from lmdeploy.json_schema.sets import Conjunction
 
 _SHORT_LIST = 8  # values that are not referred to
@@ -37,13 +37,7 @@ class Output:
         self._waiting: list[tuple[str, list[Plan]]] = []  # definitions
 
     def of(self, conjunction: Conjunction) -> dict[str, Any]:
-        """Return the schema of a conjunction.
-
-        Raises
-        ------
-        SchemaError
-            It is not enforced, or no value meets it.
-        """
+        """Return the schema of a conjunction; raise `SchemaError` where no value meets it."""
         self._plan(conjunction)
         self._find_productive()
         if conjunction not in self._productive:
@@ -147,10 +141,18 @@ class Output:
         values: list[Any] = []
         schemas: list[dict[str, Any]] = []
         for plan in plans:
-            if isinstance(plan, Leaf) and "enum" in plan.schema:
-                values += plan.schema["enum"]
-            else:
-                schemas += [each for each in self._schemas_of(plan, depth + 1) if each not in schemas]
+            match plan:
+                case Leaf({"enum": list(listed)}):
+                    values += listed
+                    continue
+                case Leaf(schema):
+                    pass
+                case ArrayPlan():
+                    schema = self._array(plan, depth + 1)
+                case ObjectPlan():
+                    schema = self._object(plan, depth + 1)
+            if schema not in schemas:
+                schemas.append(schema)
         if values:
             schemas.append(self._tagged({"enum": values}))
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
@@ -158,15 +160,6 @@ class Output:
     @staticmethod
     def _tagged(schema: dict[str, Any]) -> dict[str, Any]:
         return schema | {_TAG: f"{crc32(json.dumps(schema).encode()):08x}"}
-
-    def _schemas_of(self, plan: Plan, depth: int) -> Iterator[dict[str, Any]]:
-        match plan:
-            case Leaf(schema):
-                yield schema
-            case ArrayPlan():
-                yield self._array(plan, depth)
-            case ObjectPlan():
-                yield self._object(plan, depth)
 
     def _array(self, plan: ArrayPlan, depth: int) -> dict[str, Any]:
         found = self._length(plan)
@@ -196,17 +189,18 @@ class Output:
             schema["properties"] = {name: self._written(value, depth) for name, value, _ in members}
         if needed:
             schema["required"] = [name for name, _, is_required in members if is_required]
-        schema |= self._further(groups, bool(members), depth)
+        if len(groups) == 1 and groups[0].names is None and not members:
+            schema["additionalProperties"] = self._written(groups[0].value, depth)
+        else:
+            schema["additionalProperties"] = False
+            if groups:
+                names = (group.names or _ANY_NAME for group in groups)
+                values = (self._written(group.value, depth) for group in groups)
+                schema["patternProperties"] = dict(zip(names, values, strict=True))
         schema |= {"minProperties": low} if low else {}
         if plan.high is not None and (groups or plan.high < len(members)):
             schema["maxProperties"] = plan.high
         return self._tagged(schema)
-
-    def _further(self, groups: list[Group], has_members: bool, depth: int) -> dict[str, Any]:
-        if len(groups) == 1 and groups[0].names is None and not has_members:
-            return {"additionalProperties": self._written(groups[0].value, depth)}
-        patterns = {group.names or _ANY_NAME: self._written(group.value, depth) for group in groups}
-        return {"additionalProperties": False} | ({"patternProperties": patterns} if patterns else {})
 
 
 def _parts(plan: Plan) -> list[Conjunction]:

@@ -82,11 +82,8 @@ class _Variant(NamedTuple):
 def language_of(pattern: str, longest: int = MAX_LENGTH) -> Language:
     """Return the strings in which a regular expression finds something.
 
-    Raises
-    ------
-    PatternError
-        It is no expression, or has what is not enforced: assertions other than ``^`` and ``$`` at its ends,
-        references to groups, flags, properties of Unicode.
+    Raises `PatternError` where it is none, or has what is not enforced: assertions other than ``^`` and ``$`` at its
+    ends, references to groups, flags, properties of Unicode.
     """
     if len(pattern) > longest:
         raise PatternError(f"is longer than {longest} characters")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,28 +18,14 @@ _LIST = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A schema, and where it is.
+    """A schema, and where it is."""
 
-    Attributes
-    ----------
-    index
-        Its number; places are compared by it.
-    schema
-        An object, or a boolean.
-    pointer
-        JSON pointer from the root of its document.
-    document
-        What its references are looked up in.
-    """
-
-    __slots__ = ("document", "index", "pointer", "schema")
-
-    def __init__(self, index: int, schema: Any, pointer: str, document: Document) -> None:
-        self.index = index
-        self.schema = schema
-        self.pointer = pointer
-        self.document = document
+    index: int  # in the order in which they are found
+    schema: Any  # an object, or a boolean
+    pointer: str  # JSON pointer from the root
+    document: Document  # that its references are looked up in
 
     def at(self, *parts: str | int) -> Place:
         """Return the schema that is there below this one."""
@@ -52,24 +39,11 @@ class Place:
         return SchemaError(f"{self.pointer}/{escaped(keyword)}" if keyword else self.pointer, reason)
 
 
-class Places:
-    """Numbers the schemas of several documents."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def new(self, schema: Any, pointer: str, document: Document) -> Place:
-        """Return a new place."""
-        self._count += 1
-        return Place(self._count, schema, pointer, document)
-
-
 class Document:
     """A schema with all that is in it: what its references can point to."""
 
-    def __init__(self, root: Any, places: Places, budget: Budget) -> None:
+    def __init__(self, root: Any, budget: Budget) -> None:
         self._root = root
-        self._places = places
         self.budget = budget
         self._known: dict[str, Place] = {}
         self._anchors: dict[str, str] | None = None
@@ -80,13 +54,7 @@ class Document:
         return self.place(self._root, "")
 
     def place(self, schema: Any, pointer: str) -> Place:
-        """Return the place of a schema.
-
-        Raises
-        ------
-        SchemaError
-            What is there is no schema.
-        """
+        """Return the place of a schema; raise `SchemaError` where there is none."""
         if (known := self._known.get(pointer)) is not None:
             return known
         if not isinstance(schema, dict | bool):
@@ -97,17 +65,11 @@ class Document:
                 raise SchemaError(
                     f"{pointer}/$id", "schemas with an $id of their own inside of others are not supported"
                 )
-        self._known[pointer] = place = self._places.new(schema, pointer, self)
+        self._known[pointer] = place = Place(len(self._known), schema, pointer, self)
         return place
 
     def referred(self, place: Place, keyword: str) -> Place:
-        """Return what the reference of a schema points to.
-
-        Raises
-        ------
-        SchemaError
-            It points to nothing, or elsewhere: nothing is fetched.
-        """
+        """Return what the reference of a schema points to, within the document: nothing is fetched."""
         reference = place.schema[keyword]
         if not isinstance(reference, str):
             raise place.refuse(keyword, f"must be a string, got {shown(reference)}")

@@ -110,13 +110,7 @@ class Planner:
         self._expansion = expansion
 
     def of(self, alternative: Alternative) -> Iterator[Plan]:
-        """Yield what a set is given to the engine as, in parts.
-
-        Raises
-        ------
-        SchemaError
-            The engine cannot keep to it.
-        """
+        """Yield what a set is given to the engine as, in parts."""
         match alternative:
             case Values(values):
                 yield Leaf({"enum": list(values)})

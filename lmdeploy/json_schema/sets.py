@@ -46,27 +46,15 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Numbers within bounds.
-
-    Parameters
-    ----------
-    low, high
-        The bounds; None: there is none. ``opens_low``, ``opens_high``: it does not belong to the set.
-    whole
-        Whether they have to be integers (True), or must not be (False).
-    pointer
-        A keyword that is to blame where this is not enforced.
-    factors
-        What they are multiples of, with the keyword of each.
-    """
+    """Numbers within bounds."""
 
     low: Fraction | None = None
     high: Fraction | None = None
-    opens_low: bool = False
+    opens_low: bool = False  # the bound does not belong to the set
     opens_high: bool = False
-    whole: bool | None = None
-    pointer: str = field(default="", compare=False)
-    factors: tuple[tuple[Fraction, str], ...] = ()
+    whole: bool | None = None  # they have to be integers (True), or must not be (False)
+    pointer: str = field(default="", compare=False)  # of a keyword that is to blame where this is not enforced
+    factors: tuple[tuple[Fraction, str], ...] = ()  # that they are multiples of, with the keyword of each
     excluded: tuple[Excluded, ...] = ()
 
     def holds(self, number: Fraction) -> bool:
@@ -135,27 +123,15 @@ class Contained:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """Arrays.
-
-    Parameters
-    ----------
-    prefix, rest
-        What the first items have to be, and all others.
-    is_open
-        Whether a schema speaks of the others, so that they come even after a prefix.
-    evaluated
-        How many of the items ``unevaluatedItems`` leaves alone; None: all.
-    unique
-        The keyword that wants them to differ; None: they need not.
-    """
+    """Arrays of some first items and any number of others."""
 
     prefix: tuple[Conjunction, ...] = ()
     rest: Conjunction = TRUE
-    is_open: bool = False
-    evaluated: int | None = 0
+    is_open: bool = False  # a schema speaks of the others, so that they come even after a prefix
+    evaluated: int | None = 0  # items that ``unevaluatedItems`` leaves alone; None: all
     low: int = 0
     high: int | None = None
-    unique: str | None = None
+    unique: str | None = None  # the keyword that wants them to differ
     contained: tuple[Contained, ...] = ()
     excluded: tuple[Excluded, ...] = ()
 
@@ -185,49 +161,25 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one schema says about the members of an object.
-
-    Parameters
-    ----------
-    properties
-        By name.
-    patterns
-        By what their names are like, with the expression.
-    others
-        Of all that is named by neither; None: the schema does not speak of them.
-    evaluates
-        Whether ``unevaluatedProperties`` leaves alone what is named here.
-    lists
-        Whether it lists the members, so that further ones come only where the schema speaks of them.
-    """
+    """What one schema says about the members of an object."""
 
     properties: dict[str, Conjunction] = field(default_factory=dict)
     patterns: tuple[tuple[Language, Conjunction], ...] = ()
-    others: Conjunction | None = None
-    evaluates: bool = True
-    lists: bool = False
+    others: Conjunction | None = None  # of what is named by neither; None: the schema does not speak of them
+    evaluates: bool = True  # ``unevaluatedProperties`` leaves alone what is named here
+    lists: bool = False  # further members come only where the schema speaks of them
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Objects whose members are as all of ``rules`` say.
-
-    Parameters
-    ----------
-    required
-        Names that have to be there.
-    names
-        What all names have to be.
-    least_pointer
-        The keyword of the lower bound of how many members there are.
-    """
+    """Objects whose members are as all of ``rules`` say."""
 
     rules: tuple[Rules, ...] = ()
     required: tuple[str, ...] = ()
     names: Conjunction = TRUE
     low: int = 0
     high: int | None = None
-    least_pointer: str = field(default="", compare=False)
+    least_pointer: str = field(default="", compare=False)  # of the keyword that `low` is from
     excluded: tuple[Excluded, ...] = ()
 
     def declared(self) -> Iterator[str]:
