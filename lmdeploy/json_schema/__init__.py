@@ -25,15 +25,7 @@ MAX_BYTES = 65_536
 
 _MAX_DROPPED = 64  # keywords that `relaxed` leaves out
 
-__all__ = [
-    "MAX_BYTES",
-    "SchemaError",
-    "body_of_rule",
-    "enforceable",
-    "enforceable_format",
-    "relaxed",
-    "without",
-]
+__all__ = ["MAX_BYTES", "SchemaError", "body_of_rule", "enforceable", "enforceable_format", "relaxed", "without"]
 
 
 def enforceable(schema: dict[str, Any]) -> dict[str, Any]:

@@ -6,15 +6,7 @@ _FREE = 1_000  # steps of any schema
 
 
 class SchemaError(ValueError):
-    """A schema that cannot be enforced.
-
-    Parameters
-    ----------
-    pointer
-        JSON pointer (RFC 6901) of the keyword, from the schema's root.
-    reason
-        What is wrong with it.
-    """
+    """A schema that cannot be enforced: the JSON pointer (RFC 6901) of the keyword from its root, and why."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         super().__init__(f"#{pointer}: {reason}")

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from lmdeploy.json_schema.errors import Budget, SchemaError
-from lmdeploy.json_schema.keywords import ANNOTATIONS, EVERYTHING, having, lacking, names_of, of_type, opposite, term
+from lmdeploy.json_schema.keywords import ANNOTATIONS, EVERYTHING, lacking, names_of, of_type, opposite, term
 from lmdeploy.json_schema.languages import Language, expanded_size, matches
 from lmdeploy.json_schema.places import Document, Place, shown
 from lmdeploy.json_schema.sets import (
@@ -44,7 +44,7 @@ class Expansion:
 
     def document(self, schema: Any) -> Conjunction:
         """Return what asks for a whole schema to be met."""
-        return term(Document(schema, self.budget).root)
+        return term(Document(schema, self.budget).place(schema, ""))
 
     def of(self, conjunction: Conjunction) -> Union:
         """Return what meets all schemas of a conjunction, and none of those that must not be met."""
@@ -147,7 +147,7 @@ class Expansion:
         if isinstance(schema, bool):
             return EVERYTHING if schema else ()
         self.budget.spend(2 + len(schema), place.pointer)
-        union: Union = of_type(place) if self._speaks_of_types(place) else EVERYTHING
+        union: Union = EVERYTHING if schema.keys() <= _ANY_TYPE else of_type(place)
         if (values := self._finite(place)) is not None:
             union = self.both((Values(values),), union, place.pointer)
         for other in self._combined(place):
@@ -161,27 +161,21 @@ class Expansion:
         return union
 
     @staticmethod
-    def _speaks_of_types(place: Place) -> bool:
-        return any(keyword not in _ANY_TYPE for keyword in place.schema)
-
-    @staticmethod
     def _finite(place: Place) -> tuple[Any, ...] | None:
-        schema, values = place.schema, None
-        if "enum" in schema:
-            if not isinstance(schema["enum"], list) or not schema["enum"]:
-                raise place.refuse("enum", f"must be a list of values, got {shown(schema['enum'])}")
-            values = schema["enum"]
-        if "const" in schema:
-            values = [*(values or ()), schema["const"]]
-        for value in values or ():
-            if why := unspeakable(value):
-                raise place.refuse("enum" if "enum" in schema else "const", why)
-        if values is not None and "const" in schema:
-            fixed = key_of(schema["const"])
-            is_listed = "enum" not in schema or fixed in map(key_of, schema["enum"])
-            values = [schema["const"]] if is_listed else []
-        values = None if values is None else distinct(values)
-        return None if values is None else tuple(values)
+        lists: dict[str, list[Any]] = {}
+        if "enum" in place.schema:
+            lists["enum"] = place.schema["enum"]
+            if not isinstance(lists["enum"], list) or not lists["enum"]:
+                raise place.refuse("enum", f"must be a list of values, got {shown(lists['enum'])}")
+        if "const" in place.schema:
+            lists["const"] = [place.schema["const"]]
+        for keyword, values in lists.items():
+            if why := unspeakable(values):
+                raise place.refuse(keyword, why)
+        if not lists:
+            return None
+        shared = set.intersection(*({*map(key_of, values)} for values in lists.values()))
+        return tuple(value for value in distinct(next(iter(lists.values()))) if key_of(value) in shared)
 
     def _combined(self, place: Place) -> Iterator[Union]:
         """Yield what each keyword that holds schemas for the same value allows."""
@@ -241,7 +235,7 @@ class Expansion:
 
     def _dependent(self, place: Place) -> Iterator[Union]:
         for keyword, name, needed in self._dependencies(place):
-            met = self.both((having(name),), needed, f"{place.pointer}/{keyword}")
+            met = self.both((Objects(required=(name,)),), needed, f"{place.pointer}/{keyword}")
             yield (*(each for each in EVERYTHING if not isinstance(each, Objects)), lacking(place, name), *met)
 
     def _dependencies(self, place: Place) -> Iterator[tuple[str, str, Union]]:
@@ -339,10 +333,10 @@ class Expansion:
             wanted = place.schema[keyword][name]
             if isinstance(wanted, list):
                 for other in names_of(place, keyword, wanted):
-                    yield from self.both((having(name),), (lacking(place, other),), place.pointer)
+                    yield from self.both((Objects(required=(name,)),), (lacking(place, other),), place.pointer)
             else:
                 unmet = self.of(term(place.at(keyword, name), False))
-                yield from self.both((having(name),), unmet, place.pointer)
+                yield from self.both((Objects(required=(name,)),), unmet, place.pointer)
 
     def member(self, objects: Objects, name: str) -> Conjunction:
         """Return what a member of a name has to be."""

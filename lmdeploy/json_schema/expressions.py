@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 
 from lmdeploy.json_schema import charsets
@@ -46,7 +45,7 @@ def without(expression: str, characters: str) -> str | None:
 def body_of_rule(expression: str, characters: str) -> str | None:
     """Return what `without` describes, as the body of a rule in EBNF."""
     kept = without(expression, characters)
-    return None if kept is None else _rule(_distinguished(language_of(kept)))
+    return None if kept is None else _written(_distinguished(language_of(kept)), is_rule=True)
 
 
 def full_match(pattern: str) -> str:
@@ -61,39 +60,45 @@ def _distinguished(language: Language) -> Language:
         raise PatternError(str(error)) from None
 
 
-def _written(language: Language) -> str:
+def _written(language: Language, *, is_rule: bool = False) -> str:
+    """Return the expression of a language, or the body of a rule in EBNF."""
+    blank, empty = (" ", '""') if is_rule else ("", "")
+
+    def grouped(part: Language) -> str:
+        return f"({_written(part, is_rule=is_rule)})"
+
     match language:
         case Chars(ranges):
-            classes = [_class_of(part) for each in _UTF8 if (part := charsets.intersection(ranges, each))]
-            return classes[0] if len(classes) == 1 else f"({'|'.join(classes)})"
+            classes = [_class_of(part, is_rule) for each in _UTF8 if (part := charsets.intersection(ranges, each))]
+            return classes[0] if len(classes) == 1 else f"({f'{blank}|{blank}'.join(classes)})"
         case Concatenation(parts):
-            return "".join(_grouped(part) if isinstance(part, Choice) else _written(part) for part in parts)
+            texts = (grouped(part) if isinstance(part, Choice) else _written(part, is_rule=is_rule) for part in parts)
+            return blank.join(texts) or empty
         case Choice(options):
-            return "|".join(map(_written, options))
+            return f"{blank}|{blank}".join(_written(option, is_rule=is_rule) for option in options)
         case Repeat(body, low, high):
-            inner = _written(body) if isinstance(body, Chars) else _grouped(body)
+            is_one = isinstance(body, Chars)
+            inner = _written(body, is_rule=is_rule) if is_one else grouped(body)
             match low, high:
                 case 0, None:
                     return inner + "*"
                 case 1, None:
                     return inner + "+"
                 case 0, 1:  # not `(...)?`, of which xgrammar 0.2.8 also takes beginnings
-                    return inner + "?" if isinstance(body, Chars) else f"({_written(body)}|)"
+                    return inner + "?" if is_one else f"({_written(body, is_rule=is_rule)}{blank}|{blank}{empty})"
                 case _ if low == high:
                     return f"{inner}{{{low}}}"
-                case _, None if not isinstance(body, Chars):  # nor `(...){2,}`, which it gets wrong as well
-                    return f"{inner}{{{low}}}{inner}*"
+                case _, None if is_rule or not is_one:  # nor `(...){2,}`, which it gets wrong as well
+                    return f"{inner}{{{low}}}{blank}{inner}*"
             return f"{inner}{{{low},{'' if high is None else high}}}"
 
 
-def _class_of(ranges: Ranges) -> str:
+def _class_of(ranges: Ranges, is_rule: bool) -> str:
+    if is_rule:
+        return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges) + "]"
     if charsets.size(ranges) == 1:
         return _character(ranges[0][0])
     return "[" + "".join(_range(*each) for each in ranges) + "]"
-
-
-def _grouped(language: Language) -> str:
-    return f"({_written(language)})"
 
 
 def _range(low: int, high: int) -> str:
@@ -105,29 +110,3 @@ def _character(code: int) -> str:
     if 0x20 <= code < 0x7F:
         return character if character.isalnum() or character in _PLAIN else f"\\{character}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\u{{{code:x}}}"
-
-
-def _rule(language: Language) -> str:
-    """As `_written`, in EBNF."""
-    match language:
-        case Chars(ranges):
-            classes = [_class_in_rule(part) for each in _UTF8 if (part := charsets.intersection(ranges, each))]
-            return classes[0] if len(classes) == 1 else f"({' | '.join(classes)})"
-        case Concatenation(parts):
-            return " ".join(f"({_rule(part)})" for part in parts) or json.dumps("")
-        case Choice(options):
-            return " | ".join(map(_rule, options))
-        case Repeat(body, low, high):
-            inner = f"({_rule(body)})"
-            match low, high:
-                case 0, None:
-                    return inner + "*"
-                case 0, 1:
-                    return f'({_rule(body)} | "")'
-                case _, None:
-                    return f"{inner}{{{low}}} {inner}*"
-            return f"{inner}{{{low},{high}}}"
-
-
-def _class_in_rule(ranges: Ranges) -> str:
-    return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges) + "]"

@@ -276,12 +276,12 @@ _OTHERS: Union = (NULL, BOOLEANS, Strings(), Arrays(), Objects())
 
 def _opposite_of_counts(place: Place) -> Iterator[Alternative]:
     pointer = place.pointer
-    for keyword, bound in (("minimum", "high"), ("maximum", "low")):
+    for keyword, opens in (("minimum", True), ("exclusiveMinimum", False)):
         if (number := number_of(place, keyword)) is not None:
-            yield Numbers(**{bound: number, f"opens_{bound}": True})  # type: ignore[arg-type]
-    for keyword, bound in (("exclusiveMinimum", "high"), ("exclusiveMaximum", "low")):
+            yield Numbers(high=number, opens_high=opens)
+    for keyword, opens in (("maximum", True), ("exclusiveMaximum", False)):
         if (number := number_of(place, keyword)) is not None:
-            yield Numbers(**{bound: number})  # type: ignore[arg-type]
+            yield Numbers(low=number, opens_low=opens)
     if low := count_of(place, "minLength"):
         yield Strings(high=low - 1, pointer=f"{pointer}/minLength")
     if (high := count_of(place, "maxLength")) is not None:
@@ -294,11 +294,6 @@ def _opposite_of_counts(place: Place) -> Iterator[Alternative]:
         yield Objects(high=low - 1)
     if (high := count_of(place, "maxProperties")) is not None:
         yield Objects(low=high + 1, least_pointer=f"{pointer}/maxProperties")
-
-
-def having(name: str) -> Objects:
-    """Return the objects that have a member of that name."""
-    return Objects(required=(name,))
 
 
 def lacking(place: Place, name: str) -> Objects:

@@ -86,15 +86,11 @@ def _within(bound: int, given: Numbers) -> int:
 
 def _decimals(given: Numbers) -> Iterator[dict[str, Any]]:
     """Yield numbers by bounds on the engine's grid, within the ones that are given."""
-    schema: dict[str, Any] = {"type": "number"}
     low = None if given.low is None else _on_grid(given.low, given.opens_low, given)
     high = None if given.high is None else -_on_grid(-given.high, given.opens_high, given)
-    if low is not None:
-        schema["minimum"] = _plain(low)
-    if high is not None:
-        schema["maximum"] = _plain(high)
     if low is None or high is None or low <= high:
-        yield schema
+        limits = {"minimum": low, "maximum": high}
+        yield {"type": "number"} | {name: _plain(limit) for name, limit in limits.items() if limit is not None}
         return
     bounds = ((given.low, given.opens_low), (given.high, given.opens_high))
     if not (closed := [bound for bound, opens in bounds if bound is not None and not opens]):

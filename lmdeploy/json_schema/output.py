@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 from zlib import crc32
 
@@ -14,7 +15,7 @@ from lmdeploy.json_schema.expressions import expression_of
 from lmdeploy.json_schema.keywords import EVERYTHING
 from lmdeploy.json_schema.languages import ANYTHING
 from lmdeploy.json_schema.plans import ArrayPlan, Leaf, ObjectPlan, Plan, Planner
-from lmdeploy.json_schema.sets import Conjunction
+from lmdeploy.json_schema.sets import Conjunction, least
 
 _SHORT_LIST = 8  # values that are not referred to
 _MAX_NESTING = 8  # of schemas written into each other; deeper ones are referred to
@@ -42,7 +43,6 @@ class Output:
         self._find_productive()
         if conjunction not in self._productive:
             raise SchemaError(conjunction[0][0].pointer if conjunction else "", "no value meets this schema")
-        self._count(conjunction)
         schema, definitions = self._written(conjunction, 0), dict[str, Any]()
         while self._waiting:
             name, plans = self._waiting.pop(0)
@@ -56,6 +56,7 @@ class Output:
         waiting = [start]
         while waiting:
             conjunction = waiting.pop()
+            self._uses[conjunction] += 1
             if conjunction in self._plans:
                 continue
             union = self._expansion.of(conjunction)
@@ -98,30 +99,12 @@ class Output:
 
     def _length(self, plan: ArrayPlan) -> tuple[int, int | None] | None:
         """Return how many first items an array has, and how many items at most; None: there is none."""
-        prefix = len(plan.prefix)
-        for index, each in enumerate(plan.prefix):
-            if each not in self._productive:
-                prefix = index
-                break
-        is_whole = prefix == len(plan.prefix)
-        has_rest = is_whole and plan.rest is not None and plan.rest in self._productive
-        high = plan.high if has_rest else prefix if plan.high is None else min(plan.high, prefix)
-        if (high is not None and high < plan.low) or (high is not None and high < 0):
-            return None
-        return prefix, high
+        prefix = len([*takewhile(self._productive.__contains__, plan.prefix)])
+        has_rest = prefix == len(plan.prefix) and plan.rest in self._productive
+        high = plan.high if has_rest else least(plan.high, prefix)
+        return None if high is not None and high < plan.low else (prefix, high)
 
     # ---- what is written ----
-
-    def _count(self, start: Conjunction) -> None:
-        waiting, seen = [start], {start}
-        while waiting:
-            for plan in self._plans[waiting.pop()]:
-                for part in _parts(plan):
-                    self._uses[part] += 1
-                    if part not in seen:
-                        seen.add(part)
-                        waiting.append(part)
-        self._uses[start] += 1
 
     def _written(self, conjunction: Conjunction, depth: int) -> dict[str, Any]:
         if conjunction in self._names:

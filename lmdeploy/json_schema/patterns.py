@@ -58,12 +58,7 @@ _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "0": "\0"}
 _COUNT = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _NAMED = re.compile(r"\?P?<[A-Za-z_]\w*>", re.ASCII)
-_GROUPS = {
-    "?=": "looks ahead",
-    "?!": "looks ahead",
-    "?<=": "looks behind",
-    "?<!": "looks behind",
-}
+_GROUPS = {"?=": "looks ahead", "?!": "looks ahead", "?<=": "looks behind", "?<!": "looks behind"}
 
 
 class PatternError(ValueError):
@@ -181,14 +176,9 @@ class _Parser:
 
     def _count(self) -> tuple[int, int | None]:
         """Read what may be after an atom; it is the same whether it is greedy or lazy."""
-        low, high = 1, 1
-        counted: int | None = high
-        if self._takes("*"):
-            low, counted = 0, None
-        elif self._takes("+"):
-            low, counted = 1, None
-        elif self._takes("?"):
-            low, counted = 0, 1
+        low, counted = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(self._pattern[self._at : self._at + 1], (1, 1))
+        if (low, counted) != (1, 1):
+            self._at += 1
         elif found := _COUNT.match(self._pattern, self._at):
             self._at = found.end()
             low = int(found[1])
@@ -236,12 +226,10 @@ class _Parser:
             self._at += 1
             return _CLASSES[character]
         following = self._pattern[self._at + 1 : self._at + 2]
-        if character in _CONTROLS and not (character == "0" and following.isdigit()):
+        controls = _CONTROLS | ({"b": "\b"} if in_class else {})
+        if character in controls and not (character == "0" and following.isdigit()):
             self._at += 1
-            return (one := charsets.of(_CONTROLS[character])), one
-        if character == "b" and in_class:
-            self._at += 1
-            return (one := charsets.of("\b")), one
+            return (one := charsets.of(controls[character])), one
         if character.isalnum() and character.isascii():
             self._fail(f"has \\{character}, which is not enforced")
         self._at += 1
@@ -254,8 +242,6 @@ class _Parser:
         if self._pattern.startswith("]", self._at):
             self._fail("has an empty class")
         while not self._takes("]"):
-            if self._at == len(self._pattern):
-                self._fail("has a [ without a ]")
             low, low_possible = self._class_atom()
             if self._pattern.startswith("-", self._at) and self._pattern[self._at + 1 : self._at + 2] not in ("", "]"):
                 self._at += 1

@@ -48,11 +48,6 @@ class Document:
         self._known: dict[str, Place] = {}
         self._anchors: dict[str, str] | None = None
 
-    @property
-    def root(self) -> Place:
-        """The whole schema."""
-        return self.place(self._root, "")
-
     def place(self, schema: Any, pointer: str) -> Place:
         """Return the place of a schema; raise `SchemaError` where there is none."""
         if (known := self._known.get(pointer)) is not None:
@@ -63,7 +58,7 @@ class Document:
             self.budget.spend(1 + len(schema) // 8, pointer)
             if pointer and "$id" in schema:
                 raise SchemaError(
-                    f"{pointer}/$id", "schemas with an $id of their own inside of others are not supported"
+                    f"{pointer}/$id", "schemas inside of others that have their own $id are not supported"
                 )
         self._known[pointer] = place = Place(len(self._known), schema, pointer, self)
         return place

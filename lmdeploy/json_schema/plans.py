@@ -127,11 +127,7 @@ class Planner:
 
     def _string(self, given: Strings) -> Iterator[dict[str, Any]]:
         if not given.languages and not given.excluded:
-            longest = max(given.low, given.high or 0)
-            if given.low == 0 and given.high is None:
-                yield {"type": "string"}
-                return
-            if longest > COMPILED_LENGTH:
+            if max(given.low, given.high or 0) > COMPILED_LENGTH:
                 schema = {"type": "string", "minLength": given.low}
                 yield schema if given.high is None else schema | {"maxLength": given.high}
                 return

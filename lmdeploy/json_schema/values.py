@@ -46,10 +46,9 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 
 def unspeakable(value: Any) -> str | None:
     """Return why a value cannot be written as it is; None: it can."""
-    if isinstance(value, dict):
-        return next((why for each in value.values() if (why := unspeakable(each))), None)
-    if isinstance(value, list):
-        return next((why for each in value if (why := unspeakable(each))), None)
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return next((why for each in parts if (why := unspeakable(each))), None)
     if is_number(value):
         if isinstance(value, float) and not math.isfinite(value):
             return "must not hold infinity or NaN"
