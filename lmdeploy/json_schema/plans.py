@@ -126,11 +126,10 @@ class Planner:
     # ---- strings ----
 
     def _string(self, given: Strings) -> Iterator[dict[str, Any]]:
-        if not given.languages and not given.excluded:
-            if max(given.low, given.high or 0) > COMPILED_LENGTH:
-                schema = {"type": "string", "minLength": given.low}
-                yield schema if given.high is None else schema | {"maxLength": given.high}
-                return
+        if not given.languages and not given.excluded and max(given.low, given.high or 0) > COMPILED_LENGTH:
+            schema = {"type": "string", "minLength": given.low}
+            yield schema if given.high is None else schema | {"maxLength": given.high}
+            return
         language = self._language(given)
         if language is None:
             yield {"type": "string"}
