@@ -12,7 +12,7 @@ import pytest
 from lmdeploy.serve.shared_memory import FOLDER, Regions
 from tests.faults.callers import Reader, ask, expect_nothing_held, is_answered
 from tests.support.api_server import ApiServer, api_server
-from tests.support.processes import children, open_files, session_members
+from tests.support.processes import children, command_line, open_files, session_members
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync
 
@@ -41,7 +41,7 @@ def regions_of(server: ApiServer) -> set[str]:
 
 def stub_of(server: ApiServer, name: str) -> int:
     pids = children(server.triton_pid())
-    (pid,) = [pid for pid in pids if f"/{name}/" in Path(f"/proc/{pid}/cmdline").read_text()]
+    (pid,) = [pid for pid in pids if f"/{name}/" in command_line(pid)]
     return pid
 
 

@@ -1,5 +1,6 @@
 """A tritonserver that gets no more memory, by RLIMIT_AS: what the kernel kills is in test_killed_processes.py."""
 
+import contextlib
 import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ def test_requests_without_memory_end_with_an_error_and_later_ones_are_served(mod
         with ThreadPoolExecutor(8) as callers:
             statuses = set(callers.map(lambda _: ask(server, messages=long, n=4).status_code, range(8)))
         assert statuses <= {200, 500, 503}
-        if server.pids("bin/tritonserver") == [pid]:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended, and another one have begun
             resource.prlimit(pid, resource.RLIMIT_AS, limits)
         eventually_sync(lambda: is_answered(server), timeout=START)
         expect_nothing_held(server)

@@ -9,10 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from lmdeploy.serve.ports import free_ports
-from tests.support.processes import children
+from tests.support.processes import children, command_line
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync
 
@@ -63,7 +62,7 @@ class ApiServer:
     def pids(self, program: str) -> list[int]:
         """Return the processes that the command started itself and whose command line has a word."""
         found = children(self.process.pid)
-        return [pid for pid in found if program in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")]
+        return [pid for pid in found if program in command_line(pid)]
 
     def triton_pid(self) -> int:
         (pid,) = self.pids("bin/tritonserver")

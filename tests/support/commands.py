@@ -43,7 +43,7 @@ class Command:
 
     def wait_for(self, text: str, timeout: float = 60) -> None:
         """Return once it has printed `text`."""
-        eventually_sync(lambda: text in self.output or self.process.poll() is not None, timeout=timeout)
+        eventually_sync(lambda: text in self.output or not self._reader.is_alive(), timeout=timeout)
         assert text in self.output, self.output
 
     def end(self, signum: int = signal.SIGTERM, timeout: float = 60) -> int:

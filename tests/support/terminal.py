@@ -51,7 +51,7 @@ class TerminalCommand:
 
     def wait_for(self, text: str, count: int = 1, timeout: float = 60.0) -> None:
         """Return once it has shown `text` this many times."""
-        eventually_sync(lambda: self.shown.count(text) >= count or self._process.poll() is not None, timeout)
+        eventually_sync(lambda: self.shown.count(text) >= count or not self._reader.is_alive(), timeout)
         assert self.shown.count(text) >= count, self.shown
 
     def interrupt(self) -> None:
