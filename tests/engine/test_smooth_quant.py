@@ -40,7 +40,7 @@ def test_the_perplexity_is_close_to_the_models(
     assert 0 < divergence(exact, found) < 0.01
 
 
-@pytest.mark.parametrize("quant_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("quant_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.thorough)])
 def test_the_pytorch_engine_runs_it_with_the_model_s_perplexity(
     quant_dtype: str, first_layers: Path, tmp_path: Path
 ) -> None:

@@ -61,7 +61,13 @@ def measured(default_model_dir: Path) -> Evaluation:
     return evaluation
 
 
-@pytest.mark.parametrize("chosen", BUILT_IN, ids=lambda chosen: chosen.name)
+ALIKE = ("float16", "`weight_bits` 8, `quant_policy` 8")  # other formats show their parts
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [pytest.param(one, id=one.name, marks=pytest.mark.thorough if one.name in ALIKE else ()) for one in BUILT_IN],
+)
 def test_a_format_loses_no_more_than_it_may(measured: Evaluation, chosen: Format, default_model_dir: Path) -> None:
     assert chosen.bound is not None
     assert chosen.bound.exceeded(measured.measure(str(default_model_dir), chosen), measured.reference) == []
