@@ -122,13 +122,11 @@ def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
 
 def _mixed(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the layers that read what a layer mixes tokens with, and those of them that stay numbers."""
-    names, gates = [], []
+    names: list[str] = []
+    gates: list[str] = []
     if spec.has_recurrence(layer) and spec.recurrence is not None:
         names.append("recurrence.in")
-        if spec.recurrence.kind in {"gated_delta", "kimi_delta"}:
-            gates.append("recurrence.gates")
-        if spec.recurrence.kind == "kimi_delta":
-            gates += ["recurrence.decay_down", "recurrence.gate_down"]
+        gates = [f"recurrence.{name}" for name in spec.recurrence.gates()]
     if spec.has_attention(layer):
         if mla := spec.attention_of(layer).mla:
             names += ["attention.q_down" if mla.q_rank else "attention.q", "attention.kv_down"]

@@ -411,20 +411,7 @@ def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
     if spec.recurrence_block and (spec.recurrence_block.is_parallel or own is None):
         yield "recurrence_block needs a recurrence, and cannot be parallel"
     if own:
-        yield from _recurrence_problems(own)
-
-
-def _recurrence_problems(own: RecurrenceSpec) -> Iterator[str]:
-    if (own.kind == "kimi_delta") != (own.gate_rank > 0):
-        yield "recurrence.gate_rank must be there in kimi_delta, and only there"
-    if own.kind == "kimi_delta" and own.num_key_heads != own.num_heads:
-        yield f"recurrence.num_key_heads must be {own.num_heads} in kimi_delta, got {own.num_key_heads}"
-    if len(own.slopes) != (own.num_heads if own.kind == "lightning" else 0):
-        yield "recurrence.slopes must have a number for each head in lightning, and none elsewhere"
-    for part in ("num_key_heads", "norm_groups"):
-        if own.num_heads % getattr(own, part):
-            multiple = f"recurrence.{part} {getattr(own, part)}"
-            yield f"recurrence.num_heads must be a multiple of {multiple}, got {own.num_heads}"
+        yield from own.problems()
 
 
 def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:

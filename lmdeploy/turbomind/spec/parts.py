@@ -3,6 +3,7 @@
 A field left at its default is absent from the model. ``make fields`` writes the C++ structs from these.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -464,6 +465,24 @@ class RecurrenceSpec:
     gate_scale: Positive = 1.0
     step_scale: Positive = 1.0
     output_scale: Positive = 1.0
+
+    def problems(self) -> Iterator[str]:
+        """Yield how fields contradict each other."""
+        if (self.kind == "kimi_delta") != (self.gate_rank > 0):
+            yield "recurrence.gate_rank must be there in kimi_delta, and only there"
+        if self.kind == "kimi_delta" and self.num_key_heads != self.num_heads:
+            yield f"recurrence.num_key_heads must be {self.num_heads} in kimi_delta, got {self.num_key_heads}"
+        if len(self.slopes) != (self.num_heads if self.kind == "lightning" else 0):
+            yield "recurrence.slopes must have a number for each head in lightning, and none elsewhere"
+        for part in ("num_key_heads", "norm_groups"):
+            if self.num_heads % getattr(self, part):
+                multiple = f"recurrence.{part} {getattr(self, part)}"
+                yield f"recurrence.num_heads must be a multiple of {multiple}, got {self.num_heads}"
+
+    def gates(self) -> tuple[str, ...]:
+        """Return the layers besides ``in`` that read the normed stream."""
+        names = {"gated_delta": ("gates",), "kimi_delta": ("gates", "decay_down", "gate_down")}
+        return names.get(self.kind, ())
 
 
 @dataclass(frozen=True)
