@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 Ranges = tuple[tuple[int, int], ...]
@@ -63,8 +64,8 @@ def of(characters: Iterable[str]) -> Ranges:
 
 def holds(ranges: Ranges, character: str) -> bool:
     """Return whether a character is in the set."""
-    code = ord(character)
-    return any(low <= code <= high for low, high in ranges)
+    index = bisect_right(ranges, (ord(character), LAST))
+    return index > 0 and ord(character) <= ranges[index - 1][1]
 
 
 def size(ranges: Ranges) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_FREE = 1_000  # steps of any schema
+_FREE = 2_000  # steps of any schema
 
 
 class SchemaError(ValueError):
@@ -18,9 +18,9 @@ class Budget:
     """Counts steps of a few microseconds, so that no schema takes longer than its size allows."""
 
     def __init__(self, characters: int) -> None:
-        self._left = _FREE + characters // 2
+        self._left: float = _FREE + characters // 2
 
-    def spend(self, steps: int, pointer: str) -> None:
+    def spend(self, steps: float, pointer: str) -> None:
         """Count `steps` of work on the keyword at `pointer`; raise `SchemaError` where nothing is left."""
         self._left -= steps
         if self._left < 0:

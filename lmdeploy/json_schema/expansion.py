@@ -9,7 +9,7 @@ from typing import Any
 
 from lmdeploy.json_schema.errors import Budget, SchemaError
 from lmdeploy.json_schema.keywords import ANNOTATIONS, EVERYTHING, lacking, names_of, of_type, opposite, term
-from lmdeploy.json_schema.languages import Language, expanded_size, matches
+from lmdeploy.json_schema.languages import matches
 from lmdeploy.json_schema.places import Document, Place, shown
 from lmdeploy.json_schema.sets import (
     TRUE,
@@ -342,7 +342,9 @@ class Expansion:
         """Return what a member of a name has to be."""
         found = []
         for rules in objects.rules:
-            matching = [what for language, what in rules.patterns if self.matches(language, name, "/patternProperties")]
+            matching = [
+                what for language, what in rules.patterns if matches(language, name, self.budget, "/patternProperties")
+            ]
             if name in rules.properties:
                 matching.append(rules.properties[name])
             elif not matching:
@@ -370,12 +372,7 @@ class Expansion:
 
     def _is_string(self, strings: Strings, value: str) -> bool:
         long_enough = strings.low <= len(value) and (strings.high is None or len(value) <= strings.high)
-        return long_enough and all(self.matches(language, value, at) for language, at in strings.languages)
-
-    def matches(self, language: Language, string: str, pointer: str) -> bool:
-        """Return whether a string is of a language, at the cost of finding out."""
-        self.budget.spend(1 + (1 + len(string)) * expanded_size(language) // 16, pointer)
-        return matches(language, string)
+        return long_enough and all(matches(language, value, self.budget, at) for language, at in strings.languages)
 
     def _is_array(self, arrays: Arrays, value: list[Any]) -> bool:
         if len(value) < arrays.low or (arrays.high is not None and len(value) > arrays.high):

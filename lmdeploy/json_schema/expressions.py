@@ -38,14 +38,14 @@ def expression_of(language: Language) -> str | None:
 
 def without(expression: str, characters: str) -> str | None:
     """Return an expression of the strings that have none of `characters`; None: there are none."""
-    kept = restricted(language_of(expression), charsets.complement(charsets.of(characters)))
+    kept = restricted(language_of(expression, len(expression)), charsets.complement(charsets.of(characters)))
     return expression_of(kept)
 
 
 def body_of_rule(expression: str, characters: str) -> str | None:
     """Return what `without` describes, as the body of a rule in EBNF."""
     kept = without(expression, characters)
-    return None if kept is None else _written(_distinguished(language_of(kept)), is_rule=True)
+    return None if kept is None else _written(_distinguished(language_of(kept, len(kept))), is_rule=True)
 
 
 def full_match(pattern: str) -> str:

@@ -132,15 +132,6 @@ FORMATS = {
     "relative-json-pointer": rf"(0|[1-9]\d*)(#|{_POINTER})",
     "regex": _regex(2),
 }
-
-
-@cache
-def language_of_format(name: str) -> Language | None:
-    """Return strings that have a format; None: the standard knows none of that name."""
-    pattern = FORMATS.get(name)
-    return None if pattern is None else language_of(f"^({pattern})$", longest=len(pattern) + 4)
-
-
 # Shorter ones, for where a length is bounded.
 _SHORT_URI = (
     r"[A-Za-z][A-Za-z0-9+.-]{0,11}://[A-Za-z0-9][A-Za-z0-9.-]{0,61}[A-Za-z0-9](/[A-Za-z0-9._~!$&'()*+,;=:@/?-]{0,128})?"
@@ -149,9 +140,22 @@ _SHORT = dict.fromkeys(("uri", "iri", "uri-reference", "iri-reference"), _SHORT_
     "email": f"{_LOCAL}@{_hostname(2)}",
     "ipv6": _ipv6(""),
 }
+_shorter: dict[Language, str] = {}  # expressions, of formats that were asked for
+
+
+@cache
+def language_of_format(name: str) -> Language | None:
+    """Return strings that have a format; None: the standard knows none of that name."""
+    pattern = FORMATS.get(name)
+    if pattern is None:
+        return None
+    language = language_of(f"^({pattern})$", longest=len(pattern) + 4)
+    if name in _SHORT:
+        _shorter[language] = _SHORT[name]
+    return language
 
 
 def short_form(language: Language) -> Language:
     """Return strings of a language that are shorter, where it is a format with such; else itself."""
-    found = [pattern for name, pattern in _SHORT.items() if language == language_of_format(name)]
-    return language_of(f"^({found[0]})$") if found else language
+    pattern = _shorter.get(language)
+    return language if pattern is None else language_of(f"^({pattern})$")

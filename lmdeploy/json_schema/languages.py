@@ -9,11 +9,13 @@ from itertools import product
 
 from lmdeploy.json_schema import charsets
 from lmdeploy.json_schema.charsets import Ranges
+from lmdeploy.json_schema.errors import Budget
 
 MAX_SPLITS = 16  # alternatives that a bound of a length may turn a language into
 _SHARES = (128, 64, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # how long parts may be, where a bound is shared by several
 _MAX_SIZE = 512  # of what a bound turns a language into
 _SEVERAL = 2
+_STEP = 1 / 4  # of a budget, for a part of a language at one place of a string
 _MAX_FACTORED = 5000  # languages that `Factoring` looks at
 _DEEPEST_NAME = 40  # characters by which names, and options, are distinguished
 
@@ -298,28 +300,31 @@ def _bounded_parts(parts: Sequence[Language], low: int, high: int | None) -> Lan
     return choice(options) if sum(map(expanded_size, options)) <= _MAX_SIZE else None
 
 
-def matches(language: Language, string: str) -> bool:
-    """Return whether a string is of the language."""
-    return len(string) in _ends(language, string, {0})
+def matches(language: Language, string: str, budget: Budget | None = None, pointer: str = "") -> bool:
+    """Return whether a string is of the language, at the cost of finding out for the keyword at `pointer`."""
+    return len(string) in _ends(language, string, {0}, budget or Budget(1 << 40), pointer)
 
 
-def _ends(language: Language, string: str, starts: set[int]) -> set[int]:
+def _ends(language: Language, string: str, starts: set[int], budget: Budget, pointer: str) -> set[int]:
     """Return where strings of the language end that begin at one of `starts`."""
+    if not starts:
+        return starts
+    budget.spend((1 + len(starts)) * _STEP, pointer)
     match language:
         case Chars(ranges):
             return {at + 1 for at in starts if at < len(string) and charsets.holds(ranges, string[at])}
         case Concatenation(parts):
             for part in parts:
-                starts = _ends(part, string, starts)
+                starts = _ends(part, string, starts, budget, pointer)
             return starts
         case Choice(options):
-            return set().union(*(_ends(option, string, starts) for option in options))
+            return set().union(*(_ends(option, string, starts, budget, pointer) for option in options))
         case Repeat(body, low, high):
             for _ in range(min(low, len(string) + 1)):
-                starts = _ends(body, string, starts)
+                starts = _ends(body, string, starts, budget, pointer)
             found, times = set(starts), low
             while starts and (high is None or times < high):
-                starts, times = _ends(body, string, starts) - found, times + 1
+                starts, times = _ends(body, string, starts, budget, pointer) - found, times + 1
                 found |= starts
             return found
 

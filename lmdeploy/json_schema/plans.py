@@ -31,6 +31,7 @@ from lmdeploy.json_schema.languages import (
     bounded,
     choice,
     combined,
+    matches,
     repeat,
     shortened,
     strings,
@@ -175,7 +176,7 @@ class Planner:
             limited = shortened(language, high)
         if limited is None or widths(limited)[0] < low:
             raise SchemaError(given.pointer, "is not enforced alongside this pattern, format or exclusion")
-        if any(self._expansion.matches(limited, name, given.pointer) for name in names):
+        if any(matches(limited, name, self._expansion.budget, given.pointer) for name in names):
             limited = self._combined([limited], map(text, names), given)
         return limited
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
@@ -126,7 +127,7 @@ def respond_with(model: AsyncEngine, seed: int) -> str:
         temperature=1.0,
         top_k=0,
         random_seed=seed,
-        response_format=as_format(enforced),
+        response_format=as_format(schema),
     )
     try:
         response = model("Write a short example.", config)
@@ -214,6 +215,104 @@ def test_a_rule_of_lark_keeps_its_limits(babbler: AsyncEngine, rule: str, patter
     for response in babbler(["Who are you?", "When?", "Really?"], config):
         assert re.fullmatch(pattern, response.text), response.text
         assert "max_tokens" not in rule or len(response.token_ids) <= 4
+
+
+class Dictation:
+    """A logits processor that has a text written, where the format lets it."""
+
+    def __init__(self, model: AsyncEngine, text: str) -> None:
+        self._tokenizer = model.tokenizer
+        self._text = text
+        self._prompt: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        self._prompt = len(input_ids) if self._prompt is None else self._prompt
+        said = self._tokenizer.decode(input_ids[self._prompt :].tolist())
+        left = self._text[len(said) :] if self._text.startswith(said) else ""
+        token = self._tokenizer.encode(left, add_bos=False)[0] if left else self._tokenizer.eos_token_id
+        logits[token] += 1000
+        return logits
+
+
+WORDS = "Hello, big  world_1!"
+WORD_CHUNKS = re.findall(r"\w+|\W", WORDS)
+SPANS = {"".join(WORD_CHUNKS[a:b]) for a in range(len(WORD_CHUNKS)) for b in range(a, len(WORD_CHUNKS) + 1)}
+
+
+@pytest.mark.parametrize(
+    ("lark", "judge", "texts"),
+    [
+        ("/hel+o[^k]/i", "(?i)hel+o[^k]", ["HeLLo!", "helok", "heloK", "hello\u212a", "heo!"]),
+        ('"grüße"i', "(?i)grüße", ["GRÜßE", "grüße", "grüsse"]),
+        ("/(?i)a[b-d]/", "(?i)a[b-d]", ["AC", "ae"]),
+        ("/a.b/s", "(?s)a.b", ["a\nb", "axb", "ab"]),
+        ("/a.b/", "a.b", ["a\nb", "axb"]),
+        ("/a b # c\n  [ d]/x", "ab[ d]", ["abd", "ab ", "a bd"]),
+        ("/^a.b$/mis", "(?s)[aA].[bB]", ["A\nb", "a b", "A"]),
+        ("/[\\^é]A/", "[\\^é]A", ["éA", "^A", "A", "bA"]),
+        ("/[éA]/", "[éA]", ["é", "A"]),
+        (
+            f'%regex {{"substring_words": "{WORDS}"}}',
+            "|".join(map(re.escape, SPANS)),
+            ["big  world_1", "big  wor", " "],
+        ),
+        ('%regex {"substring_chars": "añb"}', "|a(ñb?)?|ñb?|b", ["ñb", "ab", "", "añb"]),
+    ],
+)
+def test_expressions_of_lark_are_read_as_re_reads_them(
+    babbler: AsyncEngine, lark: str, judge: str, texts: list[str]
+) -> None:
+    def said(text: str) -> bool:
+        config = GenerationConfig(
+            max_new_tokens=40,
+            response_format={"type": "lark", "lark": f'start: "<" EXPRESSION ">"\nEXPRESSION: {lark}'},
+            logits_processors=[Dictation(babbler, f"<{text}>")],
+        )
+        return babbler("Go on:", config).text == f"<{text}>"
+
+    assert [said(text) for text in texts] == [bool(re.fullmatch(judge, text)) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar", "message"),
+    [
+        ("lark", 'start: a\n\na: "é" missing', "line 3, column 8: unknown name 'missing'"),
+        ("lark", 'start: "é"i /b/i missing', "line 1, column 18: unknown name 'missing'"),
+        ("lark", 'start: "a" %json {"type":\n  "integer"\n} missing', "line 3, column 3: unknown name 'missing'"),
+        ("lark", 'start: ("a"\n', "line 1, column 12: expected ')'"),
+        ("lark", "%import common.FOO\nstart: FOO", "line 1, column 1: unknown common import 'common.FOO'"),
+        ("lark", "start: a\na: start", "line 1, column 1: start: no text fits it"),
+        ("lark", 'start: "\\q"', 'line 1, column 8: the escapes of a string are those of JSON, got "\\q"'),
+        ("lark", 'start: "a', 'line 1, column 8: the " has no "'),
+        ("lark", "start: /a", "line 1, column 8: the regular expression is not closed"),
+        ("lark", "start: /a\nb/", "line 1, column 8: the regular expression is not closed on its line"),
+        ("lark", "start: /é(b/", "line 1, column 10: the ( has no )"),
+        ("lark", "start: /a[b/", "line 1, column 10: the [ has no ]"),
+        ("lark", "start: /a^b/m", "line 1, column 10: ^ at a place other than the beginning"),
+        ("lark", "start: /a$b/", "line 1, column 10: $ at a place other than the end"),
+        ("lark", "start: /a/g", "line 1, column 11: the flag g"),
+        ("lark", "start: /(?=a)b/", "line 1, column 9: looking ahead, (?="),
+        ("lark", "start: /(a)\\1/", "line 1, column 12: a reference to a group, \\1"),
+        ("lark", "start: /\\bfoo/", "line 1, column 9: the escape \\b"),
+        ("lark", "start: /a{2,1}/", "line 1, column 10: the count runs backwards"),
+        ("lark", "start: /a*+/", "line 1, column 11: repeating what is repeated already"),
+        ("lark", "start: <|tool|>", "line 1, column 8: special tokens by their names"),
+        ("lark", 'start[temperature=0.5]: "a"', "line 1, column 7: a temperature of a rule"),
+        ("lark", 'start: %regex {"substring": "a"}', "line 1, column 8: unknown field 'substring'"),
+        ("lark", 'start: "a"{4294967297}', "line 1, column 12: numbers have at most 9 digits"),
+        ("grammar", 'root ::= a\na ::= "é" b', 'line 2, column 11: Rule "b" is not defined'),
+        ("grammar", 'root ::= ("a"', "line 1, column 14: Expect )"),
+        ("grammar", 'root ::= "\\q"', "line 1, column 11: Invalid escape"),
+        ("grammar", 'root ::= "\\ud800"', "line 1, column 11: the escape names no character"),
+        ("grammar", 'root ::= "a" (=[b])', "line 1, column 14: looking ahead, (="),
+        ("grammar", '# root\nroot ::= root "a"', "line 2, column 1: root: no text fits it"),
+    ],
+)
+def test_a_refused_grammar_names_the_line_and_column(
+    babbler: AsyncEngine, kind: str, grammar: str, message: str
+) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=re.escape(message)):
+        babbler("Hello", GenerationConfig(max_new_tokens=8, response_format={"type": kind, kind: grammar}))
 
 
 TAGGED = {
@@ -344,7 +443,10 @@ def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEng
         ({"type": "grammar", "grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}, "Nest layer"),
         (tag_of("a" * 100_000), "bytes long"),
         (tag_of("a{1,4294967297}"), "{1,4294967297}"),
-        ({"type": "grammar", "grammar": 'root ::= "#\\"[" "a" {4294967297}'}, "{4294967297}"),
+        (
+            {"type": "grammar", "grammar": 'root ::= "#\\"[" "a" {4294967297}'},
+            "column 22: numbers have at most 9 digits",
+        ),
         (tag_of("[[]{4294967297}"), "{4294967297}"),
         ({"type": "grammar", "grammar": "root ::= missing_rule"}, "missing_rule"),
         ({"type": "lark", "lark": "start: missing_rule"}, "missing_rule"),

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 from jsonschema import Draft202012Validator
 
-from lmdeploy.json_schema import MAX_BYTES, SchemaError, enforceable, enforceable_format, relaxed
+from lmdeploy.json_schema import MAX_BYTES, SchemaError, body_of_rule, enforceable, enforceable_format, relaxed
 from tests.support.grammar_walk import accepts_value, of_schema, walk
 from tests.support.work import calls_made_by
 
@@ -153,6 +153,11 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"allOf": [{"pattern": "^(a|b)$"}, {"pattern": "^(b|c)$"}], "type": "string"}, ["b"], ["a", "c"]),
     ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}, ["https://a.bc/d?e=f"], ["x", ""]),
     ({"type": "string", "format": "color"}, ["anything"], [1]),
+    (
+        {"format": "email", "enum": [f"someone{number}@example.com" for number in range(20)] + ["a@@b"]},
+        ["someone19@example.com"],
+        ["a@@b"],
+    ),
     (
         {
             "type": "object",
@@ -325,8 +330,10 @@ def test_items_that_are_contained_may_be_anywhere_among_the_first(schema: dict[s
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_is_what_its_rfc_says(name: str) -> None:
     schema = {"type": "string", "format": name}
-    grammar = of_schema(enforceable(schema))
+    enforced = enforceable(schema)
+    grammar = of_schema(enforced)
     valid, invalid = FORMATS[name]
+    assert body_of_rule(enforced["pattern"], "<>") is not None
     assert [text for text in valid if not accepts_value(grammar, text)] == []
     assert [text for text in invalid if accepts_value(grammar, text)] == []
     validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
@@ -441,6 +448,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     },
     "pattern properties": {"type": "object", "patternProperties": {f"^{i}[a-z]*$": {"minimum": i} for i in range(300)}},
     "matching": {"pattern": "^" + "(a?)" * 300 + "a{300}$", "enum": ["a" * length for length in range(250, 300)]},
+    "formats": {"format": "uri-reference", "enum": [f"https://example.com/a/b/c?d=e&f=g{i}" for i in range(1400)]},
     "patterns": {"anyOf": [{"type": "string", "pattern": f"^({'a?' * 1500}){i}$"} for i in range(18)]},
     "alike": {"type": "string", "pattern": "^(a{1000}b|a{1000}c)$"},
     "loops": {
