@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -34,6 +36,7 @@ enum Expression : int32_t {
   kTokenBut,       // any but them
   kTokenDispatch,  // the same as kTagDispatch of tokens: pairs, those; whether more follow; how many left out, those
   kRegex,          // whether it is in a JSON string, then its characters
+  kSubstring,      // of chunks: how many bytes, and those
 };
 
 constexpr int kMaxDepth = 64;
@@ -297,6 +300,54 @@ class ProgramBuilder {
     return loop;
   }
 
+  // Any number of chunks in a row, from any of them on: the states of their suffix automaton (Blumer et al. 1985),
+  // those with the longest texts first.
+  int32_t substring(const int32_t* values, int32_t count, int32_t next) {
+    struct State {
+      int32_t length = 0;
+      int32_t link = -1;
+      std::map<std::string, int32_t> ways;
+    };
+    std::vector<State> states(1);
+    const auto state = [&](int32_t number) -> State& { return states[static_cast<size_t>(number)]; };
+    int32_t last = 0;
+    for (int32_t at = 0; at < count; at += values[at] + 1) {
+      if (values[at] < 0 || values[at] >= count - at) throw Unknown();
+      const std::string chunk(values + at + 1, values + at + 1 + values[at]);
+      if (chunk.empty()) continue;
+      const auto added = static_cast<int32_t>(states.size());
+      states.push_back({state(last).length + 1, 0, {}});
+      int32_t from = std::exchange(last, added);
+      for (; from >= 0 && state(from).ways.emplace(chunk, added).second; from = state(from).link) {
+      }
+      if (from < 0) continue;
+      const int32_t target = state(from).ways[chunk];
+      if (state(from).length + 1 == state(target).length) {
+        state(added).link = target;
+        continue;
+      }
+      const auto copied = static_cast<int32_t>(states.size());
+      states.push_back({state(from).length + 1, state(target).link, state(target).ways});
+      state(added).link = state(target).link = copied;
+      for (; from >= 0 && state(from).ways[chunk] == target; from = state(from).link) state(from).ways[chunk] = copied;
+    }
+    std::vector<int32_t> order(states.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::sort(order, std::greater(), [&](int32_t number) { return state(number).length; });
+    std::vector<int32_t> nodes(states.size());
+    for (const int32_t number : order) {
+      std::vector<int32_t> ways{next};
+      for (const auto& [chunk, target] : state(number).ways) {
+        int32_t node = nodes[static_cast<size_t>(target)];
+        for (size_t i = chunk.size(); i-- > 0;) node = byte(static_cast<uint8_t>(chunk[i]), node);
+        ways.push_back(node);
+      }
+      nodes[static_cast<size_t>(number)] = either(ways, 0);
+      if (program_.nodes.size() > GrammarProgram::kMaxNodes) throw Unknown("it is too large; make it smaller");
+    }
+    return nodes[0];
+  }
+
   Part expression(int32_t number) const {
     const auto place = static_cast<size_t>(expressions_.places.at(static_cast<size_t>(number)));
     const int32_t count = expressions_.data.at(place + 1);
@@ -354,6 +405,8 @@ class ProgramBuilder {
       case kRegex:
         if (count < 2) throw Unknown();
         return add({GrammarProgram::kCall, regex(values, count), 0, 0, next});
+      case kSubstring:
+        return substring(values, count, next);
       default:
         throw Unknown();
     }

@@ -116,6 +116,9 @@ LARK = {
     "up to, or most tokens where it cannot end": 'start: a "!"\na[stop="qq", max_tokens=2]: /[a-p]{9}[0-9]*/',
     "JSON in it": 'start: "=" v\nv: %json {"type": "array", "items": {"type": "integer"}}',
     "nothing, again": 'start: a+ "x"\na: /[a-c]*/',
+    "in any case": 'start: ("y" /hel+o[^k-q]/i)+ "É"',
+    "part of a text": 'start: "a" (%regex {"substring_chars": "abcabdab"} "-")+ "z"',
+    "some chunks of a text": 'start: %regex {"substring_chunks": ["a", "bc", "a", "b", "日本"]} "c"',
     "by number": "start: <[300]> /[a-z]+/ <[999]>",
 }
 
