@@ -118,7 +118,7 @@ def respond_with(model: AsyncEngine, seed: int) -> str:
     """Have a response to a random schema, and return what it is."""
     schema = RandomSchemas(seed).schema()
     try:
-        enforced = enforceable(schema)
+        enforceable(schema)
     except SchemaError:
         return "refused"
     config = GenerationConfig(
