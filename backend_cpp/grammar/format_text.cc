@@ -121,7 +121,7 @@ class Writer {
   }
 
   std::string note_pattern(const std::string& pattern, bool is_of_string) {
-    check_counts(pattern, Syntax::kRegex);
+    check_counts(pattern);
     std::string ascii = as_ascii(pattern);
     if (is_of_string && is_in_json_) written_.patterns.push_back(ascii);
     return ascii;
@@ -140,29 +140,22 @@ FormatText format_text(const Json& format, const TokenNumber& token_number) {
   return writer.take();
 }
 
-void check_counts(const std::string& text, Syntax syntax) {
+void check_counts(const std::string& regex) {
   constexpr int kMaxDigits = 9;
-  const bool is_grammar = syntax == Syntax::kGrammar;
-  char end = 0;  // of a class of characters, text in quotes or comment that is open
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
+  bool is_in_class = false;
+  for (size_t i = 0; i < regex.size(); ++i) {
+    const char c = regex[i];
     if (c == '\\') {
       ++i;
-    } else if (end != 0) {
-      if (c == end) end = 0;
-    } else if (c == '[') {
-      end = ']';
-    } else if (is_grammar && c == '"') {
-      end = '"';
-    } else if (is_grammar && c == '#') {
-      end = '\n';
+    } else if (is_in_class || c == '[') {
+      is_in_class = c != ']';
     } else if (c == '{') {
       int digits = 0;
-      for (size_t k = i + 1; k < text.size() && text[k] != '}'; ++k) {
-        digits = std::isdigit(static_cast<unsigned char>(text[k])) != 0 ? digits + 1 : 0;
+      for (size_t k = i + 1; k < regex.size() && regex[k] != '}'; ++k) {
+        digits = std::isdigit(static_cast<unsigned char>(regex[k])) != 0 ? digits + 1 : 0;
         if (digits <= kMaxDigits) continue;
         throw invalid_argument("response_format: counts of repetitions must have at most 9 digits, got " +
-                               text.substr(i, 24));
+                               regex.substr(i, 24));
       }
     }
   }

@@ -24,9 +24,7 @@ using TokenNumber = std::function<int32_t(const std::string& text)>;
 // they were outside of JSON.
 FormatText format_text(const Json& format, const TokenNumber& token_number);
 
-enum class Syntax { kRegex, kGrammar };
-
 // Throws Error(kInvalidArgument) for a count of repetitions that xgrammar would read as another number.
-void check_counts(const std::string& text, Syntax syntax);
+void check_counts(const std::string& regex);
 
 }  // namespace turbomind

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
 #include "grammar/format_text.h"
 #include "grammar/grammar_program.h"
+#include "grammar/grammar_text.h"
 #include "tvm/ffi/container/array.h"
 #include "tvm/ffi/container/tensor.h"
 #include "tvm/ffi/function.h"
@@ -48,6 +50,18 @@ std::string without_source_place(std::string message) {
   const size_t file = message.find(".cc:");
   const size_t text = file == std::string::npos ? file : message.find(": ", file);
   return text == std::string::npos ? message : message.substr(text + 2);
+}
+
+std::string without_field(const std::string& message) {
+  constexpr std::string_view field = "response_format: ";
+  return message.starts_with(field) ? message.substr(field.size()) : message;
+}
+
+size_t place_of_rule(const std::string& grammar, const std::string& name) {
+  for (size_t at = grammar.find(name); at != std::string::npos; at = grammar.find(name, at + 1)) {
+    if (grammar.find_first_not_of(" \t?!", grammar.rfind('\n', at) + 1) == at) return at;
+  }
+  return 0;
 }
 
 struct Methods {
@@ -94,11 +108,7 @@ class Xgrammar {
       return read_schema(schema != nullptr ? *schema : member);
     }
     if (type == "regex_schema") return {program_of(methods_.read_regex(text_of(format, type), false))};
-    if (type == "grammar") return {program_of(methods_.read_ebnf(text_of(format, type), ffi::String("root")))};
-    if (type == "lark") {
-      const ffi::Array<ffi::String> no_names, no_grammars;
-      return {program_of(methods_.read_lark(text_of(format, type), nullptr, no_names, no_grammars))};
-    }
+    if (type == "grammar" || type == "lark") return read_grammar(format.at(type).as_string(), type == "lark");
     if (type == "structural_tag") {
       const Json& tags = format.at("structural_tag");
       const FormatText read = as_read(tags);
@@ -110,10 +120,29 @@ class Xgrammar {
         type);
   }
 
+  Format read_grammar(const std::string& grammar, bool is_lark) const {
+    require_size(grammar);
+    const GrammarText given = is_lark ? lark_text(grammar) : ebnf_text(grammar);
+    try {
+      const ffi::Array<ffi::String> no_names, no_grammars;
+      const ffi::String text(given.text);
+      const ffi::Any read = is_lark ? methods_.read_lark(text, nullptr, no_names, no_grammars)
+                                    : methods_.read_ebnf(text, ffi::String("root"));
+      return {program_of(read)};
+    } catch (const Error& error) {
+      const std::string root = is_lark ? "start" : "root";
+      throw grammar_error(grammar, place_of_rule(grammar, root), root + ": " + without_field(error.what()));
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw grammar_error(grammar, given, error.what());
+    }
+  }
+
   static ffi::String text_of(const Json& format, const std::string& type) {
     const std::string& text = format.at(type).as_string();
     require_size(text);
-    check_counts(text, type == "regex_schema" ? Syntax::kRegex : Syntax::kGrammar);
+    check_counts(text);
     return text;
   }
 
