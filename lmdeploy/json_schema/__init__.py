@@ -11,6 +11,7 @@ import copy
 import json
 import re
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 from lmdeploy.json_schema.errors import Budget, SchemaError
@@ -99,24 +100,39 @@ def _enforceable_tag(value: Any) -> Any:
 
 
 # Comments, strings and expressions of a Lark grammar, in which the text %json means nothing; and %json itself.
-_LARK = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|%json\b\s*')
+_LARK = re.compile(r'(?://|#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|%json\b\s*')
 
 
 def _enforceable_lark(grammar: str) -> str:
-    """Return a Lark grammar with the schemas after ``%json`` as the engine keeps to them."""
-    parts, at = [], 0
+    """Return a Lark grammar with the schemas after ``%json`` as the engine keeps to them.
+
+    They go to its end as rules, so that the places of what else is wrong stay those of the user's text.
+    """
+    parts, rules, at = [], [], 0
     while found := _LARK.search(grammar, at):
-        parts.append(grammar[at : found.end()])
-        at = found.end()
+        start, at = at, found.end()
+        parts.append(grammar[start:at])
         if found[0].startswith("%json"):
             try:
                 schema, end = json.JSONDecoder().raw_decode(grammar, at)
             except ValueError:  # its reader says what is wrong
                 continue
             if isinstance(schema, dict):
-                parts.append(json.dumps(enforceable(schema), ensure_ascii=False))
+                rule = next(name for n in count(len(rules)) if (name := f"json_{n}") not in grammar)
+                enforced = json.dumps(_enforceable_at(grammar, found.start(), schema), ensure_ascii=False)
+                rules.append(f"\n{rule}: %json {enforced}")
+                blank = re.sub(r"[^\n]", " ", grammar[found.start() + len(rule) + 1 : end - 1])
+                parts[-1] = f"{grammar[start : found.start()]}({rule}{blank})"
                 at = end
-    return "".join([*parts, grammar[at:]])
+    return "".join([*parts, grammar[at:], *rules])
+
+
+def _enforceable_at(grammar: str, at: int, schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return enforceable(schema)
+    except SchemaError as error:
+        line, column = grammar.count("\n", 0, at) + 1, at - grammar.rfind("\n", 0, at)
+        raise SchemaError(error.pointer, f"{error.reason} (line {line}, column {column} of the grammar)") from None
 
 
 def relaxed(schema: dict[str, Any]) -> dict[str, Any]:

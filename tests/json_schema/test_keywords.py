@@ -524,7 +524,9 @@ UNIQUE = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItem
     ],
 )
 def test_schemas_within_other_grammars_are_enforced_too(response_format: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError, match="no value"):
+    with pytest.raises(
+        SchemaError, match=r"no value" if "lark" not in response_format else r"no value.*line [12], column"
+    ):
         enforceable_format(response_format)
     looser = json.loads(json.dumps(response_format).replace(": 2", ": 1"))
     assert "uniqueItems" not in json.dumps(enforceable_format(looser))
