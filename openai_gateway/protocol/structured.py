@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise, starmap
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +13,7 @@ from openai_gateway.protocol.fields import Closed, FieldError, JsonObject, Stric
 from openai_gateway.protocol.response_format import ResponseFormat, schema_format
 from openai_gateway.protocol.schemas import enforced_format
 
+_EBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.MULTILINE)  # Lark's rules have a single colon
 _MAX_SCHEMA_TEXT = 65536  # characters; the engine takes no larger schemas
 
 
@@ -113,6 +115,6 @@ def _forms(
     if choice is not None:
         forms[f"{prefix}choice"] = {"type": "grammar", "grammar": choice_grammar(choice)}
     if grammar is not None:
-        kind = "grammar" if "::=" in grammar else "lark"  # what every rule of EBNF has, and none of Lark's
+        kind = "grammar" if _EBNF_RULE.search(grammar) else "lark"
         forms[f"{prefix}grammar"] = {"type": kind, kind: grammar}
     return forms

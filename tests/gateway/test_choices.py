@@ -163,6 +163,7 @@ CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
         ({"structured_outputs": {"choice": ['say "yes"', "nü"]}}, CHOICE_FORM),
         ({"guided_grammar": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}),
         ({"guided_grammar": 'start: "a"'}, {"type": "lark", "lark": 'start: "a"'}),
+        ({"guided_grammar": 'start: "a ::= b"'}, {"type": "lark", "lark": 'start: "a ::= b"'}),
         ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}}, SCHEMA_FORM),
         ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, {"type": "json_object"}),
         (
