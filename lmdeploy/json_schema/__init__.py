@@ -108,7 +108,9 @@ def _enforceable_lark(grammar: str) -> str:
 
     They go to its end as rules, so that the places of what else is wrong stay those of the user's text.
     """
-    parts, rules, at = [], [], 0
+    parts: list[str] = []
+    rules: list[str] = []
+    at = 0
     while found := _LARK.search(grammar, at):
         start, at = at, found.end()
         parts.append(grammar[start:at])
