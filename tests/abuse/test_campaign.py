@@ -11,7 +11,7 @@ from tests.abuse.campaign import ALONE, Report, run
 from tests.abuse.servers import everything
 from tests.abuse.shots import drawn, shots
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 MOST = 60  # attacks on each server
 
 

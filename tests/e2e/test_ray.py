@@ -25,7 +25,6 @@ ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:`look_back_period_s`"),
 ]
 
