@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from math import isfinite
 from typing import Any
 
 from lmdeploy.json_schema.formats import language_of_format
@@ -24,7 +23,7 @@ from lmdeploy.json_schema.sets import (
     Union,
     Values,
 )
-from lmdeploy.json_schema.values import exact, is_number, is_whole
+from lmdeploy.json_schema.values import exact, is_finite
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 NULL, BOOLEANS = Values((None,)), Values((True, False))
@@ -62,7 +61,7 @@ def number_of(place: Place, keyword: str) -> Fraction | None:
     if keyword not in place.schema:
         return None
     value = place.schema[keyword]
-    if not is_number(value) or (isinstance(value, float) and not isfinite(value)):
+    if not is_finite(value):
         raise place.refuse(keyword, f"must be a number, got {shown(value)}")
     return exact(value)
 
@@ -72,7 +71,7 @@ def count_of(place: Place, keyword: str) -> int | None:
     value = place.schema.get(keyword)
     if keyword not in place.schema:
         return None
-    if not is_whole(value) or value < 0:
+    if not is_finite(value) or exact(value).denominator != 1 or value < 0:  # 1.0 is an integer too
         raise place.refuse(keyword, f"must be an integer >= 0, got {shown(value)}")
     if value > MAX_COUNT:
         raise place.refuse(keyword, f"{keyword} must be at most {MAX_COUNT}, got {shown(value)}")
@@ -183,10 +182,9 @@ def _arrays(place: Place) -> Arrays | None:
 
 def _contained(place: Place) -> Iterator[Contained]:
     low, high = count_of(place, "minContains"), count_of(place, "maxContains")
-    if "contains" in place.schema:
-        least = 1 if low is None else low
-        if least or high is not None:
-            yield Contained(term(place.at("contains")), least, high, f"{place.pointer}/contains")
+    low = 1 if low is None else low
+    if "contains" in place.schema and (low or high is not None):
+        yield Contained(term(place.at("contains")), low, high, f"{place.pointer}/contains")
 
 
 def _objects(place: Place) -> Objects | None:

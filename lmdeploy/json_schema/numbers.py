@@ -77,11 +77,9 @@ def _multiples(given: Numbers) -> Iterator[dict[str, Any]]:
 
 def _within(bound: int, given: Numbers) -> int:
     """Return a bound of integers, within 2^53 either way."""
-    inside = max(-LARGEST, min(bound, LARGEST))
-    beyond = (given.low is not None and given.low > LARGEST) or (given.high is not None and given.high < -LARGEST)
-    if beyond:
+    if (given.low is not None and given.low > LARGEST) or (given.high is not None and given.high < -LARGEST):
         raise SchemaError(given.pointer, "integers beyond 2^53 are not enforced")
-    return inside
+    return max(-LARGEST, min(bound, LARGEST))
 
 
 def _decimals(given: Numbers) -> Iterator[dict[str, Any]]:

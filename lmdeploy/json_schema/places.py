@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -96,23 +96,19 @@ class Document:
 
     def _anchored(self) -> Mapping[str, str]:
         """Return the pointer to each anchor."""
-        if self._anchors is None:
-            self._anchors = {}
-            for schema, pointer in self._schemas():
-                for keyword in ("$anchor", "$dynamicAnchor"):
-                    name = schema.get(keyword)
-                    if isinstance(name, str) and self._anchors.setdefault(name, pointer) != pointer:
-                        raise SchemaError(f"{pointer}/{keyword}", f"there is another anchor {shown(name)}")
-        return self._anchors
-
-    def _schemas(self) -> Iterator[tuple[dict[str, Any], str]]:
+        if self._anchors is not None:
+            return self._anchors
+        self._anchors = {}
         waiting = [(self._root, "")]
         while waiting:
             schema, pointer = waiting.pop()
             if not isinstance(schema, dict):
                 continue
             self.budget.spend(1, pointer)
-            yield schema, pointer
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                name = schema.get(keyword)
+                if isinstance(name, str) and self._anchors.setdefault(name, pointer) != pointer:
+                    raise SchemaError(f"{pointer}/{keyword}", f"there is another anchor {shown(name)}")
             waiting += [(schema.get(keyword), f"{pointer}/{keyword}") for keyword in _ONE]
             for keyword in _LIST:
                 if isinstance(members := schema.get(keyword), list):
@@ -120,6 +116,7 @@ class Document:
             for keyword in _NAMED:
                 if isinstance(named := schema.get(keyword), dict):
                     waiting += [(each, f"{pointer}/{keyword}/{escaped(name)}") for name, each in named.items()]
+        return self._anchors
 
 
 def escaped(part: str | int) -> str:

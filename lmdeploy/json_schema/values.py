@@ -18,9 +18,9 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_whole(value: object) -> bool:
-    """Return whether a value is an integer as the standard says: 1.0 is one."""
-    return is_number(value) and exact(value).denominator == 1
+def is_finite(value: object) -> bool:
+    """Return whether a value is a number that JSON can spell."""
+    return is_number(value) and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def exact(value: Any) -> Fraction:
@@ -50,7 +50,7 @@ def unspeakable(value: Any) -> str | None:
         parts = value.values() if isinstance(value, dict) else value
         return next((why for each in parts if (why := unspeakable(each))), None)
     if is_number(value):
-        if isinstance(value, float) and not math.isfinite(value):
+        if not is_finite(value):
             return "must not hold infinity or NaN"
         if isinstance(value, int) and abs(value) > LARGEST:
             return f"must not hold integers beyond 2^53, got {str(value)[:30]}"

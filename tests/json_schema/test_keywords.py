@@ -379,6 +379,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"enum": []}, "/enum"),
     ({"type": "nonsense"}, "/type"),
     ({"type": "string", "minLength": "3"}, "/minLength"),
+    ({"type": "string", "minLength": float("inf")}, "/minLength"),
     ({"type": "array", "items": [3]}, "/items/0"),
     ({"anyOf": {}}, "/anyOf"),
     ({"required": "a"}, "/required"),
