@@ -359,7 +359,7 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
   }
   CacheReport report;
   const auto variant = is_of_prompt ? runner_.cache_variant(static_cast<int>(control.tokens.size())) : 0;
-  const auto realm = is_of_prompt ? scopes_.of(control.salt, control.adapter_id) : CacheScopes::kShared;
+  const auto realm = is_of_prompt ? scopes_.find(control.salt, control.adapter_id) : CacheScopes::kShared;
   const PrefixKey prefix{PrefixScope(realm, variant), control.tokens};
   switch (control.action) {
     case CacheControl::Action::kReport:
@@ -373,6 +373,7 @@ CacheReport EngineCore::change_cache(const CacheControl& control) {
       break;
     case CacheControl::Action::kPin:
       report.tokens = pins_.pin(prefix);
+      scopes_.of(control.salt, control.adapter_id);  // used last
       break;
     case CacheControl::Action::kUnpin:
       if (!pins_.unpin(prefix)) throw Error(ErrorCode::kNotFound, "this prompt is not pinned");

@@ -388,6 +388,17 @@ TEST(a_refused_request_changes_nothing_whichever_check_refuses_it) {
     if (traces() != before) throw Failure(std::string(each.check) + ": it left traces");
   }
   CHECK(driven.core.next_deadline() == Clock::time_point::max());
+  for (int i = 0; i < 6000; ++i) {
+    std::optional<ErrorCode> refused;
+    CacheControl change;
+    change.action = i % 2 == 0 ? CacheControl::Action::kPin : CacheControl::Action::kUnpin;
+    change.tokens = prompt;
+    change.salt = "of nobody " + std::to_string(i);
+    change.on_done = [&](const CacheReport&, const Error* error) { refused = error->code(); };
+    driven.core.control(change);
+    CHECK(refused == (i % 2 == 0 ? ErrorCode::kInvalidArgument : ErrorCode::kNotFound));
+  }
+  CHECK(traces() == before);
 
   driven.finish();
   CHECK(driven.tokens(busy) == expected_tokens({5}, 2));

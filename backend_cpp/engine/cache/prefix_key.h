@@ -1,13 +1,13 @@
 // Everything that determines keys and values: the key for prefix matching.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <iterator>
-#include <list>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "model/embedding_range.h"
@@ -40,40 +40,43 @@ struct PrefixKey {
 // The realms of requests: those of one realm may find each other's blocks.
 class CacheScopes {
  public:
-  static constexpr uint64_t kShared = 0;  // of all requests without a salt
+  static constexpr uint64_t kShared = 0;              // of all requests without a salt
+  static constexpr uint64_t kUnknown = ~uint64_t{0};  // of nobody
 
   // `most` salts are remembered. One that was forgotten gets a new scope: what was cached in its name is not found.
   explicit CacheScopes(size_t most = 4096) : most_(most) {}
 
   // `adapter`: of the rows; 0: none. What adapters add is in the keys and values.
   uint64_t of(const std::string& salt, uint64_t adapter = 0) {
+    uint64_t scope = find(salt, adapter);
+    if (scope == kShared) return scope;
+    if (scope == kUnknown) {
+      if (known_.size() == most_)
+        known_.erase(std::ranges::min_element(known_, {}, [](const auto& of) { return of.second.used; }));
+      scope = fresh();
+    }
+    known_[{adapter, salt}] = {scope, ++clock_};
+    return scope;
+  }
+  // The same for a salt that may be unknown, which then stays so.
+  uint64_t find(const std::string& salt, uint64_t adapter) const {
     if (salt.empty() && adapter == 0) return kShared;
-    const std::string key = std::to_string(adapter) + ":" + salt;
-    if (const auto it = places_.find(key); it != places_.end()) {
-      used_.splice(used_.end(), used_, it->second);
-      return it->second->scope;
-    }
-    if (places_.size() == most_) {
-      places_.erase(used_.front().key);
-      used_.pop_front();
-    }
-    used_.push_back({key, fresh()});
-    places_.emplace(key, std::prev(used_.end()));
-    return used_.back().scope;
+    const auto it = known_.find({adapter, salt});
+    return it == known_.end() ? kUnknown : it->second.scope;
   }
 
   // One that nobody else has.
   uint64_t fresh() { return next_++; }
 
  private:
-  struct Salted {
-    std::string key;
-    uint64_t scope;
+  struct Known {
+    uint64_t scope = 0;
+    uint64_t used = 0;  // by clock_
   };
 
   size_t most_;
-  std::list<Salted> used_;  // least recently used first
-  std::unordered_map<std::string, std::list<Salted>::iterator> places_;
+  std::map<std::pair<uint64_t, std::string>, Known> known_;  // by adapter and salt
+  uint64_t clock_ = 0;
   uint64_t next_ = kShared + 1;
 };
 
