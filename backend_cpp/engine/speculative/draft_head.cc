@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "engine/speculative/draft_chain.h"
 #include "engine/speculative/speculative_config.h"
 
 namespace turbomind {
@@ -19,17 +18,14 @@ int rows_to_keep(const StepSpan& span) {
 }  // namespace
 
 DraftHead::DraftHead(ModelRunner& runner, int max_rows, int vocab_size)
-    : runner_(runner),
+    : Drafter(runner, max_rows, vocab_size),
       traits_(*runner.traits().head),
       width_(traits_.width),
-      max_rows_(max_rows),
-      vocab_size_(vocab_size),
       sampler_(traits_.tokens.empty() ? runner.traits().vocab_size : vocab_size),
       spread_(traits_.tokens.empty() ? 0 : static_cast<size_t>(vocab_size)) {}
 
 // Whatever it has not run yet goes along with the token of the first draft.
-int DraftHead::missing_tokens(const Work& work) {
-  (void)work;
+int DraftHead::missing_tokens(const Work& /*work*/) {
   return 1;
 }
 
@@ -41,11 +37,11 @@ void DraftHead::see(std::span<const Seen> all, const float* token_hidden) {
   for (const auto& [span, tokens, kept] : all) {
     const int before = std::min(span.first_position - kept.first, count_of(kept));
     if (before > 0) {
-      due.push_back({tokens.data() + kept.first + 1, before, kept.first, span.tables, kept.states.data(), false});
+      due.push_back({tokens.data() + kept.first + 1, before, kept.first, span.tables, false, kept.states.data()});
     }
     const int now = span.count - rows_to_keep(span);
     due.push_back(
-        {tokens.data() + span.first_position + 1, now, span.first_position, span.tables, rows_of(span), false});
+        {tokens.data() + span.first_position + 1, now, span.first_position, span.tables, false, rows_of(span)});
   }
   run(due, width_, false, nullptr);
   for (const auto& [span, tokens, kept] : all) {
@@ -61,11 +57,11 @@ void DraftHead::draft(std::span<const Work> all, int count) {
   std::vector<Running> running;
   std::vector<Due> due;
   for (const Work& work : all) {
-    const HiddenStates& kept = work.hidden;
+    const HiddenStates& kept = work.drafts.hidden;
     const int last = static_cast<int>(work.tokens.size()) - 2;
     const int missing = last + 1 - kept.first;
     if (missing < 1 || missing > count_of(kept)) continue;
-    due.push_back({work.tokens.data() + kept.first + 1, missing, kept.first, &work.tables, kept.states.data(), true});
+    due.push_back({work.tokens.data() + kept.first + 1, missing, kept.first, &work.tables, true, kept.states.data()});
     running.push_back({&work, last + 1, -1, {}});
   }
   int width = width_;
@@ -74,32 +70,32 @@ void DraftHead::draft(std::span<const Work> all, int count) {
         [&](size_t index, float* logits, const float* hidden) { draft(running[index], i, logits, hidden); });
     if (i == 0) {
       for (const Running& one : running) {
-        HiddenStates& kept = one.work->hidden;
+        HiddenStates& kept = one.work->drafts.hidden;
         kept = {kept.begin, one.position, {}};
         // Where tokens before the first that was seen are missing, those after it are worth less to others.
-        one.work->cached = kept.begin <= one.work->cached_tokens ? kept.first : 0;
+        one.work->drafts.cached = kept.begin <= one.work->cached_tokens ? kept.first : 0;
       }
     }
     std::erase_if(running, [&](const Running& one) { return one.token < 0 || one.token >= vocab_size_; });
     due.clear();
     for (Running& one : running) {
-      one.work->drafts.push_back(one.token);
-      due.push_back({&one.token, 1, one.position++, &one.work->tables, one.hidden.data(), true});
+      one.work->drafts.tokens.push_back(one.token);
+      due.push_back({&one.token, 1, one.position++, &one.work->tables, true, one.hidden.data()});
     }
     // Where its tokens are others than the model's, the host says which.
-    if (i == 0 && traits_.tokens.empty() && can_chain(runner_)) return chain(running, count - 1);
+    if (i == 0 && traits_.tokens.empty() && can_chain()) return chain_from(running, count - 1);
     width = runner_.traits().hidden_size;
   }
 }
 
-void DraftHead::chain(std::span<const Running> running, int count) {
-  std::vector<DraftLink> links;
+void DraftHead::chain_from(std::span<const Running> running, int count) {
+  std::vector<Link> links;
   std::vector<float> hidden;
   for (const Running& one : running) {
     links.push_back({one.work, one.position - 1, 0});
     hidden.insert(hidden.end(), one.hidden.begin(), one.hidden.end());
   }
-  chain_drafts(runner_, links, std::move(hidden), count, vocab_size_);
+  chain(links, std::move(hidden), count);
 }
 
 void DraftHead::draft(Running& running, int ahead, float* logits, const float* hidden) {
@@ -110,44 +106,6 @@ void DraftHead::draft(Running& running, int ahead, float* logits, const float* h
   }
   running.token = sampler_.sample(logits, running.work->rule(ahead));
   running.hidden.assign(hidden, hidden + runner_.traits().hidden_size);
-}
-
-void DraftHead::run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last) {
-  StepInput input;
-  std::vector<size_t> wanted;
-  const auto flush = [&] {
-    if (input.tokens.empty()) return;
-    input.is_alongside_own = is_own;
-    const StepOutput output = runner_.forward(input);
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      on_last(wanted[i], output.logits + i * static_cast<size_t>(runner_.traits().vocab_size),
-              output.hidden + i * static_cast<size_t>(runner_.traits().hidden_size));
-    }
-    input.clear();
-    wanted.clear();
-  };
-  for (size_t index = 0; index < all.size(); ++index) {
-    const Due& due = all[index];
-    for (int done = 0; done < due.count;) {
-      if (static_cast<int>(input.tokens.size()) == max_rows_) flush();
-      const auto first = static_cast<int>(input.tokens.size());
-      const int count = std::min(due.count - done, max_rows_ - first);
-      const bool is_wanted = due.is_wanted && done + count == due.count;
-      input.spans.push_back({.first_row = first,
-                             .count = count,
-                             .first_position = due.first_position + done,
-                             .tables = due.tables,
-                             .wanted = is_wanted ? SpanRows::kLast : SpanRows::kNone,
-                             .prompt_len = due.first_position + done + count});
-      // An image's tokens may be any number.
-      for (int i = 0; i < count; ++i) input.tokens.push_back(std::clamp(due.tokens[done + i], 0, vocab_size_ - 1));
-      const float* states = due.hidden + static_cast<ptrdiff_t>(done) * width;
-      input.alongside.insert(input.alongside.end(), states, states + static_cast<ptrdiff_t>(count) * width);
-      if (is_wanted) wanted.push_back(index);
-      done += count;
-    }
-  }
-  flush();
 }
 
 }  // namespace turbomind

@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -25,7 +24,6 @@ namespace turbomind {
 
 class DraftHead final : public Drafter {
  public:
-  // `runner` is a head for a model with `vocab_size` tokens; it must outlive this.
   DraftHead(ModelRunner& runner, int max_rows, int vocab_size);
 
   int missing_tokens(const Work& work) override;
@@ -33,15 +31,6 @@ class DraftHead final : public Drafter {
   void see(std::span<const Seen> all, const float* token_hidden) override;
 
  private:
-  // Tokens of a sequence to run.
-  struct Due {
-    const int32_t* tokens;  // [count]: the tokens that follow
-    int count;
-    int first_position;
-    const PageTables* tables;
-    const float* hidden;  // [count, width]
-    bool is_wanted;       // the last token's output
-  };
   // A sequence in the steps of one call of draft().
   struct Running {
     const Work* work;
@@ -49,21 +38,14 @@ class DraftHead final : public Drafter {
     int32_t token;              // its last draft
     std::vector<float> hidden;  // after it
   };
-  // Receives the logits (writable) and the hidden state of the last token of all[index].
-  using OnLast = std::function<void(size_t index, float* logits, const float* hidden)>;
 
   int count_of(const HiddenStates& hidden) const { return static_cast<int>(hidden.states.size()) / width_; }
-  // `width`: of each hidden state; `is_own`: the states are the head's own.
-  void run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last);
   // Drafts up to `count` more tokens for each.
-  void chain(std::span<const Running> running, int count);
+  void chain_from(std::span<const Running> running, int count);
   void draft(Running& running, int ahead, float* logits, const float* hidden);
 
-  ModelRunner& runner_;
   const HeadTraits& traits_;
   int width_;
-  int max_rows_;
-  int vocab_size_;
   Sampler sampler_;
   std::vector<float> spread_;  // [vocab_size], for heads with a vocabulary of their own
 };

@@ -17,7 +17,6 @@ namespace turbomind {
 
 class DraftModel final : public Drafter {
  public:
-  // `runner` must outlive this. `vocab_size`: of the target model; drafts from it on are outside its vocabulary.
   DraftModel(ModelRunner& runner, int max_rows, int vocab_size);
 
   int missing_tokens(const Work& work) override;
@@ -32,14 +31,11 @@ class DraftModel final : public Drafter {
   };
 
   static int cached_rows(const Work& work);
-  void run(std::vector<Running>& running);
+  void run_all(std::vector<Running>& running);
   // Drafts up to `count` more tokens for each.
-  void chain(std::vector<Running>& running, int count);
+  void chain_from(std::vector<Running>& running, int count);
   static void keep(const Running& done);
 
-  ModelRunner& runner_;
-  int max_rows_;
-  int vocab_size_;
   Sampler sampler_;
 };
 

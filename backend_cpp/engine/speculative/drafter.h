@@ -6,24 +6,34 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "engine/speculative/prompt_lookup.h"
 #include "kernels/sampling.h"
 #include "model/model_runner.h"
 
 namespace turbomind {
-
-// Of one sequence: the tokens that are in a draft model's cache.
-struct DraftCache {
-  std::vector<int32_t> tokens;
-};
 
 // Of one sequence: the model's hidden states of its last tokens, as input of a head.
 struct HiddenStates {
   int begin = -1;             // position of the first token ever seen, -1: none
   int first = 0;              // position of the first of those kept
   std::vector<float> states;  // [count, HeadTraits::width]
+};
+
+// Of one sequence.
+struct Drafts {
+  std::vector<int32_t> tokens;  // draft tokens of the step being built or run
+  bool are_the_models = false;  // `tokens` are from the draft model or head
+  std::vector<int32_t> forced;  // likely tokens of the text that a grammar forces; empty: none
+  std::unique_ptr<PromptLookup> lookup;
+  int cached = 0;              // leading tokens that the draft model or head has computed
+  std::vector<int32_t> cache;  // tokens in the cache of a draft model
+  HiddenStates hidden;         // a head's
+
+  int count() const { return static_cast<int>(tokens.size()); }
 };
 
 // The maximum tokens of a drafter's step, given the model's: more would take memory from the cache.
@@ -39,11 +49,8 @@ class Drafter {
     const std::vector<int32_t>& tokens;
     const PageTables& tables;
     int cached_tokens;
-    DraftCache& cache;
-    HiddenStates& hidden;
-    int& cached;                                     // output: leading tokens in the drafter's cache
+    Drafts& drafts;                                  // output: tokens and cached
     std::function<const SamplingParams&(int)> rule;  // sampling of its next token, and those after
-    std::vector<int32_t>& drafts;                    // output
   };
   // What the target model computed for a sequence in a step.
   struct Seen {
@@ -52,6 +59,9 @@ class Drafter {
     HiddenStates& hidden;
   };
 
+  // `runner` must outlive this. `vocab_size`: of the target model; drafts from it on are outside its vocabulary.
+  Drafter(ModelRunner& runner, int max_rows, int vocab_size)
+      : runner_(runner), max_rows_(max_rows), vocab_size_(vocab_size) {}
   virtual ~Drafter() = default;
 
   // The number of tokens to run before the first draft for a sequence.
@@ -59,10 +69,40 @@ class Drafter {
   // Drafts `count` tokens for each; fewer after a draft outside the model's vocabulary, or without hidden states.
   virtual void draft(std::span<const Work> all, int count) = 0;
   // Receives a step's hidden states; token_hidden [tokens of the step, width] as in StepOutput.
-  virtual void see(std::span<const Seen> all, const float* token_hidden) {
-    (void)all;
-    (void)token_hidden;
-  }
+  virtual void see(std::span<const Seen> /*all*/, const float* /*token_hidden*/) {}
+
+ protected:
+  // Tokens of a sequence to run.
+  struct Due {
+    const int32_t* tokens;  // [count]; of a head, the tokens that follow
+    int count;
+    int first_position;
+    const PageTables* tables;
+    bool is_wanted;                 // the last token's output
+    const float* hidden = nullptr;  // [count, width]: a head's
+    int prompt_len = 0;             // as in StepSpan; 0: all tokens so far
+  };
+  // Receives the logits (writable) and the hidden state of the last token of all[index].
+  using OnLast = std::function<void(size_t index, float* logits, const float* hidden)>;
+  // `width`: of each hidden state, 0: there are none; `is_own`: the states are the head's own.
+  void run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last);
+
+  // A sequence that has one draft.
+  struct Link {
+    const Work* work;
+    int position;    // of the draft
+    int prompt_len;  // as in StepSpan; 0: all tokens so far
+  };
+  // Whether the device samples tokens. Then a step of one token a sequence is launched before the tokens of the
+  // previous step are known, so that the device does not wait for the host.
+  bool can_chain() { return runner_.traits().chooses_tokens && runner_.reserve({}); }
+  // Drafts up to `count` more tokens for each; fewer after a draft outside the vocabulary. `hidden`
+  // [links, hidden_size]: a head's hidden states of the first drafts; empty for a draft model.
+  void chain(std::span<const Link> links, std::vector<float> hidden, int count);
+
+  ModelRunner& runner_;
+  const int max_rows_;
+  const int vocab_size_;
 };
 
 }  // namespace turbomind

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <span>
 
 namespace turbomind {
 
@@ -11,10 +10,8 @@ namespace {
 constexpr double kPriorWeight = 4;    // of what is expected, in tokens seen
 constexpr double kForgetting = 0.97;  // of what was seen, with each token more
 constexpr std::array kGuess{0.3, 0.2, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9};
-
 constexpr int32_t kBetween = -1;
 constexpr int kMaxPlaces = 16;  // that are looked at
-
 constexpr int kMaxAstray = 3;
 
 }  // namespace
@@ -83,13 +80,6 @@ uint64_t NgramIndex::key_of(const int32_t* run, uint64_t scope) const {
   return key;
 }
 
-void NgramIndex::clear() {
-  tokens_.clear();
-  earlier_.clear();
-  latest_.clear();
-  text_begin_ = 0;
-}
-
 void RecentTexts::add(std::span<const int32_t> text, uint64_t scope) {
   auto& [latest, before] = indices_;
   const auto count = std::min(text.size(), static_cast<size_t>(half_));
@@ -113,8 +103,7 @@ RecentTexts::Match RecentTexts::find(std::span<const int32_t> text, uint64_t sco
 
 void PromptLookup::read(const std::vector<int32_t>& tokens) {
   for (auto place = static_cast<size_t>(own_.size()); place < tokens.size(); ++place) {
-    const bool teaches = static_cast<int>(place) >= prompt_len_;
-    if (teaches) {
+    if (static_cast<int>(place) >= prompt_len_) {
       look(std::span(tokens).first(place));
       if (has_draft()) {
         const bool came = token(0) == tokens[place];

@@ -67,7 +67,7 @@ class NgramIndex {
   Match find(std::span<const int32_t> text, uint64_t scope = 0) const;
   // The number of tokens before `place` that match the end of `text`, at most `most`.
   int length_at(std::span<const int32_t> text, int place) const;
-  void clear();
+  void clear() { *this = NgramIndex(least_, most_); }
 
  private:
   uint64_t key_of(const int32_t* run, uint64_t scope) const;

@@ -60,8 +60,9 @@ double StepCost::token() const {
   return std::clamp(slope, 0.01 * expected, seconds_ / tokens_);
 }
 
-double StepCost::seconds_of(double tokens) const {
-  return weight_ == 0 ? 1 + kExpectedShare * (tokens - 1) : seconds_ + token() * (tokens - tokens_);
+double StepCost::of(int tokens) const {
+  const double computed = computed_tokens(tokens);
+  return weight_ == 0 ? 1 + kExpectedShare * (computed - 1) : seconds_ + token() * (computed - tokens_);
 }
 
 void Speculator::draft(std::span<const Candidate> candidates, int step_tokens, int free_tokens) {
@@ -169,11 +170,10 @@ void Speculator::ask_model(std::span<const Candidate> candidates, int step_token
   int most = std::min(shared_.config.num_speculative_tokens, free_tokens / count);
   int missing = 0;
   for (const Candidate& candidate : candidates) {
-    all.push_back(
-        {candidate.tokens, *candidate.tables, candidate.cached_tokens, candidate.drafts.cache, candidate.drafts.hidden,
-         candidate.drafts.cached,
-         [generation = candidate.generation](int ahead) -> const SamplingParams& { return generation->choice(ahead); },
-         candidate.drafts.tokens});
+    all.push_back({candidate.tokens, *candidate.tables, candidate.cached_tokens, candidate.drafts,
+                   [generation = candidate.generation](int ahead) -> const SamplingParams& {
+                     return generation->choice(ahead);
+                   }});
     missing += model_->missing_tokens(all.back());
     most = std::min(most, candidate.most);
   }

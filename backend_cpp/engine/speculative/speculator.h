@@ -31,28 +31,14 @@ class StepCost {
   void note(int tokens, double seconds);
   bool is_known() const { return weight_ > 0; }
   // Of a step, in seconds or, before any was seen, in another unit.
-  double of(int tokens) const { return seconds_of(computed_tokens(tokens)); }
+  double of(int tokens) const;
 
  private:
   static int computed_tokens(int tokens);
   double token() const;
-  double seconds_of(double tokens) const;
 
   // Weighted means of computed tokens, of seconds, of their product and of the square of tokens.
   double weight_ = 0, tokens_ = 0, seconds_ = 0, product_ = 0, square_ = 0;
-};
-
-// Of one sequence.
-struct Drafts {
-  std::vector<int32_t> tokens;  // draft tokens of the step being built or run
-  bool are_the_models = false;  // `tokens` are from the draft model or head
-  std::vector<int32_t> forced;  // likely tokens of the text that a grammar forces; empty: none
-  std::unique_ptr<PromptLookup> lookup;
-  int cached = 0;       // leading tokens that the draft model or head has computed
-  DraftCache cache;     // a draft model's
-  HiddenStates hidden;  // a head's
-
-  int count() const { return static_cast<int>(tokens.size()); }
 };
 
 class Speculator {
