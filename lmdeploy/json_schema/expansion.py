@@ -16,7 +16,6 @@ from lmdeploy.json_schema.sets import (
     Alternative,
     Arrays,
     Conjunction,
-    Contained,
     Excluded,
     Numbers,
     Objects,
@@ -381,12 +380,11 @@ class Expansion:
             return False
         if not all(self.holds(self.of(arrays.at(index)), each) for index, each in enumerate(value)):
             return False
-        return all(self._is_contained(each, value) for each in arrays.contained)
-
-    def _is_contained(self, contained: Contained, value: list[Any]) -> bool:
-        union = self.of(contained.what)
-        count = sum(self.holds(union, each) for each in value)
-        return contained.low <= count and (contained.high is None or count <= contained.high)
+        for contained in arrays.contained:
+            count = sum(self.holds(self.of(contained.what), each) for each in value)
+            if count < contained.low or (contained.high is not None and count > contained.high):
+                return False
+        return True
 
     def _is_object(self, objects: Objects, value: dict[str, Any]) -> bool:
         if len(value) < objects.low or (objects.high is not None and len(value) > objects.high):

@@ -98,11 +98,8 @@ def _class_of(ranges: Ranges, is_rule: bool) -> str:
         return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges) + "]"
     if charsets.size(ranges) == 1:
         return _character(ranges[0][0])
-    return "[" + "".join(_range(*each) for each in ranges) + "]"
-
-
-def _range(low: int, high: int) -> str:
-    return _character(low) if low == high else f"{_character(low)}-{_character(high)}"
+    ends = ((_character(low), _character(high)) for low, high in ranges)
+    return "[" + "".join(low if low == high else f"{low}-{high}" for low, high in ends) + "]"
 
 
 def _character(code: int) -> str:

@@ -133,9 +133,7 @@ FORMATS = {
     "regex": _regex(2),
 }
 # Shorter ones, for where a length is bounded.
-_SHORT_URI = (
-    r"[A-Za-z][A-Za-z0-9+.-]{0,11}://[A-Za-z0-9][A-Za-z0-9.-]{0,61}[A-Za-z0-9](/[A-Za-z0-9._~!$&'()*+,;=:@/?-]{0,128})?"
-)
+_SHORT_URI = r"[A-Za-z][A-Za-z0-9+.-]{0,11}://[A-Za-z0-9.-]{1,63}(/[A-Za-z0-9._~!$&'()*+,;=:@/?-]{0,128})?"
 _SHORT = dict.fromkeys(("uri", "iri", "uri-reference", "iri-reference"), _SHORT_URI) | {
     "email": f"{_LOCAL}@{_hostname(2)}",
     "ipv6": _ipv6(""),

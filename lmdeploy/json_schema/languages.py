@@ -14,7 +14,6 @@ from lmdeploy.json_schema.errors import Budget
 MAX_SPLITS = 16  # alternatives that a bound of a length may turn a language into
 _SHARES = (128, 64, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # how long parts may be, where a bound is shared by several
 _MAX_SIZE = 512  # of what a bound turns a language into
-_SEVERAL = 2
 _STEP = 1 / 4  # of a budget, for a part of a language at one place of a string
 _MAX_FACTORED = 5000  # languages that `Factoring` looks at
 _DEEPEST_NAME = 40  # characters by which names, and options, are distinguished
@@ -144,7 +143,7 @@ class Factoring:
         tails: dict[Language, list[Language]] = {}
         found: list[Language] = []
         for option, each in zip(options, steps, strict=True):
-            if all(counts[head] < _SEVERAL for head, _ in each if head is not None):
+            if all(counts[head] <= 1 for head, _ in each if head is not None):
                 found.append(option)
                 continue
             for head, tail in each:

@@ -23,10 +23,7 @@ def schemas_of(given: Numbers) -> Iterator[dict[str, Any]]:
     for part in _apart(given):
         if part.whole is False:
             raise SchemaError(part.pointer, "numbers that are no integers are not enforced")
-        if part.whole or part.factors:
-            yield from _multiples(part)
-        else:
-            yield from _decimals(part)
+        yield from _multiples(part) if part.whole or part.factors else _decimals(part)
 
 
 def _apart(given: Numbers) -> Iterator[Numbers]:

@@ -228,9 +228,8 @@ class _Parser:
         following = self._pattern[self._at + 1 : self._at + 2]
         controls = _CONTROLS | ({"b": "\b"} if in_class else {})
         if character in controls and not (character == "0" and following.isdigit()):
-            self._at += 1
-            return (one := charsets.of(controls[character])), one
-        if character.isalnum() and character.isascii():
+            character = controls[character]
+        elif character.isalnum() and character.isascii():
             self._fail(f"has \\{character}, which is not enforced")
         self._at += 1
         return (one := charsets.of(character)), one

@@ -49,9 +49,8 @@ def unspeakable(value: Any) -> str | None:
     if isinstance(value, dict | list):
         parts = value.values() if isinstance(value, dict) else value
         return next((why for each in parts if (why := unspeakable(each))), None)
-    if is_number(value):
-        if not is_finite(value):
-            return "must not hold infinity or NaN"
-        if isinstance(value, int) and abs(value) > LARGEST:
-            return f"must not hold integers beyond 2^53, got {str(value)[:30]}"
+    if is_number(value) and not is_finite(value):
+        return "must not hold infinity or NaN"
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"must not hold integers beyond 2^53, got {str(value)[:30]}"
     return None
