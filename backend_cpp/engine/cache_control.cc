@@ -1,10 +1,7 @@
 #include "engine/cache_control.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
-
-#include "base/error.h"
 
 namespace turbomind {
 

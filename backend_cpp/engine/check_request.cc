@@ -1,6 +1,7 @@
 #include "engine/check_request.h"
 
 #include <algorithm>
+#include <sstream>
 #include <string>
 
 #include "base/error.h"
@@ -8,6 +9,38 @@
 namespace turbomind {
 
 namespace {
+
+constexpr size_t kMaxBadTokens = 10000;
+
+template <class T>
+void require(bool holds, const char* field, const char* expected, T given) {
+  if (holds) return;
+  std::ostringstream message;
+  message << field << " must be " << expected << ", got " << given;
+  throw invalid_argument(message.str());
+}
+
+void check_params(const GenerationParams& params, const RequestLimits& limits, const TokenTable& tokens) {
+  visit_fields(params,
+               [](const char* name, const auto& field, const Limits& each) { check_limits(name, field, each); });
+  const auto require_token = [&](int32_t id, const char* field, const char* expected) {
+    if (id < 0 || id >= limits.vocab_size) require(false, field, expected, tokens.refused(id));
+  };
+  const auto require_tokens = [&](const std::vector<int32_t>& ids, const char* field) {
+    for (const int32_t id : ids) require_token(id, field, "a token of the vocabulary");
+  };
+  require(params.min_new_tokens <= params.max_new_tokens || params.max_new_tokens == kAllThatIsLeft, "min_new_tokens",
+          "at most max_new_tokens", params.min_new_tokens);
+  require_tokens(params.stop_token_ids, "each of stop_token_ids");
+  require_tokens(params.thinking_end_ids, "each of thinking_end_ids");
+  require_tokens(params.bad_token_ids, "each of bad_token_ids");
+  require(params.bad_tokens.size() <= kMaxBadTokens, "bad_words_list", "at most 10000 words", params.bad_tokens.size());
+  for (const std::vector<int32_t>& word : params.bad_tokens) {
+    require(!word.empty(), "each of bad_words_list", "at least one token long", word.size());
+    for (const int32_t id : word) require_token(id, "each of bad_words_list", "made of tokens of the vocabulary");
+  }
+  for (const auto& [id, bias] : params.logit_bias) require_token(id, "each token of logit_bias", "in the vocabulary");
+}
 
 void check_prompt(const Request& request, const RequestLimits& limits, const TokenTable& tokens) {
   if (request.input_ids.empty() && !request.session) throw invalid_argument("input_ids must hold at least one token");
@@ -19,10 +52,8 @@ void check_prompt(const Request& request, const RequestLimits& limits, const Tok
   }
 }
 
-// Keeps sums over the images of any prompt far from the end of their type.
+// Both keep sums over the images of any prompt, and its positions, far from the end of their types.
 constexpr size_t kMaxRowsOfImage = 1 << 16;
-
-// Keeps the positions of any prompt far from the end of their type.
 constexpr int kLargestFrameStep = 1000;
 
 void check_grid(const std::string& name, const EmbeddingRange& range, bool has_grid) {
@@ -145,7 +176,7 @@ void complete_stops(GenerationParams& params, const RequestLimits& limits, const
 
 void check_request(Request& request, const RequestLimits& limits, const TokenTable& tokens) {
   GenerationParams& params = request.params;
-  params.validate(limits.vocab_size, tokens);
+  check_params(params, limits, tokens);
   if (!request.session && !params.runs_model()) throw invalid_argument("max_new_tokens must be >= 1, got 0");
   check_prompt(request, limits, tokens);
   check_embeddings(request, limits);

@@ -158,13 +158,13 @@ void Engine::run() {
     Inbox::Messages messages = inbox_.take(!core_.is_idle(), std::min(core_.next_deadline(), next_restart_));
     is_closed = messages.is_closed;
     step_begin_ = Clock::now();
-    settle_adapters();
+    if (is_healthy_) guard([this] { adapters_.settle(); });
     add(std::move(messages));
     if (is_closed) {
       core_.end_all(nullptr);
       core_.finish_files();
     } else {
-      step();
+      guard([this] { step(); });
     }
     if (config_.checks_invariants) check_when_idle();
     publish();
@@ -182,30 +182,22 @@ void Engine::add(Inbox::Messages&& messages) {
   if (!is_healthy_) fail(stopped());
 }
 
-void Engine::settle_adapters() {
-  if (!is_healthy_) return;
+void Engine::guard(const std::function<void()>& work) {
   try {
-    adapters_.settle();
+    work();
   } catch (const std::exception& error) {
     fail(Error(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what()));
   }
 }
 
 void Engine::step() {
-  try {
-    if (is_healthy_ && processes_ && processes_->is_lost()) throw Error(ErrorCode::kUnavailable, "a worker has ended");
-    if (!has_lower_priority_ && !limits_.only_embeds && encoder_count > 0) lower_priority();
-    core_.step();
-  } catch (const std::exception& error) {
-    fail(Error(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what()));
+  if (is_healthy_ && processes_ && processes_->is_lost()) throw Error(ErrorCode::kUnavailable, "a worker has ended");
+  if (!has_lower_priority_ && !limits_.only_embeds && encoder_count > 0) {
+    has_lower_priority_ = true;  // as long as the engine lives: to raise it again takes privileges
+    runner_->lower_priority();
+    if (draft_runner_) draft_runner_->lower_priority();
   }
-}
-
-// For as long as the engine lives: to raise it again takes privileges.
-void Engine::lower_priority() {
-  has_lower_priority_ = true;
-  runner_->lower_priority();
-  if (draft_runner_) draft_runner_->lower_priority();
+  core_.step();
 }
 
 void Engine::fail(const Error& fault) {
@@ -243,11 +235,7 @@ void Engine::check_when_idle() const {
 void Engine::publish() {
   core_.announce();
   EngineStats stats = core_.stats();
-  if (events_) {
-    const EventPublisher::Counts counts = events_->counts();
-    stats.event_batches = counts.batches;
-    stats.event_losses = counts.losses;
-  }
+  if (events_) static_cast<EventCounts&>(stats) = events_->counts();
   if (grammar_queue_) {
     const GrammarQueue::Counts counts = grammar_queue_->counts();
     stats.grammar_requests = counts.requests;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -80,9 +81,9 @@ class Engine {
   void run();
   Error stopped() const;
   void add(Inbox::Messages&& messages);
-  void settle_adapters();
+  // Does what a device fault may end.
+  void guard(const std::function<void()>& work);
   void step();
-  void lower_priority();
   void fail(const Error& fault);
   void restart_runner();
   void check_when_idle() const;
@@ -116,9 +117,8 @@ class Engine {
   std::thread thread_;
 };
 
-// The one plan of all that an engine's runners remember.
-
-// `draft_runner`: null where no model drafts. Throws Error that names the group that cannot be.
+// The one plan of all that an engine's runners remember. `draft_runner`: null where no model drafts. Throws Error that
+// names the group that cannot be.
 CachePlan plan_caches(const ModelRunner& runner, const ModelRunner* draft_runner, const StepLimits& limits);
 
 }  // namespace turbomind

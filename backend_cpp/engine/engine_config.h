@@ -4,13 +4,22 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "engine/disk/disk_config.h"
 #include "engine/speculative/speculative_config.h"
 #include "model/cache_plan.h"
 
 namespace turbomind {
+
+// The tier of the cache in files.
+struct DiskTierConfig {
+  std::string directory;  // empty: there is no such tier
+  uint64_t bytes = 0;
+  std::string fingerprint;  // of the model and of all settings that keys, values and states depend on
+  // How often uses are noted in files, and it is looked whether others have removed some.
+  std::chrono::milliseconds look_interval = std::chrono::seconds(5);
+};
 
 struct EngineConfig {
   int session_len = 2048;  // most tokens of prompt and response together

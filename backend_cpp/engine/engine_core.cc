@@ -4,7 +4,6 @@
 #include <random>
 #include <string>
 
-#include "engine/cache/likely_forks.h"
 #include "engine/speculative/draft_head.h"
 #include "engine/speculative/draft_model.h"
 
@@ -15,11 +14,6 @@ namespace {
 uint64_t draw_seed() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
-}
-
-Error images_fill_the_cache(int prompt_len) {
-  return {ErrorCode::kTooLong, "the images leave no room in the cache for a prompt of " + std::to_string(prompt_len) +
-                                   " tokens and a response; ask about fewer, or raise cache_max_entry_count"};
 }
 
 SessionOwner owner_of(const LoadedAdapter* adapter) {
@@ -36,11 +30,6 @@ std::unique_ptr<Drafter> make_drafter(const EngineConfig& config, ModelRunner* r
   const int rows = drafter_rows(config.max_step_tokens);
   if (runner->traits().head) return std::make_unique<DraftHead>(*runner, rows, vocab_size);
   return std::make_unique<DraftModel>(*runner, rows, vocab_size);
-}
-
-std::optional<Speculator> make_speculator(const EngineConfig& config, Drafter* drafter, LikelyTokens* tokens) {
-  if (!config.speculation.is_on()) return std::nullopt;
-  return std::make_optional<Speculator>(config.speculation, drafter, tokens);
 }
 
 std::unique_ptr<DiskTier> make_disk_tier(const EngineConfig& config, BlockCache& blocks, ModelRunner& runner,
@@ -61,7 +50,9 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       disk_(make_disk_tier(config, blocks_, runner, std::move(wake))),
       likely_tokens_(tokens, runner.traits().vocab_size),
       drafter_(make_drafter(config, draft_runner, runner.traits().vocab_size)),
-      speculator_(make_speculator(config, drafter_.get(), &likely_tokens_)),
+      speculator_(config.speculation.is_on()
+                      ? std::make_optional<Speculator>(config.speculation, drafter_.get(), &likely_tokens_)
+                      : std::nullopt),
       scheduler_(
           {config.max_batch_size, config.max_step_tokens, runner.traits().images.needs_whole,
            runner.traits().reads_whole},
@@ -152,8 +143,17 @@ EngineCore::Plan EngineCore::validate(Submission&& submission, std::shared_ptr<c
 // Throws where images leave no room for a response.
 void EngineCore::limit_new_tokens(GenerationParams& params, int prompt_len,
                                   const std::vector<ImageGroup>& looked_at) const {
-  const int left = room_alongside(looked_at) - prompt_len;
-  if (!looked_at.empty() && left < (params.generates_nothing() ? 0 : 1)) throw images_fill_the_cache(prompt_len);
+  int left = config_.session_len - prompt_len;
+  if (!looked_at.empty()) {  // which lie in the cache as well
+    int pages = config_.page_count;
+    for (const ImageGroup& group : looked_at) pages -= group.block_count() * blocks_.group(cross_group()).pages;
+    left = blocks_.plan().most_tokens(pages, config_.max_step_tokens, config_.session_len) - prompt_len;
+    if (left < (params.generates_nothing() ? 0 : 1)) {
+      throw Error(ErrorCode::kTooLong, "the images leave no room in the cache for a prompt of " +
+                                           std::to_string(prompt_len) +
+                                           " tokens and a response; ask about fewer, or raise cache_max_entry_count");
+    }
+  }
   params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
 }
@@ -174,7 +174,10 @@ void EngineCore::describe(const Request& request, const std::vector<int32_t>& to
   group.may_match = !params.looks_at_prompt() && !reads_whole;
   const bool may_keep = config_.enable_prefix_caching || (request.session && !request.session->end);
   group.keeps_blocks = may_keep && !reads_whole;
-  if (group.keeps_blocks && needs_anchors()) group.marks = likely_forks(tokens, space_.tokens, config_.block_len);
+  // Where layers keep less than all tokens, a prefix is found at some places alone.
+  const CachePlan& plan = blocks_.plan();
+  const bool needs_anchors = plan.group_of(MemoryKind::kState) >= 0 || plan.group_of(MemoryKind::kWindow) >= 0;
+  if (group.keeps_blocks && needs_anchors) group.marks = likely_forks(tokens, space_.tokens, config_.block_len);
   if (request.returns_prompt || params.prompt_logprobs) {
     group.prompt = std::make_shared<const std::vector<int32_t>>(tokens);
   }
@@ -200,19 +203,6 @@ void EngineCore::admit(Plan&& plan) {
   counts_.tokens_in += plan.first->prompt_len();
   if (group.deadline) next_deadline_ = std::min(next_deadline_, *group.deadline);
   scheduler_.add(std::move(plan.first));
-}
-
-// Whether layers keep less than all tokens, so that a prefix is found at some places alone.
-bool EngineCore::needs_anchors() const {
-  return blocks_.plan().group_of(MemoryKind::kState) >= 0 || blocks_.plan().group_of(MemoryKind::kWindow) >= 0;
-}
-
-// Tokens that a sequence may have alongside images that lie in the cache as well.
-int EngineCore::room_alongside(const std::vector<ImageGroup>& looked_at) const {
-  if (looked_at.empty()) return config_.session_len;
-  int pages = config_.page_count;
-  for (const ImageGroup& group : looked_at) pages -= group.block_count() * blocks_.group(cross_group()).pages;
-  return blocks_.plan().most_tokens(pages, config_.max_step_tokens, config_.session_len);
 }
 
 // Nothing to generate: the session takes the tokens, and computes them when it continues.
@@ -488,17 +478,10 @@ EngineStats EngineCore::stats() const {
   stats.blocks_idle = blocks_.order().idle_pages();
   stats.host_blocks_total = pool.host_count();
   stats.host_blocks_used = pool.host_used_count();
-  const EvictionCounts& evictions = blocks_.contents().counts();
-  stats.evictions = evictions.evicted;
-  stats.swapped_out = evictions.swapped_out;
-  stats.swapped_in = evictions.swapped_in;
+  static_cast<EvictionCounts&>(stats) = blocks_.contents().counts();
+  static_cast<SchedulerCounts&>(stats) = scheduler_.counts();
   if (disk_) stats.disk = disk_->stats();
-  stats.preemptions = scheduler_.preemption_count();
-  stats.prefix_cache_queries = scheduler_.prefix_cache_queries();
-  stats.prefix_cache_hits = scheduler_.prefix_cache_hits();
-  stats.admitted = scheduler_.admitted_count();
   if (speculator_) stats.speculation = speculator_->stats();
-  stats.queue_seconds = scheduler_.queue_seconds();
   return stats;
 }
 

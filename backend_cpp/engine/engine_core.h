@@ -99,8 +99,6 @@ class EngineCore {
   // Adds it before any other request is validated. Cannot fail.
   void admit(Plan&& plan);
   int cross_group() const { return blocks_.plan().group_of(MemoryKind::kCross); }
-  bool needs_anchors() const;
-  int room_alongside(const std::vector<ImageGroup>& looked_at) const;
   void finish_without_output(SequenceGroup& group, std::vector<int32_t>&& tokens);
 
   void take(Sequence& sequence, const SpanOutput& output);

@@ -16,72 +16,58 @@ void Inbox::check_open(size_t queued) const {
 }
 
 void Inbox::submit(Request&& request) {
-  {
-    const std::lock_guard lock(mu_);
-    check_open(messages_.submitted.size() + waiting_);
-    messages_.submitted.push_back({std::move(request), nullptr, std::nullopt});
-  }
+  const std::lock_guard lock(mu_);
+  check_open(messages_.submitted.size() + waiting_);
+  messages_.submitted.push_back({std::move(request), nullptr, std::nullopt});
   changed_.notify_one();
 }
 
 void Inbox::expect(Request& request) {
-  {
-    const std::lock_guard lock(mu_);
-    check_open(expected_.size());
-    const auto on_output = std::make_shared<const OutputCallback>(request.on_output);
-    const Abandoned caller{request.id, on_output, static_cast<int>(request.input_ids.size())};
-    expected_.emplace(request.id, Expected{caller, request.deadline});
-    if (request.deadline) next_deadline_ = std::min(next_deadline_, *request.deadline);
-  }
+  const std::lock_guard lock(mu_);
+  check_open(expected_.size());
+  const auto on_output = std::make_shared<const OutputCallback>(request.on_output);
+  const Abandoned caller{request.id, on_output, static_cast<int>(request.input_ids.size())};
+  expected_.emplace(request.id, Expected{caller, request.deadline});
+  if (request.deadline) next_deadline_ = std::min(next_deadline_, *request.deadline);
   changed_.notify_one();  // it may have the earliest deadline
 }
 
 void Inbox::deliver(Submission&& compiled) {
-  {
-    const std::lock_guard lock(mu_);
-    if (expected_.erase(compiled.request.id) == 0) return;
-    messages_.submitted.push_back(std::move(compiled));
-  }
+  const std::lock_guard lock(mu_);
+  if (expected_.erase(compiled.request.id) == 0) return;
+  messages_.submitted.push_back(std::move(compiled));
   changed_.notify_one();
 }
 
 void Inbox::cancel(RequestId id) {
-  {
-    const std::lock_guard lock(mu_);
-    if (const auto it = expected_.find(id); it != expected_.end()) {
-      messages_.abandoned.push_back(std::move(it->second.caller));
-      expected_.erase(it);
-    } else {
-      messages_.cancelled.push_back(id);
-    }
+  const std::lock_guard lock(mu_);
+  if (const auto it = expected_.find(id); it != expected_.end()) {
+    messages_.abandoned.push_back(std::move(it->second.caller));
+    expected_.erase(it);
+  } else {
+    messages_.cancelled.push_back(id);
   }
   changed_.notify_one();
 }
 
 void Inbox::control(CacheControl&& control) {
-  {
-    const std::lock_guard lock(mu_);
-    if (messages_.is_closed) throw Error(ErrorCode::kUnavailable, "the engine is shutting down");
-    messages_.controls.push_back(std::move(control));
-  }
+  const std::lock_guard lock(mu_);
+  if (messages_.is_closed) throw Error(ErrorCode::kUnavailable, "the engine is shutting down");
+  messages_.controls.push_back(std::move(control));
   changed_.notify_one();
 }
 
 void Inbox::close() {
-  {
-    const std::lock_guard lock(mu_);
-    messages_.is_closed = true;
-    for (auto& [id, expected] : expected_) messages_.abandoned.push_back(std::move(expected.caller));
-    expected_.clear();
-  }
+  const std::lock_guard lock(mu_);
+  messages_.is_closed = true;
+  for (auto& [id, expected] : expected_) messages_.abandoned.push_back(std::move(expected.caller));
+  expected_.clear();
   changed_.notify_one();
 }
 
 void Inbox::wake() {
-  {
-    const std::lock_guard lock(mu_);
-    is_woken_ = true;
-  }
+  const std::lock_guard lock(mu_);
+  is_woken_ = true;
   changed_.notify_one();
 }
 

@@ -4,19 +4,20 @@
 #include <cstdlib>
 #include <filesystem>
 #include <numeric>
+#include <span>
 #include <utility>
-#include <vector>
 
 #include "base/cpu_share.h"
+#include "base/digest/sha256.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/mapped_file.h"
 #include "device/cpu_operators.h"
 #include "device/device.h"
-#include "engine/disk/fingerprint.h"
-#include "engine/engine.h"
 #include "engine/grammar/process_compiler.h"
 #include "engine/resolve.h"
 #include "engine/speculative/drafter.h"
+#include "kernels/cpu/isa.h"
 #include "model/model_runner.h"
 #include "model/native_runner.h"
 #include "model/parallel_runner.h"
@@ -45,7 +46,6 @@ int threads_of_rank(const EngineSettings& settings) {
   return std::max(1, (settings.threads > 0 ? settings.threads : available_cpu_count()) / settings.tp);
 }
 
-// Starts the workers.
 std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, const ResolvedEngine& engine,
                                                 std::vector<std::string> command, const StepLimits& limits) {
   const EngineSettings& settings = engine.settings;
@@ -144,6 +144,45 @@ std::unique_ptr<EventPublisher> start_event_publisher(const ResolvedEngine& engi
   if (command.empty()) throw invalid_argument("kv_events_config: this program publishes no events");
   command.push_back(engine.settings.kv_events_config.dump());
   return std::make_unique<EventPublisher>(std::move(command), engine.config.block_len);
+}
+
+// To be raised whenever a change of the engine changes what pages hold, or the bits of it.
+constexpr int kContentVersion = 1;
+
+void add_members(const Json& object, const std::string& left_out, std::string& text) {
+  for (const auto& [key, value] : object.as_object()) {
+    if (key != left_out) text += key + ":" + value.dump() + "\n";
+  }
+}
+
+// What keys, values and states depend on besides tokens, in a form that other processes and machines have too: of an
+// engine directory whose model runs on a device with these settings, and of its cache's layout. Reads all weights.
+// Files and directories may be called anything.
+std::string cache_fingerprint(const std::string& directory, const EngineSettings& settings, const std::string& device,
+                              const CachePlan& plan) {
+  std::string text = "content " + std::to_string(kContentVersion) + "\n";
+  add_members(Json::parse_file(directory + "/spec.json"), "model_name", text);
+  const Json manifest = Json::parse_file(directory + "/manifest.json");
+  add_members(manifest, "files", text);
+  for (const Json& file : manifest.at("files").as_array()) {
+    const MappedFile weights((std::filesystem::path(directory) / file.as_string()).string());
+    text += std::to_string(checksum(std::span(weights.data(), weights.size()))) + "\n";
+  }
+  text += device + " " + kernels().name + " tp " + std::to_string(settings.tp) + "\n";
+  text += settings.dtype + " weights " + std::to_string(settings.weight_bits) + " cache " +
+          std::to_string(settings.quant_policy) + " rope " + std::to_string(settings.rope_scaling_factor) +
+          (settings.use_logn_attn ? " logn" : "") + "\n";
+  text += "block " + std::to_string(plan.block_len) + " page " + std::to_string(plan.page_bytes) + "\n";
+  for (const CacheGroup& group : plan.groups) {
+    for (const size_t value :
+         {static_cast<size_t>(group.kind), static_cast<size_t>(group.window), static_cast<size_t>(group.block_len),
+          static_cast<size_t>(group.pieces), group.piece_bytes, static_cast<size_t>(group.pages)}) {
+      text += std::to_string(value) + " ";
+    }
+    for (const int layer : group.layers) text += std::to_string(layer) + ",";
+    text += "\n";
+  }
+  return hex(sha256(text));
 }
 
 }  // namespace

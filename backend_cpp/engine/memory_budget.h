@@ -29,9 +29,6 @@ class MemoryBudget {
     return {static_cast<const void*>(used_.get()), [used = used_, bytes](const void*) { *used -= bytes; }};
   }
 
-  size_t limit() const { return limit_; }
-  size_t used() const { return *used_; }
-
  private:
   size_t limit_;
   std::string what_;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/request.h"
@@ -20,13 +21,39 @@ class OutputQueue {
  public:
   OutputQueue() : thread_([this] { run(); }) {}
   // Delivers what is queued, then stops.
-  ~OutputQueue();
+  ~OutputQueue() {
+    {
+      const std::lock_guard lock(mu_);
+      is_stopping_ = true;
+    }
+    ready_.notify_one();
+    thread_.join();
+  }
 
   // Adds a step's outputs. Any thread.
-  void push(std::vector<Delivery>&& deliveries);
+  void push(std::vector<Delivery>&& deliveries) {
+    if (deliveries.empty()) return;
+    {
+      const std::lock_guard lock(mu_);
+      for (Delivery& delivery : deliveries) queue_.push_back(std::move(delivery));
+    }
+    ready_.notify_one();
+  }
 
  private:
-  void run();
+  void run() {
+    std::vector<Delivery> batch;
+    while (true) {
+      {
+        std::unique_lock lock(mu_);
+        ready_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
+        if (queue_.empty()) return;
+        batch.swap(queue_);
+      }
+      for (auto& [to, output] : batch) (*to)(std::move(output));
+      batch.clear();
+    }
+  }
 
   std::mutex mu_;
   std::condition_variable ready_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,8 +16,6 @@
 #include "model/embedding_range.h"
 
 namespace turbomind {
-
-class TokenTable;
 
 using RequestId = uint64_t;
 using Clock = std::chrono::steady_clock;
@@ -48,11 +47,7 @@ struct GenerationParams : GenerationFields {
   bool generates_nothing() const { return scores_prompt || output_embedding || max_new_tokens == 0; }
   // Whether the model has to run: else only a session takes the prompt.
   bool runs_model() const { return max_new_tokens != 0 || scores_prompt || prompt_logprobs || output_embedding; }
-  bool detects_repetition() const { return repetition_detection != "off"; }
   bool is_greedy() const { return !do_sample || temperature == 0 || top_k == 1; }
-
-  // Throws Error(kInvalidArgument) naming the field, what was expected and what was given.
-  void validate(int vocab_size, const TokenTable& tokens) const;
 };
 
 // A conversation whose tokens the engine keeps between requests (engine/schedule/session_table.h).
@@ -66,8 +61,10 @@ struct SessionParams {
 
 enum class FinishReason { kNone, kStop, kLength, kRepetition, kCancelled, kError };
 
-// "", "stop", "length", "repetition", "cancelled", "error".
-const char* finish_reason_name(FinishReason reason);
+inline const char* finish_reason_name(FinishReason reason) {
+  constexpr const char* kNames[] = {"", "stop", "length", "repetition", "cancelled", "error"};
+  return kNames[static_cast<size_t>(reason)];
+}
 
 struct TokenLogprobs {
   float chosen;

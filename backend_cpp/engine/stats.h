@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 
-#include "engine/disk/disk_config.h"
 #include "engine/speculative/speculative_config.h"
 
 namespace turbomind {
@@ -16,7 +15,37 @@ struct SpeculationStats {
   std::array<int64_t, kMaxDrafts> accepted_at{};  // drafts number 0, 1, ... of a span
 };
 
-struct EngineStats {
+// Of the cache.
+struct EvictionCounts {
+  int64_t evictions = 0;    // contents that were lost
+  int64_t swapped_out = 0;  // to the host's memory
+  int64_t swapped_in = 0;   // and came back
+};
+
+struct DiskStats {
+  int64_t files = 0;  // known to this process
+  int64_t bytes = 0;  // of all
+  int64_t written = 0;
+  int64_t read = 0;
+  int64_t damaged = 0;
+  int64_t failures = 0;
+};
+
+// Of the scheduler.
+struct SchedulerCounts {
+  int64_t preemptions = 0;
+  int64_t prefix_cache_queries = 0;  // tokens looked for in the cache, by all responses and by those that begin again
+  int64_t prefix_cache_hits = 0;     // of those, found there
+  int64_t admitted = 0;              // requests that came into the batch
+  double queue_seconds = 0;          // from acceptance to there, summed
+};
+
+struct EventCounts {
+  int64_t event_batches = 0;  // of cache events, a step each
+  int64_t event_losses = 0;   // times that all events had to be given again
+};
+
+struct EngineStats : EvictionCounts, SchedulerCounts, EventCounts {
   int running = 0;
   int waiting = 0;
   int sessions = 0;
@@ -28,26 +57,16 @@ struct EngineStats {
 
   int64_t completed = 0;
   int64_t cancelled = 0;
-  int64_t failed = 0;                // after having been accepted
-  int64_t tokens_in = 0;             // prompts, history included
-  int64_t tokens_computed = 0;       // tokens run
-  int64_t prefix_cache_queries = 0;  // looked for in the cache, by all responses and by those that begin again
-  int64_t prefix_cache_hits = 0;     // of those, found there
+  int64_t failed = 0;           // after having been accepted
+  int64_t tokens_in = 0;        // prompts, history included
+  int64_t tokens_computed = 0;  // tokens run
   int64_t tokens_out = 0;
-  int64_t evictions = 0;
-  int64_t swapped_out = 0;  // blocks whose content went to the host's memory
-  int64_t swapped_in = 0;   // and came back
   DiskStats disk;
-  int64_t preemptions = 0;
-  int64_t event_batches = 0;         // of cache events, a step each
-  int64_t event_losses = 0;          // times that all events had to be given again
   int64_t grammar_requests = 0;      // that had a response format
   int64_t grammar_compilations = 0;  // that came to an end
   int64_t grammar_hits = 0;          // requests whose grammar was there, or compiled for another
   int64_t grammar_failures = 0;      // requests that were refused for their response format
   SpeculationStats speculation;
-  int64_t admitted = 0;      // requests that came into the batch
-  double queue_seconds = 0;  // from acceptance to there, summed
   int64_t steps = 0;
   double step_seconds = 0;     // whole steps
   double forward_seconds = 0;  // of those, inside the model; on a GPU, its own time

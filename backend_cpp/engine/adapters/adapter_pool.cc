@@ -3,7 +3,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace turbomind {
@@ -44,11 +43,7 @@ void AdapterPool::stop() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  std::deque<Submission> dropped;
-  {
-    const std::lock_guard lock(mu_);
-    dropped.swap(waiting_);
-  }
+  waiting_.clear();  // nobody adds any from here on; without the lock, which the release of adapters takes
 }
 
 void AdapterPool::add(const std::string& name, const std::string& directory, const std::string& note) {

@@ -62,10 +62,10 @@ class BlockCache final : public CacheSource {
   const CacheContents& contents() const { return contents_; }
   PrefixTree& tree() override { return contents_.tree(); }
   int32_t stored(NodeId node, int group) const override { return contents_.stored(node, group); }
-  std::vector<int32_t> pages(int32_t block) const override { return pool_.pages(block); }
+  const std::vector<int32_t>& pages(int32_t block) const override { return pool_.pages(block); }
   std::vector<PageMove> take_moves() override { return pool_.take_moves(); }
   void observe(CacheObserver& observer) override { contents_.observe(observer); }
-  std::vector<Held> held() const override { return contents_.held(); }
+  std::vector<NodeId> held() const override { return contents_.held(); }
   Snapshots& snapshots() { return snapshots_; }
   const Snapshots& snapshots() const { return snapshots_; }
 

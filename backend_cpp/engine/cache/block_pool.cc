@@ -21,17 +21,16 @@ int32_t BlockPool::make(int index, bool in_host) {
   if (std::ssize(from) < pages) return kNoBlock;
   const int32_t block = from.back();
   at(block).group = index;
-  at(block).more_pages.assign(from.rbegin() + 1, from.rbegin() + pages);
+  at(block).pages.assign(from.rbegin(), from.rbegin() + pages);
   from.resize(from.size() - static_cast<size_t>(pages));
   return block;
 }
 
 void BlockPool::free(int32_t block) {
   std::vector<int32_t>& to = is_of_host(block) ? host_free_ : free_;
-  std::vector<int32_t>& more = at(block).more_pages;
-  to.insert(to.end(), more.rbegin(), more.rend());
-  more.clear();
-  to.push_back(block);
+  std::vector<int32_t>& pages = at(block).pages;
+  to.insert(to.end(), pages.rbegin(), pages.rend());
+  pages.clear();
   at(block).group = -1;
 }
 
@@ -48,18 +47,8 @@ bool BlockPool::drop(int32_t block) {
   return true;
 }
 
-int32_t BlockPool::page(int32_t block, int index) const {
-  return index == 0 ? block : at(block).more_pages[static_cast<size_t>(index) - 1];
-}
-
-std::vector<int32_t> BlockPool::pages(int32_t block) const {
-  std::vector<int32_t> pages = {block};
-  pages.insert(pages.end(), at(block).more_pages.begin(), at(block).more_pages.end());
-  return pages;
-}
-
 void BlockPool::copy(int32_t from, int32_t to) {
-  for (int i = 0; i < pages_of(from); ++i) moves_.push_back({page(from, i), page(to, i)});
+  for (size_t i = 0; i < pages(from).size(); ++i) moves_.push_back({pages(from)[i], pages(to)[i]});
 }
 
 void BlockPool::check_invariants() const {

@@ -44,9 +44,7 @@ class BlockPool {
   bool is_referenced(int32_t block) const { return at(block).references > 0; }
   int group_of(int32_t block) const { return at(block).group; }
   int pages_of(int32_t block) const { return group(at(block).group).pages; }
-  // The page at `index` of a block.
-  int32_t page(int32_t block, int index) const;
-  std::vector<int32_t> pages(int32_t block) const;
+  const std::vector<int32_t>& pages(int32_t block) const { return at(block).pages; }
 
   // Copies a block's content to another block of its group.
   void copy(int32_t from, int32_t to);
@@ -60,7 +58,7 @@ class BlockPool {
   struct Block {
     int group = -1;  // -1: not the first page of a block
     int references = 0;
-    std::vector<int32_t> more_pages;  // after the first
+    std::vector<int32_t> pages;
   };
 
   Block& at(int32_t block) { return blocks_[static_cast<size_t>(block)]; }

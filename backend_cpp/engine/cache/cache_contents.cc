@@ -49,7 +49,7 @@ int32_t CacheContents::allocate(int group) {
     if (block == kNoBlock) throw internal_error("pages are idle, but no block is");
     if (order_.place(block) == Place::kUntilNeeded) {
       lose(block);
-      ++counts_.evicted;
+      ++counts_.evictions;
     } else {
       evict(block);
     }
@@ -123,7 +123,7 @@ void CacheContents::evict(int32_t block) {
 void CacheContents::lose_for_room(int32_t block) {
   for (CacheObserver* observer : observers_) observer->leaving(node_of(block), pool_.group_of(block));
   lose(block);
-  ++counts_.evicted;
+  ++counts_.evictions;
 }
 
 void CacheContents::detach(int32_t block) {
@@ -165,10 +165,8 @@ void CacheContents::forget(NodeId node) {
 }
 
 void CacheContents::forget_realm(uint64_t realm) {
-  std::vector<NodeId> roots;
-  tree_.add_roots(realm, roots);
   std::vector<NodeId> nodes;
-  for (const NodeId root : roots) tree_.add_subtree(root, nodes);
+  tree_.add_realm(realm, nodes);
   std::vector<int32_t> lost;
   for (const NodeId node : nodes) add_idle(node, lost);
   forget(lost);
@@ -191,17 +189,15 @@ void CacheContents::forget_all() {
 
 // ---- observers ----
 
-std::vector<CacheSource::Held> CacheContents::held() const {
-  std::vector<CacheSource::Held> held;
+std::vector<NodeId> CacheContents::held() const {
+  std::vector<NodeId> held;
   for (auto block = int32_t{0}; const NodeId node : nodes_) {
     const int32_t own = block++;
     if (node == kNoNode || !is_observed(node, pool_.group_of(own)) || tree_.scope(node).is_cross) continue;
-    const NodeId parent = tree_.parent(node);
-    held.push_back(
-        {tree_.number(node), tree_.number(parent), tree_.is_root(parent), pool_.is_of_host(own), tree_.tokens(node)});
+    held.push_back(node);
   }
   // A parent came first.
-  std::ranges::sort(held, {}, &CacheSource::Held::content);
+  std::ranges::sort(held, {}, [this](NodeId node) { return tree_.number(node); });
   return held;
 }
 

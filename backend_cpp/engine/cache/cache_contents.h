@@ -21,14 +21,9 @@
 #include "engine/cache/eviction_order.h"
 #include "engine/cache/prefix_key.h"
 #include "engine/cache/prefix_tree.h"
+#include "engine/stats.h"
 
 namespace turbomind {
-
-struct EvictionCounts {
-  int64_t evicted = 0;      // contents that were lost
-  int64_t swapped_out = 0;  // to the host
-  int64_t swapped_in = 0;
-};
 
 class CacheContents {
  public:
@@ -68,7 +63,7 @@ class CacheContents {
   void add_idle(NodeId node, std::vector<int32_t>& blocks) const;
 
   void observe(CacheObserver& observer) { observers_.push_back(&observer); }
-  std::vector<CacheSource::Held> held() const;  // of `observed_group_`
+  std::vector<NodeId> held() const;  // of `observed_group_`
   // Reports an idle content to observers, if prefix hits need it.
   void report_idle(int32_t block);
 

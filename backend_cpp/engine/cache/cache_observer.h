@@ -1,4 +1,4 @@
-// Who keeps or announces the contents of a block cache elsewhere sees nothing else of the cache than what is here.
+// The interface of a block cache to those that keep or announce its contents elsewhere: the disk tier, KV events.
 #pragma once
 
 #include <cstdint>
@@ -51,17 +51,10 @@ class CacheSource {
   // The block of a group attached to a node, on the device or the host; kNoBlock: none.
   virtual int32_t stored(NodeId node, int group) const = 0;
   // The pages of a block, once these moves are executed.
-  virtual std::vector<int32_t> pages(int32_t block) const = 0;
+  virtual const std::vector<int32_t>& pages(int32_t block) const = 0;
   virtual std::vector<PageMove> take_moves() = 0;
-  struct Held {
-    uint64_t content = 0;
-    uint64_t parent = 0;
-    bool is_first = false;  // it has no parent
-    bool is_in_host = false;
-    std::span<const int32_t> tokens;
-  };
-  // What was stored and not removed, parents first.
-  virtual std::vector<Held> held() const = 0;
+  // The nodes of what was stored and not removed, parents first.
+  virtual std::vector<NodeId> held() const = 0;
   // Marks a node's contents as most recently used; `is_pinned`: also as evicted last.
   virtual void touch(NodeId node, bool is_pinned = false) = 0;
   // Returns an idle block attached as block `index` of a prefix, after `parent`, or as its first `count` tokens. The

@@ -4,12 +4,10 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
-#include <utility>
 
 #include "base/error.h"
 #include "engine/cache/block_pool.h"
 #include "engine/cache/prefix_hits.h"
-#include "engine/cache/prefix_read.h"
 
 namespace turbomind {
 
@@ -69,11 +67,10 @@ Sha256 DiskTier::root_of(const Sha256& realm, int variant) const {
   return sha256(fingerprint_ + std::string(as_bytes(realm)) + std::to_string(variant));
 }
 
-const Sha256* DiskTier::root_of(const PrefixScope& scope) {
+std::optional<Sha256> DiskTier::root_of(const PrefixScope& scope) const {
   const auto realm = realms_.find(scope.realm);
-  if (realm == realms_.end() || scope.is_cross) return nullptr;
-  root_ = root_of(realm->second, scope.variant);
-  return &root_;
+  if (realm == realms_.end() || scope.is_cross) return std::nullopt;
+  return root_of(realm->second, scope.variant);
 }
 
 DiskRead::Item DiskTier::item_of(const Sha256& parent, const std::string& content, int index, int tokens,
@@ -82,44 +79,40 @@ DiskRead::Item DiskTier::item_of(const Sha256& parent, const std::string& conten
           BlockKey(std::string(as_bytes(parent)) + content + static_cast<char>(group))};
 }
 
-size_t DiskTier::bytes_of(const CacheGroup& group) const {
-  return static_cast<size_t>(group.pages) * runner_.kept_page_bytes();
-}
-
 // ---- reading ----
 
 bool DiskTier::holds_up(const PrefixKey& prefix, int limit, const std::vector<int>& anchors, DiskQuestion& question) {
   if (question.is_settled) return false;
-  if (question.ticket) {
-    const PrefixRead& read = *question.ticket->read;
+  if (question.read) {
+    const PrefixRead& read = *question.read;
     if (!read.is_done) return true;
     if (read.restored_tokens > read.memory_tokens()) {
       if (question.read_end == 0) question.read_begin = read.memory_tokens();
       question.read_end = read.restored_tokens;
     }
-    question.ticket.reset();
+    question.read.reset();
     question.is_settled = std::exchange(question.is_own, false);
     if (question.is_settled) return false;
   }
-  const Sha256* root = root_of(prefix.scope);
-  const auto read = root == nullptr ? nullptr : make_read(prefix, limit, anchors, *root);
+  const std::optional<Sha256> root = root_of(prefix.scope);
+  const auto read = root ? make_read(prefix, limit, anchors, *root) : nullptr;
   if (!read) {
     question.is_settled = true;
     return false;
   }
-  std::erase_if(open_, [](const std::weak_ptr<DiskTicket>& ticket) {
-    const auto open = ticket.lock();
-    return !open || open->read->is_done;
+  std::erase_if(open_, [](const auto& each) {
+    const auto open = each.lock();
+    return !open || open->is_done;
   });
-  for (const std::weak_ptr<DiskTicket>& each : open_) {
-    const auto ticket = each.lock();
-    if (!ticket || ticket->read->first_missing()->key.name != read->first_missing()->key.name) continue;
-    question.ticket = ticket;
+  for (const std::weak_ptr<const PrefixRead>& each : open_) {
+    const auto open = each.lock();
+    if (!open || open->first_missing()->key.name != read->first_missing()->key.name) continue;
+    question.read = open;
     return true;
   }
-  question.ticket = std::make_shared<DiskTicket>(read);
+  question.read = {read.get(), [read](const PrefixRead*) { read->is_wanted = false; }};
   question.is_own = true;
-  open_.push_back(question.ticket);
+  open_.push_back(question.read);
   transfers_.ask(read);
   return true;
 }
@@ -253,8 +246,8 @@ size_t DiskTier::send_next() {
 
 size_t DiskTier::send_out(NodeId node, int group) {
   PrefixTree& tree = cache_.tree();
-  const Sha256* root = root_of(tree.scope(node));
-  if (root == nullptr) return 0;
+  const std::optional<Sha256> root = root_of(tree.scope(node));
+  if (!root) return 0;
   const int depth = tree.depth(node);
   const Sha256 parent = tree.digest(tree.parent(node), *root);
   DiskRead::Item item =
@@ -277,7 +270,7 @@ void DiskTier::flush_moves() {
 
 // ---- events ----
 
-void DiskTier::label_with(const FileLabels& labels) {
+void DiskTier::label_with(const CacheAnnouncer& labels) {
   labels_ = &labels;
   transfers_.when_idle([this] { return describe_files(); });
 }
@@ -343,7 +336,7 @@ void DiskTier::finish() {
   const auto until = std::chrono::steady_clock::now() + kLastWrites;
   while (std::chrono::steady_clock::now() < until) {
     exchange(false);
-    if (!!queue_.empty() && !transfers_.has_read() && transfers_.is_written()) break;
+    if (queue_.empty() && !transfers_.has_read() && transfers_.is_written()) break;
     if (!has_work()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

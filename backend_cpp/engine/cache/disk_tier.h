@@ -21,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,26 +31,19 @@
 #include "engine/cache/prefix_read.h"
 #include "engine/disk/block_files.h"
 #include "engine/disk/block_transfers.h"
-#include "engine/disk/disk_config.h"
+#include "engine/engine_config.h"
+#include "engine/events/cache_announcer.h"
+#include "engine/stats.h"
 #include "model/model_runner.h"
 
 namespace turbomind {
 
-// A pending read of a prefix. The read is cancelled when the last holder drops the ticket.
-struct DiskTicket {
-  explicit DiskTicket(std::shared_ptr<PrefixRead> of) : read(std::move(of)) {}
-  DiskTicket(const DiskTicket&) = delete;
-  ~DiskTicket() { read->is_wanted = false; }
-
-  const std::shared_ptr<PrefixRead> read;
-};
-
 // One sequence's read.
 struct DiskQuestion {
-  std::shared_ptr<DiskTicket> ticket;  // null: nothing
-  bool is_own = false;                 // started for this sequence, not for one with the same prefix
-  bool is_settled = false;             // no further read is needed
-  int read_begin = 0;                  // tokens of the prompt that were read for it or for another sequence
+  std::shared_ptr<const PrefixRead> read;  // null: nothing; cancelled when its last sequence drops it
+  bool is_own = false;                     // started for this sequence, not for one with the same prefix
+  bool is_settled = false;                 // no further read is needed
+  int read_begin = 0;                      // tokens of the prompt that were read for it or for another sequence
   int read_end = 0;
 };
 
@@ -69,7 +63,7 @@ class DiskTier final : private CacheObserver {
 
   // Sets the source of labels for events, which must outlive the tier. Existing files are reported too, for requests
   // without salt and adapter.
-  void label_with(const FileLabels& labels);
+  void label_with(const CacheAnnouncer& labels);
   // Returns the file changes since the last call, for the announcer.
   std::vector<FileChange> take_changes() { return files_.take_changes(); }
 
@@ -91,13 +85,15 @@ class DiskTier final : private CacheObserver {
   bool describe_files();
   static Sha256 realm_of(const std::string& salt, const std::string& adapter);
   Sha256 root_of(const Sha256& realm, int variant) const;
-  const Sha256* root_of(const PrefixScope& scope);
+  std::optional<Sha256> root_of(const PrefixScope& scope) const;
   DiskRead::Item item_of(const Sha256& parent, const std::string& content, int index, int tokens, int group) const;
   std::shared_ptr<PrefixRead> make_read(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
                                         const Sha256& root);
   void add_parts(const PrefixKey& prefix, int limit, const std::vector<int>& anchors,
                  const std::vector<Sha256>& digests, const std::vector<NodeId>& path, PrefixRead& read) const;
-  size_t bytes_of(const CacheGroup& group) const;
+  size_t bytes_of(const CacheGroup& group) const {
+    return static_cast<size_t>(group.pages) * runner_.kept_page_bytes();
+  }
   void bring_in(const BlockTransfers::Part& part);
   // Returns the number of bytes copied; 0: it is stored already, or cannot be stored.
   size_t send_out(NodeId node, int group);
@@ -108,14 +104,13 @@ class DiskTier final : private CacheObserver {
   CacheSource& cache_;
   const CachePlan& plan_;
   ModelRunner& runner_;
-  const FileLabels* labels_ = nullptr;                     // null: no events
+  const CacheAnnouncer* labels_ = nullptr;                 // null: no events
   std::map<Sha256, std::vector<std::string>> found_keys_;  // of describe_files(), by parent
   const std::string fingerprint_;
   size_t largest_ = 0;                 // bytes of a group's block
   std::map<uint64_t, Sha256> realms_;  // digests of salts and adapters
-  Sha256 root_{};
-  double tokens_per_second_ = 0;  // 0: unknown
-  size_t leaving_bytes_ = 0;      // copied since the last exchange() because they were about to be evicted
+  double tokens_per_second_ = 0;       // 0: unknown
+  size_t leaving_bytes_ = 0;           // copied since the last exchange() because they were about to be evicted
   struct Queued {
     NodeId node;
     uint64_t number;
@@ -123,7 +118,7 @@ class DiskTier final : private CacheObserver {
   };
   std::vector<Queued> queue_;                     // idle contents to be written, those used last at the end
   std::set<std::pair<uint64_t, int>> is_queued_;  // their nodes' numbers and groups
-  std::vector<std::weak_ptr<DiskTicket>> open_;
+  std::vector<std::weak_ptr<const PrefixRead>> open_;
   BlockFiles files_;
   BlockTransfers transfers_;  // destroyed first
 };

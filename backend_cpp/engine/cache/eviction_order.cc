@@ -11,30 +11,20 @@ EvictionOrder::EvictionOrder(const BlockPool& pool)
 
 void EvictionOrder::put(int32_t block, Place place) {
   at(block).uses = 0;
-  insert(block, place);
-}
-
-void EvictionOrder::remove(int32_t block) {
-  erase(block);
-  at(block).place = Place::kNone;
-}
-
-void EvictionOrder::insert(int32_t block, Place place) {
-  Entry& entry = at(block);
-  entry.place = place;
-  entry.stamp = next_stamp_++;
-  entry.position = list(place).insert(list(place).end(), block);
-  count(block, 1);
-}
-
-void EvictionOrder::erase(int32_t block) {
-  count(block, -1);
-  list(at(block).place).erase(at(block).position);
+  move(block, place);
 }
 
 void EvictionOrder::move(int32_t block, Place place) {
-  erase(block);
-  insert(block, place);
+  Entry& entry = at(block);
+  if (entry.place != Place::kNone) {
+    count(block, -1);
+    list(entry.place).erase(entry.position);
+  }
+  entry.place = place;
+  if (place == Place::kNone) return;
+  entry.stamp = next_stamp_++;
+  entry.position = list(place).insert(list(place).end(), block);
+  count(block, 1);
 }
 
 void EvictionOrder::count(int32_t block, int sign) {
@@ -90,10 +80,6 @@ int32_t EvictionOrder::next_snapshot() const {
     if (const int32_t block = front(place); block != kNoBlock) return block;
   }
   return kNoBlock;
-}
-
-int32_t EvictionOrder::next_of_host() const {
-  return front(Place::kHost);
 }
 
 std::vector<int32_t> EvictionOrder::all() const {

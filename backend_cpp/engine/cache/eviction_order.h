@@ -36,7 +36,7 @@ class EvictionOrder {
 
   // Adds a block as the most recently used of its place.
   void put(int32_t block, Place place);
-  void remove(int32_t block);
+  void remove(int32_t block) { move(block, Place::kNone); }
   Place place(int32_t block) const { return at(block).place; }
   bool has(int32_t block) const { return at(block).place != Place::kNone; }
   bool has_snapshot(int32_t block) const { return is_snapshot(at(block).place); }
@@ -54,7 +54,7 @@ class EvictionOrder {
   // The block of the device, the snapshot, the block of the host to evict next; kNoBlock: there is none.
   int32_t next() const;
   int32_t next_snapshot() const;
-  int32_t next_of_host() const;
+  int32_t next_of_host() const { return front(Place::kHost); }
   std::vector<int32_t> all() const;
 
   int idle_pages() const { return idle_pages_; }          // of the device
@@ -77,8 +77,6 @@ class EvictionOrder {
   const Entry& at(int32_t block) const { return entries_[static_cast<size_t>(block)]; }
   std::list<int32_t>& list(Place place) { return lists_[static_cast<size_t>(place)]; }
   int32_t front(Place place) const;
-  void insert(int32_t block, Place place);
-  void erase(int32_t block);
   void move(int32_t block, Place place);
   void count(int32_t block, int sign);
 

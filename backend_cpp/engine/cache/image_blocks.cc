@@ -48,14 +48,12 @@ int ImageBlocks::missing_pages(const BlockCache& cache) const {
 
 bool ImageBlocks::grow(BlockCache& cache, Held& held) {
   const size_t first = held.blocks.size();
-  bool is_whole = true;
-  while (is_whole && static_cast<int>(held.blocks.size()) < held.group->block_count()) {
-    const int32_t block = cache.allocate(group_of(cache));
-    is_whole = block != kNoBlock;
-    if (is_whole) held.blocks.push_back(block);
+  const auto count = static_cast<size_t>(held.group->block_count());
+  for (int32_t block = 0; held.blocks.size() < count && block != kNoBlock;) {
+    if (block = cache.allocate(group_of(cache)); block != kNoBlock) held.blocks.push_back(block);
   }
   list_pages(cache, held, first);
-  return is_whole;
+  return held.blocks.size() == count;
 }
 
 void ImageBlocks::list_pages(const BlockCache& cache, Held& held, size_t first) {
@@ -63,7 +61,7 @@ void ImageBlocks::list_pages(const BlockCache& cache, Held& held, size_t first) 
   for (size_t page = 0; page < held.tables.size(); ++page) {
     held.tables[page].resize(held.blocks.size());
     for (size_t i = first; i < held.blocks.size(); ++i) {
-      held.tables[page][i] = cache.pool().page(held.blocks[i], static_cast<int>(page));
+      held.tables[page][i] = cache.pages(held.blocks[i])[page];
     }
   }
 }

@@ -1,7 +1,6 @@
 // How long a prefix hit is, given which blocks exist.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "model/cache_plan.h"

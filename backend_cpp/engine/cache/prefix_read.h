@@ -1,7 +1,6 @@
 // A read of a prefix's blocks from disk: which blocks may exist, and which of them are worth reading.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -11,19 +10,14 @@ namespace turbomind {
 
 namespace {
 
-class Hash {
- public:
-  explicit Hash(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u) {}
+uint64_t seeded(uint64_t seed) {
+  return (seed + 1) * 0x9E3779B97F4A7C15u;
+}
 
-  void add(uint64_t value) {
-    state_ = (state_ ^ value) * 0xFF51AFD7ED558CCDu;
-    state_ ^= state_ >> 32;
-  }
-  uint64_t value() const { return state_; }
-
- private:
-  uint64_t state_;
-};
+void mix(uint64_t& hash, uint64_t value) {
+  hash = (hash ^ value) * 0xFF51AFD7ED558CCDu;
+  hash ^= hash >> 32;
+}
 
 }  // namespace
 
@@ -165,9 +159,9 @@ void PrefixTree::add_subtree(NodeId node, std::vector<NodeId>& nodes) const {
   }
 }
 
-void PrefixTree::add_roots(uint64_t realm, std::vector<NodeId>& nodes) const {
+void PrefixTree::add_realm(uint64_t realm, std::vector<NodeId>& nodes) const {
   const auto [first, last] = roots_.equal_range(realm);
-  for (auto it = first; it != last; ++it) nodes.push_back(it->second);
+  for (auto it = first; it != last; ++it) add_subtree(it->second, nodes);
 }
 
 PrefixTree::Content PrefixTree::content_of(const PrefixKey& prefix, int index, int count) const {
@@ -213,20 +207,20 @@ const Sha256& PrefixTree::digest(NodeId node, const Sha256& root) {
 }
 
 uint64_t PrefixTree::key_of(const PrefixScope& scope) {
-  Hash hash(scope.realm + 1);
-  hash.add(static_cast<uint64_t>(scope.variant) << 1 | (scope.is_cross ? 1 : 0));
-  return hash.value();
+  uint64_t hash = seeded(scope.realm);
+  mix(hash, static_cast<uint64_t>(scope.variant) << 1 | (scope.is_cross ? 1 : 0));
+  return hash;
 }
 
 uint64_t PrefixTree::key_of(uint64_t parent_key, const Content& content) const {
-  Hash hash(parent_key + 1);
-  for (const int32_t token : content.tokens) hash.add(static_cast<uint32_t>(token));
+  uint64_t hash = seeded(parent_key);
+  for (const int32_t token : content.tokens) mix(hash, static_cast<uint32_t>(token));
   for (const ImagePart& part : content.images) {
     uint64_t digest;
     std::memcpy(&digest, part.digest.data(), sizeof(digest));
-    hash.add(digest ^ static_cast<uint32_t>(part.first_row));
+    mix(hash, digest ^ static_cast<uint32_t>(part.first_row));
   }
-  return hash.value() & hash_mask_;
+  return hash & hash_mask_;
 }
 
 NodeId PrefixTree::find(NodeId parent, const Content& content, uint64_t key) const {

@@ -93,8 +93,8 @@ class PrefixTree {
   const Sha256& digest(NodeId node, const Sha256& root);
   // Appends a node and its descendants.
   void add_subtree(NodeId node, std::vector<NodeId>& nodes) const;
-  // Appends the roots of a realm, one per variant.
-  void add_roots(uint64_t realm, std::vector<NodeId>& nodes) const;
+  // Appends the nodes of a realm.
+  void add_realm(uint64_t realm, std::vector<NodeId>& nodes) const;
 
   // Upper bound of node ids.
   size_t id_bound() const { return nodes_.size(); }

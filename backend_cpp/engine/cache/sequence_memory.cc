@@ -21,6 +21,31 @@ bool has_all_groups(const BlockCache& cache, NodeId node) {
 
 }  // namespace
 
+std::vector<int> likely_forks(const std::vector<int32_t>& tokens, const TokenTable& table, int block_len) {
+  std::vector<int> forks;
+  int last_special = -kSpecialTokensApart;
+  const auto end = static_cast<int>(tokens.size());
+  for (int i = 0; i < end; ++i) {
+    if (!table.is_special(tokens[static_cast<size_t>(i)])) continue;
+    if (forks.empty() || i - last_special >= kSpecialTokensApart) {
+      forks.push_back(i + 1);
+    } else {
+      forks.back() = i + 1;
+    }
+    last_special = i;
+  }
+  // The response, which the tokens at the end begin, is found by the last block.
+  if (!forks.empty() && end - forks.back() < kSpecialTokensApart) forks.pop_back();
+  // Of a long last message, a question at its end.
+  if (end - (forks.empty() ? 0 : forks.back()) > 8 * block_len) {
+    for (const int blocks : {4, 2, 1}) forks.push_back(end - blocks * block_len);
+  }
+  if (const auto count = static_cast<std::ptrdiff_t>(forks.size()); count > kMaxForks) {
+    forks.erase(forks.begin() + 2, forks.end() - (kMaxForks - 2));
+  }
+  return forks;
+}
+
 void SequenceMemory::begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks) {
   groups_.resize(static_cast<size_t>(cache.group_count()));
   tables_.resize(static_cast<size_t>(cache.plan().table_count()));
@@ -92,7 +117,11 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
     return blocks > 0 ? path[static_cast<size_t>(blocks) - 1] : cache.tree().find_root(prefix.scope);
   };
   if (cache.plan().group_of(MemoryKind::kState) < 0) {
-    return find_shared(cache, prefix, node_before(least / len), least, limit);
+    // Of the blocks before, a window needs no more than after `least` tokens.
+    const auto is_whole = [&](NodeId node) { return has_all_groups(cache, node); };
+    const int blocks = least / len;
+    const auto [part, shared] = cache.tree().find_longest(node_before(blocks), prefix, blocks, limit - least, is_whole);
+    return shared < cache.snapshots().limits.least_copied ? Found{} : Found{blocks, part, least + shared};
   }
   for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend() && *anchor > least; ++anchor) {
     const int blocks = *anchor / len;
@@ -106,16 +135,6 @@ SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixK
     if (is_whole) return {blocks, part, *anchor};
   }
   return {};
-}
-
-SequenceMemory::Found SequenceMemory::find_shared(BlockCache& cache, const PrefixKey& prefix, NodeId before, int least,
-                                                  int limit) {
-  // Of the blocks before, a window needs no more than after `least` tokens.
-  const auto is_whole = [&](NodeId node) { return has_all_groups(cache, node); };
-  const int blocks = least / cache.block_len();
-  const auto [part, shared] = cache.tree().find_longest(before, prefix, blocks, limit - least, is_whole);
-  if (shared < cache.snapshots().limits.least_copied) return {};
-  return {blocks, part, least + shared};
 }
 
 int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) {
@@ -200,7 +219,8 @@ void SequenceMemory::set_block(const BlockCache& cache, int group, int index, in
   set(groups_[static_cast<size_t>(group)].blocks, block);
   const CacheGroup& of = cache.group(group);
   for (int i = 0; i < of.pages; ++i) {
-    set(tables_[static_cast<size_t>(of.first_table + i)], block == kNoBlock ? -1 : cache.pool().page(block, i));
+    set(tables_[static_cast<size_t>(of.first_table + i)],
+        block == kNoBlock ? -1 : cache.pages(block)[static_cast<size_t>(i)]);
   }
 }
 
@@ -277,6 +297,12 @@ NodeId SequenceMemory::next_node(BlockCache& cache, const PrefixKey& prefix, int
   return cache.tree().get(parent, prefix, published_, count);
 }
 
+void SequenceMemory::attach(BlockCache& cache, const PrefixKey& prefix, NodeId node, int group, int index) {
+  const int32_t own = groups_[static_cast<size_t>(group)].blocks[static_cast<size_t>(index)];
+  const int32_t block = cache.attach(prefix, index, node, own);
+  if (block != own) set_block(cache, group, index, block);
+}
+
 void SequenceMemory::publish_block(BlockCache& cache, const PrefixKey& prefix) {
   PrefixTree& tree = cache.tree();
   const NodeId node = next_node(cache, prefix, cache.block_len());
@@ -286,9 +312,7 @@ void SequenceMemory::publish_block(BlockCache& cache, const PrefixKey& prefix) {
   for (int index = 0; index < cache.group_count(); ++index) {
     const MemoryKind kind = cache.group(index).kind;
     if (kind != MemoryKind::kPaged && kind != MemoryKind::kWindow) continue;
-    const int32_t own = groups_[static_cast<size_t>(index)].blocks[static_cast<size_t>(published_)];
-    const int32_t block = cache.attach(prefix, published_, node, own);
-    if (block != own) set_block(cache, index, published_, block);
+    attach(cache, prefix, node, index, published_);
   }
   ++published_;
 }
@@ -351,17 +375,13 @@ void SequenceMemory::pass_windows(BlockCache& cache, Keep keep) {
     Held& held = groups_[static_cast<size_t>(index)];
     for (const int first = group.first_block_seen(cached_); held.first < first; ++held.first) {
       int32_t block = held.blocks[static_cast<size_t>(held.first)];
-      const bool is_wanted = keep != Keep::kContent || is_anchored(group, held.first);
-      cache.give_back(block, is_wanted ? keep : Keep::kUntilNeeded);
+      const bool is_anchored = std::ranges::any_of(anchors_, [&](int anchor) {
+        return held.first * group.block_len < anchor && held.first >= group.first_block_seen(anchor);
+      });
+      cache.give_back(block, keep != Keep::kContent || is_anchored ? keep : Keep::kUntilNeeded);
       set_block(cache, index, held.first, kNoBlock);
     }
   }
-}
-
-bool SequenceMemory::is_anchored(const CacheGroup& group, int index) const {
-  return std::ranges::any_of(anchors_, [&](int anchor) {
-    return index * group.block_len < anchor && index >= group.first_block_seen(anchor);
-  });
 }
 
 bool SequenceMemory::back_up(BlockCache& cache) {
@@ -392,10 +412,7 @@ void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, 
   const int group = cache.plan().group_of(MemoryKind::kDraft);
   if (group < 0 || cache.group(group).is_apart) return;
   for (; published_drafts_ < published_ && (published_drafts_ + 1) * cache.block_len() <= count; ++published_drafts_) {
-    const auto place = static_cast<size_t>(published_drafts_);
-    const int32_t own = groups_[static_cast<size_t>(group)].blocks[place];
-    const int32_t block = cache.attach(prefix, published_drafts_, path_[place], own);
-    if (block != own) set_block(cache, group, published_drafts_, block);
+    attach(cache, prefix, path_[static_cast<size_t>(published_drafts_)], group, published_drafts_);
   }
 }
 
@@ -422,9 +439,7 @@ void SequenceMemory::publish_part(BlockCache& cache, const PrefixKey& prefix) {
   const NodeId node = next_node(cache, prefix, cached_ % cache.block_len());
   tree.hold(node);
   for (int index = 0; index < cache.group_count(); ++index) {
-    if (!bounds_hits(cache.group(index))) continue;
-    int32_t& own = groups_[static_cast<size_t>(index)].blocks[static_cast<size_t>(published_)];
-    own = cache.attach(prefix, published_, node, own);
+    if (bounds_hits(cache.group(index))) attach(cache, prefix, node, index, published_);
   }
   tree.let_go(node);
 }
@@ -464,7 +479,8 @@ void SequenceMemory::check_invariants(const BlockCache& cache) const {
       for (int page = 0; page < group.pages; ++page) {
         const int32_t block = held.blocks[static_cast<size_t>(i)];
         const int32_t entry = tables_[static_cast<size_t>(group.first_table + page)].at(static_cast<size_t>(i));
-        require(entry == (block == kNoBlock ? -1 : cache.pool().page(block, page)), "a table has another page");
+        require(entry == (block == kNoBlock ? -1 : cache.pages(block)[static_cast<size_t>(page)]),
+                "a table has another page");
       }
     }
     if (!group.follows_tokens() || group.kind == MemoryKind::kDraft) continue;

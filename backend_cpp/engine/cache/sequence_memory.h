@@ -26,8 +26,23 @@
 #include <vector>
 
 #include "engine/cache/block_cache.h"
+#include "engine/generation/token_table.h"
 
 namespace turbomind {
+
+// Other prompts are likely to diverge from a prompt at the ends of its messages, and shortly before its end, where a
+// question follows a document. The prompt is only tokens here. Chat templates put special tokens between messages, so
+// special tokens mark the ends of messages, also in prompts that no template made.
+
+// Special tokens closer than this are between the same two messages: <|im_end|> \n <|im_start|>.
+inline constexpr int kSpecialTokensApart = 8;
+
+// Forks of a prompt: those of its first two messages, and of the last ones.
+inline constexpr int kMaxForks = 8;
+
+// For a prompt in blocks of `block_len` tokens, returns the numbers of leading tokens that other prompts are likely to
+// share: ascending, at most kMaxForks, in [1, tokens.size()].
+std::vector<int> likely_forks(const std::vector<int32_t>& tokens, const TokenTable& table, int block_len);
 
 class SequenceMemory {
  public:
@@ -99,7 +114,6 @@ class SequenceMemory {
   // anchor; without, after `least` tokens in whole blocks, where the block that shares most of its tokens parts.
   Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int least,
                   int limit) const;
-  static Found find_shared(BlockCache& cache, const PrefixKey& prefix, NodeId before, int least, int limit);
   // References the blocks of a match. On failure it releases them again. Returns the index of the first block that
   // could not be referenced, or the number of blocks.
   int take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found);
@@ -109,6 +123,8 @@ class SequenceMemory {
   void give_back_match(BlockCache& cache);
   // The node of the first `count` tokens after the published blocks.
   NodeId next_node(BlockCache& cache, const PrefixKey& prefix, int count) const;
+  // Attaches a group's block `index` to a node.
+  void attach(BlockCache& cache, const PrefixKey& prefix, NodeId node, int group, int index);
   void publish_block(BlockCache& cache, const PrefixKey& prefix);
   void make_snapshot(BlockCache& cache, const PrefixKey& prefix);
   void make_part(BlockCache& cache, const PrefixKey& prefix);
@@ -117,7 +133,6 @@ class SequenceMemory {
   void publish_part(BlockCache& cache, const PrefixKey& prefix);
   // Sets the node whose snapshot it last made or used.
   void note_snapshot(BlockCache& cache, NodeId node);
-  bool is_anchored(const CacheGroup& group, int index) const;
 
   int cached_ = 0;
   int matched_ = 0;  // of these, found in the cache

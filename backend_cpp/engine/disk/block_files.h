@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -26,9 +27,27 @@
 
 #include "base/digest/sha256.h"
 #include "base/file_descriptor.h"
-#include "engine/disk/block_label.h"
 
 namespace turbomind {
+
+// How events identify a block, in all tiers (engine/events/cache_announcer.h).
+struct BlockLabel {
+  uint64_t hash = 0;
+  std::optional<uint64_t> parent;  // the hash of the block before it; of the first block, none
+  std::string lora_name;           // empty: none
+  std::string extra_keys;          // a JSON list of what identifies it besides its tokens, or empty
+};
+
+struct FileLabel : BlockLabel {
+  int index = 0;  // of the block in its prefix
+  std::vector<int32_t> tokens;
+};
+
+// A labeled file was added or removed.
+struct FileChange {
+  std::shared_ptr<const FileLabel> label;
+  bool is_there = false;
+};
 
 // Everything that determines a block's content.
 struct BlockKey {

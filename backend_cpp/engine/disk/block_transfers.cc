@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace turbomind {
@@ -15,10 +14,6 @@ namespace {
 constexpr int kNice = 5;            // steps go first
 constexpr double kNewShare = 0.3;   // of a measurement in the estimate
 constexpr double kOptimism = 1.05;  // an estimate that keeps from reading would never be corrected otherwise
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 }  // namespace
 
@@ -166,7 +161,8 @@ void BlockTransfers::serve(const std::shared_ptr<const DiskRead>& read) {
         content.resize(item->bytes);
         const auto start = std::chrono::steady_clock::now();
         if (!files_.read(item->key, content, item->index)) break;
-        const double rate = static_cast<double>(item->bytes) / std::max(seconds_since(start), 1e-9);
+        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+        const double rate = static_cast<double>(item->bytes) / std::max(seconds.count(), 1e-9);
         bytes_per_second_ = 1 / ((1 - kNewShare) / bytes_per_second_ + kNewShare / rate);
       }
       if (!put({read, item, std::move(content)})) break;
@@ -188,8 +184,6 @@ bool BlockTransfers::is_worth(const DiskRead::Choice& choice) {
   for (const DiskRead::Item* item : choice.items) bytes += static_cast<double>(item->bytes);
   if (choice.compute_seconds < 0 || bytes / bytes_per_second_ < choice.compute_seconds) return true;
   bytes_per_second_ *= kOptimism;
-  const std::lock_guard lock(mu_);
-  ++counts_.not_worth;
   return false;
 }
 

@@ -79,7 +79,6 @@ class BlockTransfers {
   struct Counts {
     int64_t written = 0;  // blocks
     int64_t read = 0;
-    int64_t not_worth = 0;  // reads skipped because recomputation was estimated to be faster
   };
   Counts counts() const;
 

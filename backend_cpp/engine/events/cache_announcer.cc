@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "base/digest/sha256.h"
@@ -53,10 +52,6 @@ std::shared_ptr<const FileLabel> make_label(const FileLabel* before, std::span<c
   label.extra_keys = std::move(extra_keys);
   label.hash = hash_of(label.parent.value_or(0), tokens, label.extra_keys);
   return std::make_shared<const FileLabel>(std::move(label));
-}
-
-size_t number_of(CacheTier tier) {
-  return static_cast<size_t>(tier);
 }
 
 }  // namespace
@@ -137,12 +132,11 @@ std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* be
   return make_label(before, tokens, prefix.lora_name, extra_keys_of(prefix, index, block_len_));
 }
 
-std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* before,
-                                                             std::span<const int32_t> tokens) const {
+std::shared_ptr<const FileLabel> CacheAnnouncer::label_after(const FileLabel* before, std::span<const int32_t> tokens) {
   return make_label(before, tokens, {}, {});
 }
 
-void CacheAnnouncer::end_step(const CacheSource& cache) {
+void CacheAnnouncer::end_step(CacheSource& cache) {
   const CacheEventSink::State state = sink_.state();
   if (state == CacheEventSink::State::kLost) events_.clear();
   if (state == CacheEventSink::State::kAsks) report_everything(cache);
@@ -167,12 +161,12 @@ void CacheAnnouncer::unlink(const Node& node) {
 
 // One more content of its hash in its tier.
 void CacheAnnouncer::hold(const Node& node, std::span<const int32_t> tokens) {
-  if (holders_[node.hash][number_of(node.tier)]++ == 0) report_stored(node, tokens, node.tier);
+  if (holders_[node.hash][static_cast<size_t>(node.tier)]++ == 0) report_stored(node, tokens, node.tier);
 }
 
 void CacheAnnouncer::let_go(const Node& node) {
   const auto held = holders_.find(node.hash);
-  if (--held->second[number_of(node.tier)] == 0) report_removed(node.hash, node.tier);
+  if (--held->second[static_cast<size_t>(node.tier)] == 0) report_removed(node.hash, node.tier);
   if (held->second == Tiers{}) holders_.erase(held);
 }
 
@@ -216,13 +210,14 @@ void CacheAnnouncer::report_removed(uint64_t hash, CacheTier tier) {
   events_.back().hashes.push_back(hash);
 }
 
-void CacheAnnouncer::report_everything(const CacheSource& cache) {
+void CacheAnnouncer::report_everything(CacheSource& cache) {
   events_.clear();
   events_.emplace_back();
   std::set<std::pair<uint64_t, CacheTier>> reported;
-  for (const CacheSource::Held& held : cache.held()) {
-    const Node& node = nodes_.at(held.content);
-    if (node.can_be_found && reported.emplace(node.hash, node.tier).second) report_stored(node, held.tokens, node.tier);
+  for (const NodeId held : cache.held()) {
+    const Node& node = nodes_.at(cache.tree().number(held));
+    if (!node.can_be_found || !reported.emplace(node.hash, node.tier).second) continue;
+    report_stored(node, cache.tree().tokens(held), node.tier);
   }
   report_files();
 }

@@ -22,12 +22,12 @@
 #include <vector>
 
 #include "engine/cache/cache_observer.h"
-#include "engine/disk/block_label.h"
+#include "engine/disk/block_files.h"
 #include "engine/events/cache_event.h"
 
 namespace turbomind {
 
-class CacheAnnouncer final : public CacheObserver, public FileLabels {
+class CacheAnnouncer final : public CacheObserver {
  public:
   // `sink` must outlive the announcer.
   CacheAnnouncer(int block_len, CacheEventSink& sink) : block_len_(block_len), sink_(sink) {}
@@ -39,12 +39,14 @@ class CacheAnnouncer final : public CacheObserver, public FileLabels {
 
   // Adds file changes.
   void note_files(const std::vector<FileChange>& changes);
-  std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens, int index) const override;
-  std::shared_ptr<const FileLabel> label_after(const FileLabel* before, const PrefixKey& prefix) const override;
-  std::shared_ptr<const FileLabel> label_after(const FileLabel* before, std::span<const int32_t> tokens) const override;
+  // The label of a cached content; null: its parents are unknown.
+  std::shared_ptr<const FileLabel> label(uint64_t content, std::span<const int32_t> tokens, int index) const;
+  // The label of the next block of a prefix, after `before` (null: the first), and of one that has only tokens.
+  std::shared_ptr<const FileLabel> label_after(const FileLabel* before, const PrefixKey& prefix) const;
+  static std::shared_ptr<const FileLabel> label_after(const FileLabel* before, std::span<const int32_t> tokens);
 
   // Passes the events since the last call to the sink, or all contents of the cache if the sink asks for them.
-  void end_step(const CacheSource& cache);
+  void end_step(CacheSource& cache);
 
  private:
   // A content of the cache. Its children are a linked list of content numbers that ends with 0.
@@ -71,7 +73,7 @@ class CacheAnnouncer final : public CacheObserver, public FileLabels {
   void hold(const Node& node, std::span<const int32_t> tokens);
   void let_go(const Node& node);
   void lose(uint64_t content);
-  void report_everything(const CacheSource& cache);
+  void report_everything(CacheSource& cache);
   void report_files();
 
   const int block_len_;

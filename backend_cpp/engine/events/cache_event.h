@@ -39,14 +39,4 @@ class CacheEventSink {
   virtual void push(std::vector<CacheEvent>&& events) = 0;
 };
 
-// Events as text, a JSON object a line: what lmdeploy/kv_events/publisher.py reads.
-
-// The events of a step.
-struct CacheEventBatch {
-  uint64_t sequence = 0;
-  std::vector<CacheEvent> events;
-};
-
-std::string event_line(const CacheEventBatch& batch, int block_len);
-
 }  // namespace turbomind

@@ -23,6 +23,68 @@ constexpr auto kEndTimeout = std::chrono::seconds(2);
 constexpr std::chrono::milliseconds kFirstDelay{500};
 constexpr std::chrono::milliseconds kLongestDelay{30'000};
 
+template <class T>
+void append_list(std::string& line, const char* name, const std::vector<T>& numbers) {
+  line += name;
+  const char* separator = "[";
+  for (const T number : numbers) {
+    line += separator + std::to_string(number);
+    separator = ",";
+  }
+  line += numbers.empty() ? "[]" : "]";
+}
+
+const char* medium_of(CacheTier tier) {
+  constexpr const char* kMedia[] = {R"(,"medium":"GPU")", R"(,"medium":"CPU")", R"(,"medium":"DISK")"};
+  return kMedia[static_cast<size_t>(tier)];
+}
+
+void append_stored(std::string& line, const CacheEvent& event, int block_len) {
+  line += R"({"type":"BlockStored")";
+  append_list(line, R"(,"block_hashes":)", event.hashes);
+  line += R"(,"parent_block_hash":)" + (event.parent ? std::to_string(*event.parent) : "null");
+  append_list(line, R"(,"token_ids":)", event.tokens);
+  line += R"(,"block_size":)" + std::to_string(block_len) + R"(,"lora_id":null)";
+  line += medium_of(event.tier);
+  line += R"(,"lora_name":)" + (event.lora_name.empty() ? "null" : quoted(event.lora_name));
+  if (std::ranges::all_of(event.extra_keys, &std::string::empty)) {
+    line += '}';
+    return;
+  }
+  const char* separator = R"(,"extra_keys":[)";
+  for (const std::string& keys : event.extra_keys) {
+    line += separator + (keys.empty() ? "null" : keys);
+    separator = ",";
+  }
+  line += "]}";
+}
+
+void append(std::string& line, const CacheEvent& event, int block_len) {
+  switch (event.kind) {
+    case CacheEventKind::kStored:
+      return append_stored(line, event, block_len);
+    case CacheEventKind::kRemoved:
+      append_list(line, R"({"type":"BlockRemoved","block_hashes":)", event.hashes);
+      line += medium_of(event.tier);
+      line += '}';
+      return;
+    case CacheEventKind::kCleared:
+      line += R"({"type":"AllBlocksCleared"})";
+  }
+}
+
+// A JSON object in a line: what lmdeploy/kv_events/publisher.py reads.
+std::string event_line(const CacheEventBatch& batch, int block_len) {
+  std::string line = R"({"sequence":)" + std::to_string(batch.sequence) + R"(,"events":)";
+  char separator = '[';
+  for (const CacheEvent& event : batch.events) {
+    line += separator;
+    append(line, event, block_len);
+    separator = ',';
+  }
+  return line + "]}\n";
+}
+
 size_t bytes_of(const CacheEventBatch& batch) {
   size_t bytes = 0;
   for (const CacheEvent& event : batch.events) {
@@ -74,29 +136,27 @@ CacheEventSink::State EventPublisher::state() const {
   return state_;
 }
 
-EventPublisher::Counts EventPublisher::counts() const {
+EventCounts EventPublisher::counts() const {
   const std::lock_guard lock(mu_);
   return counts_;
 }
 
 void EventPublisher::push(std::vector<CacheEvent>&& events) {
-  {
-    const std::lock_guard lock(mu_);
-    if (state_ == State::kLost) return;
-    CacheEventBatch batch{static_cast<uint64_t>(counts_.batches++), std::move(events)};
-    const size_t bytes = bytes_of(batch);
-    // All that a cache holds may be more than the bound.
-    if (state_ == State::kFollows && queued_bytes_ + bytes > most_bytes_) return lose();
-    state_ = State::kFollows;
-    queued_bytes_ += bytes;
-    queue_.push_back(std::move(batch));
-  }
+  const std::lock_guard lock(mu_);
+  if (state_ == State::kLost) return;
+  CacheEventBatch batch{static_cast<uint64_t>(counts_.event_batches++), std::move(events)};
+  const size_t bytes = bytes_of(batch);
+  // All that a cache holds may be more than the bound.
+  if (state_ == State::kFollows && queued_bytes_ + bytes > most_bytes_) return lose();
+  state_ = State::kFollows;
+  queued_bytes_ += bytes;
+  queue_.push_back(std::move(batch));
   changed_.notify_one();
 }
 
 void EventPublisher::lose() {
   state_ = State::kLost;
-  ++counts_.losses;
+  ++counts_.event_losses;
   queue_.clear();
   queued_bytes_ = 0;
   changed_.notify_one();

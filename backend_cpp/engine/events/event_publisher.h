@@ -19,9 +19,16 @@
 
 #include "base/file_descriptor.h"
 #include "engine/events/cache_event.h"
+#include "engine/stats.h"
 #include "model/worker/worker_process.h"
 
 namespace turbomind {
+
+// The events of a step.
+struct CacheEventBatch {
+  uint64_t sequence = 0;
+  std::vector<CacheEvent> events;
+};
 
 class EventPublisher final : public CacheEventSink {
  public:
@@ -38,11 +45,7 @@ class EventPublisher final : public CacheEventSink {
   State state() const override;
   void push(std::vector<CacheEvent>&& events) override;
 
-  struct Counts {
-    int64_t batches = 0;  // pushed
-    int64_t losses = 0;   // times that all contents had to be reported again
-  };
-  Counts counts() const;
+  EventCounts counts() const;
 
  private:
   void start();
@@ -65,7 +68,7 @@ class EventPublisher final : public CacheEventSink {
   std::deque<CacheEventBatch> queue_;
   size_t queued_bytes_ = 0;
   State state_ = State::kFollows;
-  Counts counts_;
+  EventCounts counts_;
   bool has_ended_ = false;  // the thread
 
   std::atomic<bool> is_stopping_{false};

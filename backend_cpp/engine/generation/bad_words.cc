@@ -33,8 +33,7 @@ void BadWords::append_forbidden(const States& states, const std::vector<int32_t>
 }
 
 bool BadWords::depends_on_tokens() const {
-  return !texts_.empty() || std::any_of(sequences_.begin(), sequences_.end(),
-                                        [](const std::vector<int32_t>& sequence) { return sequence.size() > 1; });
+  return !texts_.empty() || std::ranges::any_of(sequences_, [](const auto& sequence) { return sequence.size() > 1; });
 }
 
 const std::vector<int32_t>& BadWords::completing_tokens(const Text& text, int state) const {

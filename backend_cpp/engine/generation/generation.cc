@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "engine/generation/sampler.h"
 #include "kernels/sampling.h"
 
 namespace turbomind {
@@ -227,22 +226,15 @@ bool Generation::is_endless(int32_t token) {
 }
 
 FinishReason Generation::append_and_jump(int32_t token) {
-  const FinishReason finish = append(token);
-  const GenerationParams& params = rules_->params;
-  const bool wants_rows = params.logprobs || params.logits_hook || params.logits != RowsWanted::kNone ||
-                          params.hidden_states != RowsWanted::kNone;
-  return finish != FinishReason::kNone || !matcher_ || wants_rows ? finish : jump_forward();
-}
-
-// Where the grammar leaves one token only, takes it without running the model; the next step computes all of
-// them at once.
-FinishReason Generation::jump_forward() {
-  FinishReason finish = FinishReason::kNone;
+  FinishReason finish = append(token);
+  if (!matcher_ || rules_->params.logprobs || needs_logits()) return finish;
+  // Where the grammar leaves one token only, takes it without running the model; the next step computes all of them at
+  // once.
   while (finish == FinishReason::kNone) {
-    const int32_t token = matcher_->state().only_token;
-    if (token < 0) break;
-    if (contains(rules_->params.stop_token_ids, token) || contains(forbidden_tokens(generated()), token)) break;
-    finish = append(token);
+    const int32_t only = matcher_->state().only_token;
+    if (only < 0) break;
+    if (contains(rules_->params.stop_token_ids, only) || contains(forbidden_tokens(generated()), only)) break;
+    finish = append(only);
   }
   return finish;
 }

@@ -102,7 +102,6 @@ class Generation {
   FinishReason append(int32_t token);
   bool is_endless(int32_t token);
   FinishReason append_and_jump(int32_t token);
-  FinishReason jump_forward();
 
   std::shared_ptr<const GenerationRules> rules_;
   std::vector<int32_t>& tokens_;  // prompt, then response

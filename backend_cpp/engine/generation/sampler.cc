@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <span>
 
 #include "kernels/philox.h"
-#include "kernels/sampling.h"
 
 namespace turbomind {
 
@@ -30,11 +29,10 @@ TokenLogprobs log_probabilities(const float* logits, int vocab_size, int32_t tok
   TokenLogprobs result{log_p(token), {}};
   std::vector<int32_t> ids(static_cast<size_t>(top > 0 ? vocab_size : 0));
   std::iota(ids.begin(), ids.end(), 0);
-  const auto count = static_cast<ptrdiff_t>(std::min(top, vocab_size));
-  std::partial_sort(ids.begin(), ids.begin() + count, ids.end(),
+  const auto count = static_cast<size_t>(std::min(top, vocab_size));
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(count), ids.end(),
                     [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
-  for (ptrdiff_t i = 0; i < count; ++i)
-    result.top.emplace_back(ids[static_cast<size_t>(i)], log_p(ids[static_cast<size_t>(i)]));
+  for (const int32_t id : std::span(ids).first(count)) result.top.emplace_back(id, log_p(id));
   return result;
 }
 
@@ -130,7 +128,7 @@ int32_t Sampler::draw_from(const float* logits, const SamplingParams& rule, int3
       }
     }
   }
-  apply_min_p(rule);
+  if (rule.min_p > 0) std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < rule.min_p; });
   if (rule.typical_p < 1) apply_typical_p(rule);
   return draw_from_candidates(best, u);
 }
@@ -221,10 +219,6 @@ void Sampler::apply_top_p(const float* logits, const SamplingParams& rule, doubl
     }
     if (has_all || count >= vocab_size_) return;
   }
-}
-
-void Sampler::apply_min_p(const SamplingParams& rule) {
-  if (rule.min_p > 0) std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < rule.min_p; });
 }
 
 // Locally typical sampling (Meister et al., 2022): leaves the candidates whose information, -log p, is nearest to its

@@ -86,7 +86,6 @@ class Sampler {
   double weigh(const float* logits, const SamplingParams& rule, float largest);
   void select_top_k(const float* logits, int count);
   void apply_top_p(const float* logits, const SamplingParams& rule, double total);
-  void apply_min_p(const SamplingParams& rule);
   void apply_typical_p(const SamplingParams& rule);
 
   int vocab_size_;

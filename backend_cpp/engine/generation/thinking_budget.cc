@@ -5,15 +5,9 @@
 
 namespace turbomind {
 
-namespace {
-
-constexpr std::string_view kBlank = " \t\r\n";
-
-}  // namespace
-
 ThinkingBudget::ThinkingBudget(const GenerationParams& params)
     : params_(params),
-      is_open_(!params.thinking_end_ids.empty() && (params.thinking_budget || params.detects_repetition())),
+      is_open_(!params.thinking_end_ids.empty() && (params.thinking_budget || params.repetition_detection != "off")),
       has_begun_(params.thinking_begin.empty()),
       budget_(params.thinking_budget.value_or(std::numeric_limits<int>::max())) {}
 
@@ -40,7 +34,7 @@ void ThinkingBudget::advance(int32_t token, std::string_view bytes) {
 // A response that begins otherwise has no reasoning.
 void ThinkingBudget::look_for_begin() {
   const std::string& begin = params_.thinking_begin;
-  text_.erase(0, std::min(text_.find_first_not_of(kBlank), text_.size()));
+  text_.erase(0, std::min(text_.find_first_not_of(" \t\r\n"), text_.size()));
   const size_t common = std::min(text_.size(), begin.size());
   is_open_ = text_.compare(0, common, begin, 0, common) == 0;
   has_begun_ = is_open_ && common == begin.size();

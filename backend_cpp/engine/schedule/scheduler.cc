@@ -11,10 +11,10 @@ namespace turbomind {
 
 namespace {
 
+constexpr auto is_served_before = [](const auto& one, const auto& other) { return one->is_before(*other); };
+
 void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_ptr<Sequence> sequence) {
-  const auto place = std::upper_bound(list.begin(), list.end(), sequence,
-                                      [](const auto& a, const auto& b) { return a->is_before(*b); });
-  list.insert(place, std::move(sequence));
+  list.insert(std::ranges::upper_bound(list, sequence, is_served_before), std::move(sequence));
 }
 
 SpanRows wanted_rows(const Sequence& sequence) {
@@ -56,30 +56,21 @@ Speculator::Candidate candidate(const BlockCache& cache, Sequence& sequence, int
 // How many leading tokens of two sequences have the same keys, values and states.
 int shared_tokens(const Sequence& one, const Sequence& other) {
   if (!(one.group->scope == other.group->scope)) return 0;
-  const auto most = static_cast<std::ptrdiff_t>(std::min(one.tokens.size(), other.tokens.size()));
-  const auto parted = std::mismatch(one.tokens.begin(), one.tokens.begin() + most, other.tokens.begin()).first;
-  auto shared = static_cast<int>(parted - one.tokens.begin());
-  const std::vector<EmbeddingRange>& ranges = one.group->embeddings;
-  const std::vector<EmbeddingRange>& others = other.group->embeddings;
-  for (size_t i = 0; i < std::max(ranges.size(), others.size()); ++i) {
-    const bool is_shared = i < ranges.size() && i < others.size() && ranges[i].begin == others[i].begin &&
-                           ranges[i].count == others[i].count && ranges[i].digest == others[i].digest &&
-                           ranges[i].grid == others[i].grid;
-    if (is_shared) continue;
-    if (i < ranges.size()) shared = std::min(shared, ranges[i].begin);
-    if (i < others.size()) shared = std::min(shared, others[i].begin);
-    break;
-  }
+  auto shared = static_cast<int>(std::ranges::mismatch(one.tokens, other.tokens).in1 - one.tokens.begin());
+  const auto is_same = [](const EmbeddingRange& a, const EmbeddingRange& b) {
+    return a.begin == b.begin && a.count == b.count && a.digest == b.digest && a.grid == b.grid;
+  };
+  const auto [own, others] = std::ranges::mismatch(one.group->embeddings, other.group->embeddings, is_same);
+  if (own != one.group->embeddings.end()) shared = std::min(shared, own->begin);
+  if (others != other.group->embeddings.end()) shared = std::min(shared, others->begin);
   return shared;
 }
 
 // Where the hit of a sequence could end, before it is matched, and which of the blocks are in the host's memory.
 PrefixReport explain_hit(BlockCache& cache, const Sequence& sequence, int limit, std::vector<bool>& in_host) {
+  if (!sequence.group->may_match) return {.end = HitEnd::kUnused};
+  if (!sequence.group->keeps_blocks) return {.end = HitEnd::kOff};
   PrefixReport report;
-  if (!sequence.group->may_match || !sequence.group->keeps_blocks) {
-    report.end = sequence.group->may_match ? HitEnd::kOff : HitEnd::kUnused;
-    return report;
-  }
   const PrefixParting parting = cache.tree().parting(sequence.prefix(), limit);
   for (const NodeId node : parting.path) in_host.push_back(cache.contents().is_in_host(node));
   report.token = parting.tokens;
@@ -366,17 +357,13 @@ bool Scheduler::reserve(Sequence& sequence, int tokens, bool may_preempt) {
 bool Scheduler::make_room(const Sequence& sequence) {
   const bool is_last = running_.back().get() == &sequence;
   if (is_last && running_.size() == 1) throw internal_error("a sequence outgrew the whole cache");
-  preempt_last();
-  return !is_last;
-}
-
-void Scheduler::preempt_last() {
-  std::shared_ptr<Sequence> sequence = std::move(running_.back());
+  std::shared_ptr<Sequence> last = std::move(running_.back());
   running_.pop_back();
-  give_up_memory(*sequence, Keep::kContent);
-  sequence->disk = {};
-  insert_in_order(waiting_, std::move(sequence));
-  ++preemptions_;
+  give_up_memory(*last, Keep::kContent);
+  last->disk = {};
+  insert_in_order(waiting_, std::move(last));
+  ++counts_.preemptions;
+  return !is_last;
 }
 
 void Scheduler::give_up_memory(Sequence& sequence, Keep keep) {
@@ -409,8 +396,8 @@ void Scheduler::admit() {
     if (SequenceGroup& group = *sequence->group; !group.admitted) {
       group.admitted = Clock::now();
       group.cached_len = sequence->cached();
-      ++admitted_;
-      queue_seconds_ += seconds_between(group.accepted, *group.admitted);
+      ++counts_.admitted;
+      counts_.queue_seconds += seconds_between(group.accepted, *group.admitted);
     }
     insert_in_order(running_, std::move(sequence));
   }
@@ -484,8 +471,8 @@ bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   }
   reserved += missing;
   if (report) sequence.group->cache_report = count_hit(*report, blocks_, sequence, in_host);
-  prefix_cache_queries_ += sequence.group->may_match ? tokens : 0;
-  prefix_cache_hits_ += covered;
+  counts_.prefix_cache_queries += sequence.group->may_match ? tokens : 0;
+  counts_.prefix_cache_hits += covered;
   return true;
 }
 
@@ -525,10 +512,9 @@ void Scheduler::check_invariants() const {
   for (const int32_t block : referenced) pages += blocks_.pool().pages_of(block);
   if (pages != blocks_.pool().referenced_count())
     throw internal_error("referenced pages and those of sequences differ");
-  const auto is_ordered = [](const auto& list) {
-    return std::is_sorted(list.begin(), list.end(), [](const auto& a, const auto& b) { return a->is_before(*b); });
-  };
-  if (!is_ordered(running_) || !is_ordered(waiting_)) throw internal_error("sequences are out of order");
+  for (const auto* list : {&running_, &waiting_}) {
+    if (!std::ranges::is_sorted(*list, is_served_before)) throw internal_error("sequences are out of order");
+  }
 }
 
 }  // namespace turbomind

@@ -43,6 +43,7 @@
 #include "engine/cache/block_cache.h"
 #include "engine/schedule/sequence.h"
 #include "engine/speculative/speculator.h"
+#include "engine/stats.h"
 #include "model/model_runner.h"
 
 namespace turbomind {
@@ -87,10 +88,9 @@ class Scheduler {
 
   void add(std::shared_ptr<Sequence> sequence);
 
-  // Fills `step`; it stays empty if there is nothing to do.
-  void plan(Step& step) { plan(step, true); }
-  // The same while the previous step is in flight and its tokens are unknown (overlap scheduling). Does not preempt.
-  void plan_ahead(Step& step) { plan(step, false); }
+  // Fills `step`; it stays empty if there is nothing to do. Without `may_preempt`: while the previous step is in flight
+  // and its tokens are unknown (overlap scheduling).
+  void plan(Step& step, bool may_preempt = true);
   // The step was launched and its input tokens are known: counts them as cached and publishes full blocks. Blocks that
   // are freed meanwhile are not overwritten before the launched steps have read them.
   void commit(const Step& step);
@@ -107,11 +107,7 @@ class Scheduler {
 
   int running_count() const { return static_cast<int>(running_.size()); }
   int waiting_count() const { return static_cast<int>(waiting_.size()); }
-  int64_t preemption_count() const { return preemptions_; }
-  int64_t prefix_cache_queries() const { return prefix_cache_queries_; }
-  int64_t prefix_cache_hits() const { return prefix_cache_hits_; }
-  int64_t admitted_count() const { return admitted_; }
-  double queue_seconds() const { return queue_seconds_; }
+  const SchedulerCounts& counts() const { return counts_; }
 
   // Throws Error(kInternal) if blocks and sequences are inconsistent.
   void check_invariants() const;
@@ -124,7 +120,6 @@ class Scheduler {
     bool is_short = false;  // blocks were missing
   };
 
-  void plan(Step& step, bool may_preempt);
   void plan_tokens(Sequence& sequence, int tokens, Budget& budget);
   void plan_decoding(Budget& budget);
   void plan_prompts(Budget& budget);
@@ -138,7 +133,6 @@ class Scheduler {
   int missing_pages(const Sequence& sequence) const;
   bool reserve(Sequence& sequence, int tokens, bool may_preempt);
   bool make_room(const Sequence& sequence);
-  void preempt_last();
   void admit();
   bool waits_for_prefix(const Sequence& sequence);
   bool has_room(int missing, int reserved) const;
@@ -153,11 +147,7 @@ class Scheduler {
   DiskTier* disk_;
   std::vector<std::shared_ptr<Sequence>> waiting_;  // in order of service
   std::vector<std::shared_ptr<Sequence>> running_;  // in order of service
-  int64_t preemptions_ = 0;
-  int64_t prefix_cache_queries_ = 0;
-  int64_t prefix_cache_hits_ = 0;
-  int64_t admitted_ = 0;
-  double queue_seconds_ = 0;
+  SchedulerCounts counts_;
 };
 
 }  // namespace turbomind

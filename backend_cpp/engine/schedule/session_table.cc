@@ -1,7 +1,6 @@
 #include "engine/schedule/session_table.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -18,10 +17,6 @@ std::string name_of(uint64_t id) {
 
 std::string described(const SessionOwner& owner) {
   return owner.adapter == 0 ? "no adapter" : "the adapter " + owner.name;
-}
-
-size_t kept_tokens(const SessionParams& params, size_t have) {
-  return params.step < 0 ? have : std::min(have, static_cast<size_t>(params.step));
 }
 
 size_t bytes_of(const std::vector<EmbeddingRange>& embeddings) {
@@ -56,7 +51,8 @@ SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t inp
   }
   Turn turn;
   if (!params.start) {
-    turn.history = std::span(session->tokens).first(kept_tokens(params, session->tokens.size()));
+    const size_t most = params.step < 0 ? session->tokens.size() : static_cast<size_t>(params.step);
+    turn.history = std::span(session->tokens).first(std::min(most, session->tokens.size()));
     turn.embeddings = first_of(session->embeddings, turn.history.size());
     if (session->owner.adapter == owner.adapter) turn.scope = session->scope;
   }
@@ -109,7 +105,7 @@ RequestId SessionTable::check_control(const SessionParams& params) const {
 void SessionTable::erase(uint64_t id) {
   const auto it = sessions_.find(id);
   if (it == sessions_.end()) return;
-  release_blocks(it->second);
+  if (!shares_blocks_) blocks_.contents().forget_realm(it->second.scope);
   embedding_bytes_ -= bytes_of(it->second.embeddings);
   sessions_.erase(it);
 }
@@ -133,16 +129,12 @@ void SessionTable::expire(Clock::time_point now) {
 
 int SessionTable::busy_count() const {
   return static_cast<int>(
-      std::count_if(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second.running != 0; }));
+      std::ranges::count_if(sessions_, [](const auto& entry) { return entry.second.running != 0; }));
 }
 
 const SessionTable::Session* SessionTable::find(uint64_t id) const {
   const auto it = sessions_.find(id);
   return it == sessions_.end() ? nullptr : &it->second;
-}
-
-void SessionTable::release_blocks(const Session& session) {
-  if (!shares_blocks_) blocks_.contents().forget_realm(session.scope);
 }
 
 }  // namespace turbomind

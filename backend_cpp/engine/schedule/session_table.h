@@ -78,7 +78,6 @@ class SessionTable {
   };
 
   const Session* find(uint64_t id) const;
-  void release_blocks(const Session& session);
 
   SessionLimits limits_;
   BlockCache& blocks_;

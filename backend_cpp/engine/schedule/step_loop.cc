@@ -15,7 +15,7 @@ bool StepLoop::run(const OnOutput& on_output) {
   scheduler_.commit(now);
   Step& next = steps_[1];
   const bool overlaps = can_overlap(now);
-  if (overlaps) scheduler_.plan_ahead(next);
+  if (overlaps) scheduler_.plan(next, false);
   is_in_flight_ = overlaps && !next.is_empty();
   if (is_in_flight_) begin(next);
   take(now, on_output);
@@ -26,10 +26,7 @@ bool StepLoop::run(const OnOutput& on_output) {
 
 void StepLoop::abort() {
   is_in_flight_ = false;
-  for (Step& step : steps_) {
-    step.sequences.clear();
-    step.looking.clear();
-  }
+  steps_ = {};
 }
 
 void StepLoop::begin(Step& step) {

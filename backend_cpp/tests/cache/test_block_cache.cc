@@ -103,7 +103,7 @@ TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginn
   std::vector<int32_t> found;
   CHECK_EQUAL(match_chain(cache, {0, range(4, 0)}, 4, found), 2);
   CHECK_EQUAL(match_chain(cache, {0, range(4, 50)}, 4, found), 4);
-  CHECK_EQUAL(cache.contents().counts().evicted, 1);
+  CHECK_EQUAL(cache.contents().counts().evictions, 1);
   cache.check_invariants();
 }
 
@@ -145,7 +145,7 @@ TEST(what_leaves_for_the_host_comes_back_whole) {
   cache.release(old);
   std::vector<int32_t> young = fill(cache, 0, range(4, 50));  // takes both blocks
   CHECK_EQUAL(cache.pool().host_used_count(), 2);
-  CHECK_EQUAL(cache.contents().counts().evicted, 0);
+  CHECK_EQUAL(cache.contents().counts().evictions, 0);
   std::vector<int32_t> found;
   CHECK_EQUAL(match_chain(cache, {0, range(4)}, 4, found), 0);  // every block is referenced
   cache.release(young);
@@ -170,7 +170,7 @@ TEST(the_host_gives_up_what_was_used_longest_ago) {
     std::vector<int32_t> blocks = fill(cache, 0, range(2, 10 * i));
     cache.release(blocks);
   }
-  CHECK_EQUAL(cache.contents().counts().evicted, 1);
+  CHECK_EQUAL(cache.contents().counts().evictions, 1);
   std::vector<int32_t> found;
   CHECK_EQUAL(match_chain(cache, {0, range(2, 0)}, 2, found), 0);
   CHECK_EQUAL(match_chain(cache, {0, range(2, 10)}, 2, found), 2);

@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "engine/cache/prefix_hits.h"
 #include "engine/engine_core.h"
 #include "engine/events/event_publisher.h"
 #include "tests/cache_plans.h"
@@ -85,15 +86,17 @@ class Reader final : public CacheEventSink {
 
 // What requests can find in a cache.
 std::set<Place> places_of(const BlockCache& cache) {
-  std::map<uint64_t, std::vector<int32_t>> prefixes;
+  const PrefixTree& tree = cache.contents().tree();
+  std::map<NodeId, std::vector<int32_t>> prefixes;
   std::set<Place> places;
-  for (const CacheSource::Held& held : cache.held()) {
-    if (!held.is_first && !prefixes.contains(held.parent)) continue;  // nothing leads there
-    std::vector<int32_t> prefix;
-    if (!held.is_first) prefix = prefixes.at(held.parent);
-    prefix.insert(prefix.end(), held.tokens.begin(), held.tokens.end());
-    places.emplace(prefix, held.is_in_host ? CacheTier::kHost : CacheTier::kDevice);
-    prefixes[held.content] = std::move(prefix);
+  for (const NodeId node : cache.held()) {
+    const NodeId parent = tree.parent(node);
+    if (!tree.is_root(parent) && !prefixes.contains(parent)) continue;  // nothing leads there
+    std::vector<int32_t> prefix = prefixes[parent];
+    prefix.insert(prefix.end(), tree.tokens(node).begin(), tree.tokens(node).end());
+    const int32_t block = cache.stored(node, observed_group(cache.plan()));
+    places.emplace(prefix, cache.pool().is_of_host(block) ? CacheTier::kHost : CacheTier::kDevice);
+    prefixes[node] = std::move(prefix);
   }
   return places;
 }
@@ -252,7 +255,7 @@ bool holds(const std::string& text, const std::string& part) {
 TEST(a_publisher_gets_a_line_a_step) {
   Published one("echo '{}' >&3; cat <&3 > lines");
   for (int token = 0; token < 3; ++token) one.push(token);
-  CHECK_EQUAL(one.publisher.counts().batches, int64_t{3});
+  CHECK_EQUAL(one.publisher.counts().event_batches, int64_t{3});
   Published::wait([&] { return std::ranges::count(one.text(), '\n') == 3; });
   CHECK(holds(one.text(), "\"sequence\":2"));
   CHECK(holds(one.text(), R"("events":[{"type":"BlockStored","block_hashes":[1],"parent_block_hash":null,)"
@@ -270,7 +273,7 @@ TEST(a_publisher_that_ends_is_started_again_and_everything_is_asked_for) {
     return one.publisher.state() == CacheEventSink::State::kAsks;
   });
   Published::wait([&] { return one.is_woken.load(); });
-  CHECK_EQUAL(one.publisher.counts().losses, int64_t{1});
+  CHECK_EQUAL(one.publisher.counts().event_losses, int64_t{1});
   one.push(13);
   Published::wait([&] { return holds(one.text(), "[13]"); });
 }
@@ -279,9 +282,9 @@ TEST(a_publisher_that_takes_nothing_keeps_nobody_waiting) {
   Published one("echo '{}' >&3; exec sleep 600", 4000);
   constexpr int64_t kPushed = 20'000;  // more than a socket holds
   for (int64_t i = 0; i < kPushed; ++i) one.push(1);
-  const EventPublisher::Counts counts = one.publisher.counts();
-  CHECK(counts.losses >= 1);
-  CHECK(counts.batches < kPushed);
+  const EventCounts counts = one.publisher.counts();
+  CHECK(counts.event_losses >= 1);
+  CHECK(counts.event_batches < kPushed);
 }
 
 TEST(a_publisher_that_cannot_publish_says_why) {

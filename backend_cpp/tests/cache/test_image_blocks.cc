@@ -164,7 +164,7 @@ TEST(every_token_sees_the_rows_of_its_images_whatever_happens_to_blocks) {
       }
       scheduler.check_invariants();
     }
-    preempted += scheduler.preemption_count();
+    preempted += scheduler.counts().preemptions;
     scheduler.remove_if([](const Sequence&) { return true; });
     scheduler.check_invariants();
     CHECK_EQUAL(blocks.pool().available_count(), kBlocks);

@@ -1,5 +1,5 @@
 // Where other prompts are likely to part from one.
-#include "engine/cache/likely_forks.h"
+#include "engine/cache/sequence_memory.h"
 #include "tests/check.h"
 #include "tests/engine_helpers.h"
 

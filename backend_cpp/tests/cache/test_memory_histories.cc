@@ -477,7 +477,7 @@ TEST(random_histories_of_all_groups_read_what_was_written) {
     history.run(120);
     for (int64_t Counts::* count : kCounts) all.*count += history.counts.*count;
     swapped_in += history.cache().contents().counts().swapped_in;
-    evictions += history.cache().contents().counts().evicted;
+    evictions += history.cache().contents().counts().evictions;
   }
   for (int64_t Counts::* count : kCounts) CHECK(all.*count > 100);
   CHECK(swapped_in > 100);

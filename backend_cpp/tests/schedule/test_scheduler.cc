@@ -197,7 +197,7 @@ TEST(with_enough_memory_no_block_of_prompts_is_computed_twice) {
         scheduler.remove_if([&](const Sequence& s) { return &s == sequence.get(); });
       }
     }
-    CHECK_EQUAL(scheduler.preemption_count(), 0);
+    CHECK_EQUAL(scheduler.counts().preemptions, 0);
   }
   CHECK(shared > 1000);
 }
@@ -243,7 +243,7 @@ TEST(who_is_admitted_leaves_running_sequences_the_blocks_that_they_will_need) {
   run();
   CHECK_EQUAL(scheduler.running_count(), 1);
   CHECK_EQUAL(scheduler.waiting_count(), 0);
-  CHECK_EQUAL(scheduler.preemption_count(), 0);
+  CHECK_EQUAL(scheduler.counts().preemptions, 0);
 }
 
 TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
@@ -262,7 +262,7 @@ TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
     scheduler.check_invariants();
     if (step.input.spans[0].wanted != SpanRows::kNone) step.sequences[0]->tokens.push_back(2);
   }
-  CHECK_EQUAL(scheduler.preemption_count(), 0);
+  CHECK_EQUAL(scheduler.counts().preemptions, 0);
 }
 
 TEST(texts_of_an_encoder_run_whole_the_first_and_then_the_shortest) {
