@@ -203,19 +203,15 @@ class ModelRunner {
   // everything.
   virtual std::vector<CacheGroup> cache_groups(const StepLimits& limits) const = 0;
   // Takes the memory that steps need, whatever they hold, so that none fails for want of it. Called once, first.
-  virtual void prepare(const StepLimits& limits) { (void)limits; }
+  virtual void prepare(const StepLimits& /*limits*/) {}
   // Memory that may be given to the cache, in bytes; where ranks have a part of each page, one rank's. Called before
   // allocate_cache.
   virtual size_t free_cache_memory() = 0;
   // Sequences of equal tokens may share cache blocks where their prompts' variants are equal; 0 to 2^30 - 1.
-  virtual int cache_variant(int prompt_len) const {
-    (void)prompt_len;
-    return 0;
-  }
+  virtual int cache_variant(int /*prompt_len*/) const { return 0; }
   // From now on, steps bring StepOutput::token_hidden: the hidden states in front of these layers, joined; without
   // layers, those after the final norm. Throws Error that says why they cannot be had.
-  virtual void keep_hidden(const std::vector<int>& layers) {
-    (void)layers;
+  virtual void keep_hidden(const std::vector<int>& /*layers*/) {
     throw invalid_argument("what runs the model does not hand out the hidden states of all tokens");
   }
   // Called once, before the first step. Returns the cache's first page where RunnerTraits::shares_cache, else null.
@@ -229,31 +225,21 @@ class ModelRunner {
   // something to a runner of the same model that is set up alike.
   virtual size_t kept_page_bytes() const { return 0; }
   // Copies what pages hold out of the cache, or into it, one after the other, after all steps that were begun.
-  virtual void read_pages(std::span<const int32_t> pages, std::byte* to) {
-    (void)pages;
-    (void)to;
+  virtual void read_pages(std::span<const int32_t> /*pages*/, std::byte* /*to*/) {
     throw internal_error("pages of this runner's cache cannot be read");
   }
-  virtual void write_pages(std::span<const int32_t> pages, const std::byte* from) {
-    (void)pages;
-    (void)from;
+  virtual void write_pages(std::span<const int32_t> /*pages*/, const std::byte* /*from*/) {
     throw internal_error("pages of this runner's cache cannot be written");
   }
   // Called once, when the cache is there: does now what steps that only decode would do when they come first, for as
   // many shapes of steps as it returns. Whatever it does, every step is right without it.
-  virtual size_t prepare_decoding(const StepLimits& limits) {
-    (void)limits;
-    return 0;
-  }
+  virtual size_t prepare_decoding(const StepLimits& /*limits*/) { return 0; }
   // Has other threads of the machine go before those that compute for it, the caller included.
   virtual void lower_priority() {}
   // Forgets what it did for others than the first `count` shapes.
-  virtual void keep_prepared(size_t count) { (void)count; }
+  virtual void keep_prepared(size_t /*count*/) {}
   // Whether it chooses tokens so in the step that begins next, which must then ask for it.
-  virtual bool reserve(const TokenChoice& choice) {
-    (void)choice;
-    return traits_.chooses_tokens;
-  }
+  virtual bool reserve(const TokenChoice& /*choice*/) { return traits_.chooses_tokens; }
 
   // Begins a step; writes the keys and values of every row. A throw means the device failed, not a request.
   virtual void begin(const StepInput& input) = 0;

@@ -90,13 +90,6 @@ int RopeTables::variant(int prompt_len) const {
 }
 
 void RopeTables::stage(Operators& ops, const StepInput& input) {
-  stage_positions(ops, input);
-  for (size_t index = 0; index < ropes_.size(); ++index) {
-    if (ropes_[index].stretch) stage_sets(ops, index, input);
-  }
-}
-
-void RopeTables::stage_positions(Operators& ops, const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     int32_t* positions = positions_.host<int32_t>() + span.first_row * axes_;
     if (axes_ == 1) {
@@ -106,6 +99,9 @@ void RopeTables::stage_positions(Operators& ops, const StepInput& input) {
     }
   }
   positions_.upload(ops, input.tokens.size() * static_cast<size_t>(axes_) * sizeof(int32_t));
+  for (size_t index = 0; index < ropes_.size(); ++index) {
+    if (ropes_[index].stretch) stage_sets(ops, index, input);
+  }
 }
 
 const std::vector<float>& RopeTables::frequencies(size_t index, int variant) {

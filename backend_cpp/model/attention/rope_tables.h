@@ -39,7 +39,6 @@ class RopeTables {
     int variant = 0;
   };
   const std::vector<float>& frequencies(size_t index, int variant);
-  void stage_positions(Operators& ops, const StepInput& input);
   void stage_sets(Operators& ops, size_t index, const StepInput& input);
 
   std::vector<RopeSpec> ropes_;

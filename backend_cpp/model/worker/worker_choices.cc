@@ -7,16 +7,12 @@
 
 namespace turbomind {
 
-size_t WorkerChoices::words_of(const TokenChoice& choice) const {
-  const size_t biases = choice.biases != nullptr ? choice.biases->size() : 0;
-  const bool recounts = choice.has_penalties() && histories_.must_recount(choice);
-  return 2 * biases + choice.forbidden.size() + (choice.mask != nullptr ? mask_words() : 0) +
-         (recounts ? choice.tokens->size() : 0);
-}
-
 bool WorkerChoices::reserve(const TokenChoice& choice) {
   if (choice.logprobs > kMaxChoiceLogprobs || reserved_ == shape_.spans) return false;
-  const size_t words = reserved_words_ + words_of(choice);
+  const bool recounts = choice.has_penalties() && histories_.must_recount(choice);
+  const size_t words = reserved_words_ + (choice.biases != nullptr ? 2 * choice.biases->size() : 0) +
+                       choice.forbidden.size() + (choice.mask != nullptr ? mask_words() : 0) +
+                       (recounts ? choice.tokens->size() : 0);
   if (words > static_cast<size_t>(shape_.list_words)) return false;
   if (choice.has_penalties() && !histories_.reserve(choice)) return false;
   reserved_words_ = words;

@@ -24,7 +24,6 @@ class WorkerChoices {
   const ChosenToken* take(const StepChannel& channel, int area, int count);
 
  private:
-  size_t words_of(const TokenChoice& choice) const;
   size_t mask_words() const { return (static_cast<size_t>(shape_.vocab_size) + 31) / 32; }
   ChannelChoice write(const TokenChoice& choice, int32_t* lists, int32_t& used);
 

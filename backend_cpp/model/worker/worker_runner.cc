@@ -33,8 +33,7 @@ ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
   shape.ranks = options.ranks;
   shape.vocab_size = options.vocab_size;
   shape.hidden_size = options.hidden_size;
-  shape.rows = options.max_rows;
-  shape.spans = options.max_rows;
+  shape.rows = shape.spans = options.max_rows;
   shape.embedding_width = options.images.width;
   const int state_pages = options.layers;  // at most: a page holds the state of a layer
   const size_t words_of_mask = static_cast<size_t>(options.vocab_size) / 32 + 1;
@@ -244,9 +243,7 @@ void WorkerRunner::drop_adapter(int slot) {
 }
 
 void WorkerRunner::order_adapter(OrderKind kind, int slot, const std::string& directory) {
-  Order& order = channel_->order();
-  order = {};
-  order.kind = kind;
+  Order& order = new_order(kind);
   order.slot = slot;
   order.directory_bytes = static_cast<int32_t>(directory.size());
   std::copy(directory.begin(), directory.end(), order.directory);
