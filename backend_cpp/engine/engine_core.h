@@ -13,11 +13,11 @@
 
 #include "base/error.h"
 #include "engine/cache/block_cache.h"
+#include "engine/cache/cache_announcer.h"
 #include "engine/cache/disk_tier.h"
 #include "engine/cache/prefix_key.h"
 #include "engine/cache_control.h"
 #include "engine/engine_config.h"
-#include "engine/events/cache_announcer.h"
 #include "engine/generation/generation_rules.h"
 #include "engine/generation/sampler.h"
 #include "engine/generation/token_table.h"

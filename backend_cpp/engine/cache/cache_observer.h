@@ -7,11 +7,10 @@
 
 #include "engine/cache/prefix_key.h"
 #include "engine/cache/prefix_tree.h"
+#include "engine/events/cache_event.h"
 #include "model/cache_plan.h"
 
 namespace turbomind {
-
-enum class CacheTier { kDevice, kHost, kDisk };
 
 // Called on the step thread in the order of the changes.
 class CacheObserver {

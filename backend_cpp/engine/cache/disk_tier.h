@@ -27,12 +27,12 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cache/cache_announcer.h"
 #include "engine/cache/cache_observer.h"
 #include "engine/cache/prefix_read.h"
 #include "engine/disk/block_files.h"
 #include "engine/disk/block_transfers.h"
 #include "engine/engine_config.h"
-#include "engine/events/cache_announcer.h"
 #include "engine/stats.h"
 #include "model/model_runner.h"
 

@@ -30,7 +30,7 @@
 
 namespace turbomind {
 
-// How events identify a block, in all tiers (engine/events/cache_announcer.h).
+// How events identify a block, in all tiers (engine/cache/cache_announcer.h).
 struct BlockLabel {
   uint64_t hash = 0;
   std::optional<uint64_t> parent;  // the hash of the block before it; of the first block, none

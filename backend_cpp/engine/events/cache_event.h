@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/cache/cache_observer.h"
-
 namespace turbomind {
+
+enum class CacheTier { kDevice, kHost, kDisk };
 
 enum class CacheEventKind { kStored, kRemoved, kCleared };
 

@@ -1,4 +1,4 @@
-#include "engine/events/cache_announcer.h"
+#include "engine/cache/cache_announcer.h"
 
 #include <algorithm>
 #include <set>
