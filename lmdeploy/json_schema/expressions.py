@@ -98,7 +98,12 @@ def _class_of(ranges: Ranges, is_rule: bool) -> str:
         return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges) + "]"
     if charsets.size(ranges) == 1:
         return _character(ranges[0][0])
-    ends = ((_character(low), _character(high)) for low, high in ranges)
+    # xgrammar 0.2.8 takes a leading ^, escaped or not, for the mark of the opposite class, and an escape with a
+    # hexadecimal digit after it for one number.
+    ordered = sorted(ranges, key=lambda each: each[0] < 0x20)
+    if (first := ordered[0])[0] == ord("^"):
+        ordered = [*([(first[0] + 1, first[1])] if first[1] > first[0] else []), *ordered[1:], (first[0], first[0])]
+    ends = ((_character(low), _character(high)) for low, high in ordered)
     return "[" + "".join(low if low == high else f"{low}-{high}" for low, high in ends) + "]"
 
 

@@ -164,7 +164,18 @@ def test_a_bound_of_the_length_leaves_strings_of_the_pattern_within_it(pattern: 
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"call me [A-Za-z]{1,10}", r"\d{4}-(0[1-9]|1[0-2])", "yes|no", r"(.|\n){5,9}!?", '"a"']
+    "pattern",
+    [
+        r"call me [A-Za-z]{1,10}",
+        r"\d{4}-(0[1-9]|1[0-2])",
+        "yes|no",
+        r"(.|\n){5,9}!?",
+        '"a"',
+        r"[\^a]",
+        r"[\^-bé]",
+        r"[\x01-\x03A]",
+        r"[\x01A]",
+    ],
 )
 def test_a_text_that_is_to_match_an_expression_does_so_from_end_to_end(pattern: str) -> None:
     grammar = of_expression(full_match(pattern))
