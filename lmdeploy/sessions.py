@@ -1,4 +1,4 @@
-"""What a turn's prompt depends on alongside the turn: what the engine holds of its session."""
+"""Sessions of the engine: the state that the prompt of a next turn depends on."""
 
 import threading
 from collections import OrderedDict
@@ -8,7 +8,7 @@ _KEPT = 1 << 16  # sessions, those spoken in last; far more than an engine holds
 
 
 class HeldSession(NamedTuple):
-    """What the engine holds of a conversation.
+    """A conversation in the engine.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class HeldSessions:
         self._held: OrderedDict[int, HeldSession] = OrderedDict()  # guarded by _lock
 
     def get(self, session_id: int) -> HeldSession:
-        """Return what a session holds, as far as is known: at least one round."""
+        """Return a session's state, as far as is known: at least one round."""
         with self._lock:
             held = self._held.get(session_id, HeldSession())
         return held._replace(rounds=max(1, held.rounds))

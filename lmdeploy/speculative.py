@@ -1,4 +1,4 @@
-"""What ``speculative_config`` may hold: fields of vLLM's ``--speculative-config``, and ours."""
+"""Fields of ``speculative_config``: those of vLLM's ``--speculative-config``, and ours."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def located(
 
 
 def speculation_problems(given: object) -> list[str | None]:
-    """Return what is wrong with an engine's ``speculative_config``."""
+    """Return the errors of an engine's ``speculative_config``."""
     if not isinstance(given, Mapping):
         return []
     try:

@@ -150,7 +150,7 @@ def entries_of(description: str) -> list[tuple[int, bytes, bool]]:
 
 
 def _decoded(content: Mapping[str, Any], pieces: Sequence[str]) -> list[bytes]:
-    """Return what each of a vocabulary's pieces is within a text, by the decoder of a ``tokenizer.json``.
+    """Return the bytes of each of a vocabulary's pieces within a text, by the decoder of a ``tokenizer.json``.
 
     What a decoder does at the ends of a text is no part of it: some drop or leave out a space there.
 

@@ -224,7 +224,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> tuple[str, DetokenizeState]:
-        """Return what the newest tokens add to a text that grows, and the state for the next call.
+        """Return the newest tokens' addition to a text that grows, and the state for the next call.
 
         Parameters
         ----------

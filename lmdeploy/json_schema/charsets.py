@@ -12,7 +12,7 @@ EVERY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 """All characters: code points but the surrogates."""
 
 PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, LAST))
-"""What a JSON string holds without an escape."""
+"""Characters of a JSON string without an escape."""
 
 PLAIN_ASCII: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E))
 """Those of them that are ASCII."""

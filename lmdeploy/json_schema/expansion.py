@@ -42,11 +42,11 @@ class Expansion:
         self._open: list[Conjunction] = []
 
     def document(self, schema: Any) -> Conjunction:
-        """Return what asks for a whole schema to be met."""
+        """Return the conjunction of a whole schema."""
         return term(Document(schema, self.budget).place(schema, ""))
 
     def of(self, conjunction: Conjunction) -> Union:
-        """Return what meets all schemas of a conjunction, and none of those that must not be met."""
+        """Return the values of a conjunction: those that meet all schemas, and none of those that must not be met."""
         if conjunction in self._found:
             return self._found[conjunction]
         if not conjunction:
@@ -88,7 +88,7 @@ class Expansion:
         return EVERYTHING if union is None else union
 
     def _any(self, unions: Iterable[Union], pointer: str) -> Union:
-        """Return what is in any of some unions, each alternative once."""
+        """Return the union of some unions, each alternative once."""
         found: dict[int, Alternative] = {}
         for union in unions:
             self.budget.spend(len(union) // 8, pointer)
@@ -97,7 +97,7 @@ class Expansion:
         return EVERYTHING if len(whole) == len(EVERYTHING) and {*found} == {*map(id, EVERYTHING)} else whole
 
     def both(self, one: Union, other: Union, pointer: str) -> Union:
-        """Return what is in both unions."""
+        """Return the intersection of two unions."""
         if one is EVERYTHING or other is EVERYTHING:
             return other if one is EVERYTHING else one
         found: list[Alternative] = []
@@ -202,7 +202,7 @@ class Expansion:
         return [place.at(keyword, number) for number in range(len(given))]
 
     def _one_of(self, place: Place, all_else: Union) -> Union:
-        """Return what is in just one alternative, and in what the other keywords allow."""
+        """Return the values of just one alternative, within the other keywords."""
         pointer = f"{place.pointer}/oneOf"
         branches = self._listed(place, "oneOf")
         unions = [self.both(all_else, self.of(term(each)), pointer) for each in branches]
@@ -338,7 +338,7 @@ class Expansion:
                 yield from self.both((Objects(required=(name,)),), unmet, place.pointer)
 
     def member(self, objects: Objects, name: str) -> Conjunction:
-        """Return what a member of a name has to be."""
+        """Return the conjunction for a member of a name."""
         found = []
         for rules in objects.rules:
             matching = [

@@ -43,7 +43,7 @@ def without(expression: str, characters: str) -> str | None:
 
 
 def body_of_rule(expression: str, characters: str) -> str | None:
-    """Return what `without` describes, as the body of a rule in EBNF."""
+    """Return the language of `without`, as the body of a rule in EBNF."""
     kept = without(expression, characters)
     return None if kept is None else _written(_distinguished(language_of(kept, len(kept))), is_rule=True)
 

@@ -1,4 +1,4 @@
-"""What the keywords that speak of one type say, and what their opposites are."""
+"""Keywords of one type, and their opposites."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _objects(place: Place) -> Objects | None:
 
 
 def term(place: Place, is_met: bool = True) -> Conjunction:
-    """Return what asks for a schema to be met, or not to be; of a mere reference, for what it points to."""
+    """Return the conjunction of a schema, or of its opposite; of a mere reference, that of its target."""
     for _ in range(_MAX_HOPS):
         if place.schema is True or place.schema == {}:
             return TRUE if is_met else ((place, False),)

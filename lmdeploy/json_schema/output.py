@@ -187,7 +187,7 @@ class Output:
 
 
 def _parts(plan: Plan) -> list[Conjunction]:
-    """Return what a plan needs further plans of."""
+    """Return the parts of a plan that need plans of their own."""
     match plan:
         case ArrayPlan(prefix, rest, _, _):
             return [*prefix, *(() if rest is None else (rest,))]

@@ -35,7 +35,7 @@ _MAX_VARIANTS = 64  # of where anchors are
 _DIGITS: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE: Ranges = ((0x09, 0x0D), (0x20, 0x20))
-# What Python takes for a digit, a letter or a space alongside these, and more: a class without them is right for both.
+# Supersets of Python's digits, letters and spaces: a class without them is right for both.
 _ALL_DIGITS = charsets.union(
     _DIGITS, ((0x660, 0x1FFF), (0x3000, 0x303F), (0xA620, 0xABFF), (0xFF00, 0x1F2FF), (0x1F900, charsets.LAST))
 )

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from lmdeploy.json_schema.errors import Budget, SchemaError
 
-# What holds schemas: one, a list of them, or names of them.
+# Keywords that hold schemas: one, a list of them, or names of them.
 _ONE = (
     *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"),
     *("unevaluatedItems", "unevaluatedProperties"),
@@ -64,7 +64,7 @@ class Document:
         return place
 
     def referred(self, place: Place, keyword: str) -> Place:
-        """Return what the reference of a schema points to, within the document: nothing is fetched."""
+        """Return the target of a schema's reference, within the document: nothing is fetched."""
         reference = place.schema[keyword]
         if not isinstance(reference, str):
             raise place.refuse(keyword, f"must be a string, got {shown(reference)}")

@@ -67,7 +67,7 @@ COMPILED_LENGTH = 128
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What holds no further schemas, as it is given to the engine."""
+    """A schema without further schemas, as it is given to the engine."""
 
     schema: dict[str, Any]
 

@@ -22,7 +22,7 @@ TRUE: Conjunction = ()
 
 
 def conjoined(conjunctions: Iterable[Conjunction]) -> Conjunction:
-    """Return what asks for all of these."""
+    """Return the conjunction of all of these."""
     given = [each for each in conjunctions if each]
     if len(given) <= 1 or all(each == given[0] for each in given):
         return given[0] if given else TRUE
@@ -67,7 +67,7 @@ class Numbers:
         )
 
     def with_(self, other: Numbers) -> Numbers | None:
-        """Return what is in both; None: nothing."""
+        """Return the intersection; None: empty."""
         low, opens_low = max(
             [(self.low, self.opens_low), (other.low, other.opens_low)],
             key=lambda bound: (bound[0] is not None, bound[0] or 0, bound[1]),
@@ -103,7 +103,7 @@ class Strings:
     excluded: tuple[Excluded, ...] = ()
 
     def with_(self, other: Strings) -> Strings | None:
-        """Return what is in both; None: nothing."""
+        """Return the intersection; None: empty."""
         low, high = max(self.low, other.low), least(self.high, other.high)
         if high is not None and low > high:
             return None
@@ -136,11 +136,11 @@ class Arrays:
     excluded: tuple[Excluded, ...] = ()
 
     def at(self, index: int) -> Conjunction:
-        """Return what an item has to be."""
+        """Return the conjunction for an item."""
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def with_(self, other: Arrays) -> Arrays | None:
-        """Return what is in both; None: nothing."""
+        """Return the intersection; None: empty."""
         low, high = max(self.low, other.low), least(self.high, other.high)
         if high is not None and low > high:
             return None
@@ -161,7 +161,7 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one schema says about the members of an object."""
+    """One schema's rules about the members of an object."""
 
     properties: dict[str, Conjunction] = field(default_factory=dict)
     patterns: tuple[tuple[Language, Conjunction], ...] = ()
@@ -187,7 +187,7 @@ class Objects:
         yield from dict.fromkeys([*(name for rules in self.rules for name in rules.properties), *self.required])
 
     def with_(self, other: Objects) -> Objects | None:
-        """Return what is in both, nothing excluded that members have to be; None: nothing."""
+        """Return the intersection, without excluded members that are required; None: empty."""
         low, high = max(self.low, other.low), least(self.high, other.high)
         if high is not None and low > high:
             return None
@@ -205,7 +205,7 @@ class Objects:
 Typed = Numbers | Strings | Arrays | Objects
 Alternative = Values | Typed
 Union = tuple[Alternative, ...]
-"""What is in any of these."""
+"""Union of alternatives."""
 
 
 def unevaluating(alternative: Alternative) -> Alternative:

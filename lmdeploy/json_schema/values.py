@@ -29,7 +29,7 @@ def exact(value: Any) -> Fraction:
 
 
 def key_of(value: Any) -> Key:
-    """Return what is equal for values that are equal, and can be a key."""
+    """Return a key that is equal for equal values."""
     if isinstance(value, dict):
         return ("object", *sorted((name, key_of(each)) for name, each in value.items()))
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a response has to look like, in OpenAI's words (``response_format``) and in those of vLLM's clients."""
+"""Response formats, in OpenAI's words (``response_format``) and in those of vLLM's clients."""
 
 from __future__ import annotations
 
