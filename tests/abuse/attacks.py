@@ -1,4 +1,4 @@
-"""What somebody sends to the proxy and to the Ray ingress to reach more than their API: heads, paths, hosts, floods.
+"""Attacks on the proxy and the Ray ingress beyond their API: heads, paths, hosts, floods.
 
 `proxy_requests` and `ray_requests` list them as bytes for a socket, and `responses` sends one. None has a key, so none
 may be answered with success. With a key (`Attack.with_key`) some are proper requests, but still none may reach another
@@ -120,7 +120,7 @@ SMUGGLED = {
 
 
 def ray_requests(other: str, model: str = "m") -> list[Attack]:
-    """Return what is sent to the ingress of an application on Ray that asks for keys.
+    """Return attacks on the ingress of an application on Ray that asks for keys.
 
     Parameters
     ----------
@@ -133,13 +133,13 @@ def ray_requests(other: str, model: str = "m") -> list[Attack]:
 
 
 def gateway_attacks(other: str, model: str = "m") -> list[Attack]:
-    """Return what is sent to a gateway that asks for keys; as `ray_requests`."""
+    """Return attacks on a gateway that asks for keys; as `ray_requests`."""
     unfinished = _request("POST", "/v1/chat/completions", "x: " + 60_000 * "a")[:-4]
     return [*ray_requests(other, model), Attack("heads without an end", unfinished, connections=500, leaves=True)]
 
 
 def proxy_requests(other: str, model: str = "m") -> list[Attack]:
-    """Return what is sent to a proxy that asks for keys; as `ray_requests`."""
+    """Return attacks on a proxy that asks for keys; as `ray_requests`."""
     made = [*_anywhere(other, model, "/v1/chat/completions"), *_without_a_key("/v1/chat/completions", model)]
     node = json.dumps({"url": f"http://{other}", "status": {"models": [model]}}).encode()
     for name, lines in (

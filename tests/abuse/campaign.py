@@ -54,7 +54,7 @@ _LONGEST_PROMPT = 200  # tokens
 
 @dataclass
 class Report:
-    """What came of a campaign.
+    """Result of a campaign.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Report:
         return sum(self.after.values()) - sum(self.before.values())
 
     def failures(self) -> list[str]:
-        """Return what must not be."""
+        """Return the findings."""
         found = [f"served without right: {each}" for each in self.without_right]
         found += [f"5xx: {each}" for each in self.errors]
         found += [f"another key's short text: {each}" for each in self.refused]

@@ -1,4 +1,4 @@
-"""What somebody sends to the gateway to reach more than the API, or to make it cost more than it should."""
+"""Attacks on the gateway: beyond its API, or at a cost beyond its bounds."""
 
 from __future__ import annotations
 

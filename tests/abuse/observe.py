@@ -1,4 +1,4 @@
-"""What a server's processes hold, sampled from `/proc`, and its measurements from `/metrics`."""
+"""Resources of a server's processes, sampled from `/proc`, and its measurements from `/metrics`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Observer:
         self._begin = time.monotonic()
 
     def look(self) -> Sample:
-        """Return what there is now."""
+        """Return a sample."""
         sample = Sample(time.monotonic() - self._begin)
         for pid in descendants(self._pid) if self._pid is not None else ():
             with contextlib.suppress(OSError, ValueError):  # it ends at this moment
@@ -96,7 +96,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def name_of(process: Path) -> str:
-    """Return what a process of ours is called in reports."""
+    """Return the name of a process of ours in reports."""
     words = (process / "cmdline").read_text(errors="replace").split("\0")
     line = " ".join(words)
     if "triton_python_backend_stub" in words[0]:

@@ -58,7 +58,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Servers:
-    """What is attacked, and what the attacks need.
+    """Servers under attack, and the attacks' tools.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What is no text is refused with 400, in the form of the API, wherever it is and however long the body is."""
+"""Invalid text is refused with 400, in the form of the API, wherever it is and however long the body is."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Package:
 
     @property
     def version(self) -> str | None:
-        """What is installed; None: nothing."""
+        """Installed version; None: not installed."""
         if self.environment == "node":
             file = NODE_MODULES / self.name / "package.json"
             return json.loads(file.read_text())["version"] if file.is_file() else None

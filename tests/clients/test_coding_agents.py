@@ -228,7 +228,7 @@ def codex(folder: Path, url: str, model: str, *arguments: str) -> list[dict[str,
 
 
 def texts(events: list[dict[str, Any]]) -> list[str]:
-    """Return what the model said, of the events of Codex."""
+    """Return the model's messages among the events of Codex."""
     items = [event["item"] for event in events if event["type"] == "item.completed"]
     return [item["text"] for item in items if item["type"] == "agent_message"]
 

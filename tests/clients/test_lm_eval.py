@@ -29,7 +29,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluate(
     data_sets: Path, model: str, model_args: dict[str, Any], tasks: list[str] = TASKS, *, chat: bool = False
 ) -> dict[str, Any]:
-    """Return what lm-eval was answered, by task, and its results."""
+    """Return the responses to lm-eval, by task, and its results."""
     paths = [sysconfig.get_path("purelib"), str(ROOT)]
     given = {"paths": paths, "model": model, "model_args": model_args, "tasks": tasks, "chat": chat}
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(data_sets), "OPENAI_API_KEY": "none"}

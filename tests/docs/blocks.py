@@ -79,7 +79,7 @@ def steps(document: Path) -> list[Step]:
 
 
 def inline_commands(document: Path) -> list[Step]:
-    """Return what is between backticks and begins as a command of ours."""
+    """Return the commands of ours between backticks."""
     return [Step(name_of(document), "", 0, text) for text in _INLINE.findall(document.read_text(encoding="utf-8"))]
 
 

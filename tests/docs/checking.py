@@ -1,4 +1,4 @@
-"""What says whether a command could be run as it is, without running it: the program's own parser."""
+"""Validation of a command without running it, by the program's own parser."""
 
 import argparse
 import contextlib

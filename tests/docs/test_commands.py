@@ -7,7 +7,7 @@ import pytest
 from tests.docs.blocks import DOCUMENTS, Step, inline_commands, name_of, steps
 from tests.docs.checking import refusal
 
-# What is said of a command that is only named, without all of its arguments, or that names a file of the reader's.
+# Reasons for a command that is only named, without all of its arguments, or that names a file of the reader's.
 NAMED_ONLY = (
     "the following arguments are required",
     "expected at least one argument",

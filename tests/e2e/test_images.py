@@ -102,7 +102,7 @@ def ask(client: openai.OpenAI, messages: Any, **more: Any) -> str:
 
 @pytest.fixture(scope="module")
 def offline(directory: Path) -> dict[str, str]:
-    """What the model answers in this process."""
+    """Responses of the model in this process."""
     prompts = {
         "one": ("what?", ONE),
         "two": ("what?", TWO),

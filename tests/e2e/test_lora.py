@@ -30,7 +30,7 @@ ADMIN = {"Authorization": "Bearer boss"}
 
 
 def offline(directory: Path, adapters: dict[str, str]) -> dict[str, str]:
-    """Return what each model answers in this process."""
+    """Return the responses of each model in this process."""
     config = TurbomindEngineConfig(dtype="float32", adapters=adapters, cache_max_entry_count=64)
     greedy = GenerationConfig(max_new_tokens=8, ignore_eos=True)
     with pipeline(str(directory), config) as pipe:
@@ -41,7 +41,7 @@ def offline(directory: Path, adapters: dict[str, str]) -> dict[str, str]:
 
 
 async def over_grpc(address: str, name: str) -> str:
-    """Return what an adapter answers that Triton is asked for by itself."""
+    """Return the response of an adapter that Triton is asked for by itself."""
     async with TritonClient(address) as client:
         request = GenerateRequest(text_input=PROMPT, lora_name=name, max_new_tokens=8, ignore_eos=True, stream=False)
         return "".join([chunk.text async for chunk in client.generate(request)])

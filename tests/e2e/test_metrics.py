@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def page(triton_server: TritonServer) -> Metrics:
-    """What is reported after one response of eight tokens."""
+    """Metrics after one response of eight tokens."""
     settings = Settings(triton_address=triton_server.grpc_address, triton_metrics_url=triton_server.metrics_url)
     body = {"model": DEFAULT_MODEL_NAME, "prompt": "One, two,", "max_tokens": 8, "ignore_eos": True, "stream": True}
     with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:

@@ -45,7 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def expected(folders: dict[str, Path]) -> dict[str, str]:
-    """What each model answers offline."""
+    """Offline responses of each model."""
     greedy = GenerationConfig(max_new_tokens=8, ignore_eos=True)
     texts = {}
     for name, folder in folders.items():

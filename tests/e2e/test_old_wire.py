@@ -1,4 +1,4 @@
-"""What the LMDeploy clients up to 0.5.1 send, tensor by tensor, and what they need to get back."""
+"""Requests of the LMDeploy clients up to 0.5.1, tensor by tensor, and the responses that they need."""
 
 import queue
 import threading

@@ -18,7 +18,7 @@ from tests.support.waiting import eventually_sync
 pytestmark = pytest.mark.e2e
 
 RANKS = 2
-# What a user's script does: a server a process, on ports of its own.
+# A user's script: a server a process, on ports of its own.
 SCRIPT = """
 import os, sys
 

@@ -54,7 +54,7 @@ def served(wheel: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def offline(base: Environment, model: Path) -> dict[str, object]:
-    """What the base install answers, and which modules that took."""
+    """Responses of the base install, and the modules that it imported."""
     done = base.run("python", "-c", ASK, str(model))
     assert done.returncode == 0, done.stderr
     response: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -78,7 +78,7 @@ def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tes
         assert wanted in names
     assert any(name.startswith("lmdeploy/_turbomind.") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "tools/", "backend_cpp/"))]
-    # What was compiled is where it is built; everything else is a file that git keeps.
+    # Compiled files are where they are built; everything else is a file that git keeps.
     made = re.compile(
         r"lmdeploy_triton-.*\.dist-info/|lmdeploy/(backends/.*\.so|_turbomind\..*\.so|turbomind_grammar)$"
     )

@@ -1,4 +1,4 @@
-"""What an engine keeps in files (`cache_dir`): a later one answers as one that was never stopped, bit for bit."""
+"""Disk cache (`cache_dir`): a later engine answers as one that was never stopped, bit for bit."""
 
 import json
 import random
@@ -49,7 +49,7 @@ def config(**more: Any) -> TurbomindEngineConfig:
 
 
 def turns(model: AsyncEngine) -> list[Any]:
-    """Return what conversations answer in two turns, exactly, with what was found of their prompts."""
+    """Return the exact responses of conversations in two turns, with their cached prefixes."""
     answers = []
     for messages in ASKED:
         first = model(messages, SAMPLED)
@@ -191,7 +191,7 @@ def test_prompts_that_were_warmed_are_found(tmp_path: Path, capsys: pytest.Captu
 
 
 def found_on_disk(model_path: Path, cache: Path, adapter: Path | None, name: str = "a") -> list[Any]:
-    """Return what a new engine answers, exactly, with the blocks that it read."""
+    """Return the exact responses of a new engine, with the blocks that it read."""
     settings = {"cache_dir": str(cache), "adapters": {name: str(adapter)} if adapter else None}
     with pipeline(str(model_path), backend_config=config(**settings)) as model:
         options = GenerationConfig(max_new_tokens=12, top_k=1, ignore_eos=True, logprobs=2)

@@ -1,4 +1,4 @@
-"""What the offline API shows of its prompts at log level INFO."""
+"""Prompts of the offline API in the log at level INFO."""
 
 import asyncio
 import logging

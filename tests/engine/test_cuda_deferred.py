@@ -1,4 +1,4 @@
-"""What a device does later than it is asked for changes nothing: staging memory is written and freed late enough."""
+"""Deferred work of a device changes nothing: staging memory is written and freed late enough."""
 
 from pathlib import Path
 

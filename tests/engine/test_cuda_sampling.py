@@ -130,7 +130,7 @@ def test_several_responses_and_stop_words(tiny: Path, on_cuda: None) -> None:
         stops = GenerationConfig(max_new_tokens=12, ignore_eos=True, stop_words=[stop])
         ours, theirs = here(PROMPTS[1], gen_config=stops), there(PROMPTS[1], gen_config=stops)
         assert (ours.text, ours.finish_reason) == (theirs.text, "stop")
-        # What was begun behind the stop word leaves nothing behind.
+        # A step that was begun behind the stop word leaves nothing behind.
         assert here(PROMPTS[1], gen_config=plain).text == text
 
 

@@ -1,4 +1,4 @@
-"""What a decoding step asks of CUDA, as the emulation counts it (backend_cpp/testing/cuda_emulated/faults.h)."""
+"""CUDA calls of a decoding step, counted by the emulation (backend_cpp/testing/cuda_emulated/faults.h)."""
 
 import os
 from collections.abc import Iterator

@@ -168,7 +168,7 @@ def test_routers_know_of_engines_that_share_a_directory(directory: Path, tmp_pat
                 texts.append(json.loads(other.stdout.readline()))
             other.stdin.close()
             assert other.wait(60) == 0
-            # What the other removed is noticed; what it wrote is not this engine's to tell of before it is asked for.
+            # Removals by the other are noticed; its writes are not this engine's to announce before they are asked for.
             there = hashes_in(cache, texts)
             eventually_sync(lambda: held(index, engine) <= there, timeout=60)
             assert held(index, engine) < there

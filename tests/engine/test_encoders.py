@@ -121,7 +121,7 @@ def test_dense_layers_prompts_and_dimensions_follow(is_pickled: bool, tmp_path: 
 
 
 def pooled(mode: str, states: np.ndarray[Any, Any], skipped: int) -> Any:
-    """Return what sentence-transformers' step ``Pooling`` makes of a text whose first tokens are masked."""
+    """Return sentence-transformers' ``Pooling`` of a text whose first tokens are masked."""
     mask = np.arange(len(states)) >= skipped
     if mode == "max_tokens":
         return np.where(mask[:, None], states, -1e9).max(axis=0)

@@ -1,4 +1,4 @@
-"""What the engine does with settings that it cannot take as they are."""
+"""Invalid combinations of engine settings."""
 
 import json
 from pathlib import Path

@@ -237,7 +237,7 @@ def converted(source: Path, file: Path, outtype: str = "f32") -> Path:
 
 
 def kimi_linear(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what Kimi Linear's config has as published: the layers with attention by number, from 1 on."""
+    """Return Kimi Linear's published fields: the layers with attention by number, from 1 on."""
     full = [layer for layer, kind in enumerate(config["layer_types"], start=1) if kind == "full_attention"]
     own = {"full_attn_layers": full, "head_dim": config["linear_head_dim"]}
     dense = config["mlp_layer_types"].index("sparse")
@@ -249,7 +249,7 @@ def kimi_linear(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def mimo_v2_flash(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what MiMo-V2-Flash's config has as published."""
+    """Return MiMo-V2-Flash's published fields."""
     full, sliding = (config["rope_parameters"][kind] for kind in ("full_attention", "sliding_attention"))
     return {
         "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config["layer_types"]],
@@ -267,7 +267,7 @@ def mimo_v2_flash(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def minimax(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what MiniMax-Text-01's config has as published."""
+    """Return MiniMax-Text-01's published fields."""
     halves = {"full_attention": "full_attn", "linear_attention": "linear_attn", "mlp": "mlp"}
     factors = {
         f"layernorm_{half}_{kind}": config[f"{name}_{kind}_factor"]

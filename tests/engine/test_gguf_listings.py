@@ -138,7 +138,7 @@ REFUSED = {
     "ggml-model-iq2_bn": "GGUF files of architecture bitnet-25 are not read",
     "llama-2-7b-chat": "its tokenizer is SentencePiece's, but tokenizer.ggml.model says gpt2",
 }
-# What tests of their own compare, for want of a checkpoint that is written as these files are.
+# Listings that other tests compare, for want of a checkpoint that is written as these files are.
 ELSEWHERE = {"gemma-4-E2B-it-Q4_K_M", "gpt-oss-20b-mxfp4", "all-MiniLM-L6-v2"}
 
 

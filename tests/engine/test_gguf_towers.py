@@ -81,7 +81,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
-    """Return what makes a checkpoint as safetensors, and the folder of its two GGUF files, by the kind of projector."""
+    """Return a factory of checkpoints, each with the folder of its two GGUF files, by the kind of projector."""
     if not llama_tool("llama-bench").exists():
         pytest.skip("llama.cpp is not installed; run `make peers`")
     return functools.cache(lambda kind: make(CASES[kind], tmp_path_factory.mktemp("towers")))

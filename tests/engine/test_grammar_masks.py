@@ -1,4 +1,4 @@
-"""What the engine lets come at each place of a response format is what xgrammar's own matcher lets come."""
+"""The engine's token masks of a response format are those of xgrammar's own matcher."""
 
 import json
 import random

@@ -17,7 +17,7 @@ from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.tiny_models import make_tiny_llama
 
 PLAIN = GenerationConfig(max_new_tokens=24, min_new_tokens=24, random_seed=1)
-# What may come next takes a grammar of nested repetitions longest to find.
+# A grammar of nested repetitions, whose masks take longest.
 HOSTILE = r"(\w+\s?){1,200}"
 DEADLINE_S = 60
 

@@ -1,4 +1,4 @@
-"""What the cache has no room for goes to the host's memory, and comes back as if it had never left."""
+"""Host cache: evicted blocks go to the host's memory, and come back as if they had never left."""
 
 from collections.abc import Iterator
 from pathlib import Path

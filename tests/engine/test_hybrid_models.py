@@ -49,7 +49,7 @@ def traces(model: AsyncEngine) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def alone(directory: Path) -> Iterator[list[Any]]:
-    """What every conversation answers when it is the only one."""
+    """Responses of each conversation by itself."""
     with engine(directory, max_batch_size=1) as model:
         yield traces(model)
 
@@ -280,7 +280,7 @@ def test_what_wrong_drafts_did_to_a_state_leaves_no_trace(directory: Path) -> No
     drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
     with TokenEngine(directory) as plain, TokenEngine(directory, speculative_config=drafting) as engine:
         said, _ = plain.generate(PROMPT, 80, "generation")
-        # What was said before is drafted: rightly when the same is asked again, wrongly after some of it alone.
+        # Earlier text is drafted: rightly when the same is asked again, wrongly after some of it alone.
         for prompt in (PROMPT, PROMPT, [*PROMPT, *said[:40], 500, *said[:10]], [*said[20:30], 501, *said[20:30]]):
             wanted, logits = plain.generate(prompt, 80, "generation")
             found, found_logits = engine.generate(prompt, 80, "generation")

@@ -50,7 +50,7 @@ def trace(response: Response) -> tuple[Any, ...]:
 
 
 def traces(model: AsyncEngine, conversations: list[Any]) -> list[tuple[Any, ...]]:
-    """Return what a batch answers."""
+    """Return the responses of a batch."""
     return [trace(response) for response in model(conversations, SAMPLED)]
 
 
@@ -70,7 +70,7 @@ def keeping(backend: str, directory: Path) -> Iterator[AsyncEngine]:
 
 @pytest.fixture(scope="module")
 def alone(roomy: AsyncEngine, conversations: list[Any]) -> list[tuple[Any, ...]]:
-    """What every conversation answers when it is the only one."""
+    """Responses of each conversation by itself."""
     return [trace(roomy(conversation, SAMPLED)) for conversation in conversations]
 
 

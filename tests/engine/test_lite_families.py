@@ -37,7 +37,7 @@ PROMPT = [(37 * i * i + 11 * i) % 250 + 2 for i in range(40)]
 TEXT = {"calib_samples": 2, "calib_seqlen": 96}
 MOLMOE = {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64, "tie_word_embeddings": False}
 EIGHT_HEADS = {"num_attention_heads": 8}
-# What shows a family, by architecture; names are those of test_model_families.py.
+# Samples of each family, by architecture; names are those of test_model_families.py.
 SHOWN = {
     "ApertusForCausalLM": "Apertus",
     "ArceeForCausalLM": "Arcee",

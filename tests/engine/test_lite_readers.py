@@ -1,4 +1,4 @@
-"""What `lmdeploy lite` writes is read by `transformers` and the package `compressed-tensors`, which are not ours.
+"""Output of `lmdeploy lite` is read by `transformers` and the package `compressed-tensors`, which are not ours.
 
 The forms of AWQ and GPTQ themselves are read by readers of the tests' own (tests/support/quantized_checkpoints.py, in
 test_lite_families.py): `transformers` reads them by the package `gptqmodel` alone, which is not installed here.

@@ -192,7 +192,7 @@ def trace(response: Any) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module")
 def alone(directory: Path, adapters: dict[str, str]) -> Iterator[dict[str | None, list[tuple[Any, ...]]]]:
-    """What conversations answer with each adapter when they are the only ones."""
+    """Responses of conversations with each adapter, each by itself."""
     with pipeline(str(directory), config(adapters)) as model:
         yield {name: [trace(model(c, SAMPLED, adapter_name=name)) for c in TALKS] for name in NAMES}
 

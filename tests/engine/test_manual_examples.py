@@ -1,4 +1,4 @@
-"""What LMDeploy's manual shows of its Python API runs as written, the default model in place of the named one."""
+"""Examples of the Python API in LMDeploy's manual run as written, with the default model in place of the named one."""
 
 import asyncio
 import json

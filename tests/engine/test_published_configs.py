@@ -203,7 +203,7 @@ CONFIGS = published_configs()
 PROMPT = [(37 * i * i + 11 * i) % 900 + 100 for i in range(45)]
 TOLERANCE = 1e-4
 
-# What is not served: a part of the reason that is said, and the names. Support deletes a line.
+# Architectures that are not served: a part of the reason, and the names. Support deletes a line.
 REFUSED: dict[str, tuple[str, ...]] = {
     "Drafts of another model": (
         "DFlash--27b-draft",

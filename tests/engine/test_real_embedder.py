@@ -74,7 +74,7 @@ def ranks(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def points_of(embed: Callable[[list[str]], Any], words: list[str]) -> dict[str, float]:
-    """Return what vectors are worth, of 100, in three generated tasks.
+    """Return the score of vectors, of 100, in three generated tasks.
 
     Retrieval is nDCG at 10 of the one document that a question shares words with, similarity Spearman's correlation of
     cosines with the share of words in common, classification the accuracy of the nearest mean of a topic.

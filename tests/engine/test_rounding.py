@@ -1,4 +1,4 @@
-"""What rounding the cache gains in room; what rounding costs in quality is in tests/tools/test_evaluate.py."""
+"""Room that a rounded cache gains; the loss of quality is in tests/tools/test_evaluate.py."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What heads say of hidden states of the running engine, against `transformers`."""
+"""Scores of heads over hidden states of the running engine, against `transformers`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What SmoothQuant writes is close to the original model, and closer than rounding alone where x is 8 bits too."""
+"""SmoothQuant's output is close to the original model, and closer than rounding alone where x is 8 bits too."""
 
 import json
 from pathlib import Path

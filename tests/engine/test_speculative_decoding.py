@@ -197,7 +197,7 @@ def test_drawn_tokens_are_distributed_as_the_model_says(tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path / "model", hidden_size=48, max_position_embeddings=2048)
     rewrite_weights(model, without_memory)
     ids = [65, 66, 67, 1000, 2000]
-    # What comes next depends on the last token alone.
+    # The next token depends on the last one alone.
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     with torch.no_grad():
         rows = network(torch.tensor(ids)[:, None]).logits[:, -1, ids]

@@ -19,7 +19,7 @@ OPEN_AT_ONCE = 64
 
 
 def resident_bytes() -> int:
-    """Return what this process and those it started hold in memory, workers of the PyTorch engine among them."""
+    """Return the memory of this process and its children, workers of the PyTorch engine among them."""
     pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in (os.getpid(), *children(os.getpid()))]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 

@@ -266,7 +266,7 @@ class Seeing:
     case: Case
 
     def logits(self, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
-        """Return what `transformers`, or the reference, says of each token."""
+        """Return the logits of `transformers`, or of the reference, at each token."""
         if self.case.reference is not None:
             whole: torch.Tensor = self.theirs(ids, images).float()
             return whole

@@ -1,4 +1,4 @@
-"""What callers of a server do in these tests, and what they can see of it."""
+"""Callers of a server in these tests, and their view of it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def test_complete_responses_cancel_nothing(url: str, triton: FakeTriton) -
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What is logged, by uvicorn too, whose loggers do not propagate."""
+    """Log records, also of uvicorn, whose loggers do not propagate."""
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(caplog.handler)
     yield caplog

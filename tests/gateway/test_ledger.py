@@ -1,4 +1,4 @@
-"""What a worker has open is on disk, so that its requests can be cancelled when it is killed."""
+"""A worker's open requests are on disk, so that they can be cancelled when it is killed."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ``/metrics`` says of responses, under our names and under those of other servers."""
+"""Metrics of responses at ``/metrics``, under our names and under those of other servers."""
 
 import asyncio
 import random

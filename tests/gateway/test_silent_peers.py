@@ -50,7 +50,7 @@ def connected(url: str, receive_buffer: int | None = None) -> Iterator[socket.so
 
 
 def all_of(client: socket.socket) -> bytes:
-    """Return what comes until the server closes the connection."""
+    """Return the server's bytes until it closes the connection."""
     received = b""
     while piece := client.recv(65536):
         received += piece
@@ -161,7 +161,7 @@ def test_a_reader_that_never_reads_is_cut_off(fake: FakeTriton) -> None:
         assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
 
 
-# What the JDK's HttpClient sends with each POST, unless it is told to speak HTTP/1.1 only.
+# Heads of each POST of the JDK's HttpClient, unless it is set to HTTP/1.1 only.
 JAVA = (
     b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
     b"http2-settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\n"
@@ -242,7 +242,7 @@ def test_unfinished_heads_of_all_connections_together_are_bounded(url: str, monk
         for client in (one, two, three):
             client.sendall(head)
         assert all_of(three).startswith(b"HTTP/1.1 503")
-        # What comes in one piece is served meanwhile, and afterwards there is room again.
+        # A head in one piece is served meanwhile, and afterwards there is room again.
         assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
     with connected(url) as again:
         again.sendall(head)

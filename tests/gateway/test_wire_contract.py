@@ -1,4 +1,4 @@
-"""What LMDeploy 0.6.5's clients rely on, a line of the REST contract each; the first word of an id is its section."""
+"""REST contract of LMDeploy 0.6.5's clients, a line each; the first word of an id is its section."""
 
 import json
 from typing import Any

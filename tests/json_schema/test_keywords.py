@@ -257,7 +257,7 @@ ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ),
     ({"type": "object", "properties": {}}, [{}], [1]),
     ({"title": "A", "description": "b", "default": 3, "examples": [1], "type": "null", "x-own": 1}, [None], [3]),
-    # What differs only in members that are called as annotations are (xgrammar takes it for the same).
+    # Schemas that differ only in members that are called as annotations are (xgrammar takes them for the same).
     (
         {
             "type": "object",

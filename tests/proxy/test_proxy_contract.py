@@ -1,4 +1,4 @@
-"""What LMDeploy 0.6.5's servers and users rely on of a proxy: section B8 of the REST contract, a line each.
+"""Proxy contract of LMDeploy 0.6.5's servers and users: section B8 of the REST contract, a line each.
 
 Failures are not: there, a node that cannot be asked and one that never was are answered with 200.
 """

@@ -20,7 +20,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
     "sigmoid of a tensor": torch.Tensor.sigmoid,
 }
-# What models' code uses as well, and PyTorch computes alike everywhere.
+# Functions that models' code uses as well, and PyTorch computes alike everywhere.
 LEFT_ALONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "exp": torch.exp,

@@ -1,4 +1,4 @@
-"""What the kinds of other projects look like, as far as we use them.
+"""Schemas of other projects' kinds, as far as we use them.
 
 Written by hand from their documentation, as no package brings their definitions. A property that does not be here is
 refused; so a new one must be looked up first.

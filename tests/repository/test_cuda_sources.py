@@ -1,4 +1,4 @@
-"""What only a GPU build compiles is accepted by compilers, though no GPU build is made here.
+"""CUDA sources are accepted by compilers, though no GPU build is made here.
 
 The tests build ``kernels/cuda`` with an emulation of CUDA, which has more functions in host code than the toolkit.
 """
@@ -45,7 +45,7 @@ def includes() -> list[str]:
 
 
 def complaint(command: Sequence[str], source: Path) -> str:
-    """Return what a compiler says of a source that it refuses; empty for one that it takes."""
+    """Return a compiler's error for a source; empty for one that it takes."""
     done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
     return f"{source.name}:\n{done.stderr[:3000]}" if done.returncode else ""
 

@@ -1,4 +1,4 @@
-"""What the Docker image promises, read from its file: there is no container engine to build it with."""
+"""Promises of the Docker image, read from its file: there is no container engine to build it with."""
 
 from __future__ import annotations
 

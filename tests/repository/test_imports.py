@@ -56,7 +56,7 @@ def floor_of(name: str, floors: Iterable[set[str]]) -> tuple[int, str]:
 
 
 def upward(graph: Mapping[str, set[str]], floors: Iterable[set[str]]) -> list[str]:
-    """Return what imports from above, or from alongside."""
+    """Return the modules that import from above, or from alongside."""
     wrong = []
     for name, imported in graph.items():
         number, part = floor_of(name, floors)

@@ -1,4 +1,4 @@
-"""What the wheel asks for: ranges that hold what is tested, and everything that the code imports."""
+"""Requirements of the wheel: ranges that hold the tested versions, and everything that the code imports."""
 
 import ast
 import shutil

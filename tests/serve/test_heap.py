@@ -1,4 +1,4 @@
-"""What a serving process does with memory that it does not need any more."""
+"""A serving process returns memory that it does not need any more."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What other users of the machine can read of a server: nothing that holds what callers send."""
+"""Files of a server that other users of the machine can read: none with callers' texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @pytest.fixture(autouse=True)
 def usual_umask() -> Iterator[None]:
-    """What users have: files that everybody reads."""
+    """A user's default: files that everybody reads."""
     before = os.umask(0o022)
     yield
     os.umask(before)

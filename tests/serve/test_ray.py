@@ -1,4 +1,4 @@
-"""What the application on Ray is reported, and makes of it. What it does is in tests/e2e/test_ray.py."""
+"""Settings of the application on Ray; its behaviour is in tests/e2e/test_ray.py."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What ``lmdeploy serve`` hands to tritonserver for a model, from flags, environment and the model itself."""
+"""Options of tritonserver for a model, from flags, environment and the model itself."""
 
 import json
 from pathlib import Path

@@ -78,7 +78,7 @@ class ChatPage:
 
     @property
     def models(self) -> list[str]:
-        """What can be chosen to answer; empty where there is no choice."""
+        """Models to choose from; empty where there is no choice."""
         if not any(field.is_displayed() for field in self._driver.find_elements(By.CSS_SELECTOR, "#model input")):
             return []
         self._one("#model input").click()
@@ -102,7 +102,7 @@ class ChatPage:
 
     @property
     def responses(self) -> list[str]:
-        """What stands on the model's side: responses, and the line under each."""
+        """Texts on the model's side: responses, and the line under each."""
         return self._texts('#chat [data-testid="bot"]')
 
     @property
@@ -253,7 +253,7 @@ class ChatPage:
         self._driver.execute_script("arguments[0].click()", label)
 
     def value(self, name: str) -> str:
-        """Return what a number of the settings is."""
+        """Return the value of a number of the settings."""
         return self._one(f"#{name.replace('_', '-')} input[type=number]").get_attribute("value") or ""
 
     def chosen(self, name: str) -> str | None:

@@ -51,7 +51,7 @@ def make_tiny_cogvlm(directory: Path, *, second: bool = True) -> Path:
 
 
 class CogVlmReference(Glm4vReference):
-    """What a checkpoint says of each token."""
+    """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:
         PlainLayers.__init__(self, tensors_below(directory, _PREFIX))

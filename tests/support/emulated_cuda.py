@@ -12,7 +12,7 @@ from lmdeploy.turbomind.engine import EngineOutput
 from tests.kernels.device import NativeModule, built_modules, load_module
 from tests.support.token_engine import TIMEOUT, TokenEngine
 
-# What came, and whether all of it did.
+# Outputs so far, and whether they are complete.
 Outputs = tuple[list[EngineOutput], threading.Event]
 
 
@@ -46,7 +46,7 @@ def submit(engine: TokenEngine, ids: list[int], how: int | GenerationConfig) -> 
 
 
 def wait(pending: Outputs) -> list[EngineOutput]:
-    """Return what was answered."""
+    """Return the outputs."""
     outputs, done = pending
     assert done.wait(TIMEOUT), "no response"
     return outputs

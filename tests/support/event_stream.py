@@ -68,7 +68,7 @@ def block_hash(parent: int | None, tokens: list[int], extra_keys: list[Any] | No
 
 
 class Index:
-    """What an engine's cache holds, from its events alone; what was missed is asked for at the replay socket."""
+    """Content of an engine's cache, from its events alone; missed ones are asked for at the replay socket."""
 
     def __init__(self, endpoint: str, replay_endpoint: str) -> None:
         self.held: dict[int, set[str | None]] = {}

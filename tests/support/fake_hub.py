@@ -48,7 +48,7 @@ class FakeHub:
     url: str = ""
 
     def described(self, repository: str) -> dict[str, Any]:
-        """Return what the hub says about a repository."""
+        """Return the hub's description of a repository."""
         siblings = []
         for name, content in self.files[repository].items():
             size = self.sizes.get(name, len(content))

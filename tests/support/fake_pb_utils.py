@@ -1,4 +1,4 @@
-"""What Triton's Python backend hands to a model, for tests without a server."""
+"""Triton's Python backend, for tests without a server."""
 
 import importlib
 import json
@@ -132,6 +132,6 @@ def loaded_model(name: str, **parameters: str) -> Iterator[Any]:
 
 
 def arguments(**parameters: str) -> dict[str, str]:
-    """Return what Triton passes to a model's ``initialize``."""
+    """Return the arguments of a model's ``initialize``."""
     config = {"parameters": {name: {"string_value": value} for name, value in parameters.items()}}
     return {"model_config": json.dumps(config), "model_repository": "/nowhere", "model_version": "1"}

@@ -349,7 +349,7 @@ def _prompt(inputs: dict[str, Any]) -> list[int]:
 
 
 def token_ids(text: str) -> list[int]:
-    """Return what the fake tokenizer makes of a text: bos, then a token a byte."""
+    """Return the fake tokenizer's ids of a text: bos, then a token a byte."""
     return [BOS, *(byte + FIRST_BYTE for byte in text.encode())]
 
 
@@ -399,7 +399,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
 
 
 def embedding_of(ids: Sequence[int]) -> bytes:
-    """Return what the fake engine makes of a prompt's tokens: how often each of four kinds of them comes."""
+    """Return the fake engine's embedding of a prompt: how often each of four kinds of tokens comes."""
     return struct.pack("<4f", *(sum(token % 4 == kind for token in ids) for kind in range(4)))
 
 

@@ -55,7 +55,7 @@ def make_tiny_glm_4v(directory: Path) -> Path:
 
 
 class Glm4vReference(PlainLayers):
-    """What a checkpoint says of each token."""
+    """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(tensors_below(directory, _PREFIX))
@@ -111,7 +111,7 @@ class Glm4vReference(PlainLayers):
         return states[1:].view(side, side, _TOWER)
 
     def merged(self, grid: torch.Tensor) -> torch.Tensor:
-        """Return what four patches each become."""
+        """Return groups of four patches merged."""
         merged = []
         for row in range(0, len(grid), 2):
             for column in range(0, len(grid), 2):

@@ -1,4 +1,4 @@
-"""What xgrammar lets through: random texts of a grammar, byte by byte, and whether it accepts one.
+"""Random texts of a grammar, byte by byte as xgrammar allows them, and its judgement of a text.
 
 The vocabulary is all bytes, so that nothing which a model could write by some token is missed.
 """

@@ -124,7 +124,7 @@ def _mlp(x: Tensor, w: Mapping[str, Tensor], prefix: str) -> Tensor:
 
 
 def eagle_reference(w: Mapping[str, Tensor], embedding: Tensor, lm_head: Tensor) -> Reference:
-    """Return what an EAGLE head computes with its model's embedding and output layer."""
+    """Return an EAGLE head's computation with its model's embedding and output layer."""
 
     def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
         x = torch.cat([embedding[tokens], torch.stack(list(alongside))], -1) @ w["fc.weight"].T + w.get("fc.bias", 0)
@@ -141,7 +141,7 @@ def eagle_reference(w: Mapping[str, Tensor], embedding: Tensor, lm_head: Tensor)
 
 
 def eagle3_reference(w: Mapping[str, Tensor], embedding: Tensor) -> Reference:
-    """Return what an EAGLE-3 head computes with its model's embedding."""
+    """Return an EAGLE-3 head's computation with its model's embedding."""
 
     def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
         x = torch.stack([row if i >= own_from else row @ w["fc.weight"].T for i, row in enumerate(alongside)])
@@ -187,7 +187,7 @@ def make_tiny_deepseek_mtp(directory: Path, *, layers: int = 2, **overrides: Any
 
 
 def mtp_reference(directory: Path, scratch: Path) -> Reference:
-    """Return what the further layer of such a checkpoint computes, with the layer of ``transformers``."""
+    """Return the further layer's computation of such a checkpoint, with the layer of ``transformers``."""
     from transformers import AutoModelForCausalLM
 
     shutil.copytree(directory, scratch)
@@ -244,7 +244,7 @@ def make_tiny_qwen_mtp(directory: Path, name: str, **overrides: Any) -> Path:
 
 
 def qwen_mtp_reference(directory: Path) -> Reference:
-    """Return what that layer computes, with the layer of ``transformers``, whose weights are those of its second."""
+    """Return that layer's computation, with the layer of ``transformers``, whose weights are those of its second."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")

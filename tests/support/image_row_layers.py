@@ -30,7 +30,7 @@ class SplitLinear(nn.Module):  # type: ignore[misc]
 
 
 def instead(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what other weights give."""
+    """Return a layer with other weights."""
 
     def change(x: Tensor, y: Tensor) -> Tensor:
         product = x @ weight.double().T
@@ -40,7 +40,7 @@ def instead(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor, Ten
 
 
 def added(down: Tensor, up: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what low-rank matrices add."""
+    """Return a layer's low-rank update."""
     return lambda x, y: y + x @ down.double().T @ up.double().T
 
 

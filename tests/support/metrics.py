@@ -51,7 +51,7 @@ class Metrics:
 
 
 def metrics_of(text: str) -> Metrics:
-    """Return what a page in Prometheus' text format says, read by Prometheus' own reader."""
+    """Return the metrics of a page in Prometheus' text format, read by Prometheus' own reader."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     values = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
     assert len(values) == len(samples), "a series is reported twice"

@@ -81,7 +81,7 @@ def make_tiny_minicpmv(directory: Path, version: float = 2.6) -> Path:
 
 
 class MiniCpmReference(PlainLayers):
-    """What a checkpoint says of each token."""
+    """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(load_file(directory / "model.safetensors"))

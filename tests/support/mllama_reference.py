@@ -53,7 +53,7 @@ def make_tiny_mllama(directory: Path, *, looking: Sequence[int] = (1, 4), layers
 
 
 class MllamaReference:
-    """What a checkpoint says of each token.
+    """Logits of a checkpoint at each token.
 
     `transformers` lets rows in front of the first image look at all images alike, also at those to come, and skips
     the MLP of these rows alone; as Meta wrote it, they skip the attention too (llama-models, `CrossAttention`:

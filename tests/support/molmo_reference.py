@@ -65,7 +65,7 @@ def make_tiny_molmo(directory: Path, kind: str = "7B-D") -> Path:
 
 
 class MolmoReference(PlainLayers):
-    """What a checkpoint says of each token."""
+    """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:
         tables = tensors_below(directory, _TABLE)
@@ -178,7 +178,7 @@ def _fitted(image: Image.Image, height: int, width: int) -> tuple[np.ndarray, np
 
 
 def _triangles(before: int, after: int) -> np.ndarray:
-    """Return what each line of an image of another size takes of the lines of one: a triangle around its middle."""
+    """Return the weights of an image's lines in each line of another size: a triangle around its middle."""
     reach = max(before / after, 1.0)
     lines, middles = np.arange(before) + 0.5, (np.arange(after) + 0.5) * before / after
     weights = np.maximum(0.0, 1 - np.abs(lines[None] - middles[:, None]) / reach)

@@ -17,7 +17,7 @@ import pytest
 
 from lmdeploy.paths import cache_root
 
-# What the clients import and we do not have; none of it computes anything here.
+# Modules that the clients import and we do not have; none of it computes anything here.
 _COMMON = (
     "mmengine-lite==0.10.7", "addict==2.4.0", "yapf==0.43.0", "termcolor==3.1.0", "platformdirs==4.3.8",
     "fuzzywuzzy==0.18.0", "accelerate==1.8.1",

@@ -68,7 +68,7 @@ def make_tiny_phi3_vision(directory: Path) -> Path:
 
 
 class Phi3VisionReference:
-    """What a checkpoint says of each token."""
+    """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:
         self.token = tiny.token_id(directory, "<|image|>")

@@ -20,7 +20,7 @@ class PlainLayers:
         return self._tensors[name]
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """Return what a linear layer, or a convolution of one place, makes of rows; with a bias if there is one."""
+        """Return a linear layer of rows, or a convolution of one place; with a bias if there is one."""
         product = x @ self[f"{name}.weight"].flatten(1).T
         bias = self._tensors.get(f"{name}.bias")
         return product if bias is None else product + bias
@@ -50,7 +50,7 @@ def seeing_logits(text: Any, ids: Sequence[int], token: int, rows: Iterable[Tens
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Return what queries find in keys and values, head by head."""
+    """Return attention of queries over keys and values, head by head."""
     size = q.shape[-1] // heads
     found = []
     for head in range(heads):

@@ -35,7 +35,7 @@ def rewrite(directory: Path, config: dict[str, Any], change: Callable[[Tensors, 
 
 
 def old_config(directory: Path) -> dict[str, Any]:
-    """Return what ``transformers`` wrote."""
+    """Return the config as ``transformers`` wrote it."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
     return config
 

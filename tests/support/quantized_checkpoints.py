@@ -93,7 +93,7 @@ def pack(values: np.ndarray, bits: int, axis: int, order: tuple[int, ...] | None
 
 
 def tensors_of(codes: Codes, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """Return what a checkpoint holds for a layer: ``qweight``, ``qzeros``, ``scales`` and for GPTQ ``g_idx``."""
+    """Return a checkpoint's tensors of a layer: ``qweight``, ``qzeros``, ``scales`` and for GPTQ ``g_idx``."""
     if scheme.method == "awq":
         words, zeros = pack(codes.codes, 4, 1, AWQ_ORDER), pack(codes.zeros, 4, 1, AWQ_ORDER)
     else:

@@ -1,4 +1,4 @@
-"""What dashboard, alert rules and autoscalers ask of Prometheus."""
+"""Prometheus queries of dashboard, alert rules and autoscalers."""
 
 from __future__ import annotations
 

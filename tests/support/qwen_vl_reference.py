@@ -53,7 +53,7 @@ def make_tiny_qwen_vl_chat(directory: Path) -> Path:
 
 
 class QwenVlReference(PlainLayers):
-    """What a checkpoint says of each token."""
+    """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(tensors_below(directory, _PREFIX))

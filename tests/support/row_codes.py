@@ -51,7 +51,7 @@ class RowForm:
         return "fp4" in self.stored
 
     def weights(self) -> dict[str, Any]:
-        """Return what config.json says of the weights."""
+        """Return config.json's description of the weights."""
         strategy = "channel" if self.group == -1 else "tensor_group" if "nvfp4" in self.stored else "group"
         return {
             "num_bits": self.bits, "type": "float" if self.is_float4 else "int", "symmetric": self.is_symmetric,
@@ -84,7 +84,7 @@ class RowForm:
 
 
 def quantize_layer(weight: torch.Tensor, form: RowForm) -> tuple[Tensors, torch.Tensor]:
-    """Return what a checkpoint holds of a layer ``X``, by ``X.<name>``, and the numbers it stands for, float32."""
+    """Return a checkpoint's tensors of a layer ``X``, by ``X.<name>``, and the dequantized values, float32."""
     order = torch.arange(weight.shape[1])
     if form.is_ordered:
         order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(weight.shape[1]))

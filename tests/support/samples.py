@@ -68,7 +68,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def left_out_alike(alike: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Return what the samples of tests that are much alike leave out."""
+    """Return the items that samples of similar tests leave out."""
     groups: dict[tuple[Hashable, ...], list[pytest.Item]] = {}
     for item in alike:
         values = values_of(item)

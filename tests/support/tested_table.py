@@ -1,4 +1,4 @@
-"""What tests compare each architecture with, out of their own tables: `lmdeploy list` shows it.
+"""References of each architecture's tests, out of their own tables: `lmdeploy list` shows them.
 
 ``python -m tests.support.tested_table`` writes the package's copy again.
 """
@@ -28,7 +28,7 @@ THEIRS, FORMULAS = "transformers", "the published formulas"
 
 
 def tested_lines() -> dict[str, str]:
-    """Return what each architecture is compared with: its text, its images, its GGUF files."""
+    """Return the references of each architecture: of its text, its images, its GGUF files."""
     texts, images, files = _texts(), _images(), _files()
     lines = {}
     for name in sorted({*families(), *SEEING}):
@@ -54,7 +54,7 @@ def _texts() -> dict[str, str]:
 
 
 def _images() -> dict[str, str]:
-    """Return what images are compared with; some models `transformers` does not have."""
+    """Return the references of images; some models `transformers` does not have."""
     found = dict.fromkeys(SEEING, THEIRS)
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(VISION_CASES.values()):
@@ -66,7 +66,7 @@ def _images() -> dict[str, str]:
 
 
 def _files() -> dict[str, str]:
-    """Return what logits, or vectors, of GGUF files are compared with."""
+    """Return the references of GGUF files' logits, or vectors."""
     named = (*gguf.CASES, *gguf.ENCODERS, *gguf.WITH_TOWERS, OLMO3, DEEPSEEK_V2, CLASSIFIER)
     compared = {architecture_of(name).published for name in named if name not in gguf.BY_TRANSFORMERS}
     return {name: "llama.cpp" if name in compared else THEIRS for name in published_architectures()}

@@ -131,7 +131,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     | {"head_dim": 12, "num_key_value_heads": 2, "query_pre_attn_scalar": 12, "use_bidirectional_attention": True}
     | {"sliding_window": 12, "sliding_window_pattern": 3},
 }
-"""What each family's configuration is given; ModernBERT's and EmbeddingGemma's windows are shorter than texts."""
+"""Configuration of each family; ModernBERT's and EmbeddingGemma's windows are shorter than texts."""
 NO_TYPES = {
     "Roberta",
     "XLMRoberta",
@@ -209,7 +209,7 @@ def texts_of(lengths: Sequence[int]) -> list[str]:
 
 
 def hidden_states(model: Any, ids: list[int], types: list[int] | None = None) -> np.ndarray[Any, Any]:
-    """Return what ``transformers`` makes of a text: the states ``[tokens, hidden size]``, or a head's logits."""
+    """Return the result of ``transformers`` for a text: the states ``[tokens, hidden size]``, or a head's logits."""
     given = {} if types is None else {"token_type_ids": torch.tensor([types])}
     with torch.no_grad():
         output = model(input_ids=torch.tensor([ids]), **given)

@@ -15,7 +15,7 @@ from transformers.image_utils import PILImageResampling
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
 
-# What a config's `to_dict` of an older `transformers` has alongside the model's own fields.
+# Fields of a config's `to_dict` of an older `transformers` beside the model's own.
 _DUMPED = {
     "_name_or_path": "", "add_cross_attention": False, "attn_implementation": "flash_attention_2", "bad_words_ids": [],
     "chunk_size_feed_forward": 0, "do_sample": False, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "is_decoder": False,

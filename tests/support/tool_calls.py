@@ -1,4 +1,4 @@
-"""What the gateway finds in a text, for tests of formats alone."""
+"""Tool calls that the gateway finds in a text, for tests of formats alone."""
 
 from __future__ import annotations
 

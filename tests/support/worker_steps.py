@@ -73,7 +73,7 @@ class StepDriver:
         self._free = [int(block) for block in np.random.default_rng(5).permutation(256)]
 
     def area(self, index: int) -> "StepDriver":
-        """Return what holds an area's arrays: both areas are the same here, since a step is done before the next."""
+        """Return the driver of an area: both areas are the same here, since a step is done before the next."""
         assert index in (0, 1)
         return self
 

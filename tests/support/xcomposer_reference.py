@@ -66,7 +66,7 @@ def make_tiny_xcomposer(directory: Path, *, tiles: bool = False) -> Path:
 
 
 class XComposerReference:
-    """What a checkpoint says of each token."""
+    """Logits of a checkpoint at each token."""
 
     def __init__(self, directory: Path) -> None:
         self._tensors = {name: values.double() for name, values in load_file(directory / "model.safetensors").items()}

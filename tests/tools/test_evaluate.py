@@ -74,7 +74,7 @@ def test_a_format_loses_no_more_than_it_may(measured: Evaluation, chosen: Format
 
 
 def test_a_gguf_file_loses_no_more_than_rounding_its_activations(measured: Evaluation, tmp_path: Path) -> None:
-    # What the default model was dequantized from: the codes are exact.
+    # The weights are dequantized: the codes are exact.
     found = measured.measure(str(find_gguf(tmp_path)), Format("GGUF, Q4_1"))
     assert Bound(divergence=0.006, perplexity=0.01).exceeded(found, measured.reference) == []
 

@@ -1,4 +1,4 @@
-"""What kernels of a CUDA build do before they wait, read from machine code."""
+"""Work of a CUDA build's kernels before they wait, read from machine code."""
 
 import os
 from pathlib import Path

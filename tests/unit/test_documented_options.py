@@ -61,7 +61,7 @@ REASONS = (" is refused: ", "not supported", "no code for")
 
 
 def refusal(arguments: list[str]) -> str:
-    """Return what is said where arguments are refused; empty: they are taken."""
+    """Return the error where arguments are refused; empty: they are taken."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             assert callable(parse(arguments).run)

@@ -36,7 +36,7 @@ CALLS_AS_TEXTS = [
 KIMI_ID = "functions.f:0"
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "ä"}}, "required": ["x"]}
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does.", "parameters": PARAMETERS}}]
-# What templates may use of the language, beyond what the published ones do.
+# Constructs of the language, beyond those of the published templates.
 CONSTRUCTS = {
     "blocks": "  {% for m in messages %}\n  {{ m.content }}\n  {% endfor %}\n",
     "loop controls": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",

@@ -1,4 +1,4 @@
-"""What `lmdeploy lite` finds out about layers: statistics, and rounding that makes up for its errors."""
+"""Statistics of layers in `lmdeploy lite`, and rounding that makes up for its errors."""
 
 from pathlib import Path
 

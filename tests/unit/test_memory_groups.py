@@ -1,4 +1,4 @@
-"""What `lmdeploy check_env --model` says of a model's layers is what `transformers` keeps of them."""
+"""Cache groups in `lmdeploy check_env --model` are those that `transformers` keeps."""
 
 from collections import Counter
 from pathlib import Path

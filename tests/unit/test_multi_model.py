@@ -1,4 +1,4 @@
-"""What models are wanted together, how they share the memory, and what is in the list of those that are served."""
+"""Sets of models, their shares of the memory, and the list of those that are served."""
 
 import json
 from collections.abc import Callable

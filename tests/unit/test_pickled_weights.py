@@ -71,7 +71,7 @@ def test_it_is_rewritten_once_and_says_so(
 
 
 class Touch:
-    """What a malicious file holds: a call that leaves a trace."""
+    """Content of a malicious file: a call that leaves a trace."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What `import lmdeploy` offers, and what it costs."""
+"""Names that `import lmdeploy` offers, and its cost."""
 
 import subprocess
 import sys

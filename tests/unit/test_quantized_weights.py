@@ -81,7 +81,7 @@ STAYS_CODES = ("one", "joined", "rows", "taken apart")
 
 
 def values_of(expression: Expression, numbers: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return what torch makes of an expression."""
+    """Return torch's value of an expression."""
     if isinstance(expression, Load):
         return numbers[expression.name]
     value = torch.cat([values_of(argument, numbers) for argument in expression.args])
@@ -213,7 +213,7 @@ UNSUPPORTED: dict[str, tuple[Scheme, Change, str]] = {
 }
 GPTQ = {"bits": 4, "group_size": 32, "sym": True, "desc_act": False, "damp_percent": 0.01, "true_sequential": True}
 ROUNDED = {"bits": 4, "group_size": 32, "sym": True, "data_type": "int", "iters": 200, "autoround_version": "0.4.2"}
-# What config.json has for quantization_config (None: nothing), and other files.
+# Values of quantization_config in config.json (None: nothing), and other files.
 PLACES: dict[str, tuple[Scheme, dict[str, Any] | None, dict[str, Any]]] = {
     "quantize_config.json": (
         Scheme("gptq", sym=True),

@@ -1,4 +1,4 @@
-"""What an engine directory keeps of a tokenizer reads text as ``transformers`` does, without importing it."""
+"""An engine directory's tokenizer reads text as ``transformers`` does, without importing it."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def write_default(directory: Path, source: Path) -> None:
 
 
 def write_truncating(directory: Path, source: Path) -> None:
-    """What `tokenizer.json` says of lengths is no part of how a text is read."""
+    """Lengths in `tokenizer.json` are no part of how a text is read."""
     write_default(directory, source)
     content = json.loads((directory / "tokenizer.json").read_text())
     content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}

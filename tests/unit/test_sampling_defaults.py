@@ -38,7 +38,7 @@ def write(folder: Path, content: object) -> Path:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_recommendations_are_those_that_transformers_reads(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, PUBLISHED[name])
-    # What vLLM takes: whatever differs from the defaults of transformers.
+    # vLLM's rule: values that differ from the defaults of transformers.
     theirs = transformers.GenerationConfig.from_pretrained(model).to_diff_dict()
     want = NEUTRAL | {field: theirs[field] for field in NEUTRAL if theirs.get(field) is not None}
     assert sampling_defaults(AUTO, model) == want

@@ -77,7 +77,7 @@ Q = "model.layers.0.self_attn.q_proj"
 
 
 def put(*path: str, value: Any) -> Change:
-    """Return what sets a field of quantization_config, or of an object in it."""
+    """Return a change that sets a field of quantization_config, or of an object in it."""
 
     def change(config: dict[str, Any], _: object) -> None:
         for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""What `lmdeploy list` says that architectures are compared with is what the tests' own tables say."""
+"""References of architectures in `lmdeploy list` are those of the tests' own tables."""
 
 import json
 

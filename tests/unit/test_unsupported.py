@@ -15,7 +15,7 @@ from lmdeploy.vl.families import vision_families
 
 _INTERNVL = {"ps_version": "v2", "dynamic_image_size": True, "use_thumbnail": True}
 _LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit-large-patch14-336"}
-# What config.json of such a model has besides, where others share the architecture.
+# Further fields of such a model's config.json, where others share the architecture.
 EXAMPLES: dict[str, dict[str, Any]] = {
     "ChatGLM-6B": {"position_encoding_2d": True, "inner_hidden_size": 16384},
     "InternVL with tiles alone": _INTERNVL | {"use_thumbnail": False},

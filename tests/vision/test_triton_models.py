@@ -38,7 +38,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def prepared(directory: Path) -> dict[str, Any]:
-    """What preprocessing answers."""
+    """Outputs of preprocessing."""
     with loaded_model("preprocessing", model_path=str(directory)) as model:
         [response] = model.execute([Request(messages=json.dumps(ASK))])
         assert response.error is None, response.error

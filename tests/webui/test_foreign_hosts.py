@@ -1,4 +1,4 @@
-"""What a model writes makes the reader's browser ask no other host, which would learn of the conversation."""
+"""A model's text makes the reader's browser ask no other host, which would learn of the conversation."""
 
 from __future__ import annotations
 

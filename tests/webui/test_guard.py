@@ -1,4 +1,4 @@
-"""What is in front of the page: keys before bodies, bounds, a policy for browsers, and few routes."""
+"""Guard of the page: keys before bodies, bounds, a policy for browsers, and few routes."""
 
 from __future__ import annotations
 

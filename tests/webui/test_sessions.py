@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class Kept:
-    """What is kept of sessions, and which were forgotten."""
+    """Sessions that are kept, and those that were forgotten."""
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}

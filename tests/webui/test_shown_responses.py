@@ -128,7 +128,7 @@ def test_formulas_tables_and_code_are_set_and_nothing_is_fetched(
     assert requested_hosts(driver) <= {"127.0.0.1"}
 
 
-# What a page of the model's would need, in the places where parsers of Markdown differ about what is code.
+# Markup for a page of the model's, in the places where parsers of Markdown differ about code.
 MARKUP = """
 <div style="position: fixed; inset: 0; z-index: 9999" id="a"><form action="/login"><input type="password"></form></div>
 
@@ -309,7 +309,7 @@ return [...document.querySelectorAll(".sidebar")].map((side) => [
   side.querySelector(".toggle-button").getAttribute("aria-expanded"), side.querySelector(".sidebar-content").inert,
 ]);
 """
-# What is pressed, but for sliders, whose thumbs are larger, and radio buttons, which their labels are for.
+# Controls to press, but for sliders, whose thumbs are larger, and radio buttons, which their labels are for.
 _SMALL = """
 const pressed = [...document.querySelectorAll("button, a, input:not([type=range], [type=radio]), [role=tab]")];
 const isShown = (e) => e.checkVisibility({ visibilityProperty: true }) && e.getBoundingClientRect().width > 0;

@@ -29,7 +29,7 @@ def client(triton: FakeTriton, **settings: Any) -> TestClient:
 
 
 def asked(triton: FakeTriton) -> list[dict[str, Any]]:
-    """Return what the engine was asked to do about its cache."""
+    """Return the engine's requests about its cache."""
     kept = ("cache_control", "input_ids", "cache_salt", "lora_name")
     return [{name: inputs[name] for name in kept if name in inputs} for inputs in triton.cache_controls]
 

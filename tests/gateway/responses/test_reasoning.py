@@ -1,4 +1,4 @@
-"""What a model thinks is separate from what it answers, whole and streamed, however the response is cut."""
+"""Reasoning is separate from the answer, whole and streamed, however the response is cut."""
 
 import json
 from collections.abc import Iterator

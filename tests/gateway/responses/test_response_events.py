@@ -1,4 +1,4 @@
-"""What ``/v1/responses`` answers, held against the pydantic models of OpenAI's package; and what it refuses."""
+"""Responses of ``/v1/responses``, held against the pydantic models of OpenAI's package; and its refusals."""
 
 import json
 from collections.abc import Iterator

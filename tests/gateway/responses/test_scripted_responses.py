@@ -29,7 +29,7 @@ NESTED = ("</think>", "</tool_call>", "</function>", "]", "}}", "<tool_call>", "
 
 @dataclass
 class Response:
-    """What a response says, as its client reads it."""
+    """A response, as its client reads it."""
 
     reasoning: str = ""
     content: str = ""
@@ -247,7 +247,7 @@ KINDS = ("string", "string", "integer", "number", "boolean", "array", "object", 
 
 
 def scripted(seed: int, name: str) -> tuple[str, Response, dict[str, Any], Thinking | None]:
-    """Return what a model says, what that is, the functions and how it reasons."""
+    """Return a model's text, the response that it stands for, the functions and the reasoning format."""
     rng = random.Random(seed)
     form = FORMATS[name]
     has_tags = name not in WITHOUT_TAGS

@@ -56,7 +56,7 @@ def ask(url: str, path: str, **body: Any) -> Any:
 
 
 def states(text: str) -> np.ndarray:
-    """Return what the fake engine makes of each token: which of four kinds it is."""
+    """Return the fake engine's vector of each token: which of four kinds it is."""
     return np.eye(4)[[token % 4 for token in token_ids(text)]]
 
 

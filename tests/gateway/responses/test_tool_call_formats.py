@@ -31,7 +31,7 @@ KINDS = ("string", "string", "integer", "number", "boolean", "array", "object", 
 
 
 def marks_of(form: Any) -> list[str]:
-    """Return what no text may hold, since the format cannot say it."""
+    """Return the marks that a text cannot hold in this format."""
     match form:
         case TaggedArguments():
             return [form.value_mark]

@@ -390,7 +390,7 @@ def test_a_malformed_call_comes_back_as_text(response: str) -> None:
 
 
 def assert_arguments_are_whole_only_if_the_call_is(pieces: list[str], names: frozenset[str] = NAMES) -> None:
-    """What a client sees at any moment is the beginning of a JSON object, and never a whole one of a broken call."""
+    """A client sees the beginning of a JSON object at any moment, and a whole one only of a whole call."""
     parser = ToolCallParser(names)
     arguments: dict[int, str] = {}
     broken: set[int] = set()

@@ -65,7 +65,7 @@ def random() -> torch.Generator:
 
 @pytest.fixture
 def gpu_driver(device: torch.device) -> Callable[..., StepDriver]:
-    """What makes a `StepDriver` whose steps run as on a GPU, on one where there is one."""
+    """Factory of a `StepDriver` whose steps run as on a GPU, on one where there is one."""
 
     def make(*args: Any, **options: Any) -> StepDriver:
         with pytest.MonkeyPatch.context() as patch:

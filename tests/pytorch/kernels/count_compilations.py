@@ -88,7 +88,7 @@ def steps() -> Iterator[list[Part]]:
 
 
 def zeroed(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return what makes a tensor of zeros where ``make`` makes one of whatever was there."""
+    """Return a factory of zeros in place of ``make``, which leaves memory as it was."""
     return lambda *args, **options: make(*args, **options).zero_()
 
 

@@ -1,4 +1,4 @@
-"""What is in the cache after a step, byte for byte as the layout is described."""
+"""Content of the cache after a step, byte for byte as the layout is described."""
 
 import pytest
 import torch

@@ -20,7 +20,7 @@ STEPS = [[(0, 5), (0, 11)], [(5, 18), (11, 12)], [(18, 19), (12, 13)], [(19, 20)
 
 @pytest.fixture(params=["own", "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What attends: our kernels, or flex attention."""
+    """Attention kernels: ours, or flex attention."""
     monkeypatch.setenv("LMDEPLOY_CUDA_KERNELS", f"attention={request.param}")
     served_by.cache_clear()
     yield request.param

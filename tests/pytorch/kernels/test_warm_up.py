@@ -1,4 +1,4 @@
-"""What a worker on a GPU does before its first step: afterwards no step waits for a compiler or a capture.
+"""Warm-up of a worker on a GPU: afterwards no step waits for a compiler or a capture.
 
 Captures are counted where kernels run, or are interpreted. Whether a launch needs a kernel that is not compiled is what
 Triton itself says, in a process whose driver can neither compile nor run (`count_compilations.py`).

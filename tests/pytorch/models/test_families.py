@@ -72,7 +72,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 def expected_logits(directory: Path, prompts: list[list[int]] = PROMPTS) -> list[torch.Tensor]:
-    """Return what ``transformers`` says of each prompt."""
+    """Return the logits of ``transformers`` for each prompt."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").float().eval()

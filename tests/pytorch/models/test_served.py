@@ -22,14 +22,14 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 
 def native_tokens(directory: Path) -> list[int]:
-    """Return what the TurboMind engine answers."""
+    """Return the tokens of the TurboMind engine."""
     with TokenEngine(directory) as native:
         tokens: list[int] = native.generate(PROMPT, CONFIG.max_new_tokens)[0]
         return tokens
 
 
 def tokens_of(directory: Path, **settings: Any) -> list[int]:
-    """Return what the PyTorch engine answers."""
+    """Return the tokens of the PyTorch engine."""
     tokens: list[int] = []
     done = threading.Event()
     errors: list[str] = []
