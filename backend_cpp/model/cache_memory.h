@@ -5,9 +5,29 @@
 #include <vector>
 
 #include "device/operators.h"
-#include "model/cache_plan.h"
+#include "kernels/paged_attention.h"
+#include "model/model_runner.h"
 
 namespace turbomind {
+
+// That of one layer's keys and values, in blocks, or in pages of several layers.
+inline CacheLayout placed(CacheLayout layout, int block_len, int layers = 1, size_t page_bytes = 0) {
+  layout.block_len = block_len;
+  layout.num_layers = layers;
+  layout.page_bytes = page_bytes;
+  return layout;
+}
+
+// What layers of one kind remember: a part of the cache.
+class LayerMemory {
+ public:
+  virtual ~LayerMemory() = default;
+  virtual std::vector<CacheGroup> cache_groups(const StepLimits& limits) const = 0;
+  // From now on it is in these pages. Its groups begin with number `first_group` of the plan's; returns their count.
+  virtual size_t use_cache(Operators& ops, const CachePlan& plan, size_t first_group, std::byte* pages) = 0;
+  // Prepares where the memory of the step's sequences is, and what else its layers share.
+  virtual void begin_step(Operators& ops, const StepInput& input) = 0;
+};
 
 class CacheMemory {
  public:

@@ -6,10 +6,10 @@ HeadInput::HeadInput(Operators& ops, const ModelSpec& spec, int max_rows)
     : kind_(spec.head->kind),
       size_(spec.hidden_size),
       traits_{width_of(*spec.head), spec.head->target_layers, spec.head->tokens},
-      alongside_(float_buffer(ops, ops.shares_host_memory() ? 0 : max_rows, std::max(size_, traits_.width))),
-      joined_(float_buffer(ops, max_rows, 2 * size_)),
-      normed_(float_buffer(ops, max_rows, size_)),
-      first_(float_buffer(ops, kind_ == HeadKind::kEagle ? max_rows : 0, size_)) {}
+      alongside_(ops, ops.shares_host_memory() ? 0 : max_rows, std::max(size_, traits_.width)),
+      joined_(ops, max_rows, 2 * size_),
+      normed_(ops, max_rows, size_),
+      first_(ops, kind_ == HeadKind::kEagle ? max_rows : 0, size_) {}
 
 void HeadInput::begin_step(Operators& ops, const StepInput& input, const float* own) {
   if (alongside_.size() == 0) return;
@@ -22,7 +22,7 @@ void HeadInput::begin_step(Operators& ops, const StepInput& input, const float* 
 
 void HeadInput::run(const StepContext& step, const StepInput& input, const Weights& weights, float* stream) {
   const HeadWeights& head = *weights.head;
-  const float* alongside = alongside_.size() > 0 ? alongside_.as<float>() : input.alongside.data();
+  const float* alongside = alongside_.size() > 0 ? alongside_ : input.alongside.data();
   if (kind_ == HeadKind::kEagle3) {
     put_normed(step, weights.layers.front().attention_norm, stream, 0);
     if (input.is_alongside_own) {
@@ -40,22 +40,22 @@ void HeadInput::run(const StepContext& step, const StepInput& input, const Weigh
     put(step, stream, 0);
     put(step, alongside, size_);
   }
-  step.linear(head.join, joined_.as<float>(), stream, false);
-  if (kind_ == HeadKind::kEagle) copy(step, stream, size_, first_.as<float>());
+  step.linear(head.join, joined_, stream, false);
+  if (kind_ == HeadKind::kEagle) copy(step, stream, size_, first_);
 }
 
 const float* HeadInput::first_input() const {
   if (kind_ == HeadKind::kMtp) return nullptr;
-  return kind_ == HeadKind::kEagle ? first_.as<float>() : joined_.as<float>();
+  return kind_ == HeadKind::kEagle ? first_ : joined_;
 }
 
 void HeadInput::put_normed(const StepContext& step, const NormStorage& norm, const float* rows, int at) {
-  step.ops.norm(norm.view, rows, step.rows, size_, normed_.as<float>());
-  put(step, normed_.as<float>(), at);
+  step.ops.norm(norm.view, rows, step.rows, size_, normed_);
+  put(step, normed_, at);
 }
 
 void HeadInput::put(const StepContext& step, const float* rows, int at) {
-  copy(step, rows, 2 * size_, joined_.as<float>() + at);
+  copy(step, rows, 2 * size_, joined_ + at);
 }
 
 void HeadInput::copy(const StepContext& step, const float* rows, int stride, float* to) const {

@@ -21,8 +21,6 @@ class HeadInput {
   HeadInput(Operators& ops, const ModelSpec& spec, int max_rows);
 
   const HeadTraits& traits() const { return traits_; }
-  // Whether its own hidden states are those in front of its last norm.
-  bool goes_on_with_stream() const { return kind_ == HeadKind::kEagle3; }
 
   // Brings what a step takes alongside its tokens to the device. `own` [rows, size]: what the head made of the rows of
   // the step before.
@@ -44,10 +42,10 @@ class HeadInput {
   HeadKind kind_;
   int size_;  // of its hidden states
   HeadTraits traits_;
-  AlignedBuffer alongside_;  // [max_rows, width]; empty where the host's memory is the device's
-  AlignedBuffer joined_;     // [max_rows, 2 size_]
-  AlignedBuffer normed_;     // [max_rows, size_]
-  AlignedBuffer first_;      // [max_rows, size_], of EAGLE
+  FloatRows alongside_;  // [max_rows, width]; empty where the host's memory is the device's
+  FloatRows joined_;     // [max_rows, 2 size_]
+  FloatRows normed_;     // [max_rows, size_]
+  FloatRows first_;      // [max_rows, size_], of EAGLE
 };
 
 }  // namespace turbomind

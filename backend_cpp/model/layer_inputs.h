@@ -22,9 +22,9 @@ class LayerInputs {
   int width_;  // of the inputs of all layers
   int hidden_size_;
   Activation activation_;
-  AlignedBuffer inputs_;    // [max_rows, layers, size]
-  AlignedBuffer embedded_;  // the same
-  AlignedBuffer gates_;     // [max_rows, size]
+  FloatRows inputs_;    // [max_rows, layers, size]
+  FloatRows embedded_;  // the same
+  FloatRows gates_;     // [max_rows, size]
 };
 
 }  // namespace turbomind

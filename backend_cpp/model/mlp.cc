@@ -8,38 +8,36 @@ DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
     : spec_(spec.mlp),
       cut_rows_(spec.mlp.cuts.empty() ? nullptr : ops.operations().require(kCutRows)),
       xielu_(spec.mlp.is_xielu ? ops.operations().require(kXielu) : nullptr),
-      projected_(float_buffer(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size)),
-      activated_(float_buffer(ops, max_rows, spec.intermediate_size)) {}
+      projected_(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size),
+      activated_(ops, max_rows, spec.intermediate_size) {}
 
 void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const LinearInput& x, float* y,
                    bool accumulate) {
-  auto* projected = projected_.as<float>();
-  auto* activated = activated_.as<float>();
-  const GatedMlp mlp{weights.up.view, spec_.activation, weights.down.view, projected, activated};
+  const GatedMlp mlp{weights.up.view, spec_.activation, weights.down.view, projected_, activated_};
   const bool has_factors = spec_.gate_scale != 1 || spec_.up_scale != 1;
   const bool is_plain = step.adapters == nullptr && weights.up.for_images.empty();
   if (spec_.is_gated && is_plain && !has_factors && weights.cut == 0) {
     return step.ops.gated_mlp(mlp, x, step.rows, y, accumulate);
   }
-  step.linear(weights.up, x, projected, false);
+  step.linear(weights.up, x, projected_, false);
   if (has_factors) {
     const int size = weights.down.view.in_features;
     const auto width = static_cast<size_t>(2 * size);
-    step.ops.scale(spec_.gate_scale, rows_view(projected, step.rows, size, width));
-    step.ops.scale(spec_.up_scale, rows_view(projected + size, step.rows, size, width));
+    step.ops.scale(spec_.gate_scale, rows_view(projected_, step.rows, size, width));
+    step.ops.scale(spec_.up_scale, rows_view(projected_ + size, step.rows, size, width));
   }
   if (weights.cut != 0) {
     const int size = weights.down.view.in_features;
-    cut_rows_(step.ops, weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected);
+    cut_rows_(step.ops, weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected_);
   }
   if (spec_.is_gated) return step.linear(weights.down, mlp.between(), y, accumulate);
   const int size = weights.down.view.in_features;
   if (spec_.is_xielu) {
-    xielu_(step.ops, weights.xielu, projected, step.rows, size, activated);
+    xielu_(step.ops, weights.xielu, projected_, step.rows, size, activated_);
   } else {
-    step.ops.activate(spec_.activation, projected, step.rows, size, activated);
+    step.ops.activate(spec_.activation, projected_, step.rows, size, activated_);
   }
-  step.linear(weights.down, activated, y, accumulate);
+  step.linear(weights.down, activated_, y, accumulate);
 }
 
 ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
@@ -82,20 +80,20 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
 ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
     : moe_(spec.moe.value_or(MoeSpec{})), activation_(spec.mlp.activation) {
   if (!spec.moe) return;
-  if (moe_.router.has_input_norm) router_rows_ = float_buffer(ops, max_rows, spec.hidden_size);
-  logits_ = float_buffer(ops, max_rows, moe_.num_experts);
+  if (moe_.router.has_input_norm) router_rows_ = FloatRows(ops, max_rows, spec.hidden_size);
+  logits_ = FloatRows(ops, max_rows, moe_.num_experts);
   chosen_ = float_buffer(ops, max_rows, moe_.experts_per_token);
-  shares_ = float_buffer(ops, max_rows, moe_.experts_per_token);
+  shares_ = FloatRows(ops, max_rows, moe_.experts_per_token);
   const std::vector<float> ones(static_cast<size_t>(max_rows), 1.0f);
   if (moe_.router.scales_input) {
-    scaled_ = float_buffer(ops, max_rows, spec.hidden_size);
-    ones_ = float_buffer(ops, max_rows, 1);
+    scaled_ = FloatRows(ops, max_rows, spec.hidden_size);
+    ones_ = FloatRows(ops, max_rows, 1);
     ops.upload(ones.data(), ones_.size(), ones_.as<void>());
   }
   if (moe_.shared_intermediate_size == 0) return;
   first_expert_ = float_buffer(ops, max_rows, 1);
   ops.fill_zero(first_expert_.as<void>(), first_expert_.size());
-  shared_gate_ = float_buffer(ops, max_rows, 1);
+  shared_gate_ = FloatRows(ops, max_rows, 1);
   ops.upload(ones.data(), shared_gate_.size(), shared_gate_.as<void>());
 }
 
@@ -107,42 +105,39 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
   }
   const float* read = x;
   if (moe_.router.has_input_norm) {
-    ops.norm(weights.router_norm.view, stream, step.rows, weights.router.view.in_features, router_rows_.as<float>());
-    read = router_rows_.as<float>();
+    ops.norm(weights.router_norm.view, stream, step.rows, weights.router.view.in_features, router_rows_);
+    read = router_rows_;
   }
-  ops.linear(weights.router.view, read, step.rows, logits_.as<float>(), false);
-  RouterParams params;
-  params.num_experts = moe_.num_experts;
-  params.top_k = moe_.experts_per_token;
-  params.score = moe_.router.score;
-  params.mixer_jitter = moe_.router.jitter;
-  params.num_groups = moe_.router.groups;
-  params.top_groups = moe_.router.top_groups;
-  params.group_score = moe_.router.group_score;
-  params.choice_bias = weights.correction.as<float>();
-  params.normalize = moe_.router.normalizes;
-  params.scale = moe_.router.scale;
-  params.expert_scales = weights.scales.as<float>();
-  ops.route(params, logits_.as<float>(), step.rows, chosen_.as<int32_t>(), shares_.as<float>());
+  ops.linear(weights.router.view, read, step.rows, logits_, false);
+  const RouterParams params{.num_experts = moe_.num_experts,
+                            .top_k = moe_.experts_per_token,
+                            .score = moe_.router.score,
+                            .mixer_jitter = moe_.router.jitter,
+                            .num_groups = moe_.router.groups,
+                            .top_groups = moe_.router.top_groups,
+                            .group_score = moe_.router.group_score,
+                            .choice_bias = weights.correction.as<float>(),
+                            .normalize = moe_.router.normalizes,
+                            .scale = moe_.router.scale,
+                            .expert_scales = weights.scales.as<float>()};
+  ops.route(params, logits_, step.rows, chosen_.as<int32_t>(), shares_);
   const float* inputs = x;
-  const float* shares = shares_.as<float>();
+  const float* shares = shares_;
   if (moe_.router.scales_input) {
     const auto size = static_cast<size_t>(weights.router.view.in_features);
-    auto* scaled = scaled_.as<float>();
-    ops.copy(x, step.rows * size * sizeof(float), scaled);
-    ops.scale_rows(shares, rows_view(scaled, step.rows, static_cast<int>(size)));
-    inputs = scaled;
-    shares = ones_.as<float>();
+    ops.copy(x, step.rows * size * sizeof(float), scaled_);
+    ops.scale_rows(shares, rows_view(scaled_, step.rows, static_cast<int>(size)));
+    inputs = scaled_;
+    shares = ones_;
   }
   ops.add_experts(activation_, weights.experts, inputs, step.rows, params.top_k, chosen_.as<int32_t>(), shares, y);
   if (weights.shared.empty()) return;
 
   if (moe_.has_shared_gate) {
-    ops.linear(weights.shared_gate.view, x, step.rows, shared_gate_.as<float>(), false);
-    ops.apply({Pointwise::Kind::kSigmoid}, rows_view(shared_gate_.as<float>(), 1, step.rows));
+    ops.linear(weights.shared_gate.view, x, step.rows, shared_gate_, false);
+    ops.apply({Pointwise::Kind::kSigmoid}, rows_view(shared_gate_, 1, step.rows));
   }
-  ops.add_experts(activation_, weights.shared, x, step.rows, 1, first_expert_.as<int32_t>(), shared_gate_.as<float>(),
-                  y);
+  ops.add_experts(activation_, weights.shared, x, step.rows, 1, first_expert_.as<int32_t>(), shared_gate_, y);
 }
 
 }  // namespace turbomind

@@ -19,8 +19,8 @@ class DenseMlp {
   MlpSpec spec_;
   decltype(kCutRows)::Function cut_rows_;  // null where no layer needs it
   decltype(kXielu)::Function xielu_;       // likewise
-  AlignedBuffer projected_;                // [max_rows, intermediate_size], or twice that with a gate
-  AlignedBuffer activated_;                // [max_rows, intermediate_size]
+  FloatRows projected_;                    // [max_rows, intermediate_size], or twice that with a gate
+  FloatRows activated_;                    // [max_rows, intermediate_size]
 };
 
 // The MLP half of a layer with experts: a router, the experts it chooses from, and the one every token goes to.
@@ -36,14 +36,14 @@ class ExpertMlp {
  private:
   MoeSpec moe_;
   Activation activation_;
-  AlignedBuffer router_rows_;   // float32 [max_rows, hidden]: what the router reads, where it has a norm
-  AlignedBuffer logits_;        // float32 [max_rows, num_experts]
+  FloatRows router_rows_;       // float32 [max_rows, hidden]: what the router reads, where it has a norm
+  FloatRows logits_;            // float32 [max_rows, num_experts]
   AlignedBuffer chosen_;        // int32 [max_rows, experts_per_token]
-  AlignedBuffer shares_;        // float32 [max_rows, experts_per_token]
-  AlignedBuffer scaled_;        // float32 [max_rows, hidden]: inputs times shares, where the router scales these
-  AlignedBuffer ones_;          // float32 [max_rows], then
+  FloatRows shares_;            // float32 [max_rows, experts_per_token]
+  FloatRows scaled_;            // float32 [max_rows, hidden]: inputs times shares, where the router scales these
+  FloatRows ones_;              // float32 [max_rows], then
   AlignedBuffer first_expert_;  // int32 [max_rows], zeros: every row goes to the shared expert ...
-  AlignedBuffer shared_gate_;   // float32 [max_rows]: ... with this weight
+  FloatRows shared_gate_;       // float32 [max_rows]: ... with this weight
 };
 
 }  // namespace turbomind

@@ -30,7 +30,7 @@ void NativeRunner::compile() {
     compile_layer(layer);
   }
   program_.begin("output");
-  auto* stream = hidden_.as<float>();
+  float* stream = hidden_;
   if (residual_streams_) {
     program_.add("stream = mean of streams",
                  [=, this](ModelStep& step) { residual_streams_->merge(step, weights_.stream_readers, stream); });
@@ -42,7 +42,7 @@ void NativeRunner::compile() {
 }
 
 void NativeRunner::compile_embeddings() {
-  auto* stream = hidden_.as<float>();
+  float* stream = hidden_;
   const auto embed = [&](const char* name, const LinearStorage* table, const int32_t* numbers, float scale, float* to) {
     if (numbers == nullptr) return;
     const bool adds = to != stream;
@@ -53,12 +53,12 @@ void NativeRunner::compile_embeddings() {
     });
   };
   embed("tokens", &weights_.embedding, rows_.tokens(), spec_.embedding_scale, stream);
-  embed("positions", &weights_.position_embedding, rows_.positions(), 1, branch_.as<float>());
-  embed("token types", &weights_.token_types, rows_.token_types(), 1, branch_.as<float>());
+  embed("positions", &weights_.position_embedding, rows_.positions(), 1, branch_);
+  embed("token types", &weights_.token_types, rows_.token_types(), 1, branch_);
   if (spec_.has_embedding_norm) program_.norm(weights_.embedding_norm.view, this->stream(), this->stream());
   if (spec_.images) {
     program_.add("stream = images, in their rows", [=, this](ModelStep& step) {
-      if (step.embedded > 0) rows_.replace_embeddings(step, step.embedded, stream);
+      if (step.embedded > 0) rows_.place_embeddings(step, 0, step.embedded, stream);
     });
   }
   if (head_) {
@@ -81,7 +81,7 @@ void NativeRunner::compile_embeddings() {
 
 void NativeRunner::compile_layer(int index) {
   const LayerWeights* layer = &weights_.layers[static_cast<size_t>(index)];
-  auto* stream = hidden_.as<float>();
+  float* stream = hidden_;
   for (int cross = 0; cross < cross_layer_count(spec_); ++cross) {
     if (spec_.images->cross_layers[static_cast<size_t>(cross)] != index) continue;
     program_.add("stream += look at images(stream)", [=, this, own = &weights_.cross_layers[cross]](ModelStep& step) {
@@ -114,10 +114,10 @@ void NativeRunner::compile_layer(int index) {
 std::pair<Source, Source> NativeRunner::compile_inputs(int index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
   const BlockSpec& block = block_of(spec_, index);
-  const Source raw{"stream", hidden_.as<float>(), ""};
+  const Source raw{"stream", hidden_, ""};
   const auto normed_by = [&](const NormStorage& norm, const Rows& workspace) -> Source {
     if (!block.has_input_norms || block.norms_stream) return raw;
-    return {"norm(stream)", LinearInput::normed(norm.view, hidden_.as<float>(), workspace.data), workspace.name};
+    return {"norm(stream)", LinearInput::normed(norm.view, hidden_, workspace.data), workspace.name};
   };
   Source mixer = normed_by(layer.attention_norm, normed());
   Source mlp = normed_by(layer.mlp_norm, block.is_parallel ? gathered() : normed());
@@ -158,7 +158,7 @@ void NativeRunner::compile_mlp(int index, const Source& input) {
   const auto experts = [&](const Source& source, const Target& y) {
     const Source x = program_.made(source);
     program_.add(y.is() + "experts(" + x.name + ")", [this, &layer, x = x.rows.x.floats(), y](ModelStep& step) {
-      expert_mlp_.run(step, *layer.experts, x, hidden_.as<float>(), y.rows.data, y.accumulates);
+      expert_mlp_.run(step, *layer.experts, x, hidden_, y.rows.data, y.accumulates);
     });
   };
   if (block.norms_stream) program_.norm(layer.mlp_norm.view, stream(), stream());
@@ -169,7 +169,7 @@ void NativeRunner::compile_mlp(int index, const Source& input) {
   } else if (!spec_.moe->is_alongside_mlp) {
     experts(input, target);
   } else {
-    const Rows made{"experts", experts_.as<float>()};
+    const Rows made{"experts", experts_};
     dense(input, {branch()});
     if (is_divided_) program_.sum_over_ranks(branch());
     program_.norm(layer.dense_output_norm.view, branch(), branch());
@@ -204,17 +204,17 @@ void NativeRunner::compile_drop() {
   program_.add("stream = wanted rows of stream", [this](ModelStep& step) {
     if (!step.drops_rows) return;
     step.rows = step.wanted;
-    auto* rows = mlp_input_.as<float>();
-    step.ops.gather_rows(hidden_.as<float>(), rows_.wanted(), step.rows, spec_.hidden_size, rows);
-    step.ops.copy(rows, static_cast<size_t>(step.rows) * spec_.hidden_size * sizeof(float), hidden_.as<float>());
+    float* rows = mlp_input_;
+    step.ops.gather_rows(hidden_, rows_.wanted(), step.rows, spec_.hidden_size, rows);
+    step.ops.copy(rows, static_cast<size_t>(step.rows) * spec_.hidden_size * sizeof(float), hidden_);
   });
 }
 
 // The end of a layer, after its halves.
 void NativeRunner::compile_end(int index) {
   const LayerWeights* layer = &weights_.layers[static_cast<size_t>(index)];
-  auto* stream = hidden_.as<float>();
-  auto* branch = branch_.as<float>();
+  float* stream = hidden_;
+  float* branch = branch_;
   if (residual_streams_) {
     program_.add("streams = correct(streams, stream)",
                  [=, this](ModelStep& step) { residual_streams_->correct(step, *layer->streams, stream); });
@@ -239,7 +239,7 @@ void NativeRunner::compile_end(int index) {
   }
   if (spec_.images && index < spec_.images->deepstack_layers) {
     program_.add("stream += images of this depth, in their rows", [=, this](ModelStep& step) {
-      if (step.embedded > 0) rows_.add_deepstack(step, index, step.embedded, stream);
+      if (step.embedded > 0) rows_.place_embeddings(step, 1 + index, step.embedded, stream);
     });
   }
 }
@@ -249,14 +249,14 @@ void NativeRunner::compile_kept(int layer) {
   if (kept_.size() == 0) return;
   const int size = spec_.hidden_size;
   if (kept_layers_.empty() && layer == spec_.num_layers) {
-    program_.norm(weights_.final_norm.view, stream(), {"kept", kept_.as<float>()});
+    program_.norm(weights_.final_norm.view, stream(), {"kept", kept_});
   }
   for (size_t i = 0; i < kept_layers_.size(); ++i) {
     if (kept_layers_[i] != layer) continue;
     program_.add("kept = stream", [this, size, at = i * static_cast<size_t>(size)](ModelStep& step) {
       const size_t width = kept_layers_.size() * static_cast<size_t>(size);
-      step.ops.copy_heads({hidden_.as<float>(), step.rows, static_cast<size_t>(size), 1, 0, size},
-                          {kept_.as<float>() + at, step.rows, width, 1, 0, size});
+      step.ops.copy_heads({hidden_, step.rows, static_cast<size_t>(size), 1, 0, size},
+                          {kept_ + at, step.rows, width, 1, 0, size});
     });
   }
 }

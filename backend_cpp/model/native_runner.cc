@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -20,36 +21,17 @@ namespace turbomind {
 
 namespace {
 
-// Replaces the memory of each buffer of the weights. Structured bindings name every member of a struct, so a new member
-// that is not moved does not compile.
+// Replaces the memory of each buffer of the weights.
 class Mover {
  public:
   explicit Mover(std::function<void(AlignedBuffer&)> move_buffer) : move_buffer_(std::move(move_buffer)) {}
 
-#define MOVE_MEMBERS(Type, ...) \
-  void move(Type& part) {       \
-    auto& [__VA_ARGS__] = part; \
-    all(__VA_ARGS__);           \
+  template <class Part>
+  void move(Part& part) {
+    part.visit_members([this](auto&... members) { all(members...); });
   }
-  MOVE_MEMBERS(Weights, embedding, token_types, position_embedding, embedding_norm, layer_inputs, makers, readers,
-               layers, cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers)
 
  private:
-  MOVE_MEMBERS(LayerWeights, attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts,
-               mlp_output_norm, dense_output_norm, expert_norm, expert_output_norm, input, streams, scale)
-  MOVE_MEMBERS(AttentionWeights, qkv, latent, q_norm, k_norm, sinks, distance_biases, o)
-  MOVE_MEMBERS(LatentWeights, q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer)
-  MOVE_MEMBERS(IndexerWeights, queries, keys, key_norm, heads)
-  MOVE_MEMBERS(RecurrenceWeights, in, gates, decay_down, decay_up, gate_down, gate_up, conv, conv_bias, a_log, dt_bias,
-               skip, norm, out)
-  MOVE_MEMBERS(MlpWeights, up, down, xielu, cut)
-  MOVE_MEMBERS(LayerInputWeights, gate, project, norm)
-  MOVE_MEMBERS(StreamWeights, router_norm, router, predict, correct, branch_down, branch_up, branch_norm)
-  MOVE_MEMBERS(CrossLayerWeights, attention_norm, q, kv, q_norm, k_norm, o, attention_gate, mlp_norm, mlp, mlp_gate)
-  MOVE_MEMBERS(HeadWeights, join, embedding_norm, hidden_norm)
-  MOVE_MEMBERS(InputTableWeights, table, project, norm)
-#undef MOVE_MEMBERS
-
   template <class... Parts>
   void all(Parts&... parts) {
     (move(parts), ...);
@@ -125,13 +107,6 @@ Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& check
   return weights;
 }
 
-// Whether every sequence adds one token and looks at its logits.
-bool is_decoding(const StepInput& input) {
-  return std::all_of(input.spans.begin(), input.spans.end(), [](const StepSpan& span) {
-    return span.count == 1 && (span.choice != nullptr || span.wanted_rows() == 1);
-  });
-}
-
 }  // namespace
 
 NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
@@ -160,16 +135,17 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators>&& ops, const Shard& shard,
       adapter_type_(adapter_type),
       rows_(*ops_, spec_, max_rows),
       outputs_(*ops_, shard, spec_, weights_, max_rows),
-      hidden_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      normed_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      experts_(float_buffer(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_rows : 0, spec_.hidden_size)) {
+      hidden_(*ops_, max_rows, spec_.hidden_size),
+      normed_(*ops_, max_rows, spec_.hidden_size),
+      mlp_input_(*ops_, max_rows, spec_.hidden_size),
+      branch_(*ops_, max_rows, spec_.hidden_size),
+      experts_(*ops_, spec_.moe && spec_.moe->is_alongside_mlp ? max_rows : 0, spec_.hidden_size) {
   traits_.adapters = this;
-  if (spec_.recurrence) recurrence_.emplace(*ops_, shard, max_rows);
+  memories_.push_back(&attention_);
+  if (spec_.recurrence) memories_.push_back(&recurrence_.emplace(*ops_, shard, max_rows));
   if (spec_.layer_input) layer_inputs_.emplace(*ops_, spec_, max_rows);
   if (spec_.streams) residual_streams_.emplace(*ops_, spec_, max_rows);
-  if (traits_.images.looks) cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_);
+  if (traits_.images.looks) memories_.push_back(&cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_));
   if (has_own_image_weights(spec_)) image_rows_.emplace(*ops_, spec_, max_rows);
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
@@ -223,15 +199,15 @@ void NativeRunner::keep_hidden(const std::vector<int>& layers) {
   keeps_rows_ = true;
   if (!brings_output_) return compile();
   kept_layers_ = layers;
-  kept_ = float_buffer(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
+  kept_ = FloatRows(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
   if (!ops_->shares_host_memory()) host_kept_ = AlignedBuffer(kept_.size());
   compile();
 }
 
 std::vector<CacheGroup> NativeRunner::cache_groups(const StepLimits& limits) const {
-  std::vector<CacheGroup> groups = attention_.cache_groups(limits);
-  if (recurrence_) groups.push_back(recurrence_->cache_group());
-  if (cross_) groups.push_back(cross_->cache_group(limits.block_len));
+  std::vector<CacheGroup> groups;
+  for (const LayerMemory* memory : memories_)
+    std::ranges::move(memory->cache_groups(limits), std::back_inserter(groups));
   return groups;
 }
 
@@ -241,15 +217,8 @@ std::byte* NativeRunner::allocate_cache(const CacheShare& share) {
     cache_.allocate(*ops_, share.plan.page_bytes, share.size);
     pages = cache_.pages();
   }
-  attention_.use_cache(share.plan, share.first_group, pages);
-  if (recurrence_) {
-    const int group = share.plan.group_of(MemoryKind::kState);
-    recurrence_->use_cache(*ops_, share.plan, share.plan.groups.at(static_cast<size_t>(group)), pages);
-  }
-  if (cross_) {
-    const int group = share.plan.group_of(MemoryKind::kCross);
-    cross_->use_cache(share.plan, share.plan.groups.at(static_cast<size_t>(group)), pages);
-  }
+  auto group = static_cast<size_t>(share.first_group);
+  for (LayerMemory* memory : memories_) group += memory->use_cache(*ops_, share.plan, group, pages);
   return traits_.shares_cache ? pages : nullptr;
 }
 
@@ -261,8 +230,7 @@ size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
   shapes_ = steps->shapes(limits.spans, limits.context);
   if (shapes_.empty()) return 0;
   connect_ranks();
-  attention_.begin_step(*ops_, {});
-  if (recurrence_) recurrence_->begin_step(*ops_, {});
+  for (LayerMemory* memory : memories_) memory->begin_step(*ops_, {});
   is_warming_up_ = true;
   for (const DecodingShape& shape : shapes_) {
     const bool has_outer_context = shape.context == shapes_.front().context || shape.context >= limits.context;
@@ -301,7 +269,7 @@ void NativeRunner::connect_ranks() {
   if (!is_divided_) return;
   float first = 0;
   for (const size_t rows : {size_t{1}, static_cast<size_t>(max_rows_)}) {
-    sum_over_ranks(branch_.as<float>(), rows * static_cast<size_t>(spec_.hidden_size));
+    ops_->all_reduce(branch_, rows * static_cast<size_t>(spec_.hidden_size));
     ops_->download(branch_.as<void>(), sizeof(first), &first);
   }
 }
@@ -317,21 +285,21 @@ void NativeRunner::begin(const StepInput& input) {
   const bool is_repeatable = decodes(input, step.embedded) && step.adapters == nullptr && !step.looks &&
                              (!head_ || head_->is_repeatable(input));
   ops_->run_step(step.rows, is_repeatable, [&] { program_.run(step); });
-  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_.as<float>());
+  if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return outputs_.end_with_texts(input, hidden_);
   bring_kept(rows);
   outputs_.end(wanted, step.projected, meets_ranks());
 }
 
 bool NativeRunner::decodes(const StepInput& input, int embedded) const {
-  return embedded == 0 && !spec_.encoder && is_decoding(input);
+  return embedded == 0 && !spec_.encoder && std::ranges::all_of(input.spans, [](const StepSpan& span) {
+           return span.count == 1 && (span.choice != nullptr || span.wanted_rows() == 1);
+         });
 }
 
 ModelStep NativeRunner::stage(const StepInput& input, WantedRows& wanted) {
   const int embedded = rows_.stage_embeddings(input);
-  const bool looks = cross_ && cross_->begin_step(*ops_, input);
   const bool decodes = this->decodes(input, embedded);
-  attention_.begin_step(*ops_, input);
-  if (recurrence_) recurrence_->begin_step(*ops_, input);
+  for (LayerMemory* memory : memories_) memory->begin_step(*ops_, input);
   wanted = rows_.stage(input);
   outputs_.begin(input, rows_);
   const int computed = std::min(ops_->padded_rows(static_cast<int>(input.tokens.size()), decodes), max_rows_);
@@ -342,7 +310,7 @@ ModelStep NativeRunner::stage(const StepInput& input, WantedRows& wanted) {
       {*ops_, computed, has_adapters ? &adapters_ : nullptr, meets_ranks(), has_images ? &*image_rows_ : nullptr},
       input,
       embedded,
-      looks};
+      cross_ && cross_->looks()};
   step.wanted = decodes ? computed : wanted.count();
   step.projected = outputs_.computed_at_once(step.wanted);
   // Adapters and images know rows by their places in the step.
@@ -382,10 +350,6 @@ void NativeRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
   if (weights == nullptr) throw internal_error("an adapter was read by another runner");
   adapter.release();
   adapters_.place(*ops_, slot, std::unique_ptr<AdapterWeights>(weights));
-}
-
-void NativeRunner::sum_over_ranks(float* x, size_t count) {
-  if (meets_ranks()) ops_->all_reduce(x, count);
 }
 
 }  // namespace turbomind

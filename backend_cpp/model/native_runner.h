@@ -87,13 +87,12 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   void compile_end(int index);
   void compile_kept(int layer);
   Target half_target(const BlockSpec& block) const;
-  Rows stream() const { return {"stream", hidden_.as<float>()}; }
-  Rows normed() const { return {"normed", normed_.as<float>()}; }
-  Rows gathered() const { return {"mlp_input", mlp_input_.as<float>()}; }
-  Rows branch() const { return {"branch", branch_.as<float>()}; }
+  Rows stream() const { return {"stream", hidden_}; }
+  Rows normed() const { return {"normed", normed_}; }
+  Rows gathered() const { return {"mlp_input", mlp_input_}; }
+  Rows branch() const { return {"branch", branch_}; }
   // Brings the hidden states of a step's rows to the host, where they are asked for.
   void bring_kept(int rows);
-  void sum_over_ranks(float* x, size_t count);
 
   std::unique_ptr<Operators> ops_;
   ModelSpec spec_;  // of the shard
@@ -104,8 +103,9 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   // for it may wait for that GPU.
   bool is_warming_up_ = false;
   bool brings_output_;
-  bool keeps_rows_ = false;  // hidden states of all rows are asked for, of the rank that brings the output
-  CacheMemory cache_;        // none where another runner has it
+  bool keeps_rows_ = false;             // hidden states of all rows are asked for, of the rank that brings the output
+  CacheMemory cache_;                   // none where another runner has it
+  std::vector<LayerMemory*> memories_;  // of its layers, in the order of their groups
   SelfAttention attention_;
   std::optional<RecurrentMixer> recurrence_;
   std::optional<CrossLayers> cross_;
@@ -123,13 +123,13 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
 
   Program program_{0};
   // Rows that its operations share, float32 [max_rows, hidden_size] (model/step/program.h).
-  AlignedBuffer hidden_;
-  AlignedBuffer normed_;
-  AlignedBuffer mlp_input_;
-  AlignedBuffer branch_;
-  AlignedBuffer experts_;
+  FloatRows hidden_;
+  FloatRows normed_;
+  FloatRows mlp_input_;
+  FloatRows branch_;
+  FloatRows experts_;
   std::vector<int> kept_layers_;
-  AlignedBuffer kept_;                 // StepOutput::token_hidden, where it is asked for
+  FloatRows kept_;                     // StepOutput::token_hidden, where it is asked for
   AlignedBuffer host_kept_;            // the same in the host's memory, where the device has its own
   std::vector<DecodingShape> shapes_;  // that steps may be prepared for
 };

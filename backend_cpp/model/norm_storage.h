@@ -1,4 +1,4 @@
-// A norm's weight in memory.
+// Parts of a layer's weights in memory.
 #pragma once
 
 #include <string>
@@ -8,9 +8,17 @@
 #include "model/spec/model_spec.h"
 #include "weights/weight_reader.h"
 
+// Names all members of a struct of weights for who visits them; one that is not named does not compile.
+#define WEIGHT_MEMBERS(...)           \
+  template <class Visit>              \
+  void visit_members(Visit&& visit) { \
+    auto& [__VA_ARGS__] = *this;      \
+    visit(__VA_ARGS__);               \
+  }
+
 namespace turbomind {
 
-// Owns what `view` points to.
+// A norm's; owns what `view` points to.
 struct NormStorage {
   AlignedBuffer weight;
   AlignedBuffer bias;

@@ -9,6 +9,15 @@ namespace turbomind {
 class AdapterTable;
 class ImageRows;
 
+// Workspace of steps: float32 [rows, width].
+struct FloatRows : AlignedBuffer {
+  FloatRows() = default;
+  FloatRows(Operators& ops, int rows, int width) : AlignedBuffer(float_buffer(ops, rows, width)) {}
+  operator float*() const { return as<float>(); }
+  operator TypedRows() const { return as<float>(); }
+  operator LinearInput() const { return as<float>(); }
+};
+
 struct StepContext {
   Operators& ops;
   int rows;

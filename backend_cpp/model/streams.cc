@@ -13,11 +13,11 @@ Streams::Streams(Operators& ops, const ModelSpec& spec, int max_rows)
       active_(spec.streams->active),
       size_(spec.hidden_size),
       streams_{float_buffer(ops, max_rows, count_ * size_), float_buffer(ops, max_rows, count_ * size_)},
-      normed_(float_buffer(ops, max_rows, size_)),
-      branch_(float_buffer(ops, max_rows, size_)),
-      down_(float_buffer(ops, max_rows, spec.streams->branch_rank)),
-      routed_(float_buffer(ops, max_rows, count_)),
-      factors_(float_buffer(ops, max_rows, count_ * count_)) {}
+      normed_(ops, max_rows, size_),
+      branch_(ops, max_rows, size_),
+      down_(ops, max_rows, spec.streams->branch_rank),
+      routed_(ops, max_rows, count_),
+      factors_(ops, max_rows, count_ * count_) {}
 
 void Streams::make(const StepContext& step, const std::vector<LinearStorage>& makers, const float* hidden) {
   current_ = 0;  // steps that are repeated begin with the same memory
@@ -29,41 +29,36 @@ void Streams::make(const StepContext& step, const std::vector<LinearStorage>& ma
 }
 
 void Streams::route(const StepContext& step, const StreamWeights& weights, const float* x) {
-  auto* normed = normed_.as<float>();
-  auto* routed = routed_.as<float>();
-  step.ops.norm(weights.router_norm.view, x, step.rows, size_, normed);
-  step.ops.linear(weights.router.view, normed, step.rows, routed, false);
-  step.ops.scale_and_cap(1 / static_cast<float>(size_), 1, step.rows, count_, routed);
+  step.ops.norm(weights.router_norm.view, x, step.rows, size_, normed_);
+  step.ops.linear(weights.router.view, normed_, step.rows, routed_, false);
+  step.ops.scale_and_cap(1 / static_cast<float>(size_), 1, step.rows, count_, routed_);
 }
 
 void Streams::predict(const StepContext& step, const StreamWeights& weights, float* hidden) {
   route(step, weights, active(step));
-  auto* factors = factors_.as<float>();
-  step.ops.linear(weights.predict.view, routed_.as<float>(), step.rows, factors, false);
-  mix_(step.ops, {count_, step.rows, size_}, factors, streams_[current_].as<float>(),
+  step.ops.linear(weights.predict.view, routed_, step.rows, factors_, false);
+  mix_(step.ops, {count_, step.rows, size_}, factors_, streams_[current_].as<float>(),
        streams_[1 - current_].as<float>());
   current_ = 1 - current_;
   step.ops.copy(active(step), floats_of(step) * sizeof(float), hidden);
 }
 
 void Streams::branch(const StepContext& step, const StreamWeights& weights, const float* x) {
-  auto* branch = branch_.as<float>();
-  step.ops.linear(weights.branch_down.view, x, step.rows, down_.as<float>(), false);
-  step.ops.linear(weights.branch_up.view, down_.as<float>(), step.rows, branch, false);
-  step.ops.norm(weights.branch_norm.view, branch, step.rows, size_, branch);
-  step.ops.add_scaled(1, x, step.rows, size_, branch);
+  step.ops.linear(weights.branch_down.view, x, step.rows, down_, false);
+  step.ops.linear(weights.branch_up.view, down_, step.rows, branch_, false);
+  step.ops.norm(weights.branch_norm.view, branch_, step.rows, size_, branch_);
+  step.ops.add_scaled(1, x, step.rows, size_, branch_);
 }
 
 void Streams::join(const StepContext& step, float* hidden) {
-  step.ops.add_scaled(1, branch_.as<float>(), step.rows, size_, hidden);
+  step.ops.add_scaled(1, branch_, step.rows, size_, hidden);
   step.ops.scale_and_cap(1 / std::sqrt(2.0f), 0, step.rows, size_, hidden);
 }
 
 void Streams::correct(const StepContext& step, const StreamWeights& weights, const float* hidden) {
   route(step, weights, hidden);
-  auto* factors = factors_.as<float>();
-  step.ops.linear(weights.correct.view, routed_.as<float>(), step.rows, factors, false);
-  correct_(step.ops, {count_, step.rows, size_}, active_, factors, hidden, stream(step, 0));
+  step.ops.linear(weights.correct.view, routed_, step.rows, factors_, false);
+  correct_(step.ops, {count_, step.rows, size_}, active_, factors_, hidden, stream(step, 0));
 }
 
 void Streams::add(const StepContext& step, const float* branch) {
@@ -74,10 +69,9 @@ void Streams::merge(const StepContext& step, const std::vector<LinearStorage>& r
   const float* first = stream(step, 0);
   step.ops.copy(first, floats_of(step) * sizeof(float), hidden);
   for (int i = 1; i < count_; ++i) {
-    auto* read = branch_.as<float>();
-    step.ops.linear(readers[static_cast<size_t>(i - 1)].view, stream(step, i), step.rows, read, false);
-    match_rms_(step.ops, first, step.rows, size_, read);
-    step.ops.add_scaled(1, read, step.rows, size_, hidden);
+    step.ops.linear(readers[static_cast<size_t>(i - 1)].view, stream(step, i), step.rows, branch_, false);
+    match_rms_(step.ops, first, step.rows, size_, branch_);
+    step.ops.add_scaled(1, branch_, step.rows, size_, hidden);
   }
   step.ops.scale_and_cap(1 / static_cast<float>(count_), 0, step.rows, size_, hidden);
 }

@@ -47,11 +47,11 @@ class Streams {
   int size_;
   size_t current_ = 0;                    // of streams_
   std::array<AlignedBuffer, 2> streams_;  // [streams, rows, hidden_size]
-  AlignedBuffer normed_;                  // [max_rows, hidden_size]
-  AlignedBuffer branch_;                  // the same
-  AlignedBuffer down_;                    // [max_rows, branch_rank]
-  AlignedBuffer routed_;                  // [max_rows, streams]
-  AlignedBuffer factors_;                 // [max_rows, streams, streams]
+  FloatRows normed_;                      // [max_rows, hidden_size]
+  FloatRows branch_;                      // the same
+  FloatRows down_;                        // [max_rows, branch_rank]
+  FloatRows routed_;                      // [max_rows, streams]
+  FloatRows factors_;                     // [max_rows, streams, streams]
 };
 
 }  // namespace turbomind

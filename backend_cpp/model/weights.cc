@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "model/step/image_rows.h"
 #include "weights/manifest_value.h"
 
 namespace turbomind {
@@ -15,65 +16,6 @@ namespace {
 
 NormStorage read_norm(const ModelSpec& spec, const WeightReader& read, const std::string& name) {
   return NormStorage::load(read, name, spec.hidden_size, spec.norm, spec.norm.bias);
-}
-
-// What a linear layer has for rows of images: `own`, or low-rank matrices for each of the `parts` of its outputs.
-void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool own, bool bias,
-                     const std::vector<Slice>& parts) {
-  if (!spec.images) return;
-  const std::string name = linear.name + ".images";
-  if (own) linear.for_images.push_back(read.linear(name, linear.outputs, linear.inputs, bias));
-  if (spec.images->low_rank == 0) return;
-  for (size_t part = 0; part < parts.size(); ++part) {
-    const std::string prefix = name + "." + std::to_string(part) + ".";
-    const auto matrix = [&](const char* end, const Slice& outputs, const Slice& inputs) {
-      linear.for_images.push_back(read.matrix(prefix + end + ".weight", outputs, inputs, read.options().dtype));
-    };
-    matrix("down", spec.images->low_rank, linear.inputs);
-    matrix("up", parts[part], spec.images->low_rank);
-  }
-}
-
-// `inputs`: of queries, keys and values.
-AttentionWeights read_attention(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer,
-                                int inputs) {
-  const ModelSpec& spec = shard.spec;
-  const int kind = attention_of(spec, layer);
-  const AttentionSpec& own = attention_kind(spec, kind);
-  const AttentionHeads& heads = shard.attention[static_cast<size_t>(kind)];
-  AttentionWeights weights;
-  if (const auto& mla = own.mla) {
-    weights.latent = LatentWeights::load(shard, read, prefix, layer);
-    weights.o = read.linear(prefix + "o", spec.hidden_size, heads.queries.times(mla->value_dim), own.o_bias);
-    return weights;
-  }
-  const HeadSizes sizes = head_sizes(spec, kind);
-  const bool has_keys = keys_of(spec, layer) < 0;
-  const Slice queries = heads.queries.times(sizes.head_dim);
-  const Slice keys = has_keys ? heads.kv.times(sizes.head_dim) : Slice(0);
-  const Slice values = has_keys ? heads.kv.times(sizes.value_dim) : Slice(0);
-  const Slice found = heads.queries.times(sizes.value_dim);
-  const Slice rows = own.has_output_gate ? Slice::joined({queries, keys, values, found})
-                     : has_keys          ? Slice::joined({queries, keys, values})
-                                         : queries;
-  weights.qkv = read.linear(prefix + "qkv", rows, inputs, own.qkv_bias);
-  const bool has_images = spec.images && spec.images->own_attention;
-  read_for_images(spec, read, weights.qkv, has_images, has_images && spec.images->own_bias, {rows});
-  if (own.qk_norm != QkNorm::kNone && own.qk_norm != QkNorm::kUnit) {
-    const bool is_shared = own.qk_norm == QkNorm::kHead;
-    const auto norm = [&](const char* name, const Slice& all) {
-      return NormStorage::load(read, prefix + name, is_shared ? Slice(sizes.head_dim) : all, spec.norm, false);
-    };
-    weights.q_norm = norm("q_norm", queries);
-    if (has_keys) weights.k_norm = norm("k_norm", keys);
-  }
-  if (own.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
-  if (own.bias_reach > 0) {
-    weights.distance_biases = read.vector(prefix + "distance_biases", heads.queries.times(2 * own.bias_reach + 1));
-  }
-  weights.o = read.linear(prefix + "o", spec.hidden_size, found, own.o_bias);
-  read_for_images(spec, read, weights.o, has_images, false, {spec.hidden_size});
-  return weights;
 }
 
 // Stored in front of the softplus they go through; the negative one is above the linear one.
@@ -143,7 +85,8 @@ void read_mixers(const Shard& shard, const WeightReader& read, const std::string
     layer.recurrence = RecurrenceWeights::load(shard, read, prefix + "recurrence.");
   }
   if (has_attention(spec, index)) {
-    layer.attention = read_attention(shard, read, prefix + "attention.", index, (is_wide ? 2 : 1) * spec.hidden_size);
+    layer.attention =
+        AttentionWeights::load(shard, read, prefix + "attention.", index, (is_wide ? 2 : 1) * spec.hidden_size);
   }
   if (block.has_output_norms) layer.attention_output_norm = read_norm(spec, read, prefix + "attention_output_norm");
 }

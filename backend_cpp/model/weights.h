@@ -8,31 +8,21 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "kernels/moe.h"
-#include "model/attention/latent_attention.h"
+#include "model/attention/self_attention.h"
 #include "model/norm_storage.h"
-#include "model/recurrence/recurrence_weights.h"
+#include "model/recurrence/recurrence_kind.h"
 #include "model/spec/shard.h"
 #include "weights/weight_arena.h"
 #include "weights/weight_reader.h"
 
 namespace turbomind {
 
-struct AttentionWeights {
-  LinearStorage qkv;  // and a gate, where attention has one; queries alone where the keys are another layer's;
-                      // empty with latent attention
-  std::optional<LatentWeights> latent;
-  NormStorage q_norm;
-  NormStorage k_norm;
-  AlignedBuffer sinks;            // float32 [num_heads], or empty
-  AlignedBuffer distance_biases;  // float32 [num_heads, 2 bias_reach + 1], or empty
-  LinearStorage o;
-};
-
 struct MlpWeights {
   LinearStorage up;  // gate above up where there is a gate
   LinearStorage down;
   XieluFactors xielu = {};  // where that is the activation
   float cut = 0;            // MlpSpec::cuts
+  WEIGHT_MEMBERS(up, down, xielu, cut)
 };
 
 // Weights of a layer for its further input (model/layer_inputs.h).
@@ -40,6 +30,7 @@ struct LayerInputWeights {
   LinearStorage gate;     // [size, hidden]
   LinearStorage project;  // [hidden, size]
   NormStorage norm;
+  WEIGHT_MEMBERS(gate, project, norm)
 };
 
 // Weights of a layer for the residual streams (model/streams.h).
@@ -51,6 +42,7 @@ struct StreamWeights {
   LinearStorage branch_down;  // [rank, hidden]
   LinearStorage branch_up;    // [hidden, rank]
   NormStorage branch_norm;
+  WEIGHT_MEMBERS(router_norm, router, predict, correct, branch_down, branch_up, branch_norm)
 };
 
 // Of an MLP with experts.
@@ -83,6 +75,8 @@ struct LayerWeights {
   std::optional<LayerInputWeights> input;
   std::optional<StreamWeights> streams;
   float scale = 1;  // of what the layer hands on
+  WEIGHT_MEMBERS(attention_norm, attention, recurrence, attention_output_norm, mlp_norm, mlp, experts, mlp_output_norm,
+                 dense_output_norm, expert_norm, expert_output_norm, input, streams, scale)
 };
 
 // A layer that looks at images: gated cross-attention, then a gated MLP. Adapters add nothing to it.
@@ -97,6 +91,7 @@ struct CrossLayerWeights {
   NormStorage mlp_norm;
   MlpWeights mlp;
   float mlp_gate = 0;
+  WEIGHT_MEMBERS(attention_norm, q, kv, q_norm, k_norm, o, attention_gate, mlp_norm, mlp, mlp_gate)
 };
 
 // A linear layer that adapters add to: what a shard holds of it, and what its rows are in the checkpoint.
@@ -111,6 +106,7 @@ struct HeadWeights {
   LinearStorage join;
   NormStorage embedding_norm;  // MTP's
   NormStorage hidden_norm;     // MTP's and EAGLE-3's
+  WEIGHT_MEMBERS(join, embedding_norm, hidden_norm)
 };
 
 // Where the layers' further inputs come from (model/layer_inputs.h).
@@ -118,6 +114,7 @@ struct InputTableWeights {
   LinearStorage table;    // [vocab, layers size], never rounded
   LinearStorage project;  // [layers size, hidden]
   NormStorage norm;       // [size]
+  WEIGHT_MEMBERS(table, project, norm)
 };
 
 struct Weights {
@@ -137,6 +134,8 @@ struct Weights {
   AlignedBuffer output_bias;  // float32, or empty
   Slice::Range vocab;
   std::vector<AdaptedLayer> adapted_layers;  // by LinearStorage::adapted_layer
+  WEIGHT_MEMBERS(embedding, token_types, position_embedding, embedding_norm, layer_inputs, makers, readers, layers,
+                 cross_layers, final_norm, head, lm_head, output_bias, vocab, adapted_layers)
 
   // Valid as long as this lives.
   LinearWeight output_layer() const;

@@ -15,33 +15,29 @@ CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_
       image_rows_(ops, static_cast<size_t>(max_rows) * static_cast<size_t>(spec.hidden_size) * sizeof(float)),
       looking_rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       kv_lens_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      key_values_(float_buffer(ops, max_rows, 2 * spec.num_kv_heads * spec.head_dim)),
-      x_(float_buffer(ops, max_rows, spec.hidden_size)),
-      normed_(float_buffer(ops, max_rows, spec.hidden_size)),
-      branch_(float_buffer(ops, max_rows, spec.hidden_size)),
-      queries_(float_buffer(ops, max_rows, spec.num_heads * spec.head_dim)),
-      attended_(float_buffer(ops, max_rows, spec.num_heads * spec.head_dim)) {}
+      key_values_(ops, max_rows, 2 * spec.num_kv_heads * spec.head_dim),
+      x_(ops, max_rows, spec.hidden_size),
+      normed_(ops, max_rows, spec.hidden_size),
+      branch_(ops, max_rows, spec.hidden_size),
+      queries_(ops, max_rows, spec.num_heads * spec.head_dim),
+      attended_(ops, max_rows, spec.num_heads * spec.head_dim) {}
 
-CacheGroup CrossLayers::cache_group(int block_len) const {
-  CacheLayout of_one = shape_;
-  of_one.block_len = block_len;
-  CacheGroup group;
-  group.kind = MemoryKind::kCross;
-  group.block_len = block_len;
-  group.pieces = cross_layer_count(spec_);
-  group.piece_bytes = of_one.layer_bytes();
-  return group;
+std::vector<CacheGroup> CrossLayers::cache_groups(const StepLimits& limits) const {
+  return {{.kind = MemoryKind::kCross,
+           .block_len = limits.block_len,
+           .pieces = cross_layer_count(spec_),
+           .piece_bytes = placed(shape_, limits.block_len).layer_bytes(),
+           .layers = {}}};
 }
 
-void CrossLayers::use_cache(const CachePlan& plan, const CacheGroup& group, std::byte* pages) {
+size_t CrossLayers::use_cache(Operators&, const CachePlan& plan, size_t first_group, std::byte* pages) {
+  const CacheGroup& group = plan.groups.at(first_group);
   params_ = {};
-  params_.layout = shape_;
-  params_.layout.num_layers = group.page_pieces;
-  params_.layout.block_len = group.block_len;
-  params_.layout.page_bytes = plan.page_bytes;
-  params_.pool = pages;
+  params_.layout = placed(shape_, group.block_len, group.page_pieces, plan.page_bytes);
   params_.num_heads = spec_.num_heads;
+  params_.pool = pages;
   table_count_ = group.pages;
+  return 1;
 }
 
 void CrossLayers::set_spans(Operators& ops, SpanUse use, const std::vector<AttentionSpan>& spans,
@@ -86,16 +82,16 @@ void CrossLayers::fill(Operators& ops, const StepInput& input, const std::vector
   const HeadsView keys = heads(key_values_, rows, spec_.num_kv_heads, 2 * width, 0);
   const HeadsView values = heads(key_values_, rows, spec_.num_kv_heads, 2 * width, width);
   for (size_t index = 0; index < layers.size(); ++index) {
-    ops.linear(layers[index].kv.view, image_rows_.device<float>(), rows, key_values_.as<float>(), false);
+    ops.linear(layers[index].kv.view, image_rows_.device<float>(), rows, key_values_, false);
     ops.norm_heads(layers[index].k_norm.view, keys);
     choose_layer(params, static_cast<int>(index));
     ops.write_cache(params, keys, values);
   }
 }
 
-bool CrossLayers::begin_step(Operators& ops, const StepInput& input) {
+void CrossLayers::begin_step(Operators& ops, const StepInput& input) {
   looking_ = 0;
-  if (input.looks.empty()) return false;
+  if (input.looks.empty()) return;
   std::vector<AttentionSpan> spans;
   std::vector<const PageTables*> tables;
   auto* rows = looking_rows_.host<int32_t>();
@@ -111,36 +107,31 @@ bool CrossLayers::begin_step(Operators& ops, const StepInput& input) {
   set_spans(ops, SpanUse::kCrossQuery, spans, tables);
   params_.set.use = SpanUse::kCrossQuery;
   params_.kv_lens = kv_lens_.device<int32_t>();
-  return true;
 }
 
 void CrossLayers::run(Operators& ops, int index, const CrossLayerWeights& layer, DenseMlp& mlp, float* hidden) {
-  auto* x = x_.as<float>();
-  auto* normed = normed_.as<float>();
-  auto* branch = branch_.as<float>();
   const int size = spec_.hidden_size;
-  ops.gather_rows(hidden, looking_rows_.device<int32_t>(), looking_, size, x);
+  ops.gather_rows(hidden, looking_rows_.device<int32_t>(), looking_, size, x_);
 
-  ops.norm(layer.attention_norm.view, x, looking_, size, normed);
-  ops.linear(layer.q.view, normed, looking_, queries_.as<float>(), false);
+  ops.norm(layer.attention_norm.view, x_, looking_, size, normed_);
+  ops.linear(layer.q.view, normed_, looking_, queries_, false);
   const HeadsView queries = heads(queries_, looking_, spec_.num_heads, spec_.num_heads * spec_.head_dim, 0);
   ops.norm_heads(layer.q_norm.view, queries);
   ops.scale(spec_.attention.scale, queries);
   choose_layer(params_, index);
-  ops.paged_attention(params_, queries, attended_.as<float>());
-  ops.linear(layer.o.view, attended_.as<float>(), looking_, branch, false);
+  ops.paged_attention(params_, queries, attended_);
+  ops.linear(layer.o.view, attended_, looking_, branch_, false);
   add_gated(ops, layer.attention_gate);
 
-  ops.norm(layer.mlp_norm.view, x, looking_, size, normed);
-  mlp.run(StepContext{ops, looking_}, layer.mlp, normed, branch, false);
+  ops.norm(layer.mlp_norm.view, x_, looking_, size, normed_);
+  mlp.run(StepContext{ops, looking_}, layer.mlp, normed_, branch_, false);
   add_gated(ops, layer.mlp_gate);
-  ops.scatter_rows(x, looking_rows_.device<int32_t>(), looking_, size, hidden, false);
+  ops.scatter_rows(x_, looking_rows_.device<int32_t>(), looking_, size, hidden, false);
 }
 
 void CrossLayers::add_gated(Operators& ops, float gate) {
-  auto* branch = branch_.as<float>();
-  if (is_divided_) ops.all_reduce(branch, static_cast<size_t>(looking_) * static_cast<size_t>(spec_.hidden_size));
-  ops.add_scaled(gate, branch, looking_, spec_.hidden_size, x_.as<float>());
+  if (is_divided_) ops.all_reduce(branch_, static_cast<size_t>(looking_) * static_cast<size_t>(spec_.hidden_size));
+  ops.add_scaled(gate, branch_, looking_, spec_.hidden_size, x_);
 }
 
 }  // namespace turbomind

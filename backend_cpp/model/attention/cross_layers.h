@@ -10,27 +10,26 @@
 
 #include <vector>
 
+#include "model/cache_memory.h"
 #include "model/mlp.h"
-#include "model/model_runner.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
 #include "model/weights.h"
 
 namespace turbomind {
 
-class CrossLayers {
+class CrossLayers final : public LayerMemory {
  public:
   // `is_divided`: the model is spread over ranks; what they make is summed.
   CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows, bool is_divided);
 
-  CacheGroup cache_group(int block_len) const;
-  // From now on its memory is in these pages.
-  void use_cache(const CachePlan& plan, const CacheGroup& group, std::byte* pages);
+  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
+  size_t use_cache(Operators& ops, const CachePlan& plan, size_t first_group, std::byte* pages) override;
 
   // Writes the keys and values of the step's ImageFills. Once a step, as is begin_step().
   void fill(Operators& ops, const StepInput& input, const std::vector<CrossLayerWeights>& layers);
-  // Prepares its ImageLooks. False: no row looks at an image.
-  bool begin_step(Operators& ops, const StepInput& input);
+  void begin_step(Operators& ops, const StepInput& input) override;
+  bool looks() const { return looking_ > 0; }  // a row of the step, at an image
   // Adds what layer number `index` makes of the rows of hidden [rows, hidden_size] that look. `mlp`: its scratch.
   void run(Operators& ops, int index, const CrossLayerWeights& layer, DenseMlp& mlp, float* hidden);
 
@@ -52,15 +51,15 @@ class CrossLayers {
   AttentionParams params_;
   int looking_ = 0;  // rows of the step
 
-  Staged image_rows_;         // float32 [max_rows, hidden_size]
-  Staged looking_rows_;       // int32 [max_rows]; their places in the step
-  Staged kv_lens_;            // int32 [max_rows]; how many rows of images each of them sees
-  AlignedBuffer key_values_;  // [max_rows, 2 kv_heads head_dim]
-  AlignedBuffer x_;           // [max_rows, hidden_size]; rows that look, gathered
-  AlignedBuffer normed_;      // the same
-  AlignedBuffer branch_;      // the same
-  AlignedBuffer queries_;     // [max_rows, heads head_dim]
-  AlignedBuffer attended_;    // the same
+  Staged image_rows_;     // float32 [max_rows, hidden_size]
+  Staged looking_rows_;   // int32 [max_rows]; their places in the step
+  Staged kv_lens_;        // int32 [max_rows]; how many rows of images each of them sees
+  FloatRows key_values_;  // [max_rows, 2 kv_heads head_dim]
+  FloatRows x_;           // [max_rows, hidden_size]; rows that look, gathered
+  FloatRows normed_;      // the same
+  FloatRows branch_;      // the same
+  FloatRows queries_;     // [max_rows, heads head_dim]
+  FloatRows attended_;    // the same
 };
 
 }  // namespace turbomind

@@ -17,9 +17,9 @@ Indexer::Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, in
       choose_(ops.operations().require(kChooseKeys)),
       attend_(ops.operations().require(kSparseAttention)),
       pieces_(static_cast<size_t>(spec.num_layers), -1),
-      queries_(float_buffer(ops, max_rows, spec_.num_heads * spec_.head_dim)),
-      keys_(float_buffer(ops, max_rows, spec_.head_dim)),
-      heads_(float_buffer(ops, max_rows, spec_.num_heads)),
+      queries_(ops, max_rows, spec_.num_heads * spec_.head_dim),
+      keys_(ops, max_rows, spec_.head_dim),
+      heads_(ops, max_rows, spec_.num_heads),
       chosen_(ops.allocate(static_cast<size_t>(max_rows) * static_cast<size_t>(spec_.top_k) * sizeof(int32_t))) {
   for (int layer = 0; layer < spec.num_layers; ++layer) {
     if (!has_attention(spec, layer) || !spec_.layers[static_cast<size_t>(layer)]) continue;
@@ -31,23 +31,16 @@ Indexer::Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, in
 }
 
 CacheGroup Indexer::cache_group(const StepLimits& limits) const {
-  CacheLayout of_one = shape_;
-  of_one.block_len = limits.block_len;
-  CacheGroup group;
-  group.kind = MemoryKind::kPaged;
-  group.block_len = limits.block_len;
-  group.pieces = static_cast<int>(layers_.size());
-  group.piece_bytes = of_one.layer_bytes();
-  group.layers = layers_;
-  return group;
+  return {.block_len = limits.block_len,
+          .pieces = static_cast<int>(layers_.size()),
+          .piece_bytes = placed(shape_, limits.block_len).layer_bytes(),
+          .layers = layers_};
 }
 
 void Indexer::use_cache(const CacheGroup& group, size_t page_bytes, int first_table, std::byte* pages) {
   pages_ = pages;
   first_table_ = first_table;
-  shape_.num_layers = group.page_pieces;
-  shape_.block_len = group.block_len;
-  shape_.page_bytes = page_bytes;
+  shape_ = placed(shape_, group.block_len, group.page_pieces, page_bytes);
 }
 
 void Indexer::choose(const StepContext& step, int layer, const IndexerWeights& weights, const float* x,
@@ -55,12 +48,10 @@ void Indexer::choose(const StepContext& step, int layer, const IndexerWeights& w
   Operators& ops = step.ops;
   const auto dim = static_cast<size_t>(spec_.head_dim);
   const int piece = pieces_[static_cast<size_t>(layer)];
-  auto* queries = queries_.as<float>();
-  auto* keys = keys_.as<float>();
-  ops.linear(weights.queries.view, latents, step.rows, queries, false);
-  ops.linear(weights.keys.view, x, step.rows, keys, false);
-  ops.norm(weights.key_norm.view, keys, step.rows, spec_.head_dim, keys);
-  ops.linear(weights.heads.view, x, step.rows, heads_.as<float>(), false);
+  ops.linear(weights.queries.view, latents, step.rows, queries_, false);
+  ops.linear(weights.keys.view, x, step.rows, keys_, false);
+  ops.norm(weights.key_norm.view, keys_, step.rows, spec_.head_dim, keys_);
+  ops.linear(weights.heads.view, x, step.rows, heads_, false);
 
   AttentionParams index;
   index.layout = shape_;
@@ -68,11 +59,11 @@ void Indexer::choose(const StepContext& step, int layer, const IndexerWeights& w
   index.layer = piece % shape_.num_layers;
   index.num_heads = spec_.num_heads;
   index.set.table = first_table_ + piece / shape_.num_layers;
-  const HeadsView index_queries{queries, step.rows, spec_.num_heads * dim, spec_.num_heads, dim, spec_.head_dim};
-  const HeadsView index_keys{keys, step.rows, dim, 1, dim, spec_.head_dim};
+  const HeadsView index_queries{queries_, step.rows, spec_.num_heads * dim, spec_.num_heads, dim, spec_.head_dim};
+  const HeadsView index_keys{keys_, step.rows, dim, 1, dim, spec_.head_dim};
   table.is_interleaved = spec_.is_interleaved;
-  ops.rope_and_write(table, index, index_queries, nullptr, index_keys, {keys, step.rows, dim, 1, dim, 0});
-  choose_(ops, index, spec_.top_k, index_queries, heads_.as<float>(), chosen_.as<int32_t>());
+  ops.rope_and_write(table, index, index_queries, nullptr, index_keys, {keys_, step.rows, dim, 1, dim, 0});
+  choose_(ops, index, spec_.top_k, index_queries, heads_, chosen_.as<int32_t>());
 }
 
 }  // namespace turbomind

@@ -9,8 +9,7 @@
 
 #include "kernels/paged_attention.h"
 #include "kernels/sparse_attention.h"
-#include "model/cache_plan.h"
-#include "model/model_runner.h"
+#include "model/cache_memory.h"
 #include "model/norm_storage.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
@@ -23,6 +22,7 @@ struct IndexerWeights {
   LinearStorage keys;     // [head_dim, hidden]
   NormStorage key_norm;   // LayerNorm
   LinearStorage heads;    // [heads, hidden]; the weights of a token's heads
+  WEIGHT_MEMBERS(queries, keys, key_norm, heads)
 
   static IndexerWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
 };
@@ -59,10 +59,10 @@ class Indexer {
   std::vector<int> pieces_;  // [layers of the model]: number among these
   int first_table_ = 0;
   std::byte* pages_ = nullptr;
-  AlignedBuffer queries_;  // [max_rows, heads head_dim]
-  AlignedBuffer keys_;     // [max_rows, head_dim]
-  AlignedBuffer heads_;    // [max_rows, heads]
-  AlignedBuffer chosen_;   // int32 [max_rows, top_k]
+  FloatRows queries_;     // [max_rows, heads head_dim]
+  FloatRows keys_;        // [max_rows, head_dim]
+  FloatRows heads_;       // [max_rows, heads]
+  AlignedBuffer chosen_;  // int32 [max_rows, top_k]
 };
 
 }  // namespace turbomind

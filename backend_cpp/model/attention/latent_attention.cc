@@ -68,13 +68,11 @@ LatentAttention::LatentAttention(Operators& ops, const ModelSpec& spec, int max_
     : head_linear_(ops.operations().require(kHeadLinear)),
       heads_(spec.num_heads),
       mla_(*spec.attention.mla),
-      q_down_(float_buffer(ops, max_rows, mla_.q_rank)),
-      q_(float_buffer(ops, max_rows, heads_ * (mla_.nope_dim + mla_.rope_dim))),
-      kv_down_(float_buffer(ops, max_rows, mla_.kv_rank + mla_.rope_dim)) {}
+      q_down_(ops, max_rows, mla_.q_rank),
+      q_(ops, max_rows, heads_ * (mla_.nope_dim + mla_.rope_dim)),
+      kv_down_(ops, max_rows, mla_.kv_rank + mla_.rope_dim) {}
 
 void LatentAttention::project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk) {
-  auto* q = q_.as<float>();
-  auto* kv_down = kv_down_.as<float>();
   const auto rope = static_cast<size_t>(mla_.rope_dim);
   const auto rank = static_cast<size_t>(mla_.kv_rank);
   const size_t query_dim = mla_.nope_dim + rope;
@@ -84,24 +82,23 @@ void LatentAttention::project(const StepContext& step, const LatentWeights& weig
   Operators& ops = step.ops;
 
   if (mla_.q_rank > 0) {
-    auto* q_down = q_down_.as<float>();
-    ops.linear(weights.q_down.view, x, step.rows, q_down, false);
-    ops.norm(weights.q_down_norm.view, q_down, step.rows, mla_.q_rank, q_down);
-    ops.linear(weights.q.view, q_down, step.rows, q, false);
+    ops.linear(weights.q_down.view, x, step.rows, q_down_, false);
+    ops.norm(weights.q_down_norm.view, q_down_, step.rows, mla_.q_rank, q_down_);
+    ops.linear(weights.q.view, q_down_, step.rows, q_, false);
   } else {
-    ops.linear(weights.q.view, x, step.rows, q, false);
+    ops.linear(weights.q.view, x, step.rows, q_, false);
   }
-  ops.linear(weights.kv_down.view, x, step.rows, kv_down, false);
-  const HeadsView latents{kv_down, step.rows, key_dim, 1, 0, mla_.kv_rank};
+  ops.linear(weights.kv_down.view, x, step.rows, kv_down_, false);
+  const HeadsView latents{kv_down_, step.rows, key_dim, 1, 0, mla_.kv_rank};
   ops.norm_heads(weights.kv_down_norm.view, latents);
 
-  const HeadsView unrotated{q, step.rows, heads_ * query_dim, heads_, query_dim, mla_.nope_dim};
+  const HeadsView unrotated{q_, step.rows, heads_ * query_dim, heads_, query_dim, mla_.nope_dim};
   const HeadsView absorbed{qk + rope, step.rows, width, heads_, key_dim, mla_.kv_rank};
   head_linear_(ops, weights.k_up.view, unrotated, absorbed);
-  ops.copy_heads({q + mla_.nope_dim, step.rows, heads_ * query_dim, heads_, query_dim, mla_.rope_dim},
+  ops.copy_heads({q_ + mla_.nope_dim, step.rows, heads_ * query_dim, heads_, query_dim, mla_.rope_dim},
                  {qk, step.rows, width, heads_, key_dim, mla_.rope_dim});
   float* key = qk + heads_ * key_dim;
-  ops.copy_heads({kv_down + rank, step.rows, key_dim, 1, 0, mla_.rope_dim},
+  ops.copy_heads({kv_down_ + rank, step.rows, key_dim, 1, 0, mla_.rope_dim},
                  {key, step.rows, width, 1, 0, mla_.rope_dim});
   ops.copy_heads(latents, {key + rope, step.rows, width, 1, 0, mla_.kv_rank});
 }

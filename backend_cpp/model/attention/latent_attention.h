@@ -29,6 +29,7 @@ struct LatentWeights {
   LinearStorage k_up;                     // W_UK,h^T of each head: [heads kv_rank, nope_dim]; never rounded
   LinearStorage v_up;                     // W_UV,h of each head: [heads value_dim, kv_rank]; never rounded
   std::optional<IndexerWeights> indexer;  // of a layer that chooses what it attends to
+  WEIGHT_MEMBERS(q_down, q_down_norm, q, kv_down, kv_down_norm, k_up, v_up, indexer)
 
   // `prefix` is all of the tensors' names before "q_down", "kv_down", ...
   static LatentWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer);
@@ -42,7 +43,7 @@ class LatentAttention {
   // value is the key's latent.
   void project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk);
   // [rows, q_rank]: what queries come out of, of the last call of project.
-  const float* query_latents() const { return q_down_.as<float>(); }
+  const float* query_latents() const { return q_down_; }
 
   // values [rows, heads value_dim] of attention's sums of latents [rows, heads kv_rank].
   void expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values);
@@ -51,9 +52,9 @@ class LatentAttention {
   decltype(kHeadLinear)::Function head_linear_;
   int heads_;
   MlaSpec mla_;
-  AlignedBuffer q_down_;   // [max_rows, q_rank]
-  AlignedBuffer q_;        // [max_rows, heads (nope_dim + rope_dim)]
-  AlignedBuffer kv_down_;  // [max_rows, kv_rank + rope_dim]
+  FloatRows q_down_;   // [max_rows, q_rank]
+  FloatRows q_;        // [max_rows, heads (nope_dim + rope_dim)]
+  FloatRows kv_down_;  // [max_rows, kv_rank + rope_dim]
 };
 
 }  // namespace turbomind

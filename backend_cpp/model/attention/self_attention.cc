@@ -4,9 +4,11 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <ranges>
 #include <utility>
 
 #include "base/error.h"
+#include "model/step/image_rows.h"
 
 namespace turbomind {
 
@@ -41,6 +43,47 @@ void add_spans(const StepSpan& span, const int32_t* blocks, int block_len, int c
 
 }  // namespace
 
+AttentionWeights AttentionWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix,
+                                        int layer, int inputs) {
+  const ModelSpec& spec = shard.spec;
+  const int kind = attention_of(spec, layer);
+  const AttentionSpec& own = attention_kind(spec, kind);
+  const AttentionHeads& heads = shard.attention[static_cast<size_t>(kind)];
+  AttentionWeights weights;
+  if (const auto& mla = own.mla) {
+    weights.latent = LatentWeights::load(shard, read, prefix, layer);
+    weights.o = read.linear(prefix + "o", spec.hidden_size, heads.queries.times(mla->value_dim), own.o_bias);
+    return weights;
+  }
+  const HeadSizes sizes = head_sizes(spec, kind);
+  const bool has_keys = keys_of(spec, layer) < 0;
+  const Slice queries = heads.queries.times(sizes.head_dim);
+  const Slice keys = has_keys ? heads.kv.times(sizes.head_dim) : Slice(0);
+  const Slice values = has_keys ? heads.kv.times(sizes.value_dim) : Slice(0);
+  const Slice found = heads.queries.times(sizes.value_dim);
+  const Slice rows = own.has_output_gate ? Slice::joined({queries, keys, values, found})
+                     : has_keys          ? Slice::joined({queries, keys, values})
+                                         : queries;
+  weights.qkv = read.linear(prefix + "qkv", rows, inputs, own.qkv_bias);
+  const bool has_images = spec.images && spec.images->own_attention;
+  read_for_images(spec, read, weights.qkv, has_images, has_images && spec.images->own_bias, {rows});
+  if (own.qk_norm != QkNorm::kNone && own.qk_norm != QkNorm::kUnit) {
+    const bool is_shared = own.qk_norm == QkNorm::kHead;
+    const auto norm = [&](const char* name, const Slice& all) {
+      return NormStorage::load(read, prefix + name, is_shared ? Slice(sizes.head_dim) : all, spec.norm, false);
+    };
+    weights.q_norm = norm("q_norm", queries);
+    if (has_keys) weights.k_norm = norm("k_norm", keys);
+  }
+  if (own.has_sinks) weights.sinks = read.vector(prefix + "sinks", heads.queries);
+  if (own.bias_reach > 0) {
+    weights.distance_biases = read.vector(prefix + "distance_biases", heads.queries.times(2 * own.bias_reach + 1));
+  }
+  weights.o = read.linear(prefix + "o", spec.hidden_size, found, own.o_bias);
+  read_for_images(spec, read, weights.o, has_images, false, {spec.hidden_size});
+  return weights;
+}
+
 SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
     : spec_(spec),
       ropes_(ops, spec.ropes, max_rows),
@@ -59,16 +102,16 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
     }
   }
   if (spec.encoder) texts_.emplace(ops, spec, kinds_.front().shape, max_rows);
-  qkv_ = float_buffer(ops, max_rows, row_width);
-  attended_ = float_buffer(ops, max_rows, found_width);
+  qkv_ = FloatRows(ops, max_rows, row_width);
+  attended_ = FloatRows(ops, max_rows, found_width);
   if (const auto& mla = spec.attention.mla) {
     latent_.emplace(ops, spec, max_rows);
-    expanded_ = float_buffer(ops, max_rows, spec.num_heads * mla->value_dim);
+    expanded_ = FloatRows(ops, max_rows, spec.num_heads * mla->value_dim);
     if (mla->indexer && Indexer::runs_on(ops.operations())) indexer_.emplace(ops, spec, cache_type, max_rows);
   }
   if (unit_dim > 0) {
     const std::vector<float> ones(static_cast<size_t>(unit_dim), 1.0f);
-    unit_ = float_buffer(ops, 1, unit_dim);
+    unit_ = FloatRows(ops, 1, unit_dim);
     ops.upload(ones.data(), unit_.size(), unit_.as<void>());
   }
 }
@@ -98,7 +141,7 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
   if (texts_) return {};
   std::map<std::pair<int, int>, std::vector<int>> layers;  // by window, 0: none, and kind
   for (int layer = 0; layer < spec_.num_layers; ++layer) {
-    if (!has_attention(spec_, layer) || !has_keys(layer)) continue;
+    if (!remembers(layer)) continue;
     const int window = window_of(spec_, layer);
     layers[{window < limits.context ? window : 0, attention_of(spec_, layer)}].push_back(layer);
   }
@@ -106,54 +149,51 @@ std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) co
   for (auto& [shared, own] : layers) {
     const auto [window, number] = shared;
     const Kind& kind = kinds_[static_cast<size_t>(number)];
-    CacheLayout of_one = kind.shape;
-    of_one.block_len = limits.block_len;
     CacheGroup& group = groups.emplace_back();
     group.kind = window > 0 ? MemoryKind::kWindow : MemoryKind::kPaged;
     group.window = window;
     group.is_chunked = window > 0 && kind.spec.is_chunked;
     group.block_len = limits.block_len;
     group.pieces = static_cast<int>(own.size());
-    group.piece_bytes = of_one.layer_bytes();
+    group.piece_bytes = placed(kind.shape, limits.block_len).layer_bytes();
     group.layers = std::move(own);
   }
   if (indexer_) groups.push_back(indexer_->cache_group(limits));
   return groups;
 }
 
-void SelfAttention::use_cache(const CachePlan& plan, int first_group, std::byte* pages) {
+size_t SelfAttention::use_cache(Operators&, const CachePlan& plan, size_t first_group, std::byte* pages) {
   pages_ = pages;
   tables_.clear();
   memory_.assign(static_cast<size_t>(spec_.num_layers), {});
-  if (texts_) return;
-  size_t own = 0;
-  for (int layer = 0; layer < spec_.num_layers; ++layer) {
-    own += has_attention(spec_, layer) && has_keys(layer) ? 1 : 0;
-  }
-  size_t placed = 0;
-  auto index = static_cast<size_t>(first_group);
-  for (; placed < own; ++index) {
+  if (texts_) return 0;
+  const auto layers = std::views::iota(0, spec_.num_layers);
+  const auto own = std::ranges::count_if(layers, [this](int layer) { return remembers(layer); });
+  size_t index = first_group;
+  for (std::ptrdiff_t done = 0; done < own; ++index) {
     const CacheGroup& group = plan.groups.at(index);
     for (int piece = 0; piece < group.pieces; ++piece) {
-      LayerMemory& memory = memory_[static_cast<size_t>(group.layers[static_cast<size_t>(piece)])];
-      memory = {static_cast<int>(tables_.size()) + piece / group.page_pieces, piece % group.page_pieces};
+      memory_[static_cast<size_t>(group.layers[static_cast<size_t>(piece)])] = {
+          static_cast<int>(tables_.size()) + piece / group.page_pieces, piece % group.page_pieces};
     }
-    for (int page = 0; page < group.pages; ++page) {
-      CacheLayout layout = kind_of(group.layers.front()).shape;
-      layout.num_layers = group.page_pieces;
-      layout.block_len = group.block_len;
-      layout.page_bytes = plan.page_bytes;
-      tables_.push_back({group.first_table + page, group.is_chunked ? group.window : 0, layout});
-    }
-    placed += group.layers.size();
+    const CacheLayout& shape = kind_of(group.layers.front()).shape;
+    add_tables(group, placed(shape, group.block_len, group.page_pieces, plan.page_bytes));
+    done += group.pieces;
   }
   if (indexer_) {
-    const CacheGroup& group = plan.groups.at(index);
+    const CacheGroup& group = plan.groups.at(index++);
     indexer_->use_cache(group, plan.page_bytes, static_cast<int>(tables_.size()), pages);
-    for (int page = 0; page < group.pages; ++page) tables_.push_back({group.first_table + page, 0, indexer_->layout()});
+    add_tables(group, indexer_->layout());
   }
-  for (int layer = 0; layer < spec_.num_layers; ++layer) {
+  for (const int layer : layers) {
     if (!has_keys(layer)) memory_[static_cast<size_t>(layer)] = memory_[static_cast<size_t>(keys_of(spec_, layer))];
+  }
+  return index - first_group;
+}
+
+void SelfAttention::add_tables(const CacheGroup& group, const CacheLayout& layout) {
+  for (int page = 0; page < group.pages; ++page) {
+    tables_.push_back({group.first_table + page, group.is_chunked ? group.window : 0, layout});
   }
 }
 
@@ -212,9 +252,9 @@ SelfAttention::Heads SelfAttention::heads(const Kind& kind, bool has_keys) const
   const auto value_dim = static_cast<size_t>(kind.shape.value_dim);
   const size_t width = has_keys ? static_cast<size_t>(kind.row_width) : kind.num_heads * key_dim;
   const int kv_heads = kind.shape.num_kv_heads;
-  Heads heads{{qkv_.as<float>(), 0, width, kind.num_heads, key_dim, kind.shape.key_dim}, {}, {}, {}};
+  Heads heads{{qkv_, 0, width, kind.num_heads, key_dim, kind.shape.key_dim}, {}, {}, {}};
   if (!has_keys) return heads;
-  auto* keys = qkv_.as<float>() + kind.num_heads * key_dim;
+  auto* keys = qkv_ + kind.num_heads * key_dim;
   float* values = kind.spec.mla ? keys + kind.spec.mla->rope_dim : keys + kv_heads * key_dim;
   heads.keys = {keys, 0, width, kv_heads, key_dim, kind.shape.key_dim};
   heads.values = {values, 0, width, kv_heads, value_dim, kind.shape.value_dim};
@@ -225,7 +265,7 @@ SelfAttention::Heads SelfAttention::heads(const Kind& kind, bool has_keys) const
 void SelfAttention::compile_latent(Program& program, int layer, const LatentWeights& weights, const Source& x) {
   const float* rows = x.rows.x.floats();
   program.add("queries, keys = latent projections(" + x.name + ")",
-              [this, &weights, rows](ModelStep& step) { latent_->project(step, weights, rows, qkv_.as<float>()); });
+              [this, &weights, rows](ModelStep& step) { latent_->project(step, weights, rows, qkv_); });
   if (!weights.indexer || !indexer_) return;
   const RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
   program.add("chosen = indexer(" + x.name + ")", [this, layer, &weights, rows, table](ModelStep& step) {
@@ -238,11 +278,11 @@ void SelfAttention::compile_projection(Program& program, int layer, const Attent
   const Heads own = heads(kind, has_keys(layer));
   program.add(std::string(has_keys(layer) ? "queries, keys, values" : "queries") +
                   (kind.spec.has_output_gate ? ", gates" : "") + " = qkv(" + x.name + ")",
-              [this, &weights, x = x.rows](ModelStep& step) { step.linear(weights.qkv, x, qkv_.as<float>(), false); });
+              [this, &weights, x = x.rows](ModelStep& step) { step.linear(weights.qkv, x, qkv_, false); });
   if (const float clip = kind.spec.qkv_clip; clip > 0) {
     program.add("clamp queries, keys, values", [this, clip, width = own.queries.row_stride](ModelStep& step) {
       step.ops.apply({.kind = Pointwise::Kind::kClamp, .limit = clip},
-                     rows_view(qkv_.as<float>(), step.rows, static_cast<int>(width)));
+                     rows_view(qkv_, step.rows, static_cast<int>(width)));
     });
   }
   if (!has_keys(layer)) return;
@@ -283,20 +323,8 @@ void SelfAttention::norm_heads(Operators& ops, QkNorm kind, const NormStorage& n
   }
 }
 
-// Where the layer's keys and values are, and which of them each row sees.
-void SelfAttention::set_memory(int layer) {
-  if (texts_) return texts_->fill(window_of(spec_, layer), params_);
-  const LayerMemory& memory = memory_[static_cast<size_t>(layer)];
-  params_.layout = tables_[static_cast<size_t>(memory.table)].layout;
-  params_.layer = memory.piece;
-  params_.set.table = memory.table;
-  const bool sees_ahead = kv_lens_.size() > 0 && !kind_of(layer).spec.is_causal_in_images;
-  params_.kv_lens = sees_ahead ? kv_lens_.device<int32_t>() : nullptr;
-}
-
 void SelfAttention::set_params(int layer, const AttentionWeights& weights) {
   const Kind& kind = kind_of(layer);
-  set_memory(layer);
   params_.num_heads = kind.num_heads;
   params_.softcap = kind.spec.softcap;
   params_.alibi_slopes = kind.alibi_slopes.as<float>();
@@ -304,6 +332,13 @@ void SelfAttention::set_params(int layer, const AttentionWeights& weights) {
   params_.sinks = weights.sinks.as<float>();
   params_.distance_biases = weights.distance_biases.as<float>();
   params_.bias_reach = kind.spec.bias_reach;
+  if (texts_) return texts_->fill(params_.window, params_);
+  const auto [table, piece] = memory_[static_cast<size_t>(layer)];
+  params_.layout = tables_[static_cast<size_t>(table)].layout;
+  params_.layer = piece;
+  params_.set.table = table;
+  const bool sees_ahead = kv_lens_.size() > 0 && !kind.spec.is_causal_in_images;
+  params_.kv_lens = sees_ahead ? kv_lens_.device<int32_t>() : nullptr;
 }
 
 void SelfAttention::compile(Program& program, int layer, const AttentionWeights& weights, const Source& x,
@@ -345,7 +380,7 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
                                    const AttentionWeights& weights, const Target& y) {
   if (!latent_ && !kind.spec.has_output_gate) {  // one operation of the device, where nothing comes between
     program.add(y.is() + "o(attend(queries))", [this, &weights, queries = own.queries, y](ModelStep& step) {
-      auto* attended = attended_.as<float>();
+      float* attended = attended_;
       if (step.adapters == nullptr && weights.o.for_images.empty()) {
         return step.ops.project_attention(params_, step.of(queries), attended, weights.o.view, y.rows.data,
                                           y.accumulates);
@@ -355,21 +390,20 @@ void SelfAttention::compile_output(Program& program, const Kind& kind, const Hea
     });
     return;
   }
-  auto* attended = attended_.as<float>();
+  float* attended = attended_;
   if (indexer_) {
     program.add("attended = attend(queries), to those chosen", [this, queries = own.queries](ModelStep& step) {
-      indexer_->attend(step, params_, step.of(queries), attended_.as<float>());
+      indexer_->attend(step, params_, step.of(queries), attended_);
     });
   } else {
     program.add("attended = attend(queries)", [this, queries = own.queries](ModelStep& step) {
-      step.ops.paged_attention(params_, step.of(queries), attended_.as<float>());
+      step.ops.paged_attention(params_, step.of(queries), attended_);
     });
   }
   if (latent_) {
-    program.add("attended = expand(attended)", [this, &weights](ModelStep& step) {
-      latent_->expand(step, *weights.latent, attended_.as<float>(), expanded_.as<float>());
-    });
-    attended = expanded_.as<float>();
+    program.add("attended = expand(attended)",
+                [this, &weights](ModelStep& step) { latent_->expand(step, *weights.latent, attended_, expanded_); });
+    attended = expanded_;
   }
   if (kind.spec.has_output_gate) {
     program.add("attended *= sigmoid(gates)", [attended, gates = own.gates](ModelStep& step) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "device/operators.h"
@@ -11,30 +12,45 @@
 #include "model/attention/indexer.h"
 #include "model/attention/latent_attention.h"
 #include "model/attention/rope_tables.h"
-#include "model/model_runner.h"
-#include "model/spec/model_spec.h"
+#include "model/cache_memory.h"
+#include "model/norm_storage.h"
+#include "model/spec/shard.h"
 #include "model/step/program.h"
 #include "model/text_encoder.h"
-#include "model/weights.h"
+#include "weights/weight_reader.h"
 
 namespace turbomind {
 
-class SelfAttention {
+struct AttentionWeights {
+  LinearStorage qkv;  // and a gate, where attention has one; queries alone where the keys are another layer's;
+                      // empty with latent attention
+  std::optional<LatentWeights> latent;
+  NormStorage q_norm;
+  NormStorage k_norm;
+  AlignedBuffer sinks;            // float32 [num_heads], or empty
+  AlignedBuffer distance_biases;  // float32 [num_heads, 2 bias_reach + 1], or empty
+  LinearStorage o;
+  WEIGHT_MEMBERS(qkv, latent, q_norm, k_norm, sinks, distance_biases, o)
+
+  // `inputs`: of queries, keys and values.
+  static AttentionWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix, int layer,
+                               int inputs);
+};
+
+class SelfAttention final : public LayerMemory {
  public:
   SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
-  // Of its layers.
-  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const;
+  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   // Called once, before the first step of an encoder: takes what the texts of a step need while a layer runs.
   void allocate_texts(Operators& ops, int max_texts) {
     if (texts_) texts_->allocate(ops, max_texts);
   }
-  // From now on its layers' memory is in these pages; its own groups begin with number `first_group`.
-  void use_cache(const CachePlan& plan, int first_group, std::byte* pages);
+  size_t use_cache(Operators& ops, const CachePlan& plan, size_t first_group, std::byte* pages) override;
   int table_count() const { return static_cast<int>(tables_.size()); }
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
   // Prepares what all layers share: positions, cache blocks; then, on the device, rotations.
-  void begin_step(Operators& ops, const StepInput& input);
+  void begin_step(Operators& ops, const StepInput& input) override;
   void fill_tables(const StepContext& step) { ropes_.fill(step.ops, step.rows); }
   // Adds the operations of a layer, of x and y [rows, hidden], not overlapping. They write the rows' keys and values.
   void compile(Program& program, int layer, const AttentionWeights& weights, const Source& x, const Target& y);
@@ -61,6 +77,7 @@ class SelfAttention {
   static Kind make_kind(Operators& ops, const ModelSpec& spec, int kind, CacheType cache_type, int max_rows);
   Kind& kind_of(int layer) { return kinds_[static_cast<size_t>(attention_of(spec_, layer))]; }
   bool has_keys(int layer) const { return keys_of(spec_, layer) < 0; }
+  bool remembers(int layer) const { return has_attention(spec_, layer) && has_keys(layer); }
   Heads heads(const Kind& kind, bool has_keys) const;
   // The parts of `compile`.
   void compile_latent(Program& program, int layer, const LatentWeights& weights, const Source& x);
@@ -69,16 +86,17 @@ class SelfAttention {
   void compile_output(Program& program, const Kind& kind, const Heads& own, const AttentionWeights& weights,
                       const Target& y);
   void norm_heads(Operators& ops, QkNorm kind, const NormStorage& norm, const HeadsView& heads) const;
-  NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_.as<float>(), nullptr}; }
+  NormWeight unit_norm() const { return {NormKind::kRms, spec_.norm.eps, unit_, nullptr}; }
   bool rotates(int layer) const { return spec_.layer_ropes[static_cast<size_t>(layer)] >= 0; }
-  // Inputs of the layer's attention, of the step.
+  // A table for each page of a group.
+  void add_tables(const CacheGroup& group, const CacheLayout& layout);
+  // Sets where the layer's keys and values are, and which of them each row sees.
   void set_params(int layer, const AttentionWeights& weights);
-  void set_memory(int layer);
   static void fill_query_factors(Operators& ops, const StepInput& input, Kind& kind);
   void fill_kv_lens(Operators& ops, const StepInput& input);
 
   // Where a layer's memory is.
-  struct LayerMemory {
+  struct Place {
     int table = 0;  // of its own
     int piece = 0;  // of a page
   };
@@ -95,13 +113,13 @@ class SelfAttention {
   std::optional<Indexer> indexer_;  // where tokens attend to chosen ones
   std::byte* pages_ = nullptr;
   std::vector<Table> tables_;
-  std::vector<LayerMemory> memory_;  // [layers]
+  std::vector<Place> memory_;  // [layers]
   RopeTables ropes_;
   AttentionParams params_;           // of the step, and of the layer that is run
-  AlignedBuffer qkv_;                // [max_rows, Kind::row_width]
-  AlignedBuffer attended_;           // [max_rows, heads value_dim]
-  AlignedBuffer expanded_;           // [max_rows, heads mla.value_dim], of latent attention
-  AlignedBuffer unit_;               // ones [head_dim], the weight of QkNorm::kUnit and of norms_values
+  FloatRows qkv_;                    // [max_rows, Kind::row_width]
+  FloatRows attended_;               // [max_rows, heads value_dim]
+  FloatRows expanded_;               // [max_rows, heads mla.value_dim], of latent attention
+  FloatRows unit_;                   // ones [head_dim], the weight of QkNorm::kUnit and of norms_values
   Staged kv_lens_;                   // int32 [max_rows], where images see ahead
   std::optional<TextMemory> texts_;  // of an encoder, whose layers have no other memory
 };

@@ -64,15 +64,6 @@ inline int attention_layer_count(const ModelSpec& spec) {
   return count;
 }
 
-// Numbers of a row that are values, and such that are queries, of a recurrence.
-inline int values_of(const RecurrenceSpec& recurrence) {
-  return recurrence.num_heads * recurrence.value_dim;
-}
-inline int queries_of(const RecurrenceSpec& recurrence) {
-  if (recurrence.kind == RecurrenceKind::kShortConvolution) return 0;
-  return recurrence.num_key_heads * recurrence.key_dim;
-}
-
 // Kinds of attention: 0 is `attention`, n is attentions[n - 1].
 inline int attention_count(const ModelSpec& spec) {
   return 1 + static_cast<int>(spec.attentions.size());
@@ -121,11 +112,6 @@ inline bool has_dense_mlp(const ModelSpec& spec, int layer) {
 }
 inline int mlp_size(const ModelSpec& spec, int layer) {
   return spec.mlp.sizes.empty() ? spec.intermediate_size : spec.mlp.sizes[static_cast<size_t>(layer)];
-}
-
-// Of queries, keys and values, which a recurrence's convolution mixes over tokens.
-inline int channels_of(const RecurrenceSpec& recurrence) {
-  return 2 * queries_of(recurrence) + values_of(recurrence);
 }
 
 }  // namespace turbomind

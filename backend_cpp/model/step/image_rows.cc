@@ -1,6 +1,7 @@
 #include "model/step/image_rows.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 namespace turbomind {
@@ -24,10 +25,10 @@ int widest_output(const ModelSpec& spec) {
 ImageRows::ImageRows(Operators& ops, const ModelSpec& spec, int max_rows)
     : on_grid_only_(spec.images->own_on_grid),
       rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      inputs_(float_buffer(ops, max_rows, widest_input(spec))),
-      outputs_(float_buffer(ops, max_rows, widest_output(spec))),
-      shrunk_(float_buffer(ops, max_rows, spec.images->low_rank)),
-      part_(float_buffer(ops, spec.images->low_rank > 0 ? max_rows : 0, widest_output(spec))) {}
+      inputs_(ops, max_rows, widest_input(spec)),
+      outputs_(ops, max_rows, widest_output(spec)),
+      shrunk_(ops, max_rows, spec.images->low_rank),
+      part_(ops, spec.images->low_rank > 0 ? max_rows : 0, widest_output(spec)) {}
 
 bool ImageRows::begin_step(Operators& ops, const StepInput& input, int computed) {
   std::vector<bool> is_image(static_cast<size_t>(computed), false);
@@ -59,32 +60,26 @@ void ImageRows::linear(const StepContext& step, const LinearStorage& layer, cons
 void ImageRows::run_group(const StepContext& step, const LinearWeight& weight, const int32_t* rows, int count,
                           const float* x, float* y, bool accumulate) const {
   if (count == 0) return;
-  auto* inputs = inputs_.as<float>();
-  auto* outputs = outputs_.as<float>();
-  step.ops.gather_rows(x, rows, count, weight.in_features, inputs);
-  if (accumulate) step.ops.gather_rows(y, rows, count, weight.out_features, outputs);
-  step.ops.linear(weight, inputs, count, outputs, accumulate);
-  step.ops.scatter_rows(outputs, rows, count, weight.out_features, y, false);
+  step.ops.gather_rows(x, rows, count, weight.in_features, inputs_);
+  if (accumulate) step.ops.gather_rows(y, rows, count, weight.out_features, outputs_);
+  step.ops.linear(weight, inputs_, count, outputs_, accumulate);
+  step.ops.scatter_rows(outputs_, rows, count, weight.out_features, y, false);
 }
 
 void ImageRows::add_low_rank(const StepContext& step, const LinearStorage& layer, const float* x, float* y) const {
-  auto* inputs = inputs_.as<float>();
-  auto* shrunk = shrunk_.as<float>();
-  auto* outputs = outputs_.as<float>();
-  auto* part = part_.as<float>();
   const auto width = static_cast<size_t>(layer.view.out_features);
-  step.ops.gather_rows(x, rows_.device<int32_t>(), images_, layer.view.in_features, inputs);
+  step.ops.gather_rows(x, rows_.device<int32_t>(), images_, layer.view.in_features, inputs_);
   size_t column = 0;
   for (size_t pair = 0; pair < layer.for_images.size(); pair += 2) {
     const LinearWeight& up = layer.for_images[pair + 1].view;
-    step.ops.linear(layer.for_images[pair].view, inputs, images_, shrunk, false);
-    step.ops.linear(up, shrunk, images_, part, false);
+    step.ops.linear(layer.for_images[pair].view, inputs_, images_, shrunk_, false);
+    step.ops.linear(up, shrunk_, images_, part_, false);
     const auto size = static_cast<size_t>(up.out_features);
-    step.ops.copy_heads({part, images_, size, 1, 0, up.out_features},
-                        {outputs + column, images_, width, 1, 0, up.out_features});
+    step.ops.copy_heads({part_, images_, size, 1, 0, up.out_features},
+                        {outputs_ + column, images_, width, 1, 0, up.out_features});
     column += size;
   }
-  step.ops.scatter_rows(outputs, rows_.device<int32_t>(), images_, layer.view.out_features, y, true);
+  step.ops.scatter_rows(outputs_, rows_.device<int32_t>(), images_, layer.view.out_features, y, true);
 }
 
 std::vector<EmbeddedRow> embedded_rows(const StepInput& input) {
@@ -127,6 +122,22 @@ std::vector<ImageLook> divide_looks(const std::vector<ImageLook>& looks) {
     }
   }
   return divided;
+}
+
+void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool own, bool bias,
+                     const std::vector<Slice>& parts) {
+  if (!spec.images) return;
+  const std::string name = linear.name + ".images";
+  if (own) linear.for_images.push_back(read.linear(name, linear.outputs, linear.inputs, bias));
+  if (spec.images->low_rank == 0) return;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    const std::string prefix = name + "." + std::to_string(part) + ".";
+    const auto matrix = [&](const char* end, const Slice& outputs, const Slice& inputs) {
+      linear.for_images.push_back(read.matrix(prefix + end + ".weight", outputs, inputs, read.options().dtype));
+    };
+    matrix("down", spec.images->low_rank, linear.inputs);
+    matrix("up", parts[part], spec.images->low_rank);
+  }
 }
 
 ImageTraits image_traits(const ModelSpec& spec) {

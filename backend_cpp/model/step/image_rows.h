@@ -11,7 +11,7 @@
 #include "model/model_runner.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
-#include "weights/linear_storage.h"
+#include "weights/weight_reader.h"
 
 namespace turbomind {
 
@@ -36,10 +36,10 @@ class ImageRows {
   Staged rows_;  // int32 [max_rows], those of images first
   int images_ = 0;
   int others_ = 0;
-  AlignedBuffer inputs_;   // float32 [max_rows, the widest input]
-  AlignedBuffer outputs_;  // float32 [max_rows, the widest output]
-  AlignedBuffer shrunk_;   // float32 [max_rows, low_rank]
-  AlignedBuffer part_;     // float32 [max_rows, the widest output], with low_rank
+  FloatRows inputs_;   // float32 [max_rows, the widest input]
+  FloatRows outputs_;  // float32 [max_rows, the widest output]
+  FloatRows shrunk_;   // float32 [max_rows, low_rank]
+  FloatRows part_;     // float32 [max_rows, the widest output], with low_rank
 };
 
 // The rows of images in a step: which of its rows they take the place of, and where these stand.
@@ -60,6 +60,11 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions);
 
 // The rows that look at images, divided so that none of the looks has more rows than it sees.
 std::vector<ImageLook> divide_looks(const std::vector<ImageLook>& looks);
+
+// Reads what a linear layer has for rows of images: `own` weights, or low-rank matrices for each of the `parts` of its
+// outputs.
+void read_for_images(const ModelSpec& spec, const WeightReader& read, LinearStorage& linear, bool own, bool bias,
+                     const std::vector<Slice>& parts);
 
 // Images of a step, as a runner of such a model takes them.
 ImageTraits image_traits(const ModelSpec& spec);

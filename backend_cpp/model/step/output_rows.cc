@@ -25,11 +25,11 @@ OutputRows::OutputRows(Operators& ops, const Shard& shard, const ModelSpec& spec
       vocab_part_(shard.vocab_part),
       is_divided_(shard.count > 1),
       logit_rows_at_once_(ops.shares_host_memory() ? max_rows : std::min(max_rows, kDeviceLogitRows)),
-      rows_(float_buffer(ops, max_rows, spec.hidden_size)),
-      logits_(float_buffer(ops, spec.encoder ? 0 : logit_rows_at_once_, logit_count(spec))),
+      rows_(ops, max_rows, spec.hidden_size),
+      logits_(ops, spec.encoder ? 0 : logit_rows_at_once_, logit_count(spec)),
       logit_parts_(
           float_buffer(ops, is_divided_ && !spec.encoder ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
-  if (spec.head && spec.head->kind == HeadKind::kEagle3) streams_ = float_buffer(ops, max_rows, spec.hidden_size);
+  if (spec.head && spec.head->kind == HeadKind::kEagle3) streams_ = FloatRows(ops, max_rows, spec.hidden_size);
   if (ops.shares_host_memory()) return;
   if (!spec.encoder) sampler_ = ops.make_sampler(logit_count(spec), max_rows);
   if (rank_ != 0) return;
@@ -54,30 +54,28 @@ void OutputRows::begin(const StepInput& input, StepRows& rows) {
 void OutputRows::compute(const StepContext& step, const float* hidden, const int32_t* wanted, int count,
                          int projected) {
   if (spec_.encoder && !takes_one(spec_.encoder->pooling)) return;  // all rows of a text go into its vector
-  auto* rows = rows_.as<float>();
   const auto gather = [&](float* to) {
     if (wanted == nullptr) return ops_.copy(hidden, float_bytes(count, spec_.hidden_size), to);
     ops_.gather_rows(hidden, wanted, count, spec_.hidden_size, to);
   };
-  gather(rows);
+  gather(rows_);
   if (!spec_.head || has_outer_norms(*spec_.head)) {
-    if (streams_.size() > 0) gather(streams_.as<float>());
-    ops_.norm(weights_.final_norm.view, rows, count, spec_.hidden_size, rows);
+    if (streams_.size() > 0) gather(streams_);
+    ops_.norm(weights_.final_norm.view, rows_, count, spec_.hidden_size, rows_);
   }
   project(0, projected, step.meets_ranks);
 }
 
 void OutputRows::project(int first, int count, bool meets_ranks) {
   if (count == 0) return;
-  const float* rows = rows_.as<float>() + static_cast<size_t>(first) * spec_.hidden_size;
-  auto* logits = logits_.as<float>();
+  const float* rows = rows_ + static_cast<size_t>(first) * spec_.hidden_size;
   if (is_divided_) {
     project_together(rows, count, meets_ranks);
   } else {
-    ops_.linear(weights_.output_layer(), rows, count, logits, false);
+    ops_.linear(weights_.output_layer(), rows, count, logits_, false);
   }
   if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
-    ops_.scale_and_cap(spec_.output.scale, spec_.output.softcap, count, logit_count(spec_), logits);
+    ops_.scale_and_cap(spec_.output.scale, spec_.output.softcap, count, logit_count(spec_), logits_);
   }
 }
 
@@ -92,14 +90,14 @@ void OutputRows::project_together(const float* rows, int count, bool meets_ranks
   // Rows side by side again: those of whole parts, and those of the last one.
   const auto whole = static_cast<int>(vocab / width);
   const auto rest = static_cast<int>(vocab % width);
-  auto* logits = logits_.as<float>();
   if (whole > 0) {
-    ops_.copy_heads({parts, count, width, whole, part, vocab_part_}, {logits, count, vocab, whole, width, vocab_part_});
+    ops_.copy_heads({parts, count, width, whole, part, vocab_part_},
+                    {logits_, count, vocab, whole, width, vocab_part_});
   }
   if (rest > 0) {
     const auto before = static_cast<size_t>(whole);
     ops_.copy_heads({parts + before * part, count, static_cast<size_t>(rest), 1, 0, rest},
-                    {logits + before * width, count, vocab, 1, 0, rest});
+                    {logits_ + before * width, count, vocab, 1, 0, rest});
   }
 }
 
@@ -114,8 +112,12 @@ void OutputRows::end(const WantedRows& wanted, int projected, bool meets_ranks) 
     const int count = std::min(logit_rows_at_once_, wanted.count() - first);
     if (first >= projected) project(first, count, meets_ranks);
     const int choices = std::clamp(wanted.choices - first, 0, count);
-    if (choices > 0) sampler_->choose(first, choices, logits_.as<float>());
-    bring_logits(choices, count - choices, first + choices - wanted.choices);
+    if (choices > 0) sampler_->choose(first, choices, logits_);
+    if (choices == count) continue;
+    const auto vocab = static_cast<size_t>(logit_count(spec_));
+    const auto asked = static_cast<size_t>(first + choices - wanted.choices);  // those brought before
+    bring(logits_ + static_cast<size_t>(choices) * vocab, count - choices, logit_count(spec_),
+          host_logits_.as<float>() + asked * vocab);
   }
   if (sampler_) sampler_->end();
   const auto skipped = static_cast<size_t>(wanted.choices) * static_cast<size_t>(spec_.hidden_size);
@@ -127,11 +129,10 @@ void OutputRows::end(const WantedRows& wanted, int projected, bool meets_ranks) 
 void OutputRows::end_with_texts(const StepInput& input, const float* hidden) {
   const auto count = static_cast<int>(input.tokens.size());
   const auto width = static_cast<size_t>(spec_.hidden_size);
-  auto* normed = rows_.as<float>();
-  ops_.norm(weights_.final_norm.view, hidden, count, spec_.hidden_size, normed);
+  ops_.norm(weights_.final_norm.view, hidden, count, spec_.hidden_size, rows_);
   const bool is_host = ops_.shares_host_memory();
-  if (!is_host) bring(normed, count, spec_.hidden_size, host_rows_.as<float>());
-  const float* from = is_host ? normed : host_rows_.as<float>();
+  if (!is_host) bring(rows_, count, spec_.hidden_size, host_rows_.as<float>());
+  const float* from = is_host ? rows_ : host_rows_.as<float>();
   output_ = {};
   if (rank_ != 0) return;
   size_t vectors = 0;
@@ -165,14 +166,6 @@ StepOutput OutputRows::take() {
     output_.device_seconds = sampler_->seconds_taken();
   }
   return output_;
-}
-
-// `count` rows of logits from row `from` on, which are the rows asked for from `wanted` on.
-void OutputRows::bring_logits(int from, int count, int wanted) {
-  if (count == 0) return;
-  const auto vocab = static_cast<size_t>(logit_count(spec_));
-  bring(logits_.as<float>() + static_cast<size_t>(from) * vocab, count, logit_count(spec_),
-        host_logits_.as<float>() + static_cast<size_t>(wanted) * vocab);
 }
 
 void OutputRows::bring(const float* from, int rows, int width, float* to) {

@@ -44,7 +44,6 @@ class OutputRows {
  private:
   // The same for hidden states `rows`, of which each rank computes the logits of its part of the vocabulary.
   void project_together(const float* rows, int count, bool meets_ranks);
-  void bring_logits(int from, int count, int wanted);
   void bring(const float* from, int rows, int width, float* to);
 
   Operators& ops_;
@@ -56,9 +55,9 @@ class OutputRows {
   int logit_rows_at_once_;
   std::unique_ptr<TokenSampler> sampler_;  // null: the host chooses
 
-  AlignedBuffer rows_;         // float32 [max_rows, hidden_size], after the last norm
-  AlignedBuffer streams_;      // the same before it, where a head continues with these
-  AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
+  FloatRows rows_;             // float32 [max_rows, hidden_size], after the last norm
+  FloatRows streams_;          // the same before it, where a head continues with these
+  FloatRows logits_;           // [logit_rows_at_once_, vocab_size]
   AlignedBuffer logit_parts_;  // [ranks, rows, vocab_part_], where the vocabulary is divided
   // Wanted rows in the host's memory, where the device has its own. Memory is taken only when touched.
   AlignedBuffer host_logits_;   // vocab_size

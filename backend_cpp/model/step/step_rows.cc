@@ -114,15 +114,10 @@ int StepRows::stage_embeddings(const StepInput& input) {
   return static_cast<int>(sources.size());
 }
 
-void StepRows::replace_embeddings(const StepContext& step, int count, float* hidden) const {
-  step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), count, spec_.hidden_size,
-                        hidden, false);
-}
-
-void StepRows::add_deepstack(const StepContext& step, int layer, int count, float* hidden) const {
-  const size_t part = static_cast<size_t>(count) * static_cast<size_t>(spec_.hidden_size);
-  step.ops.scatter_rows(embeddings_.device<float>() + static_cast<size_t>(1 + layer) * part,
-                        embedding_rows_.device<int32_t>(), count, spec_.hidden_size, hidden, true);
+void StepRows::place_embeddings(const StepContext& step, int part, int count, float* hidden) const {
+  const auto numbers = static_cast<size_t>(count) * static_cast<size_t>(spec_.hidden_size);
+  step.ops.scatter_rows(embeddings_.device<float>() + static_cast<size_t>(part) * numbers,
+                        embedding_rows_.device<int32_t>(), count, spec_.hidden_size, hidden, part > 0);
 }
 
 }  // namespace turbomind

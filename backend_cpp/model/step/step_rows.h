@@ -36,10 +36,9 @@ class StepRows {
   // Its tokens that the device has chosen and the host does not know yet.
   const std::vector<InFlightToken>& in_flight() const { return in_flight_; }
 
-  // hidden [rows, hidden_size]. Puts the `count` rows that take the place of token embeddings there.
-  void replace_embeddings(const StepContext& step, int count, float* hidden) const;
-  // Adds what they bring after a layer.
-  void add_deepstack(const StepContext& step, int layer, int count, float* hidden) const;
+  // hidden [rows, hidden_size]. Puts the `count` rows that take the place of token embeddings there (part 0), or adds
+  // what they bring after layer `part` - 1.
+  void place_embeddings(const StepContext& step, int part, int count, float* hidden) const;
 
  private:
   void stage_tokens(const StepInput& input);

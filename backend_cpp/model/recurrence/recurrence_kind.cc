@@ -1,0 +1,173 @@
+#include "model/recurrence/recurrence_kind.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+struct GatedDelta : RecurrenceRule {
+  using RecurrenceRule::RecurrenceRule;
+  bool has_delta() const override { return true; }
+  void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
+    const Slice rows = Slice::joined({tensors.heads, tensors.heads});
+    weights.gates = tensors.linear("gates", rows, tensors.hidden, own.bias);
+  }
+  std::vector<int> workspaces() const override { return {2 * own.num_heads}; }
+  RecurrenceGates gates(const StepContext& step, const RecurrenceWeights& weights, const float* x,
+                        const RecurrenceRows& rows) const override {
+    auto* made = rows.own[0].as<float>();
+    step.linear(weights.gates, x, made, false);
+    const auto width = static_cast<size_t>(2 * own.num_heads);
+    return {{}, {made, width}, {made + own.num_heads, width}};
+  }
+};
+
+// Decays [heads, key_dim] and the gate of what comes out are made through vectors of gate_rank.
+struct KimiDelta : RecurrenceRule {
+  explicit KimiDelta(const RecurrenceSpec& spec) : RecurrenceRule(spec) {
+    if (own.gate_rank > 0 && own.num_key_heads == own.num_heads) return;
+    throw invalid_argument("recurrence.gate_rank and num_key_heads do not fit kimi_delta");
+  }
+  bool has_delta() const override { return true; }
+  int decay_width() const override { return own.key_dim; }
+  Slice inputs(const Slice& keys, const Slice& values, const Slice&) const override {
+    return Slice::joined({keys, keys, values});
+  }
+  void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
+    weights.gates = tensors.linear("gates", tensors.heads, tensors.hidden, own.bias);
+    weights.further.push_back(tensors.linear("decay_down", own.gate_rank, tensors.hidden));
+    weights.further.push_back(tensors.linear("decay_up", tensors.keys, own.gate_rank));
+    weights.further.push_back(tensors.linear("gate_down", own.gate_rank, tensors.hidden));
+    weights.further.push_back(tensors.linear("gate_up", tensors.values, own.gate_rank));
+  }
+  std::vector<int> workspaces() const override { return {own.num_heads, own.gate_rank, values()}; }
+  RecurrenceGates gates(const StepContext& step, const RecurrenceWeights& weights, const float* x,
+                        const RecurrenceRows& rows) const override {
+    auto* writes = rows.own[0].as<float>();
+    auto* low = rows.own[1].as<float>();
+    auto* decays = rows.decays.as<float>();
+    step.linear(weights.gates, x, writes, false);
+    step.linear(weights.further[0], x, low, false);
+    step.linear(weights.further[1], low, decays, false);
+    step.linear(weights.further[2], x, low, false);
+    step.linear(weights.further[3], low, rows.own[2].as<float>(), false);
+    const auto heads = static_cast<size_t>(own.num_heads);
+    return {{}, {decays, heads * static_cast<size_t>(own.key_dim)}, {writes, heads}};
+  }
+  StridedRows output_gate(const RecurrenceRows& rows) const override {
+    return {rows.own[2].as<float>(), static_cast<size_t>(values())};
+  }
+};
+
+// The lengths of steps are the last rows of `in`.
+struct Mamba2 : RecurrenceRule {
+  using RecurrenceRule::RecurrenceRule;
+  Slice inputs(const Slice& keys, const Slice& values, const Slice& heads) const override {
+    return Slice::joined({keys, keys, values, values, heads});
+  }
+  void load(const Tensors& tensors, RecurrenceWeights& weights) const override {
+    weights.skip = tensors.read.vector(tensors.prefix + "skip", tensors.heads);
+  }
+  RecurrenceGates gates(const StepContext& step, const RecurrenceWeights&, const float*,
+                        const RecurrenceRows& rows) const override {
+    const StridedRows lengths = rows.from(channels() + values());
+    step.ops.scale(own.step_scale, rows_view(lengths.first, step.rows, own.num_heads, lengths.stride));
+    const float longest = own.max_step > 0 ? own.max_step : std::numeric_limits<float>::infinity();
+    return {{.kind = RecurrenceGate::kMamba, .dt_min = own.min_step, .dt_max = longest}, lengths, {}};
+  }
+};
+
+struct Lightning : RecurrenceRule {
+  using RecurrenceRule::RecurrenceRule;
+  std::vector<float> constant_decays(int layer) const override {
+    std::vector<float> decays;
+    for (const float slope : own.slopes) {
+      decays.push_back(std::exp(-slope * own.slope_factors[static_cast<size_t>(layer)]));
+    }
+    return decays;
+  }
+};
+
+// Values, their gate and the gate of what comes out.
+struct ShortConvolution : RecurrenceRule {
+  using RecurrenceRule::RecurrenceRule;
+  int keys() const override { return 0; }
+  Slice inputs(const Slice&, const Slice& values, const Slice&) const override {
+    return Slice::joined({values, values, values});
+  }
+  StridedRows output_gate(const RecurrenceRows& rows) const override { return rows.from(2 * values()); }
+};
+
+// A convolution is linear in its inputs: their factors are as well its taps'. One with one tap, 1, leaves the
+// activation alone.
+AlignedBuffer read_taps(const RecurrenceSpec& own, const RecurrenceRule::Tensors& tensors, const Slice& channels,
+                        bool has_keys) {
+  AlignedBuffer taps(static_cast<size_t>(channels.size()) * sizeof(float));
+  std::fill_n(taps.as<float>(), channels.size(), 1.0f);
+  if (own.conv_kernel > 1) {
+    taps = tensors.read.matrix(tensors.prefix + "conv", channels, own.conv_kernel, DType::kFloat32).data;
+  }
+  float* tap = taps.as<float>();
+  for (const auto& [part, scale] : {std::pair(&tensors.keys, own.query_scale), std::pair(&tensors.keys, own.key_scale),
+                                    std::pair(&tensors.values, own.value_scale)}) {
+    if (!has_keys) break;
+    for (float* end = tap + static_cast<size_t>(part->size()) * own.conv_kernel; tap < end; ++tap) *tap *= scale;
+  }
+  return taps;
+}
+
+}  // namespace
+
+std::unique_ptr<RecurrenceRule> RecurrenceRule::make(const RecurrenceSpec& own) {
+  switch (own.kind) {
+    case RecurrenceKind::kGatedDelta:
+      return std::make_unique<GatedDelta>(own);
+    case RecurrenceKind::kKimiDelta:
+      return std::make_unique<KimiDelta>(own);
+    case RecurrenceKind::kMamba2:
+      return std::make_unique<Mamba2>(own);
+    case RecurrenceKind::kLightning:
+      return std::make_unique<Lightning>(own);
+    case RecurrenceKind::kShortConvolution:
+      return std::make_unique<ShortConvolution>(own);
+  }
+  return nullptr;
+}
+
+RecurrenceWeights RecurrenceWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+  const ModelSpec& spec = shard.spec;
+  const RecurrenceSpec& own = *spec.recurrence;
+  const std::unique_ptr<RecurrenceRule> rule = RecurrenceRule::make(own);
+  const Slice& heads = shard.state_heads;
+  const RecurrenceRule::Tensors tensors{
+      read, prefix, spec.hidden_size, heads, shard.state_key_heads.times(own.key_dim), heads.times(own.value_dim)};
+  const auto& [keys, values] = std::tie(tensors.keys, tensors.values);
+  const bool has_keys = rule->keys() > 0;
+  const Slice channels = has_keys ? Slice::joined({keys, keys, values}) : values;
+  RecurrenceWeights weights;
+  rule->load(tensors, weights);
+  weights.in = tensors.linear("in", rule->inputs(keys, values, heads), spec.hidden_size, own.bias);
+  weights.conv = read_taps(own, tensors, channels, has_keys);
+  if (own.conv_bias) weights.conv_bias = read.vector(prefix + "conv_bias", channels);
+  if (rule->has_gates()) {
+    weights.a_log = read.vector(prefix + "a_log", heads);
+    weights.dt_bias = read.vector(prefix + "dt_bias", heads.times(rule->decay_width()));
+  }
+  if (own.norm != RecurrenceNorm::kNone) {
+    const Slice groups = shares_norm(shard) ? Slice(values.whole()) : values;
+    const Slice size = own.norm == RecurrenceNorm::kHead ? Slice(own.value_dim) : groups;
+    const float eps = own.norm_eps > 0 ? own.norm_eps : spec.norm.eps;
+    weights.norm = NormStorage::load(read, prefix + "norm", size, {eps}, false);
+  }
+  weights.out = tensors.linear("out", spec.hidden_size, values, own.bias);
+  return weights;
+}
+
+}  // namespace turbomind
