@@ -163,39 +163,7 @@ class CpuKernels:
     def rope(self, cosine: _Rows, sine: _Rows, pairs: int, is_interleaved: bool, q: _Heads, k: _Heads) -> None: ...
     def silu_and_mul(self, gate_up: int, rows: int, size: int, y: int) -> None: ...
     def silu_gate(self, gate: _Heads, x: _Heads) -> None: ...
-    def causal_conv(
-        self,
-        state: LayerState,
-        channels: int,
-        kernel: int,
-        weight: int,
-        bias: int,
-        has_silu: bool,
-        x: _Rows,
-        rows: int,
-        y: _Rows,
-    ) -> None: ...
-    def mamba_gates(
-        self,
-        heads: int,
-        a_log: int,
-        dt_bias: int,
-        dt_min: float,
-        dt_max: float,
-        dt: _Rows,
-        rows: int,
-        decay: int,
-        beta: int,
-    ) -> None: ...
-    def recurrence(
-        self,
-        state: LayerState,
-        decay: int,
-        decay_width: int,
-        beta: int,
-        skip: int,
-        q: _Heads,
-        k: _Heads,
-        v: _Heads,
-        out: int,
-    ) -> None: ...
+    # Fields of the operations in backend_cpp/kernels/recurrence.h; pointers are addresses.
+    def causal_conv(self, *fields: object) -> None: ...
+    def recurrence_gates(self, *fields: object) -> None: ...
+    def recurrence(self, *fields: object) -> None: ...

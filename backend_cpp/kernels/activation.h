@@ -31,8 +31,18 @@ struct XieluFactors {
 
 // y = positive max(x, 0)^2 + negative (exp(n) - 1 - n) + linear x, n = min(x, 0); x, y [rows, size], y may be x. Near 0
 // the second part is off by up to 2^-23 negative.
-void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int rows, int size, float* y);
-inline constexpr Operation kXielu("xielu", xielu);
+struct Xielu {
+  static constexpr std::string_view kName = "xielu";
+
+  XieluFactors factors;
+  const float* x = nullptr;
+  int rows = 0;
+  int size = 0;
+  float* y = nullptr;
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
 
 // The function of each number.
 struct Pointwise {

@@ -11,7 +11,14 @@
 
 namespace turbomind {
 
-void head_linear(ThreadPool& pool, const LinearWeight& weight, const HeadsView& x, const HeadsView& y);
-inline constexpr Operation kHeadLinear("head_linear", head_linear);
+struct HeadLinear {
+  static constexpr std::string_view kName = "head_linear";
+
+  LinearWeight weight;
+  HeadsView x;
+  HeadsView y;
+
+  void run(ThreadPool& pool) const;
+};
 
 }  // namespace turbomind

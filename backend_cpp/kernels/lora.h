@@ -41,7 +41,7 @@ struct LoraWeight {
   WeightFormat format = WeightFormat::kFloat32;  // of A and B; 32 or 16 bits
 };
 
-// The rows of a step, and which layer is run.
+// The rows of a step, and which layer is run. What they lead to is the device's memory.
 struct LoraRows {
   const LoraWeight* const* adapters = nullptr;  // [rows]: the layers of a row's adapter; null: it has none
   int layer = 0;                                // which of these layers
@@ -49,13 +49,41 @@ struct LoraRows {
   int max_rank = 0;  // no adapter of the rows has a layer of a higher rank
 };
 
-void lora_shrink(ThreadPool& pool, const LoraRows& rows, const float* x, int in_features, float* shrunk);
-inline constexpr Operation kLoraShrink("lora_shrink", lora_shrink);
-// In place of lora_shrink where a row of x has a single 1, in column inputs[row]: of tables of embeddings, which have
+struct LoraShrink {
+  static constexpr std::string_view kName = "lora_shrink";
+
+  LoraRows rows;
+  const float* x = nullptr;
+  int in_features = 0;
+  float* shrunk = nullptr;
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
+
+// In place of LoraShrink where a row of x has a single 1, in column inputs[row]: of tables of embeddings, which have
 // adapters where the device shares the host's memory.
-void lora_gather(ThreadPool& pool, const LoraRows& rows, const int32_t* inputs, int in_features, float* shrunk);
-inline constexpr Operation kLoraGather("lora_gather", lora_gather);
-void lora_expand(ThreadPool& pool, const LoraRows& rows, const float* shrunk, int out_features, float* y);
-inline constexpr Operation kLoraExpand("lora_expand", lora_expand);
+struct LoraGather {
+  static constexpr std::string_view kName = "lora_gather";
+
+  LoraRows rows;
+  const int32_t* inputs = nullptr;
+  int in_features = 0;
+  float* shrunk = nullptr;
+
+  void run(ThreadPool& pool) const;
+};
+
+struct LoraExpand {
+  static constexpr std::string_view kName = "lora_expand";
+
+  LoraRows rows;
+  const float* shrunk = nullptr;
+  int out_features = 0;
+  float* y = nullptr;
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
 
 }  // namespace turbomind

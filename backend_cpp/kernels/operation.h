@@ -1,22 +1,37 @@
-// A function that some layers or one family of models need, and that a device has by its name, or lacks
-// (device/operations.h). The CPU's says what all devices take and do.
+// An operation: what some layers or one family of models need, and a device has by its name, or lacks. A struct of its
+// operands:
+//
+//   struct Halve {
+//     static constexpr std::string_view kName = "halve";
+//
+//     float* x = nullptr;  // [rows, size]
+//     int rows = 0;
+//     int size = 0;
+//
+//     void run(ThreadPool& pool) const;   // in kernels/cpu; what it says, all devices take and do
+//     void run(CudaStream stream) const;  // in kernels/cuda, where pointers are the GPU's; not declared: CUDA lacks it
+//   };
+//
+// kernels/all_operations.h lists them: tables of devices (device/operations.h) and the tests' calls follow. One that
+// needs what a device keeps, scratch memory or spans, is a method of the device: void run(const Halve&).
 #pragma once
 
 #include <string_view>
 
 #include "base/thread_pool.h"
 
+struct CUstream_st;
+
 namespace turbomind {
 
 class Operators;
 
-template <class... Arguments>
-struct Operation {
-  using Function = void (*)(Operators&, Arguments...);
+using CudaStream = CUstream_st*;
 
-  constexpr Operation(std::string_view its_name, void (*)(ThreadPool&, Arguments...)) : name(its_name) {}
+template <class Op>
+using OperationFunction = void (*)(Operators&, const Op&);
 
-  std::string_view name;
-};
+template <class... Ops>
+struct OperationList {};
 
 }  // namespace turbomind

@@ -76,9 +76,17 @@ struct ConvParams {
   bool has_silu = false;
 };
 
-// x, y [rows, channels]; y may be x, otherwise they do not overlap.
-void causal_conv(ThreadPool& pool, const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y);
-inline constexpr Operation kCausalConv("causal_conv", causal_conv);
+struct CausalConv {
+  static constexpr std::string_view kName = "causal_conv";
+
+  ConvParams params;
+  StridedRows x;  // [rows, channels]
+  int rows = 0;
+  StridedRows y;  // [rows, channels]; x, or apart from it
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
 
 enum class RecurrenceGate : uint8_t {
   kDelta,  // decay = exp(-exp(a_log) softplus(a + dt_bias)), beta = sigmoid(b)
@@ -95,11 +103,20 @@ struct GateParams {
   float dt_max = 0;                // kMamba only; may be infinite
 };
 
-// a [rows, heads * width]; b [rows, heads], kDelta only: null where no beta is wanted.
-// decay [rows, heads * width], beta [rows, heads], both dense; decay may be a, and beta b, where those are dense.
-void recurrence_gates(ThreadPool& pool, const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
-                      float* decay, float* beta);
-inline constexpr Operation kRecurrenceGates("recurrence_gates", recurrence_gates);
+// decay and beta are dense; decay may be a, and beta b, where those are dense.
+struct RecurrenceGates {
+  static constexpr std::string_view kName = "recurrence_gates";
+
+  GateParams params;
+  StridedRows a;  // [rows, heads * width]
+  StridedRows b;  // [rows, heads], kDelta only: null where no beta is wanted
+  int rows = 0;
+  float* decay = nullptr;  // [rows, heads * width]
+  float* beta = nullptr;   // [rows, heads]
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
 
 inline constexpr int kMaxKeyDim = 256;
 
@@ -118,11 +135,18 @@ struct RecurrenceParams {
   const float* skip = nullptr;  // [heads], or null: 0
 };
 
-// q, k: key_heads heads of key_dim, already normalized and scaled. v: heads of value_dim.
-// out [rows, heads * value_dim]; it overlaps none of them.
-void recurrence(ThreadPool& pool, const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
-                const HeadsView& v, float* out);
-inline constexpr Operation kRecurrence("recurrence", recurrence);
+struct Recurrence {
+  static constexpr std::string_view kName = "recurrence";
+
+  RecurrenceParams params;
+  HeadsView q;           // key_heads heads of key_dim, already normalized and scaled
+  HeadsView k;           // the same
+  HeadsView v;           // heads of value_dim
+  float* out = nullptr;  // [rows, heads * value_dim]; it overlaps none of them
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
 
 // The gates of a mixer's results.
 enum class GateKind : uint8_t { kSigmoid, kSilu, kLinear };

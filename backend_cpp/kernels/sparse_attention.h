@@ -20,17 +20,30 @@
 namespace turbomind {
 
 // Chooses for each row that sees more than `top_k` tokens. Of equal scores the earlier token's is taken.
-//   index: layout, pool, layer and spans of the index keys, those of this step's rows among them
-//   q [rows, heads, key_dim] rotated, weights [rows, heads]
-//   chosen [rows, top_k]: positions, ascending; of other rows it stays as it is
-void choose_keys(ThreadPool& pool, const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
-                 int32_t* chosen);
-inline constexpr Operation kChooseKeys("choose_keys", choose_keys);
+struct ChooseKeys {
+  static constexpr std::string_view kName = "choose_keys";
+
+  AttentionParams params;  // layout, pool, layer and spans of the index keys, those of this step's rows among them
+  int top_k = 0;
+  HeadsView q;                     // [rows, heads, key_dim], rotated
+  const float* weights = nullptr;  // [rows, heads]
+  int32_t* chosen = nullptr;       // [rows, top_k]: positions, ascending; of other rows it stays as it is
+
+  void run(ThreadPool& pool) const;
+};
 
 // paged_attention of rows that see the chosen tokens alone, or, of up to `top_k`, all. One key/value head; no window,
 // slopes or kv_lens. Of what a row does not see nothing is read.
-void sparse_attention(ThreadPool& pool, const AttentionParams& params, int top_k, const int32_t* chosen,
-                      const HeadsView& q, float* out);
-inline constexpr Operation kSparseAttention("sparse_attention", sparse_attention);
+struct SparseAttention {
+  static constexpr std::string_view kName = "sparse_attention";
+
+  AttentionParams params;
+  int top_k = 0;
+  const int32_t* chosen = nullptr;
+  HeadsView q;
+  float* out = nullptr;
+
+  void run(ThreadPool& pool) const;
+};
 
 }  // namespace turbomind

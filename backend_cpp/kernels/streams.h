@@ -9,29 +9,62 @@
 
 namespace turbomind {
 
-// Streams x [count, rows, size].
-struct StreamShape {
+// y[i] = x[i] + sum over k of factors[row, i, k] x[k]; y is not x.
+struct MixStreams {
+  static constexpr std::string_view kName = "mix_streams";
+
   int count = 0;
   int rows = 0;
   int size = 0;
+  const float* factors = nullptr;  // [rows, count, count]
+  const float* x = nullptr;        // [count, rows, size]
+  float* y = nullptr;              // the same
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
 };
 
-// y[i] = x[i] + sum over k of factors[row, i, k] x[k]; factors [rows, count, count]; y as x, and another.
-void mix_streams(ThreadPool& pool, const StreamShape& shape, const float* factors, const float* x, float* y);
-inline constexpr Operation kMixStreams("mix_streams", mix_streams);
+// x[i] += (1 + factors[row, i]) (made - x[active] as it was)
+struct CorrectStreams {
+  static constexpr std::string_view kName = "correct_streams";
 
-// x[i] += (1 + factors[row, i]) (made - x[active] as it was); factors [rows, count], made [rows, size].
-void correct_streams(ThreadPool& pool, const StreamShape& shape, int active, const float* factors, const float* made,
-                     float* x);
-inline constexpr Operation kCorrectStreams("correct_streams", correct_streams);
+  int count = 0;
+  int rows = 0;
+  int size = 0;
+  int active = 0;
+  const float* factors = nullptr;  // [rows, count]
+  const float* made = nullptr;     // [rows, size]
+  float* x = nullptr;              // [count, rows, size]
 
-// x *= rms(like) / max(rms(x), sqrt(1e-5)), row by row; x and like [rows, size].
-void match_rms(ThreadPool& pool, const float* like, int rows, int size, float* x);
-inline constexpr Operation kMatchRms("match_rms", match_rms);
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
 
-// x = max(x - mean - factor deviation, 0), with mean and standard deviation (of a whole population) of the row. x:
-// `rows` rows of `size`, `stride` floats apart.
-void cut_rows(ThreadPool& pool, float factor, int rows, int size, size_t stride, float* x);
-inline constexpr Operation kCutRows("cut_rows", cut_rows);
+// x *= rms(like) / max(rms(x), sqrt(1e-5)), row by row
+struct MatchRms {
+  static constexpr std::string_view kName = "match_rms";
+
+  const float* like = nullptr;  // [rows, size]
+  int rows = 0;
+  int size = 0;
+  float* x = nullptr;  // [rows, size]
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
+
+// x = max(x - mean - factor deviation, 0), with mean and standard deviation (of a whole population) of the row
+struct CutRows {
+  static constexpr std::string_view kName = "cut_rows";
+
+  float factor = 0;
+  int rows = 0;
+  int size = 0;
+  size_t stride = 0;   // of rows
+  float* x = nullptr;  // [rows, size]
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
 
 }  // namespace turbomind

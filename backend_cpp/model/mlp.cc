@@ -6,8 +6,8 @@ namespace turbomind {
 
 DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
     : spec_(spec.mlp),
-      cut_rows_(spec.mlp.cuts.empty() ? nullptr : ops.operations().require(kCutRows)),
-      xielu_(spec.mlp.is_xielu ? ops.operations().require(kXielu) : nullptr),
+      cut_rows_(spec.mlp.cuts.empty() ? nullptr : ops.operations().require<CutRows>()),
+      xielu_(spec.mlp.is_xielu ? ops.operations().require<Xielu>() : nullptr),
       projected_(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size),
       activated_(ops, max_rows, spec.intermediate_size) {}
 
@@ -28,12 +28,12 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
   }
   if (weights.cut != 0) {
     const int size = weights.down.view.in_features;
-    cut_rows_(step.ops, weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected_);
+    cut_rows_(step.ops, {weights.cut, step.rows, size, static_cast<size_t>(2 * size), projected_});
   }
   if (spec_.is_gated) return step.linear(weights.down, mlp.between(), y, accumulate);
   const int size = weights.down.view.in_features;
   if (spec_.is_xielu) {
-    xielu_(step.ops, weights.xielu, projected_, step.rows, size, activated_);
+    xielu_(step.ops, {weights.xielu, projected_, step.rows, size, activated_});
   } else {
     step.ops.activate(spec_.activation, projected_, step.rows, size, activated_);
   }

@@ -6,9 +6,9 @@
 namespace turbomind {
 
 Streams::Streams(Operators& ops, const ModelSpec& spec, int max_rows)
-    : mix_(ops.operations().require(kMixStreams)),
-      correct_(ops.operations().require(kCorrectStreams)),
-      match_rms_(ops.operations().require(kMatchRms)),
+    : mix_(ops.operations().require<MixStreams>()),
+      correct_(ops.operations().require<CorrectStreams>()),
+      match_rms_(ops.operations().require<MatchRms>()),
       count_(spec.streams->count),
       active_(spec.streams->active),
       size_(spec.hidden_size),
@@ -24,7 +24,7 @@ void Streams::make(const StepContext& step, const std::vector<LinearStorage>& ma
   step.ops.copy(hidden, floats_of(step) * sizeof(float), stream(step, 0));
   for (int i = 1; i < count_; ++i) {
     step.ops.linear(makers[static_cast<size_t>(i - 1)].view, hidden, step.rows, stream(step, i), false);
-    match_rms_(step.ops, hidden, step.rows, size_, stream(step, i));
+    match_rms_(step.ops, {hidden, step.rows, size_, stream(step, i)});
   }
 }
 
@@ -37,8 +37,8 @@ void Streams::route(const StepContext& step, const StreamWeights& weights, const
 void Streams::predict(const StepContext& step, const StreamWeights& weights, float* hidden) {
   route(step, weights, active(step));
   step.ops.linear(weights.predict.view, routed_, step.rows, factors_, false);
-  mix_(step.ops, {count_, step.rows, size_}, factors_, streams_[current_].as<float>(),
-       streams_[1 - current_].as<float>());
+  mix_(step.ops,
+       {count_, step.rows, size_, factors_, streams_[current_].as<float>(), streams_[1 - current_].as<float>()});
   current_ = 1 - current_;
   step.ops.copy(active(step), floats_of(step) * sizeof(float), hidden);
 }
@@ -58,7 +58,7 @@ void Streams::join(const StepContext& step, float* hidden) {
 void Streams::correct(const StepContext& step, const StreamWeights& weights, const float* hidden) {
   route(step, weights, hidden);
   step.ops.linear(weights.correct.view, routed_, step.rows, factors_, false);
-  correct_(step.ops, {count_, step.rows, size_}, active_, factors_, hidden, stream(step, 0));
+  correct_(step.ops, {count_, step.rows, size_, active_, factors_, hidden, stream(step, 0)});
 }
 
 void Streams::add(const StepContext& step, const float* branch) {
@@ -70,7 +70,7 @@ void Streams::merge(const StepContext& step, const std::vector<LinearStorage>& r
   step.ops.copy(first, floats_of(step) * sizeof(float), hidden);
   for (int i = 1; i < count_; ++i) {
     step.ops.linear(readers[static_cast<size_t>(i - 1)].view, stream(step, i), step.rows, branch_, false);
-    match_rms_(step.ops, first, step.rows, size_, branch_);
+    match_rms_(step.ops, {first, step.rows, size_, branch_});
     step.ops.add_scaled(1, branch_, step.rows, size_, hidden);
   }
   step.ops.scale_and_cap(1 / static_cast<float>(count_), 0, step.rows, size_, hidden);

@@ -39,9 +39,9 @@ class Streams {
   // routed_ [rows, streams] = tanh of the router of x.
   void route(const StepContext& step, const StreamWeights& weights, const float* x);
 
-  decltype(kMixStreams)::Function mix_;
-  decltype(kCorrectStreams)::Function correct_;
-  decltype(kMatchRms)::Function match_rms_;
+  OperationFunction<MixStreams> mix_;
+  OperationFunction<CorrectStreams> correct_;
+  OperationFunction<MatchRms> match_rms_;
   int count_;
   int active_;
   int size_;

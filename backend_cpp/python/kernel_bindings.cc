@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -19,6 +20,7 @@
 #include "model/embedding_range.h"
 #include "model/worker/step_channel.h"
 #include "python/bindings.h"
+#include "python/fields.h"
 
 namespace py = pybind11;
 
@@ -92,10 +94,6 @@ struct LayerState {
 
 // Rows of a matrix: address, stride of a row.
 using Rows = std::tuple<Address, size_t>;
-
-StridedRows rows_of(const Rows& rows) {
-  return {pointer<float>(std::get<0>(rows)), std::get<1>(rows)};
-}
 
 // Heads of a tensor: address, rows, stride of a row, heads, stride of a head, size of a head.
 using Heads = std::tuple<Address, int, size_t, int, size_t, int>;
@@ -205,51 +203,28 @@ class CpuKernels {
     ops_.gate_heads(Activation::kSilu, view(gate), view(x));
   }
 
-  // weight [channels, kernel]; bias [channels] or 0; x, y [rows, channels].
-  void causal_conv(const LayerState& state, int channels, int kernel, Address weight, Address bias, bool has_silu,
-                   const Rows& x, int rows, const Rows& y) {
+  // An operation on the CPU's memory.
+  template <class Op>
+  void run(const py::args& fields) {
+    const Op op = take_fields<Op>(*this, fields);
     const py::gil_scoped_release unlocked;
-    ConvParams params;
-    params.state = memory(state);
-    params.channels = channels;
-    params.kernel = kernel;
-    params.weight = pointer<const float>(weight);
-    params.bias = pointer<const float>(bias);
-    params.has_silu = has_silu;
-    turbomind::causal_conv(ops_.queue(), params, rows_of(x), rows, rows_of(y));
+    op.run(ops_.queue());
   }
 
-  // Of Mamba-2. a_log, dt_bias [heads]; dt [rows, heads]; decay, beta [rows, heads], dense.
-  void mamba_gates(int heads, Address a_log, Address dt_bias, float dt_min, float dt_max, const Rows& dt, int rows,
-                   Address decay, Address beta) {
-    const py::gil_scoped_release unlocked;
-    GateParams params;
-    params.kind = RecurrenceGate::kMamba;
-    params.heads = heads;
-    params.a_log = pointer<const float>(a_log);
-    params.dt_bias = pointer<const float>(dt_bias);
-    params.dt_min = dt_min;
-    params.dt_max = dt_max;
-    turbomind::recurrence_gates(ops_.queue(), params, rows_of(dt), {}, rows, pointer<float>(decay),
-                                pointer<float>(beta));
-  }
-
-  // decay [rows, heads of v, decay_width], beta [rows, heads of v]; skip [heads of v] or 0; out [rows, heads of v,
-  // head_dim of v].
-  void recurrence(const LayerState& state, Address decay, int decay_width, Address beta, Address skip, const Heads& q,
-                  const Heads& k, const Heads& v, Address out) {
-    const py::gil_scoped_release unlocked;
-    RecurrenceParams params;
-    params.state = memory(state);
-    params.heads = std::get<3>(v);
-    params.key_heads = std::get<3>(k);
-    params.key_dim = std::get<5>(k);
-    params.value_dim = std::get<5>(v);
-    params.decay = pointer<const float>(decay);
-    params.decay_width = decay_width;
-    params.beta = pointer<const float>(beta);
-    params.skip = pointer<const float>(skip);
-    turbomind::recurrence(ops_.queue(), params, view(q), view(k), view(v), pointer<float>(out));
+  // A pointer is an address, and the memory of a state a LayerState.
+  template <class T>
+  T take(const py::object& given) const {
+    if constexpr (std::is_arithmetic_v<T>) {
+      return given.cast<T>();
+    } else if constexpr (std::is_enum_v<T>) {
+      return static_cast<T>(given.cast<int>());
+    } else if constexpr (std::is_pointer_v<T>) {
+      return reinterpret_cast<T>(given.cast<Address>());
+    } else if constexpr (std::is_same_v<T, StateMemory>) {
+      return memory(given.cast<const LayerState&>());
+    } else {
+      return take_fields<T>(*this, given);
+    }
   }
 
  private:
@@ -325,12 +300,9 @@ void bind_kernels(py::module_& m) {
       .def("silu_and_mul", &CpuKernels::silu_and_mul, py::arg("gate_up"), py::arg("rows"), py::arg("size"),
            py::arg("y"))
       .def("silu_gate", &CpuKernels::silu_gate, py::arg("gate"), py::arg("x"))
-      .def("causal_conv", &CpuKernels::causal_conv, py::arg("state"), py::arg("channels"), py::arg("kernel"),
-           py::arg("weight"), py::arg("bias"), py::arg("has_silu"), py::arg("x"), py::arg("rows"), py::arg("y"))
-      .def("mamba_gates", &CpuKernels::mamba_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
-           py::arg("dt_min"), py::arg("dt_max"), py::arg("dt"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
-      .def("recurrence", &CpuKernels::recurrence, py::arg("state"), py::arg("decay"), py::arg("decay_width"),
-           py::arg("beta"), py::arg("skip"), py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"));
+      .def("causal_conv", &CpuKernels::run<CausalConv>)
+      .def("recurrence_gates", &CpuKernels::run<RecurrenceGates>)
+      .def("recurrence", &CpuKernels::run<Recurrence>);
 }
 
 }  // namespace turbomind

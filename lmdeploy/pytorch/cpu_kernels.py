@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
 
+_MAMBA_GATES = 1  # RecurrenceGate::kMamba
+
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -134,11 +136,9 @@ class Kernels:
         """
         x = _dense(x)
         y = torch.empty_like(x)
-        channels, kernel = weight.shape
-        self.native.causal_conv(
-            state, channels, kernel, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), has_silu, _rows(x),
-            len(x), _rows(y),
-        )  # fmt: skip
+        shift = 0 if bias is None else bias.data_ptr()
+        params = (state, *weight.shape, weight.data_ptr(), shift, has_silu)
+        self.native.causal_conv(params, _rows(x), len(x), _rows(y))
         return y
 
     def mamba_gates(
@@ -147,10 +147,8 @@ class Kernels:
         """Return ``exp(-exp(a_log) step)`` and ``step``: ``softplus(dt + dt_bias)``, limited; ``[rows, heads]``."""
         dt = _dense(dt)
         decay, step = torch.empty_like(dt), torch.empty_like(dt)
-        self.native.mamba_gates(
-            dt.shape[1], a_log.data_ptr(), dt_bias.data_ptr(), *limits, _rows(dt), len(dt), decay.data_ptr(),
-            step.data_ptr(),
-        )  # fmt: skip
+        params = (_MAMBA_GATES, dt.shape[1], 1, a_log.data_ptr(), dt_bias.data_ptr(), *limits)
+        self.native.recurrence_gates(params, _rows(dt), (0, 0), len(dt), decay.data_ptr(), step.data_ptr())
         return decay, step
 
     def recurrence(
@@ -188,10 +186,11 @@ class Kernels:
             float32 ``[rows, heads, value size]``.
         """
         out = torch.empty(value.shape, dtype=torch.float32)
-        self.native.recurrence(
-            state, decay.data_ptr(), decay.shape[1] // beta.shape[1], beta.data_ptr(), skip.data_ptr(),
-            _heads(query), _heads(key), _heads(value), out.data_ptr(),
+        params = (
+            state, value.shape[1], *key.shape[1:], value.shape[2], False,
+            decay.data_ptr(), decay.shape[1] // beta.shape[1], beta.data_ptr(), skip.data_ptr(),
         )  # fmt: skip
+        self.native.recurrence(params, _heads(query), _heads(key), _heads(value), out.data_ptr())
         return out
 
     def rms_norm_heads(self, weight: torch.Tensor, eps: float, heads: torch.Tensor) -> None:

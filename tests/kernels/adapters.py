@@ -1,10 +1,12 @@
 """Low-rank adapters for tests of operators, and the float64 matrix that each stands for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from tests.kernels.device import Device
 from tests.kernels.weights import FORMATS
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -16,16 +18,18 @@ class Adapter:
 
     Attributes
     ----------
-    native, native_format
-        As the compiled module takes it.
+    native
+        The fields of its ``LoraWeight``.
+    rank
+        Of all parts together.
     exact
         ``[out_features, in_features]`` float64: scale B A.
     magnitude
         The same of absolute values, which bounds how far sums of it may be off.
     """
 
-    native: Any
-    native_format: int
+    native: tuple[Any, ...]
+    rank: int
     exact: torch.Tensor
     magnitude: torch.Tensor
 
@@ -47,6 +51,20 @@ def make_adapter(kind: str, in_features: int, out_features: int, parts: list[tup
         exact[rows] = scale * up.double() @ down.double()
         magnitude[rows] = abs(scale) * up.double().abs() @ down.double().abs()
         downs.append(down)
-        native_parts.append((up.T.contiguous().view(bits).numpy(), first_out, first_rank, scale))
+        native_parts.append((up.T.contiguous().view(bits), first_out, outputs, first_rank, rank, scale))
         first_rank += rank
-    return Adapter((torch.cat(downs).view(bits).numpy(), native_parts), FORMATS[kind], exact, magnitude)
+    native = (torch.cat(downs).view(bits), native_parts, len(parts), first_rank, FORMATS[kind])
+    return Adapter(native, first_rank, exact, magnitude)
+
+
+def adapted(
+    device: Device, x: torch.Tensor, y: torch.Tensor, adapters: Sequence[Adapter], of_row: Sequence[int]
+) -> torch.Tensor:
+    """Return ``y`` ``[rows, out]`` with what the adapter of each row of ``x`` ``[rows, in]`` adds; -1: none."""
+    layers = [[(None, None, 0, 0, 0), adapter.native] for adapter in adapters]  # the second is run
+    max_rank = max(adapter.rank for adapter in adapters)
+    rows = ([None if adapter < 0 else layers[adapter] for adapter in of_row], 1, len(x), max_rank)
+    shrunk, out = torch.full((len(x), max_rank), 1e30), y.clone()
+    device.native.lora_shrink(rows, x, x.shape[1], shrunk)
+    device.native.lora_expand(rows, shrunk, y.shape[1], out)
+    return out

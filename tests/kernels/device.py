@@ -7,7 +7,7 @@ modules take.
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -89,7 +89,8 @@ class Device:
     isa
         The instruction set of the CPU; empty on CUDA.
     native
-        The compiled module's object.
+        The compiled module's object. An operation of ``backend_cpp/kernels`` is a method, given its fields,
+        whose tensors it writes: ``native.match_rms(like, rows, size, x)``.
     """
 
     def __init__(self, name: str, isa: str = "") -> None:
@@ -131,76 +132,50 @@ class Device:
         arguments = (gate_up.native, ACTIVATIONS.index(activation), down.native, _array(x), y, before is not None)
         return torch.from_numpy(self.native.gated_mlp(*arguments))
 
-    def head_linear(self, weight: Any, x: torch.Tensor, gap: int = 0) -> torch.Tensor:
-        """Return each head's own product: ``x`` ``[rows, heads, in + gap]``, of which ``gap`` are no inputs."""
-        rows, heads = x.shape[:2]
-        y = _unwritten(rows, heads, weight.exact.shape[0] // heads)
-        return torch.from_numpy(self.native.head_linear(weight.native, _array(x), gap, y))
-
-    def lora(
-        self, x: torch.Tensor, y: torch.Tensor, adapters: Sequence[Any], adapter_of_row: Sequence[int]
-    ) -> torch.Tensor:
-        """Return ``y`` ``[rows, out]`` with what the adapter of each row of ``x`` ``[rows, in]`` adds; -1: none.
-
-        ``adapters`` are :class:`~tests.kernels.adapters.Adapter`, all of one type.
-        """
-        native = [adapter.native for adapter in adapters]
-        return torch.from_numpy(
-            self.native.lora(_array(x), _array(y), native, list(adapter_of_row), adapters[0].native_format)
-        )
-
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return RMSNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` ``[size]``."""
-        return torch.from_numpy(self.native.norm(_array(x), False, _array(weight), None, eps))
+        return self._norm(x, (0, eps, weight, None))
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
         """Return LayerNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` plus ``bias`` ``[size]``."""
-        return torch.from_numpy(self.native.norm(_array(x), True, _array(weight), _array(bias), eps))
+        return self._norm(x, (1, eps, weight, bias))
+
+    def _norm(self, x: torch.Tensor, weight: tuple[Any, ...]) -> torch.Tensor:
+        y = torch.full_like(x, torch.nan)
+        self.native.norm(weight, x, y)
+        return y
 
     def norm_heads(
         self, x: torch.Tensor, first: int, heads: int, weight: torch.Tensor, eps: float, *, is_layer_norm: bool = False
     ) -> torch.Tensor:
         """Return ``x`` with each of the heads that begin in column ``first`` normed by ``weight`` ``[head_dim]``."""
-        arguments = (first, heads, weight.shape[0], is_layer_norm, _array(weight), eps)
-        return torch.from_numpy(self.native.norm_heads(_array(x), *arguments))
+        y = x.clone()
+        own = y[:, first : first + heads * len(weight)].unflatten(1, (heads, len(weight)))
+        self.native.norm((int(is_layer_norm), eps, weight, None), own, own)
+        return y
 
     def activate(self, x: torch.Tensor, activation: str, *, is_gated: bool) -> torch.Tensor:
         """Return ``act(x)``, or, gated, ``act(gate) * up``, where gate is the first half of each row."""
-        y = _unwritten(x.shape[0], x.shape[1] // 2 if is_gated else x.shape[1])
-        return torch.from_numpy(self.native.activate(_array(x), ACTIVATIONS.index(activation), is_gated, y))
-
-    def xielu(self, x: torch.Tensor, positive: float, negative: float, linear: float) -> torch.Tensor:
-        """Return xIELU of every element of ``x`` ``[rows, size]``, with these factors."""
-        return torch.from_numpy(self.native.xielu(_array(x), positive, negative, linear))
-
-    def mix_streams(self, x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        """Return each stream of ``x`` ``[count, rows, size]`` plus all times ``factors`` ``[rows, count, count]``."""
-        return torch.from_numpy(self.native.mix_streams(_array(x), _array(factors)))
-
-    def correct_streams(self, x: torch.Tensor, active: int, factors: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Return the streams ``[count, rows, size]``, corrected by ``factors`` ``[rows, count]`` and ``made``."""
-        return torch.from_numpy(self.native.correct_streams(_array(x), active, _array(factors), _array(made)))
-
-    def match_rms(self, like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return rows ``[rows, size]`` with the root mean square of those of ``like``."""
-        return torch.from_numpy(self.native.match_rms(_array(like), _array(x)))
-
-    def cut_rows(self, x: torch.Tensor, factor: float, size: int) -> torch.Tensor:
-        """Return rows ``[rows, width]`` whose first ``size`` numbers are cut."""
-        return torch.from_numpy(self.native.cut_rows(_array(x), factor, size))
+        gate, up = x.chunk(2, dim=1) if is_gated else (x, None)
+        y = torch.full(gate.shape, torch.nan)
+        self.native.activate(ACTIVATIONS.index(activation), gate, up, y)
+        return y
 
     def apply(
         self, kind: str, x: torch.Tensor, *, scale: float = 1, limit: float = 0,
         factors: torch.Tensor | None = None, head_dim: int | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Return ``x`` ``[rows, ..., width]``, of each width the first ``head_dim`` as a ``Pointwise`` changes them."""
-        heads = _array(x.reshape(len(x), -1, x.shape[-1]))
-        own = POINTWISE.index(kind), scale, limit, _array(factors)
-        return torch.from_numpy(self.native.apply(heads, head_dim or x.shape[-1], *own)).view(x.shape)
+        y = x.clone()
+        heads = y.view(len(x), -1, x.shape[-1])[..., :head_dim]
+        self.native.apply((POINTWISE.index(kind), scale, limit, factors), heads)
+        return y
 
     def add_scaled(self, scale: float, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return ``y + scale x``."""
-        return torch.from_numpy(self.native.add_scaled(scale, _array(x), _array(y)))
+        total = y.clone()
+        self.native.add_scaled(scale, x, *x.shape, total)
+        return total
 
     def rope_table(
         self,
@@ -214,10 +189,11 @@ class Device:
 
         ``positions`` are ``[rows]``, or ``[rows, axes]`` of which ``axis_of_pair`` names one for each pair.
         """
-        like = _unwritten(positions.shape[0], frequencies.shape[1])
-        arrays = (_array(positions.view(len(positions), -1)), _array(sets), _array(frequencies))
-        tables = self.native.rope_table(*arrays, scale, _array(axis_of_pair), like)
-        return torch.from_numpy(tables[0]), torch.from_numpy(tables[1])
+        rows, pairs = len(positions), frequencies.shape[1]
+        cosine, sine = torch.full((2, rows, pairs), torch.nan)
+        axes = positions.numel() // rows
+        self.native.rope_table((positions, sets, frequencies, pairs, scale, axes, axis_of_pair), rows, cosine, sine)
+        return cosine, sine
 
     def rope(
         self,
@@ -229,38 +205,47 @@ class Device:
         is_interleaved: bool,
     ) -> torch.Tensor:
         """Return the heads ``x`` ``[rows, heads, head_dim]`` rotated, times ``factors`` ``[rows]``."""
-        arguments = (_array(x), _array(cos), _array(sin), is_interleaved, _array(factors))
-        return torch.from_numpy(self.native.rope(*arguments))
+        y = x.clone()
+        self.native.rope((cos, sin, cos.shape[1], is_interleaved), y, factors)
+        return y
 
     def embed(self, table: Any, tokens: torch.Tensor, scale: float) -> torch.Tensor:
         """Return rows of the table, a :class:`~tests.kernels.weights.Weight`, times ``scale``."""
-        y = _unwritten(tokens.shape[0], table.exact.shape[1])
-        return torch.from_numpy(self.native.embed(table.native, _array(tokens), scale, y))
+        y = torch.full((len(tokens), table.exact.shape[1]), torch.nan)
+        self.native.embed(table.native, tokens, len(tokens), scale, y)
+        return y
 
     def gather_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Return the rows of ``x`` that ``indices``, int32, name."""
-        y = _unwritten(indices.shape[0], x.shape[1])
-        return torch.from_numpy(self.native.gather_rows(_array(x), _array(indices), y))
+        y = torch.full((len(indices), x.shape[1]), torch.nan)
+        self.native.gather_rows(x, indices, *y.shape, y)
+        return y
 
     def scatter_rows(
         self, x: torch.Tensor, indices: torch.Tensor, y: torch.Tensor, *, accumulate: bool = False
     ) -> torch.Tensor:
         """Return ``y`` with the rows that ``indices``, int32, name replaced by those of ``x``, or these added."""
-        return torch.from_numpy(self.native.scatter_rows(_array(x), _array(indices), _array(y), accumulate))
+        y = y.clone()
+        self.native.scatter_rows(x, indices, *x.shape, y, accumulate)
+        return y
 
     def copy_heads(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return ``y`` ``[rows, heads, width]`` with the heads of ``x``, not wider, at the front of its own."""
-        return torch.from_numpy(self.native.copy_heads(_array(x), _array(y)))
+        y = y.clone()
+        self.native.copy_heads(x, y[..., : x.shape[2]])
+        return y
 
     def route(self, router: Router, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return experts (int32) and weights, both ``[rows, top_k]``, of ``logits`` ``[rows, experts]``."""
-        shape = (logits.shape[0], router.top_k)
-        experts, weights = self.native.route(
-            _array(logits), ROUTER_SCORES.index(router.score), router.mixer_jitter, router.num_groups,
-            router.top_groups, GROUP_SCORES.index(router.group_score), _array(router.choice_bias), router.normalize,
-            router.scale, _array(router.expert_scales), np.full(shape, -1, np.int32), _unwritten(*shape),
+        shape = (len(logits), router.top_k)
+        experts, weights = torch.full(shape, -1, dtype=torch.int32), torch.full(shape, torch.nan)
+        params = (
+            router.num_experts, router.top_k, ROUTER_SCORES.index(router.score), router.mixer_jitter, router.num_groups,
+            router.top_groups, GROUP_SCORES.index(router.group_score), router.choice_bias, router.normalize,
+            router.scale, router.expert_scales,
         )  # fmt: skip
-        return torch.from_numpy(experts), torch.from_numpy(weights)
+        self.native.route(params, logits, len(logits), experts, weights)
+        return experts, weights
 
     def begin_step(self, rows: int) -> None:
         """Have a step of this many rows: those after them in what :meth:`route` gets are there to fill it up."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from lmdeploy.turbomind.spec.parts import ACTIVATIONS
 from tests.kernels.device import Device
 
 # Rows of one sequence in a step: first row, how many, the page of its state, whether that is all zeros before.
@@ -55,19 +55,22 @@ class States:
     ----------
     pages
         ``[pages, floats]``.
-    is_rest_untouched
-        Whether nothing was written that is no state's and no result's.
     """
 
     def __init__(self, device: Device, pages: int, size: int) -> None:
         self._native = device.native
         self.pages = torch.full((pages, BEFORE + size + AFTER), float("nan"))
-        self.is_rest_untouched = True
+        self._are_results_whole = True
 
-    def _keep(self, pages: np.ndarray) -> None:
-        self.pages = torch.from_numpy(pages)
+    def _memory(self, spans: Sequence[StateSpan]) -> tuple[object, ...]:
+        rows = [(first, count, page, int(is_fresh)) for first, count, page, is_fresh in spans]
+        return self.pages, self.pages.shape[1] * 4, BEFORE * 4, rows, len(rows)
+
+    @property
+    def is_rest_untouched(self) -> bool:
+        """Whether nothing was written that is no state's and no result's."""
         rest = torch.cat([self.pages[:, :BEFORE], self.pages[:, -AFTER:]], dim=1)
-        self.is_rest_untouched &= bool(rest.isnan().all())
+        return self._are_results_whole and bool(rest.isnan().all())
 
     def state(self, page: int) -> torch.Tensor:
         """Return what is in a page."""
@@ -83,31 +86,26 @@ class States:
         has_silu: bool,
     ) -> torch.Tensor:
         """Return the convolution of ``x`` ``[rows, channels]`` with ``weight`` ``[channels, kernel]``."""
-        channels = x.shape[1]
+        channels, kernel = weight.shape
         wide = torch.nn.functional.pad(x, (0, 3), value=7.0)
-        shift = None if bias is None else bias.numpy()
-        y, pages = self._native.causal_conv(
-            wide.numpy(), weight.numpy(), shift, has_silu, self.pages.numpy(), BEFORE, list(spans)
-        )
-        self._keep(pages)
-        self.is_rest_untouched &= bool((y[:, channels:] == 7).all())
-        return torch.from_numpy(y[:, :channels])
+        params = (self._memory(spans), channels, kernel, weight, bias, has_silu)
+        self._native.causal_conv(params, wide, len(x), wide)
+        self._are_results_whole &= bool((wide[:, channels:] == 7).all())
+        return wide[:, :channels]
 
     def recur(self, rule: Recurrence, inputs: RecurrenceInputs, spans: Sequence[StateSpan]) -> torch.Tensor:
         """Return the recurrence's results ``[rows, heads, value_dim]``; those of rows of no span are NaN."""
 
-        def spread(x: torch.Tensor) -> np.ndarray:
-            return torch.nn.functional.pad(x, (0, 5), value=float("nan")).numpy()
+        def spread(x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.pad(x, (0, 5), value=float("nan"))[..., : x.shape[-1]]
 
-        like = np.full(inputs.v.shape, np.nan, np.float32)
-        beta = None if inputs.beta is None else inputs.beta.numpy()
-        skip = None if inputs.skip is None else inputs.skip.numpy()
-        out, pages = self._native.recurrence(
-            spread(inputs.q), spread(inputs.k), spread(inputs.v), rule.key_dim, rule.has_delta,
-            inputs.decay.numpy(), beta, skip, self.pages.numpy(), BEFORE, list(spans), like,
+        out = torch.full_like(inputs.v, torch.nan)
+        params = (
+            self._memory(spans), rule.heads, rule.key_heads, rule.key_dim, rule.value_dim, rule.has_delta,
+            inputs.decay, rule.decay_width if inputs.decay.ndim > 1 else 0, inputs.beta, inputs.skip,
         )  # fmt: skip
-        self._keep(pages)
-        return torch.from_numpy(out)
+        self._native.recurrence(params, spread(inputs.q), spread(inputs.k), spread(inputs.v), out)
+        return out
 
 
 def recurrence_gates(
@@ -122,14 +120,13 @@ def recurrence_gates(
 
     With limits they are Mamba's. ``b`` ``[rows, heads]`` may be missing; then the betas are NaN but with limits.
     """
-    rows, heads, _ = a.shape
+    rows, heads, width = a.shape
     wide = torch.nn.functional.pad(a.flatten(1), (0, 3), value=float("nan"))
-    strengths = None if b is None else torch.nn.functional.pad(b, (0, 2), value=float("nan")).numpy()
-    decay, beta = device.native.recurrence_gates(
-        int(dt_limits is not None), wide.numpy(), strengths, a_log.numpy(), dt_bias.numpy(),
-        *(dt_limits or (0.0, 0.0)), np.full(a.shape, np.nan, np.float32), np.full((rows, heads), np.nan, np.float32),
-    )  # fmt: skip
-    return torch.from_numpy(decay), torch.from_numpy(beta)
+    strengths = None if b is None else torch.nn.functional.pad(b, (0, 2), value=float("nan"))
+    params = (int(dt_limits is not None), heads, width, a_log, dt_bias, *(dt_limits or (0.0, 0.0)))
+    decay, beta = torch.full_like(a, torch.nan), torch.full((rows, heads), torch.nan)
+    device.native.recurrence_gates(params, wide, strengths, rows, decay, beta)
+    return decay, beta
 
 
 GATES = ("sigmoid", "silu", "linear")
@@ -137,5 +134,6 @@ GATES = ("sigmoid", "silu", "linear")
 
 def gate_heads(device: Device, gate: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
     """Return ``x`` ``[rows, heads, head_dim]`` times a function of ``gate``."""
-    wide = torch.nn.functional.pad(gate, (0, 3), value=float("nan"))
-    return torch.from_numpy(device.native.gate_heads(kind, wide.numpy(), x.numpy()))
+    wide, y = torch.nn.functional.pad(gate, (0, 3), value=float("nan")), x.clone()
+    device.native.activate((*ACTIVATIONS, "sigmoid", "linear").index(kind), wide[..., : x.shape[2]], y, y)
+    return y

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.kernels.adapters import make_adapter
+from tests.kernels.adapters import adapted, make_adapter
 from tests.kernels.arguments import AttentionRule, HeadSizes
 from tests.kernels.device import Device
 from tests.kernels.linear_bounds import check
@@ -82,7 +82,7 @@ def test_any_number_of_rows_is_embedded_moved_and_adapted(cuda: Device) -> None:
         cuda.scatter_rows(rows, every, rows)
         cuda.copy_heads(rows.view(ROWS, 2, 4), torch.randn(ROWS, 2, 6))
         adapter = make_adapter("bfloat16", 8, 8, [(0, 8, 2, 1.0)])
-        cuda.lora(rows, rows, [adapter], [0] * ROWS)
+        adapted(cuda, rows, rows, [adapter], [0] * ROWS)
 
 
 def test_any_number_of_rows_and_sequences_goes_through_recurrent_mixers(cuda: Device) -> None:

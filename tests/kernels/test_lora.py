@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.adapters import Adapter, make_adapter
+from tests.kernels.adapters import Adapter, adapted, make_adapter
 from tests.kernels.device import Device
 
 EPS = 2.0**-24
@@ -33,7 +33,7 @@ def test_each_row_gets_what_its_own_adapter_adds(
     ]
     of_row = [0, -1, 1, 1, 2, 0, -1, 2]
     x, y = torch.randn(len(of_row), in_features), torch.randn(len(of_row), out_features)
-    out = device.lora(x, y, adapters, of_row)
+    out = adapted(device, x, y, adapters, of_row)
     exact = expected(adapters, of_row, x, y)
     for row, adapter in enumerate(of_row):
         if adapter < 0:
@@ -50,9 +50,9 @@ def test_a_row_is_bitwise_the_same_alone_and_alongside_rows_of_any_adapters(devi
     adapters = [make_adapter("bfloat16", 200, 191, JOINED), make_adapter("bfloat16", 200, 191, ALONE)]
     of_row = [0] * 51 + [1] * 7 + [-1] * 2 + [1, 0, 1]
     x, y = torch.randn(len(of_row), 200), torch.randn(len(of_row), 191)
-    together = device.lora(x, y, adapters, of_row)
+    together = adapted(device, x, y, adapters, of_row)
     for row in (0, 5, 47, 48, 50, 51, 57, 60, 61, 62):
-        alone = device.lora(x[row : row + 1], y[row : row + 1], [adapters[of_row[row]]], [0])
+        alone = adapted(device, x[row : row + 1], y[row : row + 1], [adapters[of_row[row]]], [0])
         assert torch.equal(alone[0], together[row])
 
 
@@ -60,9 +60,9 @@ def test_a_row_that_is_not_finite_spoils_no_other(device: Device) -> None:
     torch.manual_seed(2)
     adapters = [make_adapter("float32", 64, 80, [(0, 80, 4, 1.0)])]
     x, y = torch.randn(6, 64), torch.zeros(6, 80)
-    clean = device.lora(x, y, adapters, [0] * 6)
+    clean = adapted(device, x, y, adapters, [0] * 6)
     x[2, 3] = torch.nan
-    out = device.lora(x, y, adapters, [0] * 6)
+    out = adapted(device, x, y, adapters, [0] * 6)
     assert out[2].isnan().all()
     assert torch.equal(out[[0, 1, 3, 4, 5]], clean[[0, 1, 3, 4, 5]])
 
@@ -71,6 +71,6 @@ def test_many_rows_of_one_wide_adapter_agree_with_float64(device: Device) -> Non
     torch.manual_seed(3)
     adapters = [make_adapter("bfloat16", 300, 700, [(0, 700, 64, 0.25)])]
     x, y = torch.randn(100, 300), torch.randn(100, 700)
-    out = device.lora(x, y, adapters, [0] * 100)
+    out = adapted(device, x, y, adapters, [0] * 100)
     bound = 400 * EPS * (x.double().abs() @ adapters[0].magnitude.T) + 4 * EPS * y.abs()
     assert ((out.double() - y.double() - x.double() @ adapters[0].exact.T).abs() <= 2 * bound).all()

@@ -3,11 +3,7 @@
 #include <string>
 
 #include "device/cuda/sampler.h"
-#include "kernels/cuda/device_memory.h"
-#include "kernels/cuda/elementwise/elementwise.h"
-#include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/recurrence/recurrence.h"
-#include "kernels/head_linear.h"
+#include "kernels/all_operations.h"
 
 namespace turbomind {
 
@@ -45,22 +41,8 @@ CudaOperators::~CudaOperators() {
   graphs_.clear();
 }
 
-const OperationTable& CudaOperators::table() {
-  static const OperationTable all = [] {
-    OperationTable table;
-    table.add<CudaOperators, cuda::causal_conv>(kCausalConv);
-    table.add<CudaOperators, cuda::correct_streams>(kCorrectStreams);
-    table.add<CudaOperators, cuda::cut_rows>(kCutRows);
-    table.add<CudaOperators, &CudaOperators::head_linear>(kHeadLinear);
-    table.add<CudaOperators, cuda::lora_expand>(kLoraExpand);
-    table.add<CudaOperators, cuda::lora_shrink>(kLoraShrink);
-    table.add<CudaOperators, cuda::match_rms>(kMatchRms);
-    table.add<CudaOperators, cuda::mix_streams>(kMixStreams);
-    table.add<CudaOperators, cuda::recurrence>(kRecurrence);
-    table.add<CudaOperators, cuda::recurrence_gates>(kRecurrenceGates);
-    table.add<CudaOperators, cuda::xielu>(kXielu);
-    return table;
-  }();
+const OperationTable& CudaOperators::operations() const {
+  static const OperationTable all = OperationTable::of<CudaOperators>(AllOperations{});
   return all;
 }
 
@@ -106,10 +88,6 @@ AlignedBuffer CudaOperators::allocate_staging(size_t bytes) {
   void* data = nullptr;
   cuda::check(cudaMallocHost(&data, bytes), "allocating pinned memory");
   return AlignedBuffer(data, bytes, release_staging);
-}
-
-size_t CudaOperators::free_memory() const {
-  return cuda::free_device_memory();
 }
 
 void CudaOperators::transfer(Transfer transfer, const void* source, size_t bytes, void* destination) {
@@ -235,19 +213,6 @@ void CudaOperators::warm_up(const std::function<void()>& body) {
 
 // ---- operators ----
 
-void CudaOperators::embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) {
-  cuda::embed(stream(), table, tokens, rows, scale, y);
-}
-
-void CudaOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y,
-                                 bool accumulate) {
-  cuda::scatter_rows(stream(), x, indices, count, size, y, accumulate);
-}
-
-void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
-  cuda::copy_heads(stream(), from, to);
-}
-
 void CudaOperators::linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
                            bool accumulate) {
   cuda::LinearScratch memory = linear_scratch(cuda::linear_scratch_bytes(weight, rows));
@@ -257,41 +222,8 @@ void CudaOperators::linear(const LinearWeight& weight, const LinearInput& input,
                accumulate);
 }
 
-void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
-  const size_t bytes = cuda::head_linear_scratch_bytes(weight, x.heads, x.rows);
-  cuda::head_linear(stream(), linear_scratch(bytes), weight, x, y);
-}
-
-void CudaOperators::norm(const NormWeight& weight, const HeadsView& x, const HeadsView& y) {
-  cuda::norm(stream(), weight, x, y);
-}
-
-void CudaOperators::rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) {
-  cuda::rope_table(stream(), angles, rows, cosine, sine);
-}
-
-void CudaOperators::rope(const RopeTable& table, const HeadsView& heads, const float* factors) {
-  cuda::rope(stream(), table, heads, factors);
-}
-
-void CudaOperators::activate(Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) {
-  cuda::activate(stream(), activation, gate, up, y);
-}
-
-void CudaOperators::apply(const Pointwise& function, const HeadsView& x) {
-  cuda::apply(stream(), function, x);
-}
-
-void CudaOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
-  cuda::add_scaled(stream(), scale, x, rows, size, y);
-}
-
-void CudaOperators::all_reduce(float* x, size_t count) {
-  if (rank_.group) rank_.group->all_reduce(rank_.rank, x, count, stream());
-}
-
-void CudaOperators::all_gather(float* x, size_t count) {
-  if (rank_.group) rank_.group->all_gather(rank_.rank, x, count, stream());
+void CudaOperators::run(const HeadLinear& op) {
+  cuda::head_linear(stream(), linear_scratch(cuda::head_linear_scratch_bytes(op)), op);
 }
 
 void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,

@@ -17,6 +17,7 @@
 #include "device/operators.h"
 #include "kernels/cuda/attention/paged_attention.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/elementwise/elementwise.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/moe/moe.h"
@@ -29,8 +30,6 @@ class CudaOperators final : public Operators, private PreparedSteps {
   explicit CudaOperators(CudaRank rank = {});
   ~CudaOperators() override;
 
-  static const OperationTable& table();
-
   // On the same stream.
   std::unique_ptr<Operators> make_alongside() override;
 
@@ -38,7 +37,7 @@ class CudaOperators final : public Operators, private PreparedSteps {
   AlignedBuffer allocate(size_t bytes, MemoryUse use = MemoryUse::kSteps) override;
   void expect(size_t bytes, MemoryUse use) const override;
   AlignedBuffer allocate_staging(size_t bytes) override;
-  size_t free_memory() const override;
+  size_t free_memory() const override { return cuda::free_device_memory(); }
   void transfer(Transfer transfer, const void* source, size_t bytes, void* destination) override;
   void wait() override;
   void fill_zero(void* data, size_t bytes) override;
@@ -50,21 +49,39 @@ class CudaOperators final : public Operators, private PreparedSteps {
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
   PreparedSteps* prepared_steps() override { return uses_graphs_ ? this : nullptr; }
 
-  const OperationTable& operations() const override { return table(); }
-  void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
-  void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override;
-  void copy_heads(const HeadsView& from, const HeadsView& to) override;
+  const OperationTable& operations() const override;
+  void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override {
+    cuda::embed(stream(), table, tokens, rows, scale, y);
+  }
+  void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override {
+    cuda::scatter_rows(stream(), x, indices, count, size, y, accumulate);
+  }
+  void copy_heads(const HeadsView& from, const HeadsView& to) override { cuda::copy_heads(stream(), from, to); }
   LinearTypes types_of(const LinearWeight& weight, int rows) override { return scaled_->types_of(weight, rows); }
   void linear(const LinearWeight& weight, const LinearInput& input, int rows, const TypedRows& y,
               bool accumulate) override;
-  void norm(const NormWeight& weight, const HeadsView& x, const HeadsView& y) override;
-  void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override;
-  void rope(const RopeTable& table, const HeadsView& heads, const float* factors) override;
-  void activate(Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) override;
-  void apply(const Pointwise& function, const HeadsView& x) override;
-  void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
-  void all_reduce(float* x, size_t count) override;
-  void all_gather(float* x, size_t count) override;
+  void norm(const NormWeight& weight, const HeadsView& x, const HeadsView& y) override {
+    cuda::norm(stream(), weight, x, y);
+  }
+  void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override {
+    cuda::rope_table(stream(), angles, rows, cosine, sine);
+  }
+  void rope(const RopeTable& table, const HeadsView& heads, const float* factors) override {
+    cuda::rope(stream(), table, heads, factors);
+  }
+  void activate(Activation activation, const HeadsView& gate, const HeadsView& up, const HeadsView& y) override {
+    cuda::activate(stream(), activation, gate, up, y);
+  }
+  void apply(const Pointwise& function, const HeadsView& x) override { cuda::apply(stream(), function, x); }
+  void add_scaled(float scale, const float* x, int rows, int size, float* y) override {
+    cuda::add_scaled(stream(), scale, x, rows, size, y);
+  }
+  void all_reduce(float* x, size_t count) override {
+    if (rank_.group) rank_.group->all_reduce(rank_.rank, x, count, stream());
+  }
+  void all_gather(float* x, size_t count) override {
+    if (rank_.group) rank_.group->all_gather(rank_.rank, x, count, stream());
+  }
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
   DType attended_type(const AttentionParams& params, DType wanted) const override;
@@ -72,6 +89,9 @@ class CudaOperators final : public Operators, private PreparedSteps {
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
                    const int32_t* chosen, const float* weights, float* y) override;
+
+  // The operation that needs scratch memory.
+  void run(const HeadLinear& op);
 
   // ---- for what else works on this stream ----
 
@@ -102,7 +122,6 @@ class CudaOperators final : public Operators, private PreparedSteps {
   bool prepare(int rows, const std::function<void()>& body) override;
   void forget(int rows) override { graphs_.forget(shape_of(rows)); }
 
-  void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y);
   DecodingShape shape_of(int rows) { return {rows, spans_of({}).max_context()}; }
   void set_row_count(int32_t rows);
   CudaSpans& spans_of(SpanSet set);

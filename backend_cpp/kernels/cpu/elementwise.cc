@@ -37,7 +37,7 @@ void activate(ThreadPool& pool, Activation activation, const HeadsView& gate, co
   });
 }
 
-void xielu(ThreadPool& pool, const XieluFactors& factors, const float* x, int rows, int size, float* y) {
+void Xielu::run(ThreadPool& pool) const {
   for_rows(pool, rows, 4 * size,
            [&](size_t row) { kernels().xielu_row(factors, x + row * size, size, y + row * size); });
 }

@@ -49,7 +49,7 @@ void cut(int count, size_t unit_bytes, int multiple, Add&& add) {
 
 }  // namespace
 
-void lora_shrink(ThreadPool& pool, const LoraRows& rows, const float* x, int in_features, float* shrunk) {
+void LoraShrink::run(ThreadPool& pool) const {
   std::vector<LoraTask>& scratch = tasks;
   scratch.clear();
   for_runs(rows, [&](const LoraWeight& weight, int row, int count) {
@@ -70,7 +70,7 @@ void lora_shrink(ThreadPool& pool, const LoraRows& rows, const float* x, int in_
   });
 }
 
-void lora_gather(ThreadPool&, const LoraRows& rows, const int32_t* inputs, int in_features, float* shrunk) {
+void LoraGather::run(ThreadPool&) const {
   const auto gather = [&](const auto* down, int rank, int row) {
     for (int k = 0; k < rank; ++k) {
       shrunk[static_cast<size_t>(row) * rows.max_rank + k] =
@@ -90,7 +90,7 @@ void lora_gather(ThreadPool&, const LoraRows& rows, const int32_t* inputs, int i
   }
 }
 
-void lora_expand(ThreadPool& pool, const LoraRows& rows, const float* shrunk, int out_features, float* y) {
+void LoraExpand::run(ThreadPool& pool) const {
   std::vector<LoraTask>& scratch = tasks;
   scratch.clear();
   for_runs(rows, [&](const LoraWeight& weight, int row, int count) {

@@ -178,11 +178,11 @@ void copy_token(const CacheLayout& from_layout, const TokenPlace& from, const Ca
 
 // ---- attention to them ----
 
-class SparseAttention {
+class AttentionToChosen {
  public:
-  SparseAttention(const AttentionParams& params, int top_k, const int32_t* chosen, const HeadsView& q, float* out)
-      : params_(params), top_k_(top_k), chosen_(chosen), q_(q), out_(out) {
-    gathered_ = params.layout;
+  explicit AttentionToChosen(const SparseAttention& op)
+      : params_(op.params), top_k_(op.top_k), chosen_(op.chosen), q_(op.q), out_(op.out) {
+    gathered_ = params_.layout;
     gathered_.num_layers = 1;
     gathered_.block_len = kPartitionTokens;
     gathered_.page_bytes = 0;
@@ -257,11 +257,10 @@ class SparseAttention {
 
 }  // namespace
 
-void choose_keys(ThreadPool& pool, const AttentionParams& index, int top_k, const HeadsView& q, const float* weights,
-                 int32_t* chosen) {
+void ChooseKeys::run(ThreadPool& pool) const {
   static thread_local std::vector<float> scores;
-  const std::vector<SparseRow> rows = sparse_rows(index, top_k);
-  const auto block_len = static_cast<size_t>(index.layout.block_len);
+  const std::vector<SparseRow> rows = sparse_rows(params, top_k);
+  const auto block_len = static_cast<size_t>(params.layout.block_len);
   for (size_t first = 0; first < rows.size();) {
     // As many rows as the scores have space for; a row's begin at a multiple of a block.
     std::vector<size_t> begins;
@@ -279,7 +278,7 @@ void choose_keys(ThreadPool& pool, const AttentionParams& index, int top_k, cons
     float* const of_all = scores.data();
     pool.parallel_for(static_cast<int>(tasks.size()), [&](int i) {
       const auto [row, key] = tasks[static_cast<size_t>(i)];
-      score_keys(index, rows[row], key, q, weights, of_all + begins[row - first]);
+      score_keys(params, rows[row], key, q, weights, of_all + begins[row - first]);
     });
     pool.parallel_for(static_cast<int>(last - first), [&](int i) {
       const SparseRow& row = rows[first + static_cast<size_t>(i)];
@@ -290,8 +289,7 @@ void choose_keys(ThreadPool& pool, const AttentionParams& index, int top_k, cons
   }
 }
 
-void sparse_attention(ThreadPool& pool, const AttentionParams& params, int top_k, const int32_t* chosen,
-                      const HeadsView& q, float* out) {
+void SparseAttention::run(ThreadPool& pool) const {
   static thread_local std::vector<float> workspace;
   AttentionParams dense = params;
   const std::vector<AttentionSpan> spans = dense_spans(params, top_k);
@@ -303,7 +301,7 @@ void sparse_attention(ThreadPool& pool, const AttentionParams& params, int top_k
   };
   if (!spans.empty()) paged_attention(pool, dense, q, grow(attention_workspace_floats(dense)), out);
 
-  const SparseAttention attention(params, top_k, chosen, q, out);
+  const AttentionToChosen attention(*this);
   const std::vector<SparseRow> rows = sparse_rows(params, top_k);
   const int partitions = attention.partitions();
   const size_t partial = attention.partial_floats();

@@ -17,39 +17,38 @@ float mean_square(const float* x, int size) {
 
 }  // namespace
 
-void mix_streams(ThreadPool& pool, const StreamShape& shape, const float* factors, const float* x, float* y) {
-  const auto count = static_cast<size_t>(shape.count);
-  const auto size = static_cast<size_t>(shape.size);
-  const size_t stream = static_cast<size_t>(shape.rows) * size;
-  for_rows(pool, shape.rows, shape.size * shape.count * shape.count, [&](size_t row) {
-    for (size_t i = 0; i < count; ++i) {
-      float* to = y + i * stream + row * size;
-      std::copy_n(x + i * stream + row * size, size, to);
-      for (size_t k = 0; k < count; ++k) {
-        const float factor = factors[(row * count + i) * count + k];
-        const float* from = x + k * stream + row * size;
-        for (size_t j = 0; j < size; ++j) to[j] += factor * from[j];
+void MixStreams::run(ThreadPool& pool) const {
+  const auto streams = static_cast<size_t>(count);
+  const auto width = static_cast<size_t>(size);
+  const size_t stream = static_cast<size_t>(rows) * width;
+  for_rows(pool, rows, size * count * count, [&](size_t row) {
+    for (size_t i = 0; i < streams; ++i) {
+      float* to = y + i * stream + row * width;
+      std::copy_n(x + i * stream + row * width, width, to);
+      for (size_t k = 0; k < streams; ++k) {
+        const float factor = factors[(row * streams + i) * streams + k];
+        const float* from = x + k * stream + row * width;
+        for (size_t j = 0; j < width; ++j) to[j] += factor * from[j];
       }
     }
   });
 }
 
-void correct_streams(ThreadPool& pool, const StreamShape& shape, int active, const float* factors, const float* made,
-                     float* x) {
-  const auto count = static_cast<size_t>(shape.count);
-  const auto size = static_cast<size_t>(shape.size);
-  const size_t stream = static_cast<size_t>(shape.rows) * size;
-  for_rows(pool, shape.rows, shape.size * shape.count, [&](size_t row) {
-    const float* rows_factors = factors + row * count;
-    const float* active_row = x + static_cast<size_t>(active) * stream + row * size;
-    for (size_t j = 0; j < size; ++j) {
-      const float change = made[row * size + j] - active_row[j];
-      for (size_t i = 0; i < count; ++i) x[i * stream + row * size + j] += (1 + rows_factors[i]) * change;
+void CorrectStreams::run(ThreadPool& pool) const {
+  const auto streams = static_cast<size_t>(count);
+  const auto width = static_cast<size_t>(size);
+  const size_t stream = static_cast<size_t>(rows) * width;
+  for_rows(pool, rows, size * count, [&](size_t row) {
+    const float* rows_factors = factors + row * streams;
+    const float* active_row = x + static_cast<size_t>(active) * stream + row * width;
+    for (size_t j = 0; j < width; ++j) {
+      const float change = made[row * width + j] - active_row[j];
+      for (size_t i = 0; i < streams; ++i) x[i * stream + row * width + j] += (1 + rows_factors[i]) * change;
     }
   });
 }
 
-void match_rms(ThreadPool& pool, const float* like, int rows, int size, float* x) {
+void MatchRms::run(ThreadPool& pool) const {
   for_rows(pool, rows, 2 * size, [&](size_t row) {
     float* own = x + row * size;
     const float wanted = std::sqrt(mean_square(like + row * size, size));
@@ -58,7 +57,7 @@ void match_rms(ThreadPool& pool, const float* like, int rows, int size, float* x
   });
 }
 
-void cut_rows(ThreadPool& pool, float factor, int rows, int size, size_t stride, float* x) {
+void CutRows::run(ThreadPool& pool) const {
   for_rows(pool, rows, 3 * size, [&](size_t row) {
     float* own = x + row * stride;
     double sum = 0;

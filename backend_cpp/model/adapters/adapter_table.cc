@@ -9,9 +9,9 @@
 namespace turbomind {
 
 void AdapterTable::place(Operators& ops, int slot, std::unique_ptr<AdapterWeights> adapter) {
-  shrink_ = ops.operations().require(kLoraShrink);
-  gather_ = ops.operations().find(kLoraGather);
-  expand_ = ops.operations().require(kLoraExpand);
+  shrink_ = ops.operations().require<LoraShrink>();
+  gather_ = ops.operations().find<LoraGather>();
+  expand_ = ops.operations().require<LoraExpand>();
   const std::vector<int>& ranks = adapter->ranks();
   const int widest = ranks.empty() ? 0 : *std::max_element(ranks.begin(), ranks.end());
   if (widest > widest_) {
@@ -48,8 +48,8 @@ void AdapterTable::add(Operators& ops, const LinearStorage& layer, const float* 
   const int max_rank = max_ranks_[static_cast<size_t>(layer.adapted_layer)];
   if (max_rank == 0) return;
   const LoraRows rows{rows_.device<const LoraWeight*>(), layer.adapted_layer, computed_, max_rank};
-  shrink_(ops, rows, x, layer.view.in_features, shrunk_.as<float>());
-  expand_(ops, rows, shrunk_.as<float>(), layer.view.out_features, y);
+  shrink_(ops, {rows, x, layer.view.in_features, shrunk_.as<float>()});
+  expand_(ops, {rows, shrunk_.as<float>(), layer.view.out_features, y});
 }
 
 void AdapterTable::add_embeddings(Operators& ops, const LinearStorage& table, const int32_t* numbers, float* y) const {
@@ -57,8 +57,8 @@ void AdapterTable::add_embeddings(Operators& ops, const LinearStorage& table, co
   const int max_rank = max_ranks_[static_cast<size_t>(table.adapted_layer)];
   if (max_rank == 0) return;
   const LoraRows rows{rows_.device<const LoraWeight*>(), table.adapted_layer, computed_, max_rank};
-  gather_(ops, rows, numbers, table.view.out_features, shrunk_.as<float>());
-  expand_(ops, rows, shrunk_.as<float>(), table.view.in_features, y);
+  gather_(ops, {rows, numbers, table.view.out_features, shrunk_.as<float>()});
+  expand_(ops, {rows, shrunk_.as<float>(), table.view.in_features, y});
 }
 
 }  // namespace turbomind

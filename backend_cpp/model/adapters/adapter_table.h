@@ -32,9 +32,9 @@ class AdapterTable {
  private:
   int max_rows_;
   // Since the first adapter.
-  decltype(kLoraShrink)::Function shrink_ = nullptr;
-  decltype(kLoraGather)::Function gather_ = nullptr;
-  decltype(kLoraExpand)::Function expand_ = nullptr;
+  OperationFunction<LoraShrink> shrink_ = nullptr;
+  OperationFunction<LoraGather> gather_ = nullptr;
+  OperationFunction<LoraExpand> expand_ = nullptr;
   std::map<int, std::unique_ptr<AdapterWeights>> adapters_;
   Staged rows_;                 // [max_rows] pointers to layers, or null
   std::vector<int> max_ranks_;  // of each adapted layer, over the step's adapters

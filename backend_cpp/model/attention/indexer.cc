@@ -14,8 +14,8 @@ IndexerWeights IndexerWeights::load(const ModelSpec& spec, const WeightReader& r
 
 Indexer::Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
     : spec_(*spec.attention.mla->indexer),
-      choose_(ops.operations().require(kChooseKeys)),
-      attend_(ops.operations().require(kSparseAttention)),
+      choose_(ops.operations().require<ChooseKeys>()),
+      attend_(ops.operations().require<SparseAttention>()),
       pieces_(static_cast<size_t>(spec.num_layers), -1),
       queries_(ops, max_rows, spec_.num_heads * spec_.head_dim),
       keys_(ops, max_rows, spec_.head_dim),
@@ -63,7 +63,7 @@ void Indexer::choose(const StepContext& step, int layer, const IndexerWeights& w
   const HeadsView index_keys{keys_, step.rows, dim, 1, dim, spec_.head_dim};
   table.is_interleaved = spec_.is_interleaved;
   ops.rope_and_write(table, index, index_queries, nullptr, index_keys, {keys_, step.rows, dim, 1, dim, 0});
-  choose_(ops, index, spec_.top_k, index_queries, heads_, chosen_.as<int32_t>());
+  choose_(ops, {index, spec_.top_k, index_queries, heads_, chosen_.as<int32_t>()});
 }
 
 }  // namespace turbomind

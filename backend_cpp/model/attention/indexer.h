@@ -30,7 +30,7 @@ struct IndexerWeights {
 class Indexer {
  public:
   // Whether a device has what it takes; without, sequences are to have no more than top_k tokens.
-  static bool runs_on(const OperationTable& operations) { return operations.find(kSparseAttention) != nullptr; }
+  static bool runs_on(const OperationTable& operations) { return operations.find<SparseAttention>() != nullptr; }
   // Keys of a quantized cache are bfloat16: fewer bits would change which tokens are chosen.
   Indexer(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
@@ -45,15 +45,15 @@ class Indexer {
 
   // paged_attention of what was chosen.
   void attend(const StepContext& step, const AttentionParams& params, const HeadsView& queries, float* out) const {
-    attend_(step.ops, params, spec_.top_k, chosen_.as<int32_t>(), queries, out);
+    attend_(step.ops, {params, spec_.top_k, chosen_.as<int32_t>(), queries, out});
   }
 
   const CacheLayout& layout() const { return shape_; }  // of a page
 
  private:
   IndexerSpec spec_;
-  decltype(kChooseKeys)::Function choose_;
-  decltype(kSparseAttention)::Function attend_;
+  OperationFunction<ChooseKeys> choose_;
+  OperationFunction<SparseAttention> attend_;
   CacheLayout shape_;        // of a page
   std::vector<int> layers_;  // that choose
   std::vector<int> pieces_;  // [layers of the model]: number among these

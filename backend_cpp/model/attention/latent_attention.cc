@@ -65,7 +65,7 @@ LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, 
 }
 
 LatentAttention::LatentAttention(Operators& ops, const ModelSpec& spec, int max_rows)
-    : head_linear_(ops.operations().require(kHeadLinear)),
+    : head_linear_(ops.operations().require<HeadLinear>()),
       heads_(spec.num_heads),
       mla_(*spec.attention.mla),
       q_down_(ops, max_rows, mla_.q_rank),
@@ -94,7 +94,7 @@ void LatentAttention::project(const StepContext& step, const LatentWeights& weig
 
   const HeadsView unrotated{q_, step.rows, heads_ * query_dim, heads_, query_dim, mla_.nope_dim};
   const HeadsView absorbed{qk + rope, step.rows, width, heads_, key_dim, mla_.kv_rank};
-  head_linear_(ops, weights.k_up.view, unrotated, absorbed);
+  head_linear_(ops, {weights.k_up.view, unrotated, absorbed});
   ops.copy_heads({q_ + mla_.nope_dim, step.rows, heads_ * query_dim, heads_, query_dim, mla_.rope_dim},
                  {qk, step.rows, width, heads_, key_dim, mla_.rope_dim});
   float* key = qk + heads_ * key_dim;
@@ -106,8 +106,9 @@ void LatentAttention::project(const StepContext& step, const LatentWeights& weig
 void LatentAttention::expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values) {
   const auto rank = static_cast<size_t>(mla_.kv_rank);
   const auto value_dim = static_cast<size_t>(mla_.value_dim);
-  head_linear_(step.ops, weights.v_up.view, {latents, step.rows, heads_ * rank, heads_, rank, mla_.kv_rank},
-               {values, step.rows, heads_ * value_dim, heads_, value_dim, mla_.value_dim});
+  head_linear_(step.ops, {weights.v_up.view,
+                          {latents, step.rows, heads_ * rank, heads_, rank, mla_.kv_rank},
+                          {values, step.rows, heads_ * value_dim, heads_, value_dim, mla_.value_dim}});
 }
 
 }  // namespace turbomind

@@ -49,7 +49,7 @@ class LatentAttention {
   void expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values);
 
  private:
-  decltype(kHeadLinear)::Function head_linear_;
+  OperationFunction<HeadLinear> head_linear_;
   int heads_;
   MlaSpec mla_;
   FloatRows q_down_;   // [max_rows, q_rank]

@@ -30,16 +30,6 @@ struct RecurrenceWeights {
   static RecurrenceWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
 };
 
-// Operands of recurrence_gates.
-struct RecurrenceGates {
-  GateParams params;
-  StridedRows a;
-  StridedRows b;
-  int rows = 0;
-  float* decay = nullptr;
-  float* beta = nullptr;
-};
-
 // Float32 rows of a step [max_rows, width] that an operation leaves to the next ones.
 struct RecurrenceRows {
   AlignedBuffer inputs;  // [max_rows, input_width]: what RecurrenceWeights::in makes

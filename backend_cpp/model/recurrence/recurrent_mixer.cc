@@ -41,9 +41,9 @@ HeadsView heads(const StridedRows& rows, int count, int head_dim) {
 }  // namespace
 
 RecurrentMixer::RecurrentMixer(Operators& ops, const Shard& shard, int max_rows)
-    : convolve_(ops.operations().require(kCausalConv)),
-      compute_gates_(ops.operations().require(kRecurrenceGates)),
-      recur_(ops.operations().require(kRecurrence)),
+    : convolve_(ops.operations().require<CausalConv>()),
+      compute_gates_(ops.operations().require<RecurrenceGates>()),
+      recur_(ops.operations().require<Recurrence>()),
       rule_(RecurrenceRule::make(*shard.spec.recurrence)),
       own_(rule_->own),
       values_(rule_->values()),
@@ -153,7 +153,7 @@ void RecurrentMixer::convolve(const StepContext& step, int layer, const Recurren
   const ConvParams params{memory(step, layer, 0),        rule_->channels(), own_.conv_kernel, weights.conv.as<float>(),
                           weights.conv_bias.as<float>(), has_matrix};
   auto* made = (has_matrix ? mixed_ : outputs_).as<float>();
-  convolve_(step.ops, params, rows_.from(0), step.rows, {made, static_cast<size_t>(params.channels)});
+  convolve_(step.ops, {params, rows_.from(0), step.rows, {made, static_cast<size_t>(params.channels)}});
 }
 
 void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows) {
@@ -165,7 +165,7 @@ void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeig
   gates.rows = step.rows;
   gates.decay = rows_.decays.as<float>();
   gates.beta = rows_.writes.as<float>();
-  compute_gates_(step.ops, gates.params, gates.a, gates.b, gates.rows, gates.decay, gates.beta);
+  compute_gates_(step.ops, gates);
   if (own_.write_scale != 1) step.ops.scale_and_cap(own_.write_scale, 0, step.rows, own_.num_heads, gates.beta);
 }
 
@@ -196,7 +196,7 @@ void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceW
     step.ops.norm_heads({NormKind::kRms, eps, query_scale_.as<float>(), nullptr}, q);
     step.ops.norm_heads({NormKind::kRms, eps, key_scale_.as<float>(), nullptr}, k);
   }
-  recur_(step.ops, params, q, k, v, outputs_);
+  recur_(step.ops, {params, q, k, v, outputs_});
 }
 
 // Of rows of values.

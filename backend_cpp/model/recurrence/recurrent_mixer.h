@@ -38,9 +38,9 @@ class RecurrentMixer final : public LayerMemory {
   StateMemory memory(const StepContext& step, int layer, size_t offset) const;
   StridedRows outputs() const { return {outputs_, static_cast<size_t>(values_)}; }
 
-  decltype(kCausalConv)::Function convolve_;
-  decltype(kRecurrenceGates)::Function compute_gates_;
-  decltype(kRecurrence)::Function recur_;
+  OperationFunction<CausalConv> convolve_;
+  OperationFunction<RecurrenceGates> compute_gates_;
+  OperationFunction<Recurrence> recur_;
   std::unique_ptr<RecurrenceRule> rule_;
   const RecurrenceSpec& own_;
   int values_;  // numbers of a row of what comes out

@@ -21,11 +21,6 @@ struct TestDevice {
   std::unique_ptr<Operators> ops;
   // Lists of experts stay where they are as long as the operators live.
   std::list<std::vector<ExpertWeight>> experts;
-
-  template <class... Arguments>
-  void run(const Operation<Arguments...>& operation, std::type_identity_t<Arguments>... arguments) const {
-    ops->operations().require(operation)(*ops, arguments...);
-  }
 };
 
 // Row-major; no other type is converted.
@@ -102,13 +97,10 @@ void add_method(DeviceClass& device, const char* name, Body body) {
   add_method(device, name, body, &Body::operator());
 }
 
-// The heads x [rows, heads, width], of which each is the first head_dim of the width.
-inline HeadsView heads_of(const Floats& x, int head_dim) {
-  const auto width = static_cast<size_t>(x.size(2));
-  return {x, x.size(0), width * static_cast<size_t>(x.size(1)), x.size(1), width, head_dim};
-}
+// The heads x [rows, heads, head_dim].
 inline HeadsView heads_of(const Floats& x) {
-  return heads_of(x, x.size(2));
+  const auto head_dim = static_cast<size_t>(x.size(2));
+  return {x, x.size(0), head_dim * static_cast<size_t>(x.size(1)), x.size(1), head_dim, x.size(2)};
 }
 
 // A linear layer's weight; arguments as in LinearWeight, `data` holds the bytes.
@@ -184,13 +176,11 @@ inline CacheLayout cache_layout(int bits, const CacheSizes& sizes) {
 
 // Each adds methods that are named as the operators are.
 void bind_attention(pybind11::module_& m);
-void bind_elementwise(DeviceClass& device);
 void bind_heads(pybind11::module_& m);  // of models, on the CPU
 void bind_linear(pybind11::module_& m, DeviceClass& device);
-void bind_lora(DeviceClass& device);
 void bind_moe(DeviceClass& device);
 void bind_ranks(pybind11::module_& m);  // of groups
 void bind_host_sampling(pybind11::module_& m);
-void bind_recurrence(DeviceClass& device);
+void bind_operations(DeviceClass& device);
 
 }  // namespace turbomind

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/head_linear.h"
 #include "testing/bindings/device.h"
 #include "weights/w8a8.h"
 #include "weights/weight_reader.h"
@@ -124,12 +123,6 @@ void bind_linear(py::module_& m, DeviceClass& device) {
                                  projected.as<float>(), activated.as<float>()},
                                 x.data(), rows, y, accumulate);
                return y.fetch();
-             });
-  // x [rows, heads, in_features + gap], whose last `gap` are not inputs; like [rows, heads, out_features]
-  add_method(device, "head_linear",
-             [](TestDevice& d, const WeightOnDevice& weight, const Floats& x, int gap, const Floats& like) {
-               d.run(kHeadLinear, weight.view(), heads_of(x, x.size(2) - gap), heads_of(like));
-               return like.fetch();
              });
 }
 

@@ -56,10 +56,8 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   bind_ranks(m);
   bind_linear(m, device);
   bind_attention(m);
-  bind_elementwise(device);
-  bind_lora(device);
   bind_moe(device);
-  bind_recurrence(device);
+  bind_operations(device);
   bind_host_sampling(m);
 
   m.def("device_count", find_device("cuda").count);

@@ -2,30 +2,9 @@
 
 #include "testing/bindings/device.h"
 
-namespace py = pybind11;
-
 namespace turbomind {
 
 void bind_moe(DeviceClass& device) {
-  // Fields of RouterParams. logits [rows, num_experts]; experts_like and weights_like [rows, top_k]
-  add_method(device, "route",
-             [](TestDevice& d, const Floats& logits, int score, float mixer_jitter, int num_groups, int top_groups,
-                int group_score, const Floats& choice_bias, bool normalize, float scale, const Floats& expert_scales,
-                const Ints& experts_like, const Floats& weights_like) {
-               const RouterParams params{logits.size(1),
-                                         experts_like.size(1),
-                                         static_cast<RouterScore>(score),
-                                         mixer_jitter,
-                                         num_groups,
-                                         top_groups,
-                                         static_cast<GroupScore>(group_score),
-                                         choice_bias,
-                                         normalize,
-                                         scale,
-                                         expert_scales};
-               d.ops->route(params, logits, logits.size(0), experts_like, weights_like);
-               return py::make_tuple(experts_like.fetch(), weights_like.fetch());
-             });
   // From now on steps have this many rows, in the front of what operators are given.
   device.def("begin_step", [](TestDevice& d, int rows) {
     const int32_t block = 0;

@@ -118,7 +118,7 @@ void check_sparse(const Sizes& sizes, int threads) {
   const HeadsView index_view{index_queries.data(), sizes.rows, kIndexHeads * kIndexDim,
                              kIndexHeads,          kIndexDim,  kIndexDim};
   std::vector<int32_t> chosen(static_cast<size_t>(sizes.rows) * static_cast<size_t>(sizes.top_k), -1);
-  choose_keys(pool, index.params, sizes.top_k, index_view, weights.data(), chosen.data());
+  ChooseKeys{index.params, sizes.top_k, index_view, weights.data(), chosen.data()}.run(pool);
 
   std::vector<std::vector<int32_t>> seen;  // of each row
   std::vector<bool> is_seen(context, false);
@@ -162,7 +162,7 @@ void check_sparse(const Sizes& sizes, int threads) {
   for (float& query : queries) query *= 0.2f;
   const HeadsView view{queries.data(), sizes.rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
   std::vector<float> out(static_cast<size_t>(sizes.rows) * kHeads * kValueDim);
-  sparse_attention(pool, cache.params, sizes.top_k, chosen.data(), view, out.data());
+  SparseAttention{cache.params, sizes.top_k, chosen.data(), view, out.data()}.run(pool);
 
   double furthest = 0;
   for (int row = 0; row < sizes.rows; ++row) {
@@ -220,7 +220,8 @@ TEST(a_choice_among_equal_scores_takes_the_earlier_tokens) {
   std::vector<float> query(kIndexDim, 1.0f);
   const float weight = 1;
   std::vector<int32_t> chosen(20);
-  choose_keys(pool, index.params, 20, {query.data(), 1, kIndexDim, 1, kIndexDim, kIndexDim}, &weight, chosen.data());
+  const HeadsView view{query.data(), 1, kIndexDim, 1, kIndexDim, kIndexDim};
+  ChooseKeys{index.params, 20, view, &weight, chosen.data()}.run(pool);
   std::vector<int32_t> expected(20);
   std::iota(expected.begin(), expected.end(), 0);
   expected[18] = 60;
@@ -246,7 +247,7 @@ TEST(a_row_attends_alone_as_it_does_among_others) {
     cache.use({0, rows, 591 + row, nullptr});
     std::vector<float> out(static_cast<size_t>(rows) * kHeads * kValueDim);
     const HeadsView view{queries.data() + row * kHeads * kKeyDim, rows, kHeads * kKeyDim, kHeads, kKeyDim, kKeyDim};
-    sparse_attention(pool, cache.params, 530, chosen.data() + row * 530, view, out.data());
+    SparseAttention{cache.params, 530, chosen.data() + row * 530, view, out.data()}.run(pool);
     return out;
   };
   const std::vector<float> together = run(0, 9);

@@ -28,7 +28,7 @@ void multiply(const LinearWeight& weight, const float* x, int rows, float* y) {
 
 }  // namespace
 
-void head_linear(ThreadPool& pool, const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
+void HeadLinear::run(ThreadPool& pool) const {
   const auto in = static_cast<size_t>(x.head_dim);
   const auto out = static_cast<size_t>(y.head_dim);
   const size_t matrix_bytes = in * out * (weight.format == WeightFormat::kFloat32 ? 4 : 2);

@@ -7,7 +7,7 @@
 
 namespace turbomind {
 
-void causal_conv(ThreadPool& pool, const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {
+void CausalConv::run(ThreadPool& pool) const {
   if (rows == 0) return;
   // Some blocks for each thread, of whole cache lines.
   constexpr int kLeast = 64;
@@ -19,8 +19,7 @@ void causal_conv(ThreadPool& pool, const ConvParams& params, const StridedRows& 
   });
 }
 
-void recurrence_gates(ThreadPool& pool, const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
-                      float* decay, float* beta) {
+void RecurrenceGates::run(ThreadPool& pool) const {
   constexpr int kWork = 8;  // an element takes as long as this many of other loops
   const auto heads = static_cast<size_t>(params.heads);
   const auto width = static_cast<size_t>(params.width);
@@ -30,8 +29,7 @@ void recurrence_gates(ThreadPool& pool, const GateParams& params, const StridedR
   });
 }
 
-void recurrence(ThreadPool& pool, const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
-                const HeadsView& v, float* out) {
+void Recurrence::run(ThreadPool& pool) const {
   // From how many tokens on it pays to copy a part of the state into the first-level cache.
   constexpr int kLongSpan = 32;
   const StateSpan* spans = params.state.spans;

@@ -21,44 +21,29 @@ auto with_tile_dim(const CacheLayout& layout, Visit&& visit) {
   return visit(std::integral_constant<int, 256>());
 }
 
-// Keys of a tile where keys are split; 0 for a float32 cache, which has no tile kernel.
-inline int tile_keys(const CacheLayout& layout) {
-  const auto keys_of = [&]<CacheType kType>(std::integral_constant<CacheType, kType>) {
-    return with_tile_dim<kType>(layout, [](auto dim) { return int{TileShape<kType, dim, true>::kKeys}; });
-  };
-  switch (layout.type) {
-    case CacheType::kBFloat16:
-      return keys_of(std::integral_constant<CacheType, CacheType::kBFloat16>());
-    case CacheType::kInt8:
-      return keys_of(std::integral_constant<CacheType, CacheType::kInt8>());
-    case CacheType::kInt4:
-      return keys_of(std::integral_constant<CacheType, CacheType::kInt4>());
-    case CacheType::kFloat32:
-      break;
-  }
-  return 0;
+// `none` for a float32 cache, which has no tile kernel; else visit(std::integral_constant) of the type.
+template <class Result, class Visit>
+Result with_tile_type(CacheType type, Result none, Visit&& visit) {
+  if (type == CacheType::kFloat32) return none;
+  if (type == CacheType::kBFloat16) return visit(std::integral_constant<CacheType, CacheType::kBFloat16>());
+  if (type == CacheType::kInt8) return visit(std::integral_constant<CacheType, CacheType::kInt8>());
+  return visit(std::integral_constant<CacheType, CacheType::kInt4>());
 }
 
-template <CacheType kType>
-size_t tile_shared_bytes_of(const CacheLayout& layout, bool is_split_keys) {
-  return with_tile_dim<kType>(layout, [&](auto dim) -> size_t {
-    return is_split_keys ? TileShape<kType, dim, true>::kSharedBytes : TileShape<kType, dim, false>::kSharedBytes;
+// Keys of a tile where keys are split.
+inline int tile_keys(const CacheLayout& layout) {
+  return with_tile_type(layout.type, 0, [&]<CacheType kType>(std::integral_constant<CacheType, kType>) {
+    return with_tile_dim<kType>(layout, [](auto dim) { return int{TileShape<kType, dim, true>::kKeys}; });
   });
 }
 
-// Shared memory of a block of a tile kernel (attend_tile.cuh), in bytes; there is none for a float32 cache.
+// Shared memory of a block of a tile kernel (attend_tile.cuh), in bytes.
 inline size_t tile_shared_bytes(const CacheLayout& layout, bool is_split_keys) {
-  switch (layout.type) {
-    case CacheType::kBFloat16:
-      return tile_shared_bytes_of<CacheType::kBFloat16>(layout, is_split_keys);
-    case CacheType::kInt8:
-      return tile_shared_bytes_of<CacheType::kInt8>(layout, is_split_keys);
-    case CacheType::kInt4:
-      return tile_shared_bytes_of<CacheType::kInt4>(layout, is_split_keys);
-    case CacheType::kFloat32:
-      break;
-  }
-  return ~size_t{0};
+  return with_tile_type(layout.type, ~size_t{0}, [&]<CacheType kType>(std::integral_constant<CacheType, kType>) {
+    return with_tile_dim<kType>(layout, [&](auto dim) -> size_t {
+      return is_split_keys ? TileShape<kType, dim, true>::kSharedBytes : TileShape<kType, dim, false>::kSharedBytes;
+    });
+  });
 }
 
 }  // namespace turbomind::cuda

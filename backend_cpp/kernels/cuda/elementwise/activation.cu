@@ -13,7 +13,7 @@ struct Activate {
   __device__ float operator()(float gate, float up) const { return activated(activation, gate, up); }
 };
 
-struct Xielu {
+struct XieluOf {
   XieluFactors factors;
   __device__ float operator()(float x, float) const {
     const float high = at_least(x, 0.0f);
@@ -96,10 +96,6 @@ void activate(cudaStream_t stream, Activation activation, const HeadsView& gate,
   map(stream, Activate{activation}, gate, up, y);
 }
 
-void xielu(cudaStream_t stream, const XieluFactors& factors, const float* x, int rows, int size, float* y) {
-  map(stream, Xielu{factors}, rows_view(x, rows, size), {}, rows_view(y, rows, size));
-}
-
 void apply(cudaStream_t stream, const Pointwise& function, const HeadsView& x) {
   using Kind = Pointwise::Kind;
   switch (function.kind) {
@@ -122,3 +118,7 @@ void add_scaled(cudaStream_t stream, float scale, const float* x, int rows, int 
 }
 
 }  // namespace turbomind::cuda
+
+void turbomind::Xielu::run(CudaStream stream) const {
+  cuda::map(stream, cuda::XieluOf{factors}, rows_view(x, rows, size), {}, rows_view(y, rows, size));
+}

@@ -79,19 +79,11 @@ __global__ void __launch_bounds__(kThreads) bring_kernel(StagedPieces staged) {
 }  // namespace
 
 void embed(cudaStream_t stream, const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) {
-  switch (table.format) {
-    case WeightFormat::kFloat32:
-      return launch_gather<float>(stream, table.data, tokens, rows, table.in_features, scale, y);
-    case WeightFormat::kBFloat16:
-      return launch_gather<bf16>(stream, table.data, tokens, rows, table.in_features, scale, y);
-    case WeightFormat::kFloat16:
-      return launch_gather<half>(stream, table.data, tokens, rows, table.in_features, scale, y);
-    case WeightFormat::kInt8:
-    case WeightFormat::kInt4:
-    case WeightFormat::kFloat8:
-      break;
-  }
-  throw internal_error("an embedding must be of 32 or 16 bits");
+  if (table.is_packed()) throw internal_error("an embedding must be of 32 or 16 bits");
+  const auto gather = table.format == WeightFormat::kFloat32   ? launch_gather<float>
+                      : table.format == WeightFormat::kFloat16 ? launch_gather<half>
+                                                               : launch_gather<bf16>;
+  gather(stream, table.data, tokens, rows, table.in_features, scale, y);
 }
 
 void gather_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y) {

@@ -1,4 +1,4 @@
-// Elementwise and row-wise kernels of a GPU; formulas: the headers of kernels/. NaN stays NaN.
+// Elementwise and row-wise kernels of a GPU; formulas: the headers of kernels/ and device/operators.h. NaN stays NaN.
 #pragma once
 
 #include <algorithm>
@@ -10,59 +10,22 @@
 #include "kernels/linear.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
-#include "kernels/streams.h"
 
 namespace turbomind::cuda {
 
-// ---- activations ----
-
-// y = act(gate) * up, or act(gate) where `up` is {}. Views of equal rows, heads and head_dim; y may be either.
 void activate(cudaStream_t stream, Activation activation, const HeadsView& gate, const HeadsView& up,
               const HeadsView& y);
-
-// y = xIELU(x); x, y [rows, size], y may be x
-void xielu(cudaStream_t stream, const XieluFactors& factors, const float* x, int rows, int size, float* y);
-
-// In place.
 void apply(cudaStream_t stream, const Pointwise& function, const HeadsView& x);
-
-// y += scale x; both [rows, size]
 void add_scaled(cudaStream_t stream, float scale, const float* x, int rows, int size, float* y);
-
-// ---- norms ----
-
-// Every head by itself, with one weight [head_dim] for all; y may be x.
 void norm(cudaStream_t stream, const NormWeight& weight, const HeadsView& x, const HeadsView& y);
-
-// ---- rotary position embedding, in place ----
-
-// cosine, sine [rows, pairs]
 void rope_table(cudaStream_t stream, const RopeAngles& angles, int rows, float* cosine, float* sine);
-
-// factors [rows], or null: 1
 void rope(cudaStream_t stream, const RopeTable& table, const HeadsView& heads, const float* factors);
 
-// ---- streams ----
-
-void mix_streams(cudaStream_t stream, const StreamShape& shape, const float* factors, const float* x, float* y);
-void correct_streams(cudaStream_t stream, const StreamShape& shape, int active, const float* factors, const float* made,
-                     float* x);
-void match_rms(cudaStream_t stream, const float* like, int rows, int size, float* x);
-void cut_rows(cudaStream_t stream, float factor, int rows, int size, size_t stride, float* x);
-
-// ---- copies ----
-
-// y[row] = scale table[tokens[row]]. table [vocab, size] float32, bfloat16 or float16; y [rows, size] float32
+// What is read and what is written do not overlap.
 void embed(cudaStream_t stream, const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y);
-
-// y[i] = x[indices[i]]. x [.., size], y [count, size]; not overlapping
 void gather_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y);
-
-// y[indices[i]] = x[i], or, with accumulate, += x[i]; no index twice. x [count, size], y [.., size]; not overlapping
 void scatter_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y,
                   bool accumulate);
-
-// The heads of one matrix into another's; equal in rows, heads and head_dim.
 void copy_heads(cudaStream_t stream, const HeadsView& from, const HeadsView& to);
 
 // Rows of bfloat16 as float32: wide [rows, width]; width is a multiple of 4. Rows from *filled (the device's) on are

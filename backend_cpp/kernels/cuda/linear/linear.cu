@@ -219,12 +219,13 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
   }
 }
 
-size_t head_linear_scratch_bytes(const LinearWeight& weight, int heads, int rows) {
-  return scratch_bytes<uint16_t>(static_cast<size_t>(rows) * heads * padded_inputs(weight)) + split_scratch_bytes();
+size_t head_linear_scratch_bytes(const HeadLinear& op) {
+  const size_t inputs = static_cast<size_t>(op.x.rows) * op.x.heads * padded_inputs(op.weight);
+  return scratch_bytes<uint16_t>(inputs) + split_scratch_bytes();
 }
 
-void head_linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const HeadsView& x,
-                 const HeadsView& y) {
+void head_linear(cudaStream_t stream, const LinearScratch& scratch, const HeadLinear& op) {
+  const auto& [weight, x, y] = op;
   if (x.rows == 0) return;
   LinearTask task;
   task.weight = weight;

@@ -24,9 +24,8 @@
 #include "kernels/cuda/linear/gemm.h"
 #include "kernels/cuda/quantize/round_rows.h"
 #include "kernels/cuda/scratch.h"
-#include "kernels/heads_view.h"
+#include "kernels/head_linear.h"
 #include "kernels/linear.h"
-#include "kernels/lora.h"
 
 namespace turbomind::cuda {
 
@@ -64,12 +63,7 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
             int rows, const TypedRows& result, bool accumulate);
 
 // A linear map of its own for each head, as kernels/head_linear.h says; the weight is not packed.
-size_t head_linear_scratch_bytes(const LinearWeight& weight, int heads, int rows);
-void head_linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const HeadsView& x,
-                 const HeadsView& y);
-
-// Low-rank adapters on a GPU, as kernels/lora.h says; `rows.adapters`, and all that it leads to, is device memory.
-void lora_shrink(cudaStream_t stream, const LoraRows& rows, const float* x, int in_features, float* shrunk);
-void lora_expand(cudaStream_t stream, const LoraRows& rows, const float* shrunk, int out_features, float* y);
+size_t head_linear_scratch_bytes(const HeadLinear& op);
+void head_linear(cudaStream_t stream, const LinearScratch& scratch, const HeadLinear& op);
 
 }  // namespace turbomind::cuda

@@ -1,4 +1,4 @@
-#include "kernels/cuda/linear/linear.h"
+#include "kernels/lora.h"
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/widen.cuh"
@@ -7,7 +7,9 @@
 // Each row reads its adapter by itself, from the caches where rows share one: while decoding, the bytes of the rows'
 // adapters must move, rank (in + out) numbers a layer. Which rows have one is read from device memory.
 
-namespace turbomind::cuda {
+namespace turbomind {
+
+using namespace cuda;
 
 namespace {
 
@@ -28,26 +30,17 @@ __device__ __forceinline__ float dot(const void* matrix, int index, const float*
   return warp_sum(sum);
 }
 
-__global__ void __launch_bounds__(kWarps* kWarp)
-    shrink_kernel(LoraRows rows, const float* x, int in_features, float* shrunk) {
+__global__ void __launch_bounds__(kWarps* kWarp) shrink_kernel(LoraShrink op) {
   await_previous();
   const int row = blockIdx.x;
   const int index = blockIdx.y * kWarps + threadIdx.x / kWarp;
-  const LoraWeight* weight = weight_of(rows, row);
+  const LoraWeight* weight = weight_of(op.rows, row);
   if (weight == nullptr || index >= weight->rank) return;
-  const float* own = x + static_cast<size_t>(row) * in_features;
-  float sum = 0;
-  switch (weight->format) {
-    case WeightFormat::kFloat32:
-      sum = dot<float>(weight->down, index, own, in_features);
-      break;
-    case WeightFormat::kFloat16:
-      sum = dot<half>(weight->down, index, own, in_features);
-      break;
-    default:
-      sum = dot<bf16>(weight->down, index, own, in_features);
-  }
-  if (threadIdx.x % kWarp == 0) shrunk[static_cast<size_t>(row) * rows.max_rank + index] = sum;
+  const float* own = op.x + static_cast<size_t>(row) * op.in_features;
+  const float sum = weight->format == WeightFormat::kFloat32   ? dot<float>(weight->down, index, own, op.in_features)
+                    : weight->format == WeightFormat::kFloat16 ? dot<half>(weight->down, index, own, op.in_features)
+                                                               : dot<bf16>(weight->down, index, own, op.in_features);
+  if (threadIdx.x % kWarp == 0) op.shrunk[static_cast<size_t>(row) * op.rows.max_rank + index] = sum;
 }
 
 template <class T>
@@ -58,44 +51,35 @@ __device__ __forceinline__ float expanded(const LoraPart& part, int output, cons
   return part.scale * sum;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    expand_kernel(LoraRows rows, const float* shrunk, int out_features, float* y) {
+__global__ void __launch_bounds__(kThreads) expand_kernel(LoraExpand op) {
   await_previous();
   const int row = blockIdx.x;
   const int output = blockIdx.y * kThreads + threadIdx.x;
-  const LoraWeight* weight = weight_of(rows, row);
-  if (weight == nullptr || weight->rank == 0 || output >= out_features) return;
-  const float* own = shrunk + static_cast<size_t>(row) * rows.max_rank;
-  float& to = y[static_cast<size_t>(row) * out_features + output];
+  const LoraWeight* weight = weight_of(op.rows, row);
+  if (weight == nullptr || weight->rank == 0 || output >= op.out_features) return;
+  const float* own = op.shrunk + static_cast<size_t>(row) * op.rows.max_rank;
+  float& to = op.y[static_cast<size_t>(row) * op.out_features + output];
   for (int i = 0; i < weight->part_count; ++i) {
     const LoraPart part = weight->parts[i];
     const int at = output - part.first_out;
     if (at < 0 || at >= part.out_features) continue;
-    switch (weight->format) {
-      case WeightFormat::kFloat32:
-        to += expanded<float>(part, at, own + part.first_rank);
-        break;
-      case WeightFormat::kFloat16:
-        to += expanded<half>(part, at, own + part.first_rank);
-        break;
-      default:
-        to += expanded<bf16>(part, at, own + part.first_rank);
-    }
+    const float* numbers = own + part.first_rank;
+    to += weight->format == WeightFormat::kFloat32   ? expanded<float>(part, at, numbers)
+          : weight->format == WeightFormat::kFloat16 ? expanded<half>(part, at, numbers)
+                                                     : expanded<bf16>(part, at, numbers);
   }
 }
 
 }  // namespace
 
-void lora_shrink(cudaStream_t stream, const LoraRows& rows, const float* x, int in_features, float* shrunk) {
+void LoraShrink::run(CudaStream stream) const {
   if (rows.rows == 0 || rows.max_rank == 0) return;
-  launch(shrink_kernel, rows_and(rows.rows, divide_up(rows.max_rank, kWarps)), dim3(kWarps * kWarp), 0, stream, rows, x,
-         in_features, shrunk);
+  launch(shrink_kernel, rows_and(rows.rows, divide_up(rows.max_rank, kWarps)), dim3(kWarps * kWarp), 0, stream, *this);
 }
 
-void lora_expand(cudaStream_t stream, const LoraRows& rows, const float* shrunk, int out_features, float* y) {
+void LoraExpand::run(CudaStream stream) const {
   if (rows.rows == 0 || rows.max_rank == 0) return;
-  launch(expand_kernel, rows_and(rows.rows, divide_up(out_features, kThreads)), dim3(kThreads), 0, stream, rows, shrunk,
-         out_features, y);
+  launch(expand_kernel, rows_and(rows.rows, divide_up(out_features, kThreads)), dim3(kThreads), 0, stream, *this);
 }
 
-}  // namespace turbomind::cuda
+}  // namespace turbomind

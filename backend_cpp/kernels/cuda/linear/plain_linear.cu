@@ -66,21 +66,13 @@ bool is_aligned(const LinearTask& task) {
 void plain_linear(cudaStream_t stream, const LinearTask& task, int expert_parts) {
   const int parts = part_limit<kPlainRows>(task, expert_parts);
   const bool is_one_row = task.rows == 1 && task.expert_weights == nullptr;
-  switch (task.weight.format) {
-    case WeightFormat::kFloat32:
-      if (!is_aligned(task)) return launch_rows<float, kPlainRows, 1>(stream, task, parts);
-      if (is_one_row) return launch_rows<float, 1, 4>(stream, task, parts);
-      return launch_rows<float, kPlainRows, 4>(stream, task, parts);
-    case WeightFormat::kBFloat16:
-      return launch_rows<bf16, kPlainRows, 1>(stream, task, parts);
-    case WeightFormat::kFloat16:
-      return launch_rows<half, kPlainRows, 1>(stream, task, parts);
-    case WeightFormat::kInt8:
-    case WeightFormat::kInt4:
-    case WeightFormat::kFloat8:
-      break;
-  }
-  throw internal_error("plain_linear has no kernel for packed weights");
+  if (task.weight.is_packed()) throw internal_error("plain_linear has no kernel for packed weights");
+  const auto launch_format = task.weight.format == WeightFormat::kBFloat16  ? launch_rows<bf16, kPlainRows, 1>
+                             : task.weight.format == WeightFormat::kFloat16 ? launch_rows<half, kPlainRows, 1>
+                             : !is_aligned(task)                            ? launch_rows<float, kPlainRows, 1>
+                             : is_one_row                                   ? launch_rows<float, 1, 4>
+                                                                            : launch_rows<float, kPlainRows, 4>;
+  launch_format(stream, task, parts);
 }
 
 }  // namespace turbomind::cuda

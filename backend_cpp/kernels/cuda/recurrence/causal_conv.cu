@@ -1,7 +1,10 @@
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/elementwise/activated.cuh"
-#include "kernels/cuda/recurrence/recurrence.h"
+#include "kernels/recurrence.h"
 
-namespace turbomind::cuda {
+namespace turbomind {
+
+using namespace cuda;
 
 namespace {
 
@@ -60,11 +63,11 @@ auto* conv_kernel_of(int kernel, std::integer_sequence<int, kBefore...>) {
 
 }  // namespace
 
-void causal_conv(cudaStream_t stream, const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {
+void CausalConv::run(CudaStream stream) const {
   if (rows == 0 || params.state.span_count == 0 || params.channels == 0) return;
   launch(conv_kernel_of(params.kernel, std::make_integer_sequence<int, kMaxConvKernel>{}),
          rows_and(params.state.span_count, divide_up(params.channels, kThreads)), dim3(kThreads), 0, stream, params, x,
          y);
 }
 
-}  // namespace turbomind::cuda
+}  // namespace turbomind

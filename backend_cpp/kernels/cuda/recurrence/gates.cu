@@ -1,7 +1,10 @@
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/elementwise/activated.cuh"
-#include "kernels/cuda/recurrence/recurrence.h"
+#include "kernels/recurrence.h"
 
-namespace turbomind::cuda {
+namespace turbomind {
+
+using namespace cuda;
 
 namespace {
 
@@ -35,12 +38,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void recurrence_gates(cudaStream_t stream, const GateParams& params, const StridedRows& a, const StridedRows& b,
-                      int rows, float* decay, float* beta) {
+void RecurrenceGates::run(CudaStream stream) const {
   const size_t count = static_cast<size_t>(rows) * params.heads * params.width;
   if (count == 0) return;
   launch(gates_kernel, dim3(static_cast<unsigned>(divide_up(count, kThreads))), dim3(kThreads), 0, stream, params, a, b,
          count, decay, beta);
 }
 
-}  // namespace turbomind::cuda
+}  // namespace turbomind

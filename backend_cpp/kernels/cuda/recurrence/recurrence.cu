@@ -1,8 +1,11 @@
 // The state of a head is in registers for as long as a span's rows pass: a thread has 32 rows of one column, and 1 to
 // 8 threads of a warp share a column. Rows of the step come through shared memory, a few at a time.
-#include "kernels/cuda/recurrence/recurrence.h"
+#include "kernels/cuda/device.h"
+#include "kernels/recurrence.h"
 
-namespace turbomind::cuda {
+namespace turbomind {
+
+using namespace cuda;
 
 namespace {
 
@@ -135,8 +138,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void recurrence(cudaStream_t stream, const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
-                const HeadsView& v, float* out) {
+void Recurrence::run(CudaStream stream) const {
   if (params.state.span_count == 0) return;
   int parts = 1;
   while (parts * kRowsOfThread < params.key_dim) parts *= 2;
@@ -151,4 +153,4 @@ void recurrence(cudaStream_t stream, const RecurrenceParams& params, const Heads
   launch(kernel, grid, dim3(kThreads), 0, stream, params, q, k, v, out);
 }
 
-}  // namespace turbomind::cuda
+}  // namespace turbomind
