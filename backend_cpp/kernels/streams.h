@@ -40,6 +40,20 @@ struct CorrectStreams {
   void run(CudaStream stream) const;
 };
 
+// y = scale (x + y)
+struct ScaledSum {
+  static constexpr std::string_view kName = "scaled_sum";
+
+  float scale = 1;
+  const float* x = nullptr;  // [rows, size]
+  int rows = 0;
+  int size = 0;
+  float* y = nullptr;  // [rows, size]
+
+  void run(ThreadPool& pool) const;
+  void run(CudaStream stream) const;
+};
+
 // x *= rms(like) / max(rms(x), sqrt(1e-5)), row by row
 struct MatchRms {
   static constexpr std::string_view kName = "match_rms";

@@ -9,6 +9,7 @@ Streams::Streams(Operators& ops, const ModelSpec& spec, int max_rows)
     : mix_(ops.operations().require<MixStreams>()),
       correct_(ops.operations().require<CorrectStreams>()),
       match_rms_(ops.operations().require<MatchRms>()),
+      sum_(ops.operations().require<ScaledSum>()),
       count_(spec.streams->count),
       active_(spec.streams->active),
       size_(spec.hidden_size),
@@ -51,8 +52,7 @@ void Streams::branch(const StepContext& step, const StreamWeights& weights, cons
 }
 
 void Streams::join(const StepContext& step, float* hidden) {
-  step.ops.add_scaled(1, branch_, step.rows, size_, hidden);
-  step.ops.scale_and_cap(1 / std::sqrt(2.0f), 0, step.rows, size_, hidden);
+  sum_(step.ops, {1 / std::sqrt(2.0f), branch_, step.rows, size_, hidden});
 }
 
 void Streams::correct(const StepContext& step, const StreamWeights& weights, const float* hidden) {

@@ -42,6 +42,7 @@ class Streams {
   OperationFunction<MixStreams> mix_;
   OperationFunction<CorrectStreams> correct_;
   OperationFunction<MatchRms> match_rms_;
+  OperationFunction<ScaledSum> sum_;
   int count_;
   int active_;
   int size_;

@@ -46,3 +46,12 @@ def test_activations_are_cut_at_their_spread_and_nothing_else_is(device: Device,
     device.native.cut_rows(factor, 3, size, size + 5, x)
     agree(x[:, :size], (own - cut).clamp(min=0))
     assert torch.equal(x[:, size:], rest)
+
+
+@pytest.mark.parametrize("size", [1, 37, 1536])
+def test_sums_are_scaled_after_they_are_rounded(device: Device, size: int) -> None:
+    torch.manual_seed(size)
+    x, y, scale = torch.randn(3, size), torch.randn(3, size), torch.tensor(0.5).sqrt()
+    exact = (y + x) * scale
+    device.native.scaled_sum(scale.item(), x, 3, size, y)
+    assert torch.equal(y, exact)

@@ -48,6 +48,14 @@ void CorrectStreams::run(ThreadPool& pool) const {
   });
 }
 
+void ScaledSum::run(ThreadPool& pool) const {
+  for_rows(pool, rows, size, [&](size_t row) {
+    const float* from = x + row * size;
+    float* to = y + row * size;
+    for (int i = 0; i < size; ++i) to[i] = (to[i] + from[i]) * scale;
+  });
+}
+
 void MatchRms::run(ThreadPool& pool) const {
   for_rows(pool, rows, 2 * size, [&](size_t row) {
     float* own = x + row * size;

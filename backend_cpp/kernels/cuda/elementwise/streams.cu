@@ -34,6 +34,12 @@ __global__ void __launch_bounds__(kThreads) correct_kernel(CorrectStreams op) {
   for (int i = 0; i < op.count; ++i) op.x[i * stream + index] += (1.0f + own[i]) * change;
 }
 
+__global__ void __launch_bounds__(kThreads) sum_kernel(ScaledSum op) {
+  await_previous();
+  const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index < static_cast<size_t>(op.rows) * op.size) op.y[index] = (op.y[index] + op.x[index]) * op.scale;
+}
+
 __device__ float row_mean_square(const float* x, int size, float mean) {
   float sum = 0;
   for_each<kNormThreads, float>(x, size, [&](int, const float* v) { sum += (*v - mean) * (*v - mean); });
@@ -60,7 +66,7 @@ __global__ void __launch_bounds__(Group::kBlock) cut_kernel(CutRows op) {
   for_each<kNormThreads, float>(own, op.size, [&](int i, const float* v) { own[i] = *v <= cut ? 0.0f : *v - cut; });
 }
 
-// A thread has one number of every stream.
+// A thread has one number of a stream, or of every one.
 template <class Op>
 void launch_on_streams(void (*kernel)(Op), CudaStream stream, const Op& op) {
   const size_t count = static_cast<size_t>(op.rows) * static_cast<size_t>(op.size);
@@ -81,6 +87,10 @@ void MixStreams::run(CudaStream stream) const {
 
 void CorrectStreams::run(CudaStream stream) const {
   launch_on_streams(correct_kernel, stream, *this);
+}
+
+void ScaledSum::run(CudaStream stream) const {
+  launch_on_streams(sum_kernel, stream, *this);
 }
 
 void MatchRms::run(CudaStream stream) const {
