@@ -169,7 +169,7 @@ class JsonParser {
     return code;
   }
 
-  // What follows \u: a character, or both halves of a surrogate pair.
+  // Code point after \u: a character, or both halves of a surrogate pair.
   uint32_t parse_code_point() {
     const uint32_t code = parse_hex4();
     if (code < 0xD800 || code > 0xDFFF) return code;

@@ -31,7 +31,7 @@ struct KernelOperator {
 
 const std::vector<KernelOperator>& kernel_operators();
 
-// What the environment says of an operator; nothing: the order of trust decides. Throws Error (kInvalidArgument) for a
+// Environment's order for an operator; nothing: the order of trust decides. Throws Error (kInvalidArgument) for a
 // value that names no operator, or kernels that it does not have. `engine` is as above.
 std::optional<KernelSource> wanted_kernels(std::string_view engine, std::string_view name);
 

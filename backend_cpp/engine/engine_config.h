@@ -36,7 +36,7 @@ struct EngineConfig {
   std::chrono::seconds session_idle_limit{3600};
   std::chrono::milliseconds step_timeout{300'000};  // an engine whose step takes longer hangs
   size_t max_sessions = 4096;
-  // What rows in place of token embeddings may take, of requests until their last response has ended, and of sessions.
+  // Bound of rows in place of token embeddings, of requests until their last response has ended, and of sessions.
   // A request beyond is refused as "overloaded"; idle sessions may hold half of it.
   size_t embedding_bytes = size_t{1} << 30;
   size_t adapter_bytes = size_t{1} << 30;  // what low-rank adapters in memory may take

@@ -155,7 +155,7 @@ void add_members(const Json& object, const std::string& left_out, std::string& t
   }
 }
 
-// What keys, values and states depend on besides tokens, in a form that other processes and machines have too: of an
+// Fingerprint of all that keys, values and states depend on besides tokens, the same on other machines: of an
 // engine directory whose model runs on a device with these settings, and of its cache's layout. Reads all weights.
 // Files and directories may be called anything.
 std::string cache_fingerprint(const std::string& directory, const EngineSettings& settings, const std::string& device,

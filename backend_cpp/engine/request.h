@@ -1,4 +1,4 @@
-// What a caller asks of the engine and what it gets back. Everything else in engine/ speaks these types.
+// Requests and outputs of the engine. Everything else in engine/ speaks these types.
 #pragma once
 
 #include <chrono>
@@ -137,7 +137,7 @@ using OutputCallback = std::function<void(Output&&)>;
 struct LoadedAdapter {
   std::string name;
   uint64_t id = 0;  // of this loading of it: what is loaded under the name later has another
-  // What follows is for the step thread, once the request has been delivered.
+  // The members below are for the step thread, once the request has been delivered.
   int slot = 0;                  // of AdapterSlots::place_adapter
   std::string content;           // AdapterFile::content(), where files keep the cache
   std::optional<Error> failure;  // the device had no memory for it

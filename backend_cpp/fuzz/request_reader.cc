@@ -10,7 +10,7 @@
 #include "engine/fields/generation_fields.h"
 #include "fuzz/fuzz.h"
 
-// What Triton would keep behind its handles.
+// Contents of Triton's handles.
 struct TRITONBACKEND_Input {
   std::string name;
   TRITONSERVER_DataType type;

@@ -121,7 +121,7 @@ Ranges complement(const Ranges& ranges) {
   return rest;
 }
 
-// What \d, \w and \s stand for, and their opposites; nullptr: nothing.
+// Characters of \d, \w and \s, and of their opposites; nullptr for other names.
 const Ranges* class_of(char name) {
   static const std::map<char, Ranges> classes = [] {
     std::map<char, Ranges> found{{'d', {{'0', '9'}}},

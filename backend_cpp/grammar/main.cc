@@ -39,7 +39,7 @@ constexpr size_t kMemory = size_t{1} << 30;
 
 // ---- the clock: what the signal handler does when time is up ----
 
-// What takes time.
+// Long work.
 struct Timed {
   volatile std::sig_atomic_t is_running = 0;
   volatile pid_t thread = 0;  // that reads
@@ -66,7 +66,7 @@ void send_all(const std::string& bytes) {
   }
 }
 
-// What takes long continues when nobody else would run: its thread ends with it.
+// Long work continues when nobody else would run: its thread ends with it.
 void make_way() {
   const sched_param none{};
   if (sched_setscheduler(timed.thread, SCHED_IDLE, &none) == 0) return;

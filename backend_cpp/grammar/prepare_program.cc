@@ -262,7 +262,7 @@ bool prepare(Program& program) {
   for (size_t i = 0; i < shortest.size(); ++i) {
     Node& node = program.nodes[i];
     if (shortest[i] == kNone) node = {Program::kSplit, 0, 0, 0, 0};
-    // What may be empty may be empty as often as is wanted.
+    // A part that may be empty may be empty as often as is wanted.
     if (node.kind == Program::kRepeat && of_rule(node.a) == 0 && (node.c < 0 || node.b <= node.c)) node.b = 0;
   }
   if (LeftRecursion(program, shortest).rewrite()) shortest = shortest_texts(program);

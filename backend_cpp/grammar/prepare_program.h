@@ -1,4 +1,4 @@
-// What becomes of a program (engine/grammar/program.h) before an automaton follows it.
+// Rewriting of a program (engine/grammar/program.h) before an automaton follows it.
 #pragma once
 
 #include "engine/grammar/program.h"

@@ -22,7 +22,7 @@ class TextMatcher {
 
   // States; 0 is the first one.
   size_t size() const { return states_.size(); }
-  // What the longest text that ends at a state means.
+  // Meaning of the longest text that ends at a state.
   int32_t ends(size_t state) const { return states_[state].meaning; }
   // The states after it, and the bytes that lead there: first and last of each range.
   std::map<size_t, std::vector<int32_t>> ways(size_t state) const;

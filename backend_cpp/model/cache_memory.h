@@ -18,7 +18,7 @@ inline CacheLayout placed(CacheLayout layout, int block_len, int layers = 1, siz
   return layout;
 }
 
-// What layers of one kind remember: a part of the cache.
+// Cache of the layers of one kind: a part of the arena.
 class LayerMemory {
  public:
   virtual ~LayerMemory() = default;

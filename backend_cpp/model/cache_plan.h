@@ -1,4 +1,4 @@
-// What the layers of a model remember of a sequence, and how that divides into pages of one arena.
+// Cache groups of a model's layers, and their division into pages of one arena.
 //
 // Layers with the same kind of memory and the same shape form a group. A group's block is what its layers remember of
 // `block_len` tokens (of a state: of all tokens so far). It consists of equal pieces, one a layer, and takes as many
@@ -34,7 +34,7 @@ struct CacheGroup {
   bool is_chunked = false;  // of kWindow: a token sees those of `window` positions that begin at a multiple of it
   bool is_apart = false;    // its pages are in other memory than the others', and do not move with them
 
-  // What plan_cache() adds.
+  // Members that plan_cache() sets.
   int page_pieces = 0;  // pieces in a page
   int pages = 0;        // of a block
   int first_table = 0;  // of `pages` tables
@@ -53,7 +53,7 @@ struct CacheSize {
   int host_page_count = 0;  // in the host's memory, numbered after the others
 };
 
-// What page `from` holds goes to page `to`. At most one of them is the host's.
+// Copy of page `from` to page `to`. At most one of them is the host's.
 struct PageMove {
   int32_t from;
   int32_t to;

@@ -29,7 +29,7 @@ class HeadInput {
   bool is_repeatable(const StepInput& input) const { return kind_ != HeadKind::kEagle3 || input.is_alongside_own; }
   // Turns the embeddings of a step's tokens, stream [rows, hidden_size], into the first layer's residual stream.
   void run(const StepContext& step, const StepInput& input, const Weights& weights, float* stream);
-  // What the first layer's attention reads; null: the stream, through the layer's norm.
+  // Input of the first layer's attention; null: the stream, through the layer's norm.
   const float* first_input() const;
 
  private:

@@ -30,7 +30,7 @@ class ImageGroup {
   // Row `row` as float32 [width].
   void read(int row, float* to) const;
 
-  // What stands for the rows where the cache's blocks are found by their tokens: nothing but the images' digests.
+  // Key of the rows where the cache's blocks are found by their tokens: nothing but the images' digests.
   const std::vector<int32_t>& places() const { return places_; }
   std::span<const EmbeddingRange> keys() const { return keys_; }
 

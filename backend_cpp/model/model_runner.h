@@ -1,4 +1,4 @@
-// What the engine needs of a model, whatever runs it.
+// Model execution interface of the engine.
 #pragma once
 
 #include <cstddef>
@@ -81,7 +81,7 @@ struct StepInput {
   std::vector<StepSpan> spans;
   std::vector<ImageFill> fills;  // of at most as many rows as a step has; there may be no tokens alongside them
   std::vector<ImageLook> looks;  // in the order of their rows
-  // What a head takes alongside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own. None of its
+  // Input of a head alongside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own. None of its
   // own: what it made of the rows of the step before, in whose order they are; that step may not have been taken.
   std::vector<float> alongside;
   bool is_alongside_own = false;
@@ -96,7 +96,7 @@ struct StepInput {
   }
 };
 
-// What a step brings.
+// Results of a step.
 struct StepOutput {
   // The wanted rows, in span order; valid until the next step begins.
   float* logits = nullptr;  // [wanted rows, vocab_size], writable
@@ -148,7 +148,7 @@ class AdapterSlots {
   virtual void drop_adapter(int slot) = 0;
 };
 
-// What runs a model outside of this process: it may end, and be started again.
+// Runner outside of this process: it may end, and be started again.
 class RunnerProcesses {
  public:
   virtual ~RunnerProcesses() = default;
@@ -160,7 +160,7 @@ class RunnerProcesses {
   virtual void restart() = 0;
 };
 
-// What a step may hold at most.
+// Upper bounds of a step.
 struct StepLimits {
   int spans = 0;
   int context = 0;  // tokens of a sequence
@@ -175,7 +175,7 @@ struct CacheShare {
   std::byte* pages = nullptr;  // where another runner has them already; null: this one takes the memory
 };
 
-// What holds of a runner for as long as it lives.
+// Constant properties of a runner.
 struct RunnerTraits {
   int vocab_size = 0;
   int hidden_size = 0;
@@ -199,7 +199,7 @@ class ModelRunner {
   virtual ~ModelRunner() = default;
 
   const RunnerTraits& traits() const { return traits_; }
-  // What its layers remember, by groups. Those with a window that no sequence of `limits` is longer than see
+  // Cache groups of its layers. Those with a window that no sequence of `limits` is longer than see
   // everything.
   virtual std::vector<CacheGroup> cache_groups(const StepLimits& limits) const = 0;
   // Takes the memory that steps need, whatever they hold, so that none fails for want of it. Called once, first.

@@ -68,7 +68,7 @@ class NativeRunner final : public ModelRunner, public AdapterSlots {
   ModelStep stage(const StepInput& input, WantedRows& wanted);
   // Whether every sequence adds one token and looks at its logits; `embedded`: rows in place of token embeddings.
   bool decodes(const StepInput& input, int embedded) const;
-  // What the ranks do when they meet first, which is not to happen within a graph.
+  // First meeting of the ranks, which is not to happen within a graph.
   void connect_ranks();
   int computed_rows(const DecodingShape& shape) const { return std::min(shape.rows, max_rows_); }
   // Runs a step that only decodes, of that shape, and whose rows belong to no sequence.

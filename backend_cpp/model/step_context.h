@@ -1,4 +1,4 @@
-// What the parts of the decoder share during a step.
+// Shared state of the decoder's parts during a step.
 #pragma once
 
 #include "device/operators.h"

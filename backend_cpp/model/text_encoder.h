@@ -22,7 +22,7 @@ class TextMemory {
   void allocate(Operators& ops, int max_texts);
   // The texts of the step that follows, which are its spans.
   void begin_step(Operators& ops, const StepInput& input);
-  // What attention of a layer with this window, 0: none, reads and writes.
+  // Arguments of attention in a layer with this window, 0: none.
   void fill(int window, AttentionParams& params) const;
 
  private:

@@ -31,7 +31,7 @@ pybind11::list kernel_operators() {
   return operators;
 }
 
-// What LMDEPLOY_CUDA_KERNELS says of an operator; None: nothing. Raises for a value that says nothing at all.
+// LMDEPLOY_CUDA_KERNELS of an operator; None: not set. Raises for an invalid value.
 std::optional<std::string> wanted_kernels(const std::string& engine, const std::string& name) {
   const auto wanted = turbomind::wanted_kernels(engine, name);
   return wanted ? std::optional<std::string>(turbomind::name_of(*wanted)) : std::nullopt;

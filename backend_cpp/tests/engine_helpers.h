@@ -162,7 +162,7 @@ inline EngineConfig small_config() {
   return config;
 }
 
-// What an engine that is set up so plans for a stub.
+// Plan of an engine with these settings for a stub.
 inline CachePlan plan_of_stub(const EngineConfig& config) {
   return plan_caches(StubRunner(), nullptr, {config.max_batch_size, config.session_len, config.block_len});
 }

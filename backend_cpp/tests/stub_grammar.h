@@ -115,7 +115,7 @@ class PatternCompiler final : public GrammarCompiler {
   }
 };
 
-// What compiler, grammar and matcher of one library share, and lose with the compiler.
+// State that compiler, grammar and matcher of one library share, and lose with the compiler.
 struct GrammarLibrary {
   std::atomic<bool> is_loaded{true};
   std::atomic<int> uses_after_unload{0};

@@ -52,7 +52,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
   // Token whose prediction gives NaN logits; -1: none.
   int32_t poison = -1;
   using ModelRunner::traits_;
-  // What restarting does, and whether what runs the model is gone.
+  // Effect of a restart, and whether what runs the model is gone.
   std::function<void()> on_restart = [] {};
   std::atomic<bool> lost{false};
   // Steps that began before the one before was taken.
@@ -210,7 +210,7 @@ class StubRunner final : public ModelRunner, public RunnerProcesses {
     return cache_.at(static_cast<size_t>(block) * block_len_ + position % block_len_);
   }
 
-  // What the other groups hold is what the first one does.
+  // The other groups hold what the first one does.
   void check_groups(const StepSpan& span) {
     const int end = span.first_position + span.count;
     std::vector<uint64_t> hashes = {1469598103934665603ull};

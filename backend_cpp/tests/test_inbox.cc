@@ -1,4 +1,4 @@
-// What reaches the step thread, and what is answered for before it could.
+// Messages to the step thread, and refusals before it.
 #include <thread>
 
 #include "engine/inbox.h"

@@ -22,7 +22,7 @@ namespace {
 
 void do_nothing() {}
 
-// What `body` throws; empty if it throws nothing.
+// Error of `body`; empty if it throws nothing.
 std::string error_of(const std::function<void()>& body) {
   try {
     body();

@@ -13,7 +13,7 @@
 
 namespace turbomind {
 
-// What the metrics of one model are distinguished by.
+// Labels of one model's metrics.
 struct MetricLabels {
   std::string model;    // in Triton
   std::string version;  // in Triton

@@ -15,7 +15,7 @@ namespace turbomind {
 
 namespace {
 
-// What clients of the vLLM backend may ask for, and this engine does not do. Parameters unknown to both are Triton's
+// Parameters of the vLLM backend that this engine does not support. Parameters unknown to both are Triton's
 // own, or headers that it was asked to hand on.
 const std::set<std::string, std::less<>> kNotSupported = {
     "best_of",        "detokenize",        "early_stopping",         "guided_decoding", "include_stop_str_in_output",

@@ -34,7 +34,7 @@ class RequestReader {
   // Whether this asks what the engine's limits are.
   bool wants_limits() const { return has("limits"); }
 
-  // What is to be done with the engine's low-rank adapters, if this asks for that.
+  // Control request for LoRA adapters, if this is one.
   struct AdapterControl {
     std::string action;  // load, unload or list
     std::string name;
@@ -43,7 +43,7 @@ class RequestReader {
   };
   std::optional<AdapterControl> adapter_control() const;
 
-  // What is to be done with the cache, if this asks for that; without a callback.
+  // Control request for the cache, if this is one; without a callback.
   std::optional<CacheControl> cache_control() const;
   std::string control_key() const;
 

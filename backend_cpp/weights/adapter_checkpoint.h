@@ -9,7 +9,7 @@
 
 namespace turbomind {
 
-// What the adapter adds to one layer of the model: scale up down. Of a table of embeddings, whose inputs are its rows,
+// Low-rank update of one layer of the model: scale up down. Of a table of embeddings, whose inputs are its rows,
 // the tensors are called lora_embedding_A and lora_embedding_B.
 struct AdapterModule {
   std::string name;                        // of the layer, as the adapter has it

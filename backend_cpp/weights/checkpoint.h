@@ -46,7 +46,7 @@ class Checkpoint {
   // even). Throws Error when the tensor's shape is not that.
   template <class T>
   void read(const std::string& name, const std::vector<Slice>& shape, T* destination) const;
-  // What that part of tensor `name` is joined of along dimension 0, in order. Only the first two dimensions can be cut,
+  // Parts of tensor `name`, joined along dimension 0, in order. Only the first two dimensions can be cut,
   // the second of matrices. Throws Error when the tensor's shape is not `shape`.
   std::vector<ManifestValue> parts(const std::string& name, const std::vector<Slice>& shape) const;
 

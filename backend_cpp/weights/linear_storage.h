@@ -23,11 +23,11 @@ struct LinearStorage {
   AlignedBuffer bias;
   LinearWeight view;
 
-  // What it holds of which engine tensor; without a name where it was not read by WeightReader::linear.
+  // Engine tensor that it holds; without a name where it was not read by WeightReader::linear.
   std::string name;
   Slice outputs = 0;
   Slice inputs = 0;
-  // What rows of images take (model/step/image_rows.h). Empty: the same as others; one: that in place of this; else
+  // Weights for rows of images (model/step/image_rows.h). Empty: the same as others; one: that in place of this; else
   // pairs of low-rank matrices, down and up, whose products are added, a pair for each part of the outputs.
   std::vector<LinearStorage> for_images;
   int adapted_layer = -1;  // its number among those that adapters add to (model/weights.h); -1: none do

@@ -1,4 +1,4 @@
-// What an expression of manifest.json stands for: numbers, or outputs of a matrix that is stored as codes.
+// Value of an expression of manifest.json: numbers, or outputs of a matrix that is stored as codes.
 #pragma once
 
 #include <cstdint>

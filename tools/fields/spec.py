@@ -14,7 +14,7 @@ from tools.fields.cpp import NOTE
 
 _TYPES = {bool: "bool", int: "int", float: "float", str: "std::string"}
 _PAGE = """\
-// What one decoder model is: sizes and the choices in which families differ.
+// Description of one decoder model: sizes and the choices in which families differ.
 {note}
 #pragma once
 

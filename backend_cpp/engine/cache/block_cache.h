@@ -37,7 +37,7 @@
 
 namespace turbomind {
 
-// What happens to a block's content when its last reference is dropped.
+// Fate of a block's content when its last reference is dropped.
 enum class Keep : uint8_t {
   kNothing,
   kUntilNeeded,  // evicted first

@@ -179,7 +179,7 @@ void DiskTier::note_step(int tokens, double seconds) {
 }
 
 void DiskTier::bring_in(const BlockTransfers::Part& part) {
-  // What was asked for is changed by this thread alone.
+  // The set of questions is changed by this thread alone.
   auto& read = const_cast<PrefixRead&>(static_cast<const PrefixRead&>(*part.read));
   PrefixTree& tree = cache_.tree();
   if (part.item == nullptr) {
@@ -263,7 +263,7 @@ size_t DiskTier::send_out(NodeId node, int group) {
   return item.bytes;
 }
 
-// What is to be moved before the next step is moved now, so that pages hold what their blocks say.
+// Moves that are due before the next step happen now, so that pages hold what their blocks say.
 void DiskTier::flush_moves() {
   if (const std::vector<PageMove> moves = cache_.take_moves(); !moves.empty()) runner_.move_pages(moves);
 }

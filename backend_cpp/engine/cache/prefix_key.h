@@ -32,7 +32,7 @@ struct PrefixKey {
   PrefixScope scope;
   const std::vector<int32_t>& tokens;
   std::span<const EmbeddingRange> images = {};  // embeddings in place of tokens
-  // What the scope was made from, for cache events.
+  // Source of the scope, for cache events.
   std::string_view lora_name = {};
   std::string_view salt = {};
 };

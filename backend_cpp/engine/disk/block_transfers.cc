@@ -171,7 +171,7 @@ void BlockTransfers::serve(const std::shared_ptr<const DiskRead>& read) {
   put({read, nullptr, {}});
 }
 
-// What is still to be written; it stays until this thread has written it.
+// Next content to write; it stays until this thread has written it.
 const BlockTransfers::Write* BlockTransfers::queued(const Sha256& name) const {
   const std::lock_guard lock(mu_);
   const auto it = std::ranges::find(writes_, name, [](const Write& write) { return write.key.name; });

@@ -1,4 +1,4 @@
-// What the block cache publishes to routers: the events of vLLM's KV-cache stream.
+// KV cache events for routers, as in vLLM's stream.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a field of a request, or a setting of the engine, may hold, and the check of it.
+// Range of a field of a request, or of a setting of the engine, and its check.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the responses to one request have in common: how their tokens are chosen, what must not occur, what ends
+// Common rules of the responses to one request: how their tokens are chosen, what must not occur, what ends
 // them. Made once a request, shared by its responses, changed by nobody.
 //
 // Used by the step thread only.
@@ -17,7 +17,7 @@
 
 namespace turbomind {
 
-// What a response must know of the model. The table must outlive the rules.
+// Model facts for a response. The table must outlive the rules.
 struct OutputSpace {
   const TokenTable& tokens;
   int vocab_size;

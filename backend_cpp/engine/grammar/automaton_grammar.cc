@@ -156,7 +156,7 @@ void AutomatonGrammar::allow_tokens(Automaton::Place begun, std::vector<int32_t>
   });
 }
 
-// What was learned, when it has become large, but the places of the responses.
+// Clears the memo, when it has become large, but for the places of the responses.
 void AutomatonGrammar::forget_some() const {
   if (state_bytes_ <= kStateBytes && !automaton_.is_large()) return;
   states_.clear();

@@ -1,4 +1,4 @@
-// What the engine and the processes that read its response formats send each other: frames over a socket, on one
+// Protocol between the engine and the processes that compile response formats: frames over a socket, on one
 // machine.
 //
 //   frame         uint32 bytes after it, uint8 type, payload

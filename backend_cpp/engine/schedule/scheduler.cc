@@ -244,7 +244,7 @@ void Scheduler::add_drafts(int free_tokens) {
     candidates.push_back(candidate(blocks_, *sequence, std::min(wanted, sequence->memory.places(blocks_) - end)));
     sequences.push_back(sequence.get());
   }
-  // What drafts writes into pages of the arena, as the step will.
+  // A drafter writes into pages of the arena, as the step will.
   const bool has_memory = blocks_.plan().group_of(MemoryKind::kDraft) >= 0;
   if (has_memory && !candidates.empty()) move_pages_(blocks_.pool().take_moves());
   speculator_->draft(candidates, step_tokens, free_tokens);
@@ -376,7 +376,7 @@ void Scheduler::give_up_memory(Sequence& sequence, Keep keep) {
 }
 
 void Scheduler::admit() {
-  // What the tokens of a step take in addition while they run, whoever's they are.
+  // Tokens of a step take this in addition while they run, whoever's they are.
   int reserved = 0;
   for (const CacheGroup& group : blocks_.plan().groups) {
     if (group.kind == MemoryKind::kWindow) reserved += group.blocks_for(config_.max_step_tokens) * group.pages;

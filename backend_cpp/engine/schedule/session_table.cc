@@ -25,7 +25,7 @@ size_t bytes_of(const std::vector<EmbeddingRange>& embeddings) {
   return bytes;
 }
 
-// What of `embeddings` is in the first `tokens` tokens.
+// Part of `embeddings` in the first `tokens` tokens.
 std::vector<EmbeddingRange> first_of(const std::vector<EmbeddingRange>& embeddings, size_t tokens) {
   const int end = static_cast<int>(tokens);
   const std::span<const EmbeddingRange> kept = ranges_within(embeddings, 0, end);

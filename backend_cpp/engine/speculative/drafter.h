@@ -52,7 +52,7 @@ class Drafter {
     Drafts& drafts;                                  // output: tokens and cached
     std::function<const SamplingParams&(int)> rule;  // sampling of its next token, and those after
   };
-  // What the target model computed for a sequence in a step.
+  // Results of the target model for a sequence in a step.
   struct Seen {
     const StepSpan& span;
     const std::vector<int32_t>& tokens;  // of the sequence, without the step's drafts

@@ -108,7 +108,7 @@ class RecentTexts {
   std::pair<NgramIndex, NgramIndex> indices_;  // the latest texts, and those before
 };
 
-// What all sequences share.
+// State that all sequences share.
 struct SharedLookup {
   explicit SharedLookup(const SpeculativeConfig& config)
       : config(config), texts(config.shared_tokens, config.prompt_lookup_min, config.prompt_lookup_max) {}

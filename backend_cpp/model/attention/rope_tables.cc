@@ -13,7 +13,7 @@ namespace turbomind {
 
 namespace {
 
-// What distinguishes one set of frequencies from another; 0: unstretched.
+// Key of a set of frequencies; 0: unstretched.
 int variant_of(const std::optional<StretchSpec>& stretch, int prompt_len) {
   if (!stretch || prompt_len <= stretch->length) return 0;
   switch (stretch->kind) {

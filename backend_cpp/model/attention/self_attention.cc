@@ -22,7 +22,7 @@ CacheLayout cache_shape(const ModelSpec& spec, int kind, CacheType type) {
   return {type, spec.num_layers, sizes.kv_heads, sizes.head_dim, sizes.value_dim, 0};
 }
 
-// What queries are multiplied by because of their position.
+// Position-dependent factor of queries.
 float temperature_of(const AttentionSpec& spec, int position) {
   if (spec.temperature_length == 0) return 1;
   return 1 + spec.temperature_scale * std::log(1.0f + static_cast<float>(position / spec.temperature_length));

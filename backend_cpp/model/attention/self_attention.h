@@ -56,7 +56,7 @@ class SelfAttention final : public LayerMemory {
   void compile(Program& program, int layer, const AttentionWeights& weights, const Source& x, const Target& y);
 
  private:
-  // What layers of a kind share.
+  // Common state of the layers of a kind.
   struct Kind {
     AttentionSpec spec;
     int num_heads;

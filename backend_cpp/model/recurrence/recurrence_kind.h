@@ -41,7 +41,7 @@ struct RecurrenceRows {
   StridedRows from(int number) const { return {inputs.as<float>() + number, input_width}; }
 };
 
-// What a kind does its own way. Sizes are a rank's.
+// Operations of a kind. Sizes are a rank's.
 class RecurrenceRule {
  public:
   // Where a rank's tensors of a layer are.

@@ -1,4 +1,4 @@
-// What one decoder model is: the fields of model_spec_fields.h, read from spec.json (docs/internals/interfaces.md), and
+// Decoder description: the fields of model_spec_fields.h, read from spec.json (docs/internals/interfaces.md), and
 // what follows from them. lmdeploy/turbomind/spec/ declares and explains every field, and checks them all.
 #pragma once
 

@@ -32,7 +32,7 @@ class SpecReader {
     optional(key, to, rules...);
   }
 
-  // What is not there, or null, is as it is.
+  // Missing and null members keep their values.
   template <class T, class Rule>
   void optional(const char* key, T& to, const Rule& rule) const {
     if (const Json* given = json_.find(key)) read(*given, path_ + key, to, rule);

@@ -1,4 +1,4 @@
-// What a field of a model's description may be, besides its type. lmdeploy/turbomind/spec/fields.py is its counterpart.
+// Rules of a field of a model's description, besides its type. lmdeploy/turbomind/spec/fields.py is its counterpart.
 #pragma once
 
 #include <cmath>

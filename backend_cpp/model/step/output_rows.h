@@ -1,4 +1,4 @@
-// What a step brings of its rows: the last norm and the logits of those that are wanted, the tokens that a device with
+// Results of a step's rows: the last norm and the logits of those that are wanted, the tokens that a device with
 // its own memory chooses from these, and the vectors of an encoder's texts.
 #pragma once
 

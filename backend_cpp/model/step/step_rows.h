@@ -1,4 +1,4 @@
-// What the host prepares of a step's rows: tokens, positions, the rows that take the place of token embeddings, and
+// Inputs of a step's rows: tokens, positions, the rows that take the place of token embeddings, and
 // which rows the step is asked for.
 #pragma once
 

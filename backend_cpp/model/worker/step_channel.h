@@ -30,7 +30,7 @@ inline constexpr int kMaxOrders = 4;  // that were given and are not done
 inline constexpr int kAreas = 2;
 inline constexpr int kMaxChoiceLogprobs = 32;
 
-// What an order holds at most, and the sizes of its rows.
+// Upper bounds of an order, and the sizes of its rows.
 struct ChannelShape {
   int32_t ranks = 1;
   int32_t vocab_size = 0;
@@ -155,7 +155,7 @@ class StepChannel {
   bool wait_done(int rank, uint32_t number, std::chrono::nanoseconds timeout) const;
   // Whether that order, or one before it, failed there.
   bool has_failed(int rank, uint32_t number) const;
-  // What a rank says: why its first order that failed did; without one, facts about what it has done last.
+  // Text of a rank: why its first order that failed did; without one, facts about what it has done last.
   std::string text(int rank) const;
 
   // ---- a worker ----

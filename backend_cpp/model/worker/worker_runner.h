@@ -63,7 +63,7 @@ class WorkerRunner final : public ModelRunner, public AdapterSlots, public Runne
   void restart() override;
 
  private:
-  // What the first rank says of the model.
+  // Model facts of the first rank.
   struct Facts {
     size_t token_bytes = 0;  // of a rank's cache, a token
     size_t free_memory = 0;  // 0: the host's counts

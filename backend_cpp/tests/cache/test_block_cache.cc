@@ -196,7 +196,7 @@ TEST(what_was_computed_again_takes_the_place_of_the_host_s) {
   CHECK_EQUAL(found[0], both[0]);
 }
 
-// What each block holds after its moves is what the cache says of it.
+// Content of each block after its moves is what the cache says of it.
 TEST(moved_blocks_hold_what_is_found_in_them) {
   std::mt19937 random(7);
   for (int history = 0; history < 200; ++history) {

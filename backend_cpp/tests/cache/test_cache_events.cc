@@ -84,7 +84,7 @@ class Reader final : public CacheEventSink {
   std::map<uint64_t, std::vector<int32_t>> prefixes_;
 };
 
-// What requests can find in a cache.
+// Contents that requests can find in a cache.
 std::set<Place> places_of(const BlockCache& cache) {
   const PrefixTree& tree = cache.contents().tree();
   std::map<NodeId, std::vector<int32_t>> prefixes;

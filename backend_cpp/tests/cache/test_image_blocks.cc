@@ -32,7 +32,7 @@ std::shared_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> promp
   return std::make_shared<Sequence>(std::move(group), 0, std::move(prompt));
 }
 
-// What a token sees, by the rule as it is reported: the images of the last run of image tokens up to it.
+// Images that a token sees, by the rule as it is reported: those of the last run of image tokens up to it.
 std::vector<float> seen_by(const std::vector<EmbeddingRange>& images, int token) {
   std::vector<float> seen;
   int last = -2;
@@ -62,7 +62,7 @@ CachePlan image_plan() {
   return plan;
 }
 
-// What the cache's blocks hold of images.
+// Image content of the cache's blocks.
 class Memory {
  public:
   void run(const Step& step) {

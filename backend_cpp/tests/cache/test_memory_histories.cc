@@ -38,7 +38,7 @@ uint64_t mixed(uint64_t hash, uint64_t value) {
   return (hash ^ (value + 1)) * 1099511628211ull;
 }
 
-// What follows from the first `count` of `tokens`, with a sequence's images, in a scope.
+// Content after the first `count` of `tokens`, with a sequence's images, in a scope.
 uint64_t hash_of(const PrefixScope& scope, const Tokens& tokens, const Images& images, int count) {
   uint64_t hash = 1469598103934665603ull ^ (scope.realm * 31 + static_cast<uint64_t>(scope.variant));
   auto image = images.begin();
@@ -49,7 +49,7 @@ uint64_t hash_of(const PrefixScope& scope, const Tokens& tokens, const Images& i
   return hash;
 }
 
-// What row `row` of images that are looked at together holds.
+// Row `row` of images that are looked at together.
 uint64_t hash_of(const PrefixScope& scope, const ImageGroup& images, int row) {
   float number = 0;
   images.read(row, &number);
@@ -385,7 +385,7 @@ class History {
     page.states = {{begin + count, hash_of(sequence.scope, run, sequence.images, begin + count)}};
   }
 
-  // What drafts computes its rows too, now and then; it knows nothing of images.
+  // A drafter computes its rows too, now and then; it knows nothing of images.
   void draft(Simulated& sequence, int end) {
     const int index = cache_.plan().group_of(MemoryKind::kDraft);
     if (index < 0 || !sequence.images.empty() || below(2) == 0) return;

@@ -1,4 +1,4 @@
-// What sequences hold of caches with several groups: what is found again, what is evicted first, what is refused.
+// Sequences in caches with several groups: what is found again, what is evicted first, what is refused.
 #include "engine/cache/sequence_memory.h"
 
 #include <algorithm>
@@ -193,7 +193,7 @@ TEST(what_has_passed_a_window_goes_before_all_else_but_for_what_an_anchor_needs)
 
 namespace {
 
-// What something is refused with; empty: it is not.
+// Reason of a refusal; empty: there is none.
 template <class Function>
 std::string refusal_of(const Function& function) {
   try {

@@ -1,4 +1,4 @@
-// What files keep of a cache: engines that come later answer as one that was never stopped, whatever became of files.
+// Disk cache: later engines answer as one that was never stopped, whatever became of files.
 #include <filesystem>
 #include <future>
 #include <random>

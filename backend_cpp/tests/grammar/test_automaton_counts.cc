@@ -65,7 +65,7 @@ bool shares_regions(const Expression& e) {
   return (e.first && shares_regions(*e.first)) || (e.second && shares_regions(*e.second));
 }
 
-// What may follow a byte: Brzozowski's derivative.
+// Brzozowski's derivative after a byte.
 Pointer after(const Pointer& e, char byte) {
   const auto none = make(Expression::kNone);
   Pointer found = none;

@@ -73,7 +73,7 @@ struct Cache {
   }
 };
 
-// What a cache of a type makes of a number is in the cache; the expected result is of what was written, to `tolerance`.
+// Numbers in the cache are rounded to its type; the expected result is of what was written, to `tolerance`.
 double tolerance_of(CacheType type) {
   switch (type) {
     case CacheType::kFloat32:

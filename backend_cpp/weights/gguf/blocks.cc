@@ -133,7 +133,7 @@ void q6_k(const std::byte* block, uint8_t* codes, float* scales, float*) {
   }
 }
 
-// What the 16 codes of IQ4_NL and IQ4_XS stand for.
+// Values of the 16 codes of IQ4_NL and IQ4_XS.
 constexpr std::array<int8_t, 16> kUnequalSteps = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                   1,    13,   25,  38,  53,  69,  89,  113};
 

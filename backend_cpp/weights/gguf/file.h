@@ -16,7 +16,7 @@ class GgufFile {
 
   // Whether a file begins as GGUF does; false for one that cannot be read.
   static bool is_one(const std::string& path);
-  // What an operation "load" names: its `type`, `shape` (row-major, [out, in]) and `offset` in bytes from the file's
+  // Tensor of an operation "load": its `type`, `shape` (row-major, [out, in]) and `offset` in bytes from the file's
   // beginning. Throws Error for a type that is not read and for what is beyond the end.
   CheckpointTensor tensor(const Json& load) const;
 
