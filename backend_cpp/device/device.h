@@ -24,7 +24,7 @@ class RankGroup {
   virtual void fail() noexcept = 0;
 };
 
-// What suits a device, and what it can do.
+// Preferences and capabilities of a device.
 struct DeviceTraits {
   // Where the user says nothing: sequences of a step, tokens of one in place of the default of max_prefill_token_num,
   // and up to how many bytes the cache takes its default share of the free memory.

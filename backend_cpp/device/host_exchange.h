@@ -1,4 +1,4 @@
-// What ranks bring together that are threads of this process, in memory that all of them reach.
+// Collectives of ranks that are threads of this process, in memory that all of them reach.
 #pragma once
 
 #include <atomic>

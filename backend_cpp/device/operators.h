@@ -1,4 +1,4 @@
-// What a device does for the decoder: the operators of kernels/, and the memory they work in.
+// Device interface of the decoder: the operators of kernels/, and the memory they work in.
 //
 // Every pointer in an argument is the device's, except where it says "host". Work is done in the order of the calls; on
 // a device that computes alongside the host, only `download` waits for it. Shapes, layouts and rounding are those of
@@ -31,7 +31,7 @@
 
 namespace turbomind {
 
-// What memory of a device is for.
+// Purpose of a device's memory.
 enum class MemoryUse { kWeights, kSteps, kCache };
 
 // From where to where bytes are copied.
@@ -60,7 +60,7 @@ class Operators {
   }
   // Memory of the host from which uploads are fast.
   virtual AlignedBuffer allocate_staging(size_t bytes) = 0;
-  // What may be given to the cache, in bytes.
+  // Memory available for the KV cache, in bytes.
   virtual size_t free_memory() const = 0;
   // `source` is the host's; if it is staging memory, it may be changed only when what was asked for later is there.
   void upload(const void* source, size_t bytes, void* destination) {
@@ -260,7 +260,7 @@ inline AlignedBuffer float_buffer(Operators& ops, int rows, int width) {
   return ops.allocate(static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float));
 }
 
-// What the host prepares for a step and the device reads. Each upload is of new content: what was uploaded before the
+// Step inputs that the host prepares and the device reads. Each upload is of new content: what was uploaded before the
 // last time must have reached the device when the next content is written.
 class Staged {
  public:

@@ -12,7 +12,7 @@ namespace turbomind {
 
 // Pointers are the host's and are read when the step begins, not later.
 struct TokenChoice : SamplingParams {
-  // What the penalties count: the tokens so far, of which the first prompt_len are no response; after them come
+  // Tokens that penalties count: those so far, of which the first prompt_len are no response; after them come
   // `unseen` tokens that were chosen by the steps before and that the host does not know yet.
   uint64_t sequence = 0;  // names the sequence; never that of another one
   const std::vector<int32_t>* tokens = nullptr;

@@ -1,4 +1,4 @@
-// What is between the projections of an MLP.
+// Activation between the projections of an MLP.
 //
 //   silu            v / (1 + exp(-v))
 //   gelu            v Phi(v), Phi the normal distribution (Hendrycks & Gimpel, 2016), within 4e-7 |v|

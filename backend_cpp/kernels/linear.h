@@ -91,7 +91,7 @@ struct RowsLayout {
 // Rows that share what the first-level cache holds of a weight.
 inline constexpr int kLinearRowBlock = 48;
 
-// What a weight wants its activations made into, and how many rows it is best multiplied with at a time.
+// Format of a weight's activations, and how many rows it is best multiplied with at a time.
 struct RowsPlan {
   enum class Kind : uint8_t { kAsTheyAre, kQuantized, kWide };
   Kind kind = Kind::kAsTheyAre;

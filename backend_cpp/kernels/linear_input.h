@@ -1,4 +1,4 @@
-// What the rows that a linear layer multiplies are made of: matrices as they are, their norms, or the gated activation
+// Sources of the rows that a linear layer multiplies: matrices as they are, their norms, or the gated activation
 // between the projections of an MLP. Made where they are read, they need not pass through memory.
 #pragma once
 
@@ -50,7 +50,7 @@ struct LinearInput {
   float* workspace = nullptr;
 };
 
-// What a linear layer reads and writes in addition to float32, for a number of rows.
+// Types that a linear layer reads and writes in addition to float32, for a number of rows.
 struct LinearTypes {
   // Of rows as they are: the type that it would round them to.
   DType rows = DType::kFloat32;

@@ -32,7 +32,7 @@ struct LoraPart {
   float scale = 1;
 };
 
-// What an adapter adds to one linear layer; nothing where rank is 0.
+// Low-rank update of one linear layer; none where rank is 0.
 struct LoraWeight {
   const void* down = nullptr;  // [rank, in_features], row-major: A
   const LoraPart* parts = nullptr;

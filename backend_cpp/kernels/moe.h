@@ -20,7 +20,7 @@ enum class RouterScore : uint8_t {
                  // without sampling (Liu et al., 2024, arXiv 2409.12136)
 };
 
-// What a group of experts is chosen by: its best score (DeepSeek-V2) or the sum of its two best (DeepSeek-V3).
+// Score of a group of experts: its best score (DeepSeek-V2) or the sum of its two best (DeepSeek-V3).
 enum class GroupScore : uint8_t { kMax, kTop2 };
 
 struct RouterParams {

@@ -59,7 +59,7 @@ struct PageArena {
   PageArena(size_t page_bytes, int page_count)
       : page_bytes(page_bytes), memory(page_bytes * static_cast<size_t>(page_count)) {}
 
-  // What a page holds goes to another, pair after pair; moves int32 [count, 2].
+  // Copies pages, pair after pair; moves int32 [count, 2].
   void move(const py::array_t<int32_t, py::array::c_style>& moves) {
     for (py::ssize_t i = 0; i < moves.shape(0); ++i)
       std::memcpy(page(moves.at(i, 1)), page(moves.at(i, 0)), page_bytes);

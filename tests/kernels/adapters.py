@@ -14,7 +14,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True)
 class Adapter:
-    """What one adapter adds to a layer.
+    """Low-rank update of a layer.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What operators are given, besides tensors; named as in ``backend_cpp/kernels``."""
+"""Arguments of operators, besides tensors; named as in ``backend_cpp/kernels``."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class HeadSizes:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """What a score goes through: the product of query and key times ``scale``; 0 means no cap and no window.
+    """Scaling, cap and mask of a score: the product of query and key times ``scale``; 0 means no cap and no window.
 
     ``alibi_slopes`` and ``sinks`` are ``[num_heads]`` float32, ``distance_biases`` ``[num_heads, 2 reach + 1]``. Rows
     of ``images``, each from a position to another, see all of theirs.

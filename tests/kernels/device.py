@@ -332,7 +332,7 @@ class Attention:
         return torch.from_numpy(self._cache.project(_array(q * self._rule.scale), spans, weight.native, y))
 
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return what the cache holds."""
+        """Return the content of the cache."""
         held: np.ndarray[Any, np.dtype[np.uint8]] = self._cache.bytes()
         return held
 

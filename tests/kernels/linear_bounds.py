@@ -24,7 +24,7 @@ MANY_ROWS = 192  # kWidenRows in kernels/cuda/linear/linear.cu
 
 
 def _input_steps(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Return what rounding x to 8 bits for each group changes at most, ``[rows, out_features]``."""
+    """Return the largest error of rounding x to 8 bits for each group, ``[rows, out_features]``."""
     order = slice(None) if weight.order is None else weight.order.long()
     pad = (0, -x.shape[1] % weight.group)
     inputs = torch.nn.functional.pad(x[:, order].abs(), pad).view(len(x), -1, weight.group)

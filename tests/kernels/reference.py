@@ -26,7 +26,7 @@ def rotate_part(x: torch.Tensor, angle: torch.Tensor, is_interleaved: bool) -> t
 
 
 def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return what an asymmetric rounding of each head ``[rows, heads, head_dim]`` stands for, in float64."""
+    """Return an asymmetric rounding of each head ``[rows, heads, head_dim]``, dequantized in float64."""
     low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
     largest = 2**bits - 1
     scale = ((high - low) / largest).half().float()

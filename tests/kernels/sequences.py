@@ -73,7 +73,7 @@ class Sequences:
 
 
 def cached(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return what a cache of ``bits`` bits holds for keys or values ``[rows, heads, dim]``."""
+    """Return the cached keys or values ``[rows, heads, dim]`` at ``bits`` bits."""
     if bits == 32:
         return x
     return x.bfloat16() if bits == 16 else round_heads(x, bits)

@@ -73,7 +73,7 @@ class States:
         return self._are_results_whole and bool(rest.isnan().all())
 
     def state(self, page: int) -> torch.Tensor:
-        """Return what is in a page."""
+        """Return the content of a page."""
         return self.pages[page, BEFORE:-AFTER]
 
     def convolve(

@@ -1,4 +1,4 @@
-"""What kernels build on: matrix instructions, collectives, barriers, overlap; the emulation refuses what is undefined.
+"""Foundations of kernels: matrix instructions, collectives, barriers, overlap; the emulation refuses undefined uses.
 
 ``count_on`` is a graph of launches of which each adds 1 to what the one before has written. 0: it reads that after it
 has waited for that launch, 1: before, 2: it does not wait at all.

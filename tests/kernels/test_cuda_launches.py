@@ -1,4 +1,4 @@
-"""What a GPU refuses to launch, the emulation refuses too; nothing that a step may hold asks for it.
+"""Launches that a GPU refuses are refused by the emulation too; no step asks for one.
 
 Grids have at most 65,535 blocks in y and z; blocks at most 1,024 threads, and the shared memory of the device.
 """

@@ -254,7 +254,7 @@ def test_codes_with_minima_are_multiplied_as_the_numbers_they_stand_for(
     assert (difference <= bound).double().mean() > 0.98
 
 
-# What rows are made into: nothing, pairs of bfloat16 or tiles, codes, or codes of reordered inputs.
+# Formats of prepared rows: none, pairs of bfloat16 or tiles, codes, or codes of reordered inputs.
 MADE = ["float32", "bfloat16", "int8", "codes, shuffled"]
 
 

@@ -67,7 +67,7 @@ def run_steps(
 
 
 def random_inputs(rule: Recurrence, rows: int) -> RecurrenceInputs:
-    """Return what a layer might compute: keys and queries normalized, decays from nearly none to nearly all."""
+    """Return inputs as of a layer: keys and queries normalized, decays from nearly none to nearly all."""
 
     def unit(x: torch.Tensor) -> torch.Tensor:
         return x / x.norm(dim=-1, keepdim=True)
@@ -145,7 +145,7 @@ def recur_in_steps(
 def sequences_of(rule: Recurrence, seed: int) -> list[RecurrenceInputs]:
     torch.manual_seed(seed)
     inputs = [random_inputs(rule, length) for length in LENGTHS]
-    # What belongs to the layer is the same for all.
+    # The layer's own tensors are the same for all.
     own = {"skip": inputs[0].skip} | ({"decay": inputs[0].decay} if rule.decay_width == 0 else {})
     return [replace(sequence, **own) for sequence in inputs]
 

@@ -39,7 +39,7 @@ class CudaGraphs {
 
   // ---- shapes ----
 
-  // What Operators::padded_rows says.
+  // Value of Operators::padded_rows.
   static int padded_rows(int rows, bool is_decoding);
   // The bound that a step's shape has, if its longest sequence has this many tokens.
   static int context_bound(int context);

@@ -24,7 +24,7 @@ constexpr int kComputed = 496;
 constexpr int kPairs = 500;
 constexpr int kRows = 125;
 
-// What a self-check multiplies: numbers that rounding does not change.
+// Operands of a self-check: numbers that rounding does not change.
 struct Numbers {
   std::vector<float> x;         // [kRows, kInputs]
   std::vector<std::byte> data;  // of the experts' weights, one after the other

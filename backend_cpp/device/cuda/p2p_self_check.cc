@@ -56,7 +56,7 @@ class Deadline {
   std::thread thread_;
 };
 
-// What a rank brings to all sums, and has after them, one after the other.
+// Operands of a rank for all sums, and its results, one after the other.
 using Numbers = std::vector<std::vector<float>>;  // by rank
 
 Numbers sums_of(P2pAllReduce& peers, Numbers numbers) {

@@ -40,7 +40,7 @@ class CudaSampler final : public TokenSampler {
     Staged rows;   // int32 [max_choices]
     Staged moves;  // TokenMove [max_choices]
   };
-  // What a step brings back; on the device and, for each of two steps under way, on the host.
+  // Results of a step; on the device and, for each of two steps under way, on the host.
   struct Results {
     AlignedBuffer tokens;    // int32 [max_choices]
     AlignedBuffer logprobs;  // float32 [logprob rows]

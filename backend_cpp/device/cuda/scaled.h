@@ -15,7 +15,7 @@ class CudaScaled {
  public:
   CudaScaled(CudaOperators& ops, cuda::Gemm& gemm);
 
-  // What cuda::linear may leave to the library for this many rows. The first time that there could be something, it is
+  // Types of cuda::linear that the library may take for this many rows. The first time that there could be one, it is
   // tried.
   cuda::GemmScales scales_for(const LinearWeight& weight, int rows);
   // cuda::linear_types of such a call, as far as the library has passed in it.

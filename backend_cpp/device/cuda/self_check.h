@@ -18,14 +18,14 @@
 
 namespace turbomind {
 
-// What libraries' kernels are for.
+// Purpose of libraries' kernels.
 enum class LibraryUse { kExperts, kLatents, kPrompts, kScales };
 
 // Whether the environment lets a library's kernels be used: LMDEPLOY_CUDA_KERNELS (base/kernel_choice.h) does not name
 // others. Throws Error (kInvalidArgument) where it names what is not there.
 bool may_use_library(LibraryUse use);
 
-// What the two kernels came to. A library may differ from ours by relative * magnitude + absolute, element by element;
+// Results of the two kernels. A library may differ from ours by relative * magnitude + absolute, element by element;
 // what is not a number agrees with nothing.
 struct SelfCheck {
   std::vector<float> ours;

@@ -161,7 +161,7 @@ inline float round_weights(const Rounding& rounding, int padded, float* p) {
   return reduce_add(total);
 }
 
-// What a score goes through between q.k and the softmax.
+// Scaling and cap of a score between q.k and the softmax.
 struct ScoreRule {
   float softcap;
   float slope;

@@ -1,4 +1,4 @@
-// What a cache type holds, as lanes to multiply with. Included by kernels_isa.cc only.
+// Values of a cache type, as lanes to multiply with. Included by kernels_isa.cc only.
 //
 // An operand is kDepth neighbours along the summed axis (dimensions of keys, tokens of values) for each of kLanes lanes
 // along the other. `offset(i, lane, width)` finds the operand of neighbours i .. i + kDepth - 1 in a matrix whose other

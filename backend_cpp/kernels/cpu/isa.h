@@ -38,7 +38,7 @@ inline constexpr int kConvBlock = 256;
 struct KernelTable {
   const char* name;
 
-  // What `rows` rows are to be made into.
+  // Format into which `rows` rows are to be made.
   RowsPlan (*rows_plan)(const LinearWeight& weight, int rows);
   // y[r, n] for r in [0, rows) and n in [first, last) of `linear`, from rows as they are.
   void (*linear_block)(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,

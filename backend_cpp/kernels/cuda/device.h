@@ -57,7 +57,7 @@ namespace turbomind::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-// What the user can do about an error of the runtime; may be empty.
+// Advice for an error of the runtime; may be empty.
 inline const char* advice_on(cudaError_t error) {
   switch (error) {
     case cudaErrorInsufficientDriver:

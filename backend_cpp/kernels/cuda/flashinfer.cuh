@@ -1,4 +1,4 @@
-// What FlashInfer's headers (Apache-2.0; wheel flashinfer-python, see requirements/cuda-libraries.txt) need to compile
+// Shims for FlashInfer's headers (Apache-2.0; wheel flashinfer-python, requirements/cuda-libraries.txt) to compile
 // without the rest of its wheel. Comes before them.
 #pragma once
 

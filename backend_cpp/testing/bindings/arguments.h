@@ -1,4 +1,4 @@
-// What operations and operators are given, made of what tests give in Python: the fields of a struct are a sequence in
+// Conversion of operands from Python, for operations and operators: the fields of a struct are a sequence in
 // their order, enumerations numbers, and pointers and views tensors or arrays, which are copied to the device, and back
 // when it is done: results are where tests want them. A pointer to structs or pointers is a list of what each is made
 // of; of equal lists there is one copy. None is null.

@@ -1,4 +1,4 @@
-// What tests ask of kernels/cuda beyond the operators of a device. Methods of a TestDevice that is "cuda".
+// Test access to kernels/cuda beyond the operators of a device. Methods of a TestDevice that is "cuda".
 #pragma once
 
 #include <functional>

@@ -48,7 +48,7 @@ void bind_timing(DeviceClass& device) {
           ops.linear(weight, x.data(), rows, outputs.as<float>(), false);
         });
       });
-  // What linear layers, each of the one before, make of x [rows, in_features]: launched as they come, and in a graph.
+  // Result of linear layers in a chain for x [rows, in_features]: launched as they come, and in a graph.
   add_method(device, "chain_linear",
              [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Floats& x, const Floats& like) {
                CudaOperators& ops = operators_of(d);

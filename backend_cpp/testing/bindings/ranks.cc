@@ -47,7 +47,7 @@ Array<float> join_ranks(const std::string& device, const Array<float>& parts, bo
   return joined;
 }
 
-// What ranks bring to a call, in every thread the same: element i of rank r.
+// Operands of ranks for a call, in every thread the same: element i of rank r.
 float brought(int call, int rank, size_t i) {
   const auto mixed = static_cast<uint32_t>(call * 7919 + rank * 104729 + static_cast<int>(i) * 31) * 2654435761u;
   return static_cast<float>(static_cast<int32_t>(mixed)) * 0x1p-20f;
@@ -104,7 +104,7 @@ int race_ranks(const std::string& device, int ranks, int calls) {
   return std::accumulate(wrong.begin(), wrong.end(), 0);
 }
 
-// What each rank throws when the last one fails while the others wait for it in a sum, maybe of a graph.
+// Error of each rank when the last one fails while the others wait for it in a sum, maybe of a graph.
 std::vector<std::string> abandon_ranks(const std::string& device, int ranks, bool is_graph) {
   const std::unique_ptr<RankGroup> group = find_device(device).make_group(ranks, 0);
   ThreadTeam team(ranks, [&] { group->fail(); });

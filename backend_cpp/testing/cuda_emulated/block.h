@@ -3,7 +3,7 @@
 // a barrier is seen after it; and warps take turns forwards and backwards from one barrier to the next, so that a
 // missing one shows in one of the two.
 //
-// What a GPU would leave undefined throws turbomind::Error: a thread that leaves the kernel while others wait at
+// Behaviour that a GPU leaves undefined throws turbomind::Error: a thread that leaves the kernel while others wait at
 // __syncthreads, threads that no one else comes to meet at a barrier of a part, lanes of a warp that are at different
 // collectives, a block that is not made of whole warps, a thread that leaves a kernel which overlaps with the launch
 // before it and has not waited for that.
@@ -67,7 +67,7 @@ int meet_block(bool predicate);
 // bar.sync: as __syncthreads, of `threads` threads that name the same id.
 void meet_part(int id, int threads);
 
-// What the lanes of a warp show each other in one collective.
+// Values that the lanes of a warp show each other in one collective.
 struct Slot {
   alignas(16) std::byte bytes[64];
 };

@@ -9,7 +9,7 @@
 
 namespace turbomind::emulated {
 
-// What the call of the runtime named `name` reports before it does anything. Every call asks, from any thread.
+// Injected error of the runtime's call named `name`. Every call asks, from any thread.
 //
 // While a file exists that the environment variable EMULATED_CUDA_LOST_FILE names, every call reports that the device
 // is lost, and while one exists that EMULATED_CUDA_HUNG_FILE names, no call returns: for tests of processes of their

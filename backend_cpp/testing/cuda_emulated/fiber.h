@@ -29,7 +29,7 @@ class Fiber {
   std::byte* stack_;              // kStackBytes, the lowest page unmapped
   void* own_context_ = nullptr;   // while it is not running
   void* back_context_ = nullptr;  // of who resumed it
-  // What AddressSanitizer wants to know of a switch.
+  // AddressSanitizer's record of a switch.
   void* own_fake_stack_ = nullptr;
   const void* back_stack_ = nullptr;
   size_t back_stack_bytes_ = 0;

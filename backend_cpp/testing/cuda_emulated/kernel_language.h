@@ -1,4 +1,4 @@
-// What CUDA adds to C++ inside kernels: qualifiers, built-in variables, barriers, warp collectives, atomics,
+// CUDA's additions to C++ inside kernels: qualifiers, built-in variables, barriers, warp collectives, atomics,
 // intrinsics.
 #pragma once
 

@@ -63,7 +63,7 @@ void attend_row(const cuda::LatentCall& call, int item, int packed, int last_key
 void attend_part(const cuda::LatentCall& call, int item, int part, bool is_wrong) {
   const cuda::LatentPlanView& plan = call.plan;
   const int first = plan.first_packed[item];
-  // What the kernel takes for the end of what the tile's last row sees, in whole tiles of keys.
+  // The kernel's end of the keys that the tile's last row sees, in whole tiles of keys.
   const int tile_end = plan.keys[item] - plan.rows[item] + (first + plan.width * kLatentTile) / call.heads;
   const int end = std::min(plan.last_key[item], tile_end);
   const int tiles = cuda::divide_up(end, kKeyTile) - plan.first_key[item] / kKeyTile;

@@ -1,4 +1,4 @@
-// What the devices that are named in CMAKE_CUDA_ARCHITECTURES launch, of compute capability 8.0 to 12.0.
+// Launch limits of the devices in CMAKE_CUDA_ARCHITECTURES, of compute capability 8.0 to 12.0.
 #pragma once
 
 #include <cstddef>

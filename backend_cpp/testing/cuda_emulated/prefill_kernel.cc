@@ -59,7 +59,7 @@ void attend_tile(const cuda::PrefillCall& call, int item, int tile_rows, int dim
   const cuda::PrefillPlanView& plan = call.plan;
   const int first = plan.tile[item] * tile_rows;
   const int tile_end = plan.keys[item] - plan.rows[item] + first + tile_rows;
-  // What is in a tile of keys beyond the sequence is read as 0.
+  // Keys of a tile beyond the sequence are read as 0.
   const int visited = std::min(plan.keys[item], cuda::divide_up(tile_end, kKeyTile) * kKeyTile);
   for (int row = first; row < std::min(first + tile_rows, plan.rows[item]); ++row) {
     attend_row(call, item, row, visited, dim, is_wrong);

@@ -81,7 +81,7 @@ const char* cudaGetErrorString(cudaError_t error);
 
 namespace turbomind::emulated {
 
-// What a call is to report before it does anything (faults.h).
+// Injected error of a call (faults.h).
 cudaError_t begin_call(const char* name);
 // Whether it is in memory of any device that cudaMalloc returned, or one past its end.
 bool is_device_memory(const void* memory);

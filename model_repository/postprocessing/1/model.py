@@ -1,4 +1,4 @@
-"""What Triton's Python backend loads; the model itself is ``python_backend.postprocessing``."""
+"""Entry point of Triton's Python backend; the model itself is ``python_backend.postprocessing``."""
 
 from python_backend.postprocessing import TritonPythonModel
 

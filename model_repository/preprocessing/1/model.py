@@ -1,4 +1,4 @@
-"""What Triton's Python backend loads; the model itself is ``python_backend.preprocessing``."""
+"""Entry point of Triton's Python backend; the model itself is ``python_backend.preprocessing``."""
 
 from python_backend.preprocessing import TritonPythonModel
 

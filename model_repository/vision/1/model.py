@@ -1,4 +1,4 @@
-"""What Triton's Python backend loads; the model itself is ``python_backend.vision``."""
+"""Entry point of Triton's Python backend; the model itself is ``python_backend.vision``."""
 
 from python_backend.vision import TritonPythonModel
 

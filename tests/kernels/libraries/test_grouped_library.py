@@ -43,7 +43,7 @@ class Layer:
         return (*routed, y)
 
     def exact(self, routed: tuple[torch.Tensor, torch.Tensor], rounded: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """Return what the experts add in float64.
+        """Return the experts' sum in float64.
 
         Activations are ``rounded`` before each product, what it comes to is rounded to bfloat16.
         """

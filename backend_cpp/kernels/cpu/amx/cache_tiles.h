@@ -2,7 +2,7 @@
 //
 // A bfloat16 cache is as tiles want it: keys [key_dim / 2, block_len, 2], values [block_len / 2, value_dim, 2]. Codes
 // of quantized caches are widened into that order, less their zero points: integers up to 255 are exact in bfloat16.
-// What a tile would take from beyond a matrix is 0.
+// Elements of a tile beyond the matrix are 0.
 #pragma once
 
 #include <algorithm>

@@ -20,7 +20,7 @@ inline constexpr int kTileSide = 16;
 inline constexpr int kTileBytes = 64;
 inline constexpr int kTileCount = 8;
 
-// What a thread's tiles look like; the layout is the one LDTILECFG reads.
+// Shape of a thread's tiles; the layout is the one LDTILECFG reads.
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
   uint8_t start_row = 0;

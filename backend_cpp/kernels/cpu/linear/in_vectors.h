@@ -1,4 +1,4 @@
-// What rows are made into, and what multiplies them, where products are made in vectors. Included by kernels_isa.cc
+// Prepared rows and products in vectors. Included by kernels_isa.cc
 // only.
 #pragma once
 

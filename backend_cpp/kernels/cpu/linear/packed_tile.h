@@ -1,4 +1,4 @@
-// What products with packed weights share: which rows a tile is multiplied with at once, and how its sums become y.
+// Common parts of products with packed weights: which rows a tile is multiplied with at once, how its sums become y.
 // Included by kernels_isa.cc only.
 #pragma once
 

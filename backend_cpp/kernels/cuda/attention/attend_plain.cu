@@ -27,7 +27,7 @@ __device__ __forceinline__ float code_at(const std::byte* codes, int d) {
   }
 }
 
-// What the code of a token stands for: scale (code - zero).
+// Value of a token's code: scale (code - zero).
 struct Rounding {
   float scale;
   float zero;

@@ -1,4 +1,4 @@
-// What the attention kernels share: their argument, where things are in the cache, and how a context that is split over
+// Common parts of attention kernels: their argument, the layout of the cache, and how a context that is split over
 // blocks is put together.
 //
 // Query heads of one key/value head are packed: packed row m of a span is token m / group, head m % group of the key
@@ -12,7 +12,7 @@ namespace turbomind::cuda {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// What the host works out about the cache of a layer, for the keys or for the values.
+// Host's description of a layer's cache, for the keys or for the values.
 struct CachePlace {
   size_t first;       // of head 0 in a block, in bytes
   size_t head_bytes;  // from one head to the next

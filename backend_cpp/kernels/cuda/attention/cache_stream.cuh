@@ -28,7 +28,7 @@ struct DecodeShape {
   }
 };
 
-// What a lane holds of a tile. It has scores of kOwnKeys neighbouring tokens, and values of kOwnValues.
+// A lane's part of a tile: scores of kOwnKeys neighbouring tokens, and values of kOwnValues.
 template <class Shape>
 class CacheStream {
  public:

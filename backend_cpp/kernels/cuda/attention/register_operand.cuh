@@ -28,7 +28,7 @@ struct RegisterOperand {
   static constexpr int kValuePiece = kValueWords < 4 ? kValueWords : 4;
   static_assert(kKeyWords % kKeyPiece == 0 && kValueWords % kValuePiece == 0);
 
-  // What is added to the codes of a pair.
+  // Offset of the codes of a pair.
   static constexpr int offset(int pair) { return !kIsQuantized ? 0 : kBits == 4 && pair % 2 == 1 ? 64 : 1024; }
   // Two times that number as float16, in a word.
   static constexpr uint32_t two_of(int number) {

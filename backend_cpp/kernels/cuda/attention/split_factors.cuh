@@ -1,4 +1,4 @@
-// What each split of a context counts in the result of a packed row: result = sum of factor times split_sums.
+// Weight of each split of a context in the result of a packed row: result = sum of factor times split_sums.
 #pragma once
 
 #include "kernels/cuda/attention/attention_task.cuh"

@@ -13,7 +13,7 @@ struct WriteTask {
   DeviceSpans spans;
   HeadsView k;
   HeadsView v;
-  // What is rotated before; no heads and no units: nothing.
+  // Rotated part; no heads and no units: nothing.
   HeadsView q;
   const float* factors;
   RopeTable table;

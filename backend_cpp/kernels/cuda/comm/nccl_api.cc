@@ -16,7 +16,7 @@ namespace turbomind::cuda {
 namespace {
 
 #ifdef TM_HAS_NCCL_HEADER
-// What nccl_api.h declares is what the library's own header does, whose enumerations are ints.
+// Declarations of nccl_api.h agree with the library's own header, whose enumerations are ints.
 template <class T>
 using AsInt = std::conditional_t<std::is_enum_v<T> && sizeof(T) == sizeof(int), int, T>;
 template <class Function>

@@ -8,7 +8,7 @@
 
 namespace turbomind::cuda {
 
-// What a rank's launches know of all ranks. Pointers are of that rank's GPU's memory where nothing else is said.
+// All ranks, for a rank's launches. Pointers are of that rank's GPU's memory where nothing else is said.
 struct PeerView {
   static constexpr int kMaxRanks = 8;
 
@@ -39,7 +39,7 @@ class P2pAllReduce {
   void all_reduce(int rank, float* x, size_t count, cudaStream_t stream);
   // The same for x [ranks, count], of which each rank has filled its own part: it becomes the same on all.
   void all_gather(int rank, float* x, size_t count, cudaStream_t stream);
-  // What waits for another rank ends, with nothing of use in its memory, and so does every later call. From any thread.
+  // Aborts: waits for another rank end, with nothing of use in memory, and so does every later call. From any thread.
   void stop() noexcept;
 
  private:

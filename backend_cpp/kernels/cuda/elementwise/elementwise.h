@@ -21,7 +21,7 @@ void norm(cudaStream_t stream, const NormWeight& weight, const HeadsView& x, con
 void rope_table(cudaStream_t stream, const RopeAngles& angles, int rows, float* cosine, float* sine);
 void rope(cudaStream_t stream, const RopeTable& table, const HeadsView& heads, const float* factors);
 
-// What is read and what is written do not overlap.
+// Inputs and outputs do not overlap.
 void embed(cudaStream_t stream, const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y);
 void gather_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y);
 void scatter_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y,

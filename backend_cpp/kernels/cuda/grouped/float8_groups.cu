@@ -45,7 +45,7 @@ __device__ __forceinline__ const LinearWeight& weight_of(const GroupedProduct& p
   return *reinterpret_cast<const LinearWeight*>(product.weights + expert * product.weight_stride);
 }
 
-// What is rounded and laid out.
+// Rounded rows and their layout.
 struct Operands {
   int inputs;  // whole blocks
   int blocks;

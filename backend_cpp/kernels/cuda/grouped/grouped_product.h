@@ -19,7 +19,7 @@ namespace turbomind::cuda {
 inline constexpr int kLeastGroupRows = 32;
 inline constexpr int kLeastFloat8GroupRows = 64;
 
-// What a group is multiplied with, and its rows.
+// Weight of a group, and its rows.
 struct GroupedProduct {
   LinearWeight first;        // the first expert's; all have its format and sizes
   const std::byte* weights;  // on the device: the LinearWeight of expert e is e * weight_stride further on

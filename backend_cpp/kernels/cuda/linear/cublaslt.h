@@ -1,4 +1,4 @@
-// What users of cuBLASLt share.
+// Common parts of users of cuBLASLt.
 #pragma once
 
 #include <cublasLt.h>

@@ -29,7 +29,7 @@
 
 namespace turbomind::cuda {
 
-// What linear operators work with on one stream, besides their operands.
+// Context of linear operators on one stream, besides their operands.
 struct LinearScratch {
   Gemm* gemm = nullptr;
   Scratch memory;
@@ -54,7 +54,7 @@ class SplitCounters {
 // The scratch memory that a call with up to `rows` rows takes.
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
 
-// What a call with this many rows reads and writes. With `scales`, which it is to have, a library has to be able to.
+// Types of a call with this many rows. With `scales`, which it is to have, a library has to be able to.
 // Rows of results of 16 bits are aligned to 16 bytes.
 LinearTypes linear_types(const LinearWeight& weight, int rows, GemmScales scales);
 

@@ -1,4 +1,4 @@
-// What the kernels of `linear`, `head_linear` and `add_experts` work on: one or more products of some rows with a
+// Task of the kernels of `linear`, `head_linear` and `add_experts`: one or more products of some rows with a
 // weight, part blockIdx.z of them a block. How blocks share a product, and how its results are written.
 #pragma once
 
@@ -37,7 +37,7 @@ struct LinearTask {
   int32_t* counters = nullptr;  // [parts, blocks along the outputs], zero before and after
 };
 
-// What a block has to do.
+// A block's part.
 struct LinearPart {
   LinearWeight weight;
   const void* x;

@@ -19,7 +19,7 @@ struct RowsToRound {
   DType type = DType::kFloat32;          // of x; kFloat16: of x / kHalfRange
 };
 
-// What `input` holds for rows of in_features, in the order of the weight's codes; of what is gated, the first half.
+// Layout of `input` for rows of in_features, in the order of the weight's codes; of what is gated, the first half.
 inline RowsToRound rows_of(const LinearWeight& weight, const LinearInput& input, int rows) {
   const auto stride = static_cast<size_t>(weight.in_features) * (input.gate.has_value() ? 2 : 1);
   return {input.x.data, rows, stride, 1, 0, weight.in_features, weight.input_order, input.x.type};

@@ -31,7 +31,7 @@ struct Ring {
   }
 };
 
-// What a step is: where its operands are.
+// Operands of a step.
 struct RingItem {
   int first_tile;
   int row_part;
@@ -86,7 +86,7 @@ class RingWalk {
   int row_part_ = 0;
 };
 
-// What a block has in shared memory.
+// Shared memory of a block.
 struct RingMemory {
   SharedBarrier* full;   // of stages of x
   SharedBarrier* empty;  // likewise

@@ -1,4 +1,4 @@
-// What a team of ring_kernel.cuh does with a step.
+// One step of a team of ring_kernel.cuh.
 #pragma once
 
 #include "kernels/cuda/ring/ring_copies.cuh"

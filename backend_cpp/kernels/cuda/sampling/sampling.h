@@ -22,7 +22,7 @@ struct TokenBias {
   float bias;
 };
 
-// What one row wants; on the device. Lists may be null where they are empty.
+// Sampling parameters of one row; on the device. Lists may be null where they are empty.
 struct SamplingRow : SamplingParams {
   const uint32_t* seen = nullptr;   // [vocab / 32 rounded up]; bit set: in prompt or response. With repetition_penalty
   const int32_t* counts = nullptr;  // [vocab]; occurrences in the response. With the other two penalties

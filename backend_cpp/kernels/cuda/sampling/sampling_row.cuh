@@ -1,4 +1,4 @@
-// What the kernels of sampling.h share: how a row is divided, its order of tokens, and weights.
+// Common parts of the kernels of sampling.h: how a row is divided, its order of tokens, and weights.
 #pragma once
 
 #include "kernels/cuda/sampling/sampling.h"
@@ -21,7 +21,7 @@ struct ChunkTop {
 inline constexpr int32_t kNoToken = -1;  // all are -infinity
 inline constexpr int32_t kNotANumber = -2;
 
-// What the kernels hand on, in scratch memory.
+// Results between the kernels, in scratch memory.
 struct SamplingState {
   ChunkTop* tops;  // [rows, chunks]
   Weight* sums;    // [rows, chunks]

@@ -1,4 +1,4 @@
-// What the instructions wrapped in kernels/cuda/hopper.h do, after the PTX ISA: "mbarrier", "cp.async.bulk", "Register
+// Emulation of the instructions in kernels/cuda/hopper.h, after the PTX ISA: "mbarrier", "cp.async.bulk", "Register
 // Fragments for wgmma.mma_async.m64nNk16".
 #pragma once
 

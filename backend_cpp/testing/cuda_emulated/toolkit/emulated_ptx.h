@@ -1,4 +1,4 @@
-// What the instructions wrapped in kernels/cuda/ptx.h do, after the PTX ISA: "Matrix Fragments for mma.m16n8k16 with
+// Emulation of the instructions in kernels/cuda/ptx.h, after the PTX ISA: "Matrix Fragments for mma.m16n8k16 with
 // floating point type", "ldmatrix", "cp.async". A lane's group is lane / 4 and its place in the group lane % 4.
 #pragma once
 

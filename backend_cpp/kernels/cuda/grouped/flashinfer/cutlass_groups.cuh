@@ -1,4 +1,4 @@
-// What products of groups by CUTLASS on Hopper share: one persistent launch whose blocks read shapes and pointers on
+// Common parts of grouped products by CUTLASS on Hopper: one persistent launch whose blocks read shapes and pointers on
 // the device, sums float32, results in bfloat16 written by TMA.
 #pragma once
 
@@ -40,7 +40,7 @@ template <class Product>
 void multiply_groups(cudaStream_t stream, const GroupedCall& call,
                      const typename Product::GemmKernel::MainloopArguments& operands) {
   using Kernel = typename Product::GemmKernel;
-  // What the table holds for them.
+  // Entries of the table.
   static_assert(sizeof(GroupShape) == 3 * sizeof(int32_t));
   static_assert(sizeof(typename Kernel::InternalStrideA) == sizeof(int64_t) &&
                 sizeof(typename Kernel::InternalStrideB) == sizeof(int64_t));
