@@ -32,7 +32,7 @@ PROCESS_BYTES = 128 << 20  # of those of all requests that are open in this proc
 
 
 class MediaFetcher:
-    """Rules for images.
+    """Fetcher of the images that requests name.
 
     Parameters
     ----------

@@ -132,7 +132,7 @@ def _shown(value: object) -> str:
 
 
 def _brief_repr() -> reprlib.Repr:
-    """Return the beginning of a value; the whole of a long one would cost more than its parsing."""
+    """Return a formatter of the beginning of a value; the whole of a long one would cost more than its parsing."""
     brief = reprlib.Repr()
     brief.maxlist = brief.maxdict = _SHOWN_INPUT // 2
     brief.maxstring = brief.maxlong = brief.maxother = 2 * _SHOWN_INPUT

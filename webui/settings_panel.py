@@ -42,7 +42,7 @@ class SettingsPanel:
 
 
 def settings_from(values: Sequence[Any]) -> Settings:
-    """Return the values of the controls, in the order of `SettingsPanel.inputs`."""
+    """Return the settings of the controls, whose values are in the order of `SettingsPanel.inputs`."""
     reported = dict(zip((field.name for field in fields(Settings)), values, strict=True))
     words = (line.strip("\r") for line in (reported["stop_words"] or "").split("\n"))
     return settings_of({**reported, "stop_words": [word for word in words if word]})

@@ -137,7 +137,7 @@ void check_combinations(const Request& request) {
   if (request.session && params.prompt_logprobs) throw invalid_argument("prompt_logprobs cannot be had in a session");
 }
 
-// Inputs of encoders.
+// Checks the input of an encoder.
 void check_text(const Request& request, const RequestLimits& limits) {
   const GenerationParams& params = request.params;
   if (params.second_text_begin && static_cast<size_t>(*params.second_text_begin) >= request.input_ids.size()) {

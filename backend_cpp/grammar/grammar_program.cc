@@ -42,7 +42,7 @@ enum Expression : int32_t {
 constexpr int kMaxDepth = 64;
 constexpr int kMaxPrefix = 1000;  // that alternatives have in common and is read together
 
-// Constructs that the engine cannot follow.
+// A construct that the engine cannot follow.
 struct Unknown : std::exception {
   explicit Unknown(std::string why = "it has what is not known here") : why(std::move(why)) {}
   std::string why;

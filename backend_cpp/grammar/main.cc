@@ -39,7 +39,7 @@ constexpr size_t kMemory = size_t{1} << 30;
 
 // ---- the clock: what the signal handler does when time is up ----
 
-// Long work.
+// Work under the clock.
 struct Timed {
   volatile std::sig_atomic_t is_running = 0;
   volatile pid_t thread = 0;  // that reads

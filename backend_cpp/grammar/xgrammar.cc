@@ -175,7 +175,7 @@ class Xgrammar {
     return is_basic ? Bounds::kBasic : Bounds::kAll;
   }
 
-  // xgrammar's options for a schema or structural tag.
+  // Text of a schema or structural tag for xgrammar.
   FormatText as_read(const Json& format) const {
     require_size(format.dump());
     FormatText text = format_text(format, [this](const std::string& token) { return number_of(token); });

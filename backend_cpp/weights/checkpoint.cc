@@ -70,7 +70,7 @@ int common_group(int a, int b) {
   return static_cast<int>(group);
 }
 
-// Slice of parts that are joined along dimension 0.
+// A slice's rows of parts that are joined along dimension 0.
 std::vector<ManifestValue> kept_rows(const std::vector<ManifestValue>& parts, const Slice& slice) {
   std::vector<ManifestValue> kept;
   for (const Slice::Range& range : slice.ranges()) {

@@ -258,7 +258,7 @@ class Store:
         self.limits = limits
 
     def of(self, key: str | None) -> Owned:
-        """Return the part of the holder of an API key; None: everybody's."""
+        """Return the batches of the holder of an API key; None: everybody's."""
         return Owned(self._database, self._folder / owner_name(key), self.limits)
 
     def lock(self) -> int | None:

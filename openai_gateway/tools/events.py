@@ -100,7 +100,7 @@ Event = ReasoningFound | TextFound | CallBegun | ArgumentsFound | CallEnded | Ca
 
 @dataclass(slots=True)
 class Progress:
-    """Result of a call's reader for its text.
+    """Progress of a call in the text that its reader got.
 
     Attributes
     ----------

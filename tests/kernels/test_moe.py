@@ -148,7 +148,7 @@ def act(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
     return function(gate) * up
 
 
-# Loss of precision, twice over: on CUDA by 16-bit activations and products, on the CPU by activations of 8
+# Tolerances, twice the loss of precision: on CUDA by 16-bit activations and products, on the CPU by activations of 8
 # bits, or, with float8 and on tiles, of bfloat16.
 CUDA_LIMITS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 2e-3, "int4": 2e-3}
 KINDS = [*CUDA_LIMITS, "codes", "codes, shuffled", *SCALED]

@@ -15,7 +15,7 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// Reasons to refuse a device, as a driver that is too old. Without a driver its version is 0.
+// Text of a runtime error, as of a driver that is too old. Without a driver its version is 0.
 std::string reason_of(cudaError_t error, int& driver) {
   int built_with = 0;
   driver = 0;

@@ -15,8 +15,8 @@ class CudaScaled {
  public:
   CudaScaled(CudaOperators& ops, cuda::Gemm& gemm);
 
-  // Types of cuda::linear that the library may take for this many rows. The first time that there could be one, it is
-  // tried.
+  // Scales with which cuda::linear may leave this many rows to the library. The first time that it could, the library
+  // is tried.
   cuda::GemmScales scales_for(const LinearWeight& weight, int rows);
   // cuda::linear_types of such a call, as far as the library has passed in it.
   LinearTypes types_of(const LinearWeight& weight, int rows);

@@ -179,7 +179,7 @@ void DiskTier::note_step(int tokens, double seconds) {
 }
 
 void DiskTier::bring_in(const BlockTransfers::Part& part) {
-  // The set of questions is changed by this thread alone.
+  // Only this thread changes a read.
   auto& read = const_cast<PrefixRead&>(static_cast<const PrefixRead&>(*part.read));
   PrefixTree& tree = cache_.tree();
   if (part.item == nullptr) {

@@ -333,7 +333,7 @@ void BlockFiles::mark_used() {
 }
 
 void BlockFiles::set_used(const Sha256& name, int depth) const {
-  // Contents that follow one are of no use without it, so it is to go first.
+  // Contents are of no use without the one before them, so the last of a prefix goes first.
   std::array<timespec, 2> times{};
   clock_gettime(CLOCK_REALTIME, times.data());
   const int64_t now = times[0].tv_sec * kNanoseconds + times[0].tv_nsec - int64_t{depth} * 1'000'000;

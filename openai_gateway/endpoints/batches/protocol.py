@@ -19,7 +19,7 @@ else:
 
 
 class BatchRequest(Strict):
-    """Endpoint and deadline of a batch."""
+    """A batch of requests for one endpoint, and its deadline."""
 
     input_file_id: Text
     endpoint: Endpoint

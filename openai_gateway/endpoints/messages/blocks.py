@@ -104,7 +104,7 @@ class SearchResultBlock(Strict):
 
 
 class LeftOutBlock(Strict):
-    """Blocks for Anthropic's servers alone: encrypted reasoning, and calls of tools that they ran."""
+    """A block for Anthropic's servers alone: encrypted reasoning, or a call of a tool that they ran."""
 
     type: Literal[
         "redacted_thinking",

@@ -30,7 +30,7 @@ class TextFormat(Strict):
 
 
 class GrammarFormat(Strict):
-    """Format of a text."""
+    """Grammar of a custom tool's input."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]

@@ -67,7 +67,7 @@ std::optional<cublasLtMatmulAlgo_t> algorithm_for(const Library& library, const 
   Preference preference;
   check_status(cublasLtMatmulPreferenceCreate(preference.out()), "stating what a product prefers");
   prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kGroupedWorkspaceBytes});
-  // Sizes that the device alone knows exactly; hints, whose types differ between versions.
+  // Hints at sizes that the device alone knows exactly; their types differ between versions.
   const auto hint = [&](cublasLtMatmulPreferenceAttributes_t attribute, int value) {
     const auto wide = static_cast<int64_t>(value);
     if (cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &wide, sizeof(wide)) !=

@@ -45,7 +45,7 @@ __device__ __forceinline__ const LinearWeight& weight_of(const GroupedProduct& p
   return *reinterpret_cast<const LinearWeight*>(product.weights + expert * product.weight_stride);
 }
 
-// Rounded rows and their layout.
+// Operands as they are rounded and laid out.
 struct Operands {
   int inputs;  // whole blocks
   int blocks;

@@ -13,7 +13,7 @@
 
 namespace turbomind::cuda {
 
-// Factors of sums of codes.
+// Factor of sums of codes.
 inline float code_range_of(WeightFormat format) {
   constexpr float kSubnormal = 16777216.0f;
   return format == WeightFormat::kFloat8 ? range_of(format) : kHalfRange * kSubnormal;

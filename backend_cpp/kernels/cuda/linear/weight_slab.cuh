@@ -31,7 +31,7 @@ inline int padded_inputs(const LinearWeight& weight) {
   return weight.is_packed() ? packed_shape(weight).padded_features() : divide_up(weight.in_features, kChunk) * kChunk;
 }
 
-// Factors of a sum of products.
+// Factor of a sum of products.
 inline float range_of(WeightFormat format) {
   if (format == WeightFormat::kFloat8) return kHalfRange * kFloat8Range;
   return format == WeightFormat::kBFloat16 || format == WeightFormat::kFloat32 ? 1.0f : kHalfRange;

@@ -50,7 +50,7 @@ __device__ __forceinline__ QuantizedBlock round_block(const float (&values)[kBlo
   return {word, scale};
 }
 
-// Scales of an output's codes and one of its `blocks`.
+// Scale of an output's codes in one of its `blocks`.
 __device__ __forceinline__ float float8_scale(const LinearWeight& weight, int output, int block, int blocks) {
   const float scale = weight.output_scales[output];
   if (weight.block_scales == nullptr) return scale;
