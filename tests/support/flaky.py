@@ -1,4 +1,4 @@
-"""Second runs: of tests that need a whole server, which depend on the machine too. Whoever needs one is reported."""
+"""Second runs: of tests that need a whole server, and in `.ci/run` of every test. Whoever needs one is reported."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ _SERVER = "triton_server"  # a fixture
 
 
 def allow_reruns(items: Iterable[pytest.Item]) -> None:
-    """Let a test that needs a whole server run again when it fails; no other test may.
+    """Let a test that needs a whole server run again when it fails; another one may with ``--reruns`` alone.
 
     Those are the tests that are marked so, that use the session's tritonserver, or that are in ``tests/e2e``.
     """
@@ -24,9 +24,9 @@ def allow_reruns(items: Iterable[pytest.Item]) -> None:
 
 
 def begin_afresh(item: pytest.Item) -> None:
-    """Tear down all fixtures of such a test that failed, which may have left a server dead."""
+    """Tear down all fixtures of a test that failed and runs again: it may have left a server dead."""
     failed = any(getattr(item, "_test_failed_statuses", {}).values())  # of pytest-rerunfailures
-    if failed and item.get_closest_marker(MARK):
+    if failed and (item.get_closest_marker(MARK) or item.config.getoption("reruns")):
         item.session._setupstate.teardown_exact(None)
 
 
