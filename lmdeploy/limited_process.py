@@ -93,10 +93,10 @@ class LimitedProcess:
                 raise
             if response is None:
                 raise ProcessLimitError(self._problem(seconds))
-        said, result = response
-        if "error" in said:
-            raise (ProcessLimitError if said["is_limit"] else ValueError)(said["error"])
-        return said, result, said["taken"]
+        reply, result = response
+        if "error" in reply:
+            raise (ProcessLimitError if reply["is_limit"] else ValueError)(reply["error"])
+        return reply, result, reply["taken"]
 
     def close(self) -> None:
         """End the process; another request starts another one."""
@@ -160,14 +160,14 @@ def handle_requests(subject: str, handle: Callable[[dict[str, Any], bytes], Mess
         signal.setitimer(signal.ITIMER_REAL, _WAITED * seconds)
         begin = _cpu_time()
         try:
-            said, result = handle(header, bytes(content))
+            reply, result = handle(header, bytes(content))
         except (MemoryError, ValueError) as error:
             is_limit = isinstance(error, MemoryError)
             text = f"{subject} takes too much memory" if is_limit else str(error)
-            said, result = {"error": text, "is_limit": is_limit}, b""
+            reply, result = {"error": text, "is_limit": is_limit}, b""
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(responses, said | {"taken": _cpu_time() - begin}, result)
+        _send(responses, reply | {"taken": _cpu_time() - begin}, result)
 
 
 def _cpu_time() -> float:

@@ -129,8 +129,8 @@ def readable_messages(
             is_text = all(part["type"] == "text" for part in parts)
             message = {**message, "content": "\n".join(part["text"] for part in parts) if is_text else parts}
         if moved and role == "user":
-            said = message["content"]
-            parts = [{"type": "text", "text": said}] if isinstance(said, str) else said
+            body = message["content"]
+            parts = [{"type": "text", "text": body}] if isinstance(body, str) else body
             message, moved = {**message, "content": [*moved, *parts]}, []
         elif moved and role != "tool":
             shown.append({"role": "user", "content": moved})

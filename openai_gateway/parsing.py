@@ -88,7 +88,7 @@ class BoundedRoute(APIRoute):
                         raise ClientDisconnect
                     value = await asyncio.get_running_loop().run_in_executor(_ALONGSIDE, parse_apart, raw, annotation)
             request.scope[BODY] = value
-            scope = request.scope if is_json else _said_to_be_json(request.scope)
+            scope = request.scope if is_json else _as_json(request.scope)
             return await handler(_ParsedRequest(scope, request.receive, raw, value))
 
         return bounded
@@ -109,7 +109,7 @@ class _ParsedRequest(Request):
         return self._value
 
 
-def _said_to_be_json(scope: Scope) -> Scope:
+def _as_json(scope: Scope) -> Scope:
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
     return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 

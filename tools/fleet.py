@@ -99,13 +99,13 @@ def sampled(traffic: Traffic, seed: int = 0) -> Trace:
     begin = chance.uniform(0, traffic.requests / traffic.rate, len(turns))
     new = np.maximum(1, chance.exponential(traffic.new, rows).astype(np.int64))
     response = np.maximum(1, chance.exponential(traffic.answer, rows).astype(np.int64))
-    said = np.cumsum(new + response) - (new + response)
+    history = np.cumsum(new + response) - (new + response)
     popularity = 1 / np.arange(1, traffic.systems + 1)
     system = chance.choice(traffic.systems, len(turns), p=popularity / popularity.sum())
     arrived = begin[session] + lasted - lasted[first][session]
     order = np.argsort(arrived, kind="stable")[: traffic.requests]
     shared = np.full(rows, traffic.system_tokens)
-    columns = (arrived, session, system[session], shared, said - said[first][session], new, response)
+    columns = (arrived, session, system[session], shared, history - history[first][session], new, response)
     return {name: column[order].astype(np.float64) for name, column in zip(COLUMNS, columns, strict=True)}
 
 

@@ -50,11 +50,11 @@ class ChatUser(HttpUser):
             for line in response.iter_lines():
                 if not line.startswith(b"data: {"):
                     continue
-                said = orjson.loads(line[6:])
-                if "error" in said:
-                    response.failure(said["error"]["message"])
+                chunk = orjson.loads(line[6:])
+                if "error" in chunk:
+                    response.failure(chunk["error"]["message"])
                     return
-                if said["choices"] and said["choices"][0]["delta"].get("content"):
+                if chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
                     now = time.perf_counter()
                     _report("first token" if tokens == 0 else "next token", now - (begin if tokens == 0 else last))
                     tokens, last = tokens + 1, now

@@ -93,8 +93,8 @@ def create_app(
 def _kept(blocks: Any, session: str) -> int:
     """Return about how many bytes the conversation of a browser's session has."""
     state = blocks.state_holder.session_data.get(session)
-    said = [value for value in state.state_data.values() if isinstance(value, Conversation)] if state else []
-    return sum(each.length for each in said)
+    conversations = [value for value in state.state_data.values() if isinstance(value, Conversation)] if state else []
+    return sum(each.length for each in conversations)
 
 
 def _forget(blocks: Any, session: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,73 +34,74 @@ class Asking:
         self._page = page
 
     async def ask(
-        self, asked: dict[str, Any], newer: Any, said: Conversation | None, request: gr.Request, *values: Any
+        self, asked: dict[str, Any], newer: Any, conversation: Conversation | None, request: gr.Request, *values: Any
     ) -> list[Any]:
         """Take what was written as a question."""
-        text, said = asked["text"].strip(), self._newest(newer, said) or Conversation()
-        if not text or not self._may_ask(said, request, text):
+        text, conversation = asked["text"].strip(), self._newest(newer, conversation) or Conversation()
+        if not text or not self._may_ask(conversation, request, text):
             return [gr.skip()] * 3
-        said.turns.append(Turn(text, images=tuple(each["path"] for each in asked["files"])))
-        return self._begin(said, request, values, value=None)
+        conversation.turns.append(Turn(text, images=tuple(each["path"] for each in asked["files"])))
+        return self._begin(conversation, request, values, value=None)
 
     async def ask_again(
-        self, newer: Any, said: Conversation | None, data: gr.RetryData, request: gr.Request, *values: Any
+        self, newer: Any, conversation: Conversation | None, data: gr.RetryData, request: gr.Request, *values: Any
     ) -> list[Any]:
         """Want another response to the last question."""
-        said = self._newest(newer, said)
-        if said is None or not said.turns or not self._may_ask(said, request):
+        conversation = self._newest(newer, conversation)
+        if conversation is None or not conversation.turns or not self._may_ask(conversation, request):
             return [gr.skip()] * 3
-        said.turns[-1].ask_again()
-        return self._begin(said, request, values)
+        conversation.turns[-1].ask_again()
+        return self._begin(conversation, request, values)
 
     async def ask_otherwise(
-        self, newer: Any, said: Conversation | None, data: gr.EditData, request: gr.Request, *values: Any
+        self, newer: Any, conversation: Conversation | None, data: gr.EditData, request: gr.Request, *values: Any
     ) -> list[Any]:
         """Take a question in other words; what was said from it on stays in the chat that it was said in."""
-        said = self._newest(newer, said)
-        if said is None or not said.turns:
+        conversation = self._newest(newer, conversation)
+        if conversation is None or not conversation.turns:
             return [gr.skip()] * 4
         text = data.value.strip() if isinstance(data.value, str) else ""
-        if not text or not isinstance(data.index, int) or not self._may_ask(said, request, text):
-            return [chat_view(said.turns), *[gr.skip()] * 3]
-        number = turn_at(said.turns, data.index)
-        branch = Conversation(turns=[*said.turns[:number], Turn(text, images=said.turns[number].images)])
-        branch.name = f"{said.title[: MAX_TITLE - 9]} (edited)" if number else ""
+        if not text or not isinstance(data.index, int) or not self._may_ask(conversation, request, text):
+            return [chat_view(conversation.turns), *[gr.skip()] * 3]
+        number = turn_at(conversation.turns, data.index)
+        before, turn = conversation.turns[:number], conversation.turns[number]
+        branch = Conversation(turns=[*before, Turn(text, images=turn.images)])
+        branch.name = f"{conversation.title[: MAX_TITLE - 9]} (edited)" if number else ""
         return [chat_view(branch.turns), *self._begin(branch, request, values)]
 
-    def _newest(self, reported: Any, said: Conversation | None) -> Conversation | None:
+    def _newest(self, reported: Any, conversation: Conversation | None) -> Conversation | None:
         """Return the shown conversation; `reported` is what another tab made of it meanwhile."""
         if not reported:
-            return said
+            return conversation
         newer = conversation_of(reported, uploads.folder())
         generation = self._page.generations.get(newer.id)
         return generation.conversation if generation else newer
 
-    def _may_ask(self, said: Conversation, request: gr.Request, text: str = "") -> bool:
+    def _may_ask(self, conversation: Conversation, request: gr.Request, text: str = "") -> bool:
         """Return whether more can be said now, and tell the reader if not."""
         of_session = [each for each in self._page.generations.values() if request.session_hash in each.followers]
-        if self._page.is_generating(said.id):
+        if self._page.is_generating(conversation.id):
             problem = "This chat is getting a response. Wait for it, or stop it."
         elif len(of_session) >= MOST_RUNNING:
             problem = f"{MOST_RUNNING} chats are getting a response. Wait for one, or stop it."
-        elif said.length + len(text) > _LONGEST or len(said.turns) >= MOST_TURNS:
+        elif conversation.length + len(text) > _LONGEST or len(conversation.turns) >= MOST_TURNS:
             problem = "This conversation is too long to continue. Begin a new one."
         else:
             return True
         gr.Warning(problem)
         return False
 
-    def _begin(self, said: Conversation, request: gr.Request, values: Any, **question: Any) -> list[Any]:
-        said.settings = settings_from(values)
-        self._page.shown[request.session_hash or ""] = said.id
-        self._page.begin(said, said.settings)
-        return [_question(True, **question), said, _kept(said, is_shown=True)]
+    def _begin(self, conversation: Conversation, request: gr.Request, values: Any, **question: Any) -> list[Any]:
+        conversation.settings = settings_from(values)
+        self._page.shown[request.session_hash or ""] = conversation.id
+        self._page.begin(conversation, conversation.settings)
+        return [_question(True, **question), conversation, _kept(conversation, is_shown=True)]
 
-    async def follow(self, said: Conversation | None, request: gr.Request) -> AsyncIterator[list[Any]]:
+    async def follow(self, conversation: Conversation | None, request: gr.Request) -> AsyncIterator[list[Any]]:
         """Show the response that a conversation is getting as it grows, and have the browser save it."""
         session, saved = request.session_hash or "", 0.0
         yield [gr.skip()] * 4  # Gradio empties the outputs of what yields nothing
-        async for generation, is_over in self._page.follow(said.id if said else "", session):
+        async for generation, is_over in self._page.follow(conversation.id if conversation else "", session):
             now = generation.conversation
             is_shown, view = self._page.shown.get(session) == now.id, chat_view(now.turns)
             is_saved = generation.followers[:1] == [session] and (is_over or time.monotonic() - saved > _SAVE_SECONDS)
@@ -121,10 +122,10 @@ class Asking:
 
     async def show(self, reported: Any, request: gr.Request) -> list[Any]:
         """Show a conversation that the browser kept."""
-        said = self._newest(reported, None)
-        if said is None:
+        conversation = self._newest(reported, None)
+        if conversation is None:
             return [gr.skip()] * (3 + len(updates_for(Settings())))
-        return self._show(said, request)
+        return self._show(conversation, request)
 
     async def show_new(self, request: gr.Request, *values: Any) -> list[Any]:
         """Begin a conversation, with the settings as they are but without a system prompt."""
@@ -137,59 +138,63 @@ class Asking:
         return await self.show_new(request, *values)
 
     async def show_response(
-        self, newer: Any, said: Conversation | None, step: Any, request: gr.Request, *values: Any
+        self, newer: Any, conversation: Conversation | None, step: Any, request: gr.Request, *values: Any
     ) -> list[Any]:
         """Show another response to a question, or all of them, or continue the last one."""
-        said = self._newest(newer, said)
-        if said is None:
+        conversation = self._newest(newer, conversation)
+        if conversation is None:
             return [gr.skip()] * 4
-        if isinstance(step, list) and len(step) == 2 and not self._page.is_generating(said.id):
+        if isinstance(step, list) and len(step) == 2 and not self._page.is_generating(conversation.id):
             number, steps = step
-            if isinstance(number, int) and 0 <= number < len(said.turns) and isinstance(steps, int):
-                turn = said.turns[number]
+            if isinstance(number, int) and 0 <= number < len(conversation.turns) and isinstance(steps, int):
+                turn = conversation.turns[number]
                 if steps == CONTINUE:
-                    if turn is not said.turns[-1] or not turn.response.may_continue or not self._may_ask(said, request):
+                    is_last = turn is conversation.turns[-1]
+                    if not is_last or not turn.response.may_continue or not self._may_ask(conversation, request):
                         return [gr.skip()] * 4
                     turn.response.resume()
-                    return [chat_view(said.turns), *self._begin(said, request, values)]
+                    return [chat_view(conversation.turns), *self._begin(conversation, request, values)]
                 turn.is_compared = turn.is_compared != (steps == 0)
                 turn.show(steps)
-        return [chat_view(said.turns), gr.skip(), said, _kept(said, is_shown=True)]
+        return [chat_view(conversation.turns), gr.skip(), conversation, _kept(conversation, is_shown=True)]
 
     async def take_file(self, file: dict[str, str], request: gr.Request) -> list[Any]:
         """Show a conversation that was exported, and keep it."""
         try:
-            said = await asyncio.to_thread(_read, file["path"])
+            conversation = await asyncio.to_thread(_read, file["path"])
         except ValueError as error:
             gr.Warning(f"{error}.")
             return [gr.skip()] * (4 + len(updates_for(Settings())))
-        return [*self._show(said, request), _kept(said, is_shown=True)]
+        return [*self._show(conversation, request), _kept(conversation, is_shown=True)]
 
     def as_json(self, reported: Any) -> dict[str, str] | None:
         """Export the shown conversation."""
-        said = conversation_of(reported)
-        return {"name": file_name(said, "json"), "text": as_json(said)} if said.turns else None
+        return _exported(reported, "json", as_json)
 
     def as_markdown(self, reported: Any) -> dict[str, str] | None:
         """Export the shown conversation as a document."""
-        said = conversation_of(reported)
-        return {"name": file_name(said, "md"), "text": as_markdown(said)} if said.turns else None
+        return _exported(reported, "md", as_markdown)
 
-    def _show(self, said: Conversation, request: gr.Request) -> list[Any]:
+    def _show(self, conversation: Conversation, request: gr.Request) -> list[Any]:
         session = request.session_hash or ""
-        emptied = {} if self._page.shown.get(session) == said.id else {"value": None}
-        self._page.shown[session] = said.id
-        question = _question(self._page.is_generating(said.id), **emptied)
-        return [said, chat_view(said.turns), question, *updates_for(said.settings)]
+        emptied = {} if self._page.shown.get(session) == conversation.id else {"value": None}
+        self._page.shown[session] = conversation.id
+        question = _question(self._page.is_generating(conversation.id), **emptied)
+        return [conversation, chat_view(conversation.turns), question, *updates_for(conversation.settings)]
+
+
+def _exported(reported: Any, suffix: str, text_of: Callable[[Conversation], str]) -> dict[str, str] | None:
+    shown = conversation_of(reported)
+    return {"name": file_name(shown, suffix), "text": text_of(shown)} if shown.turns else None
 
 
 def _read(path: str) -> Conversation:
     return imported(Path(path).read_text(encoding="utf-8", errors="replace"))
 
 
-def _kept(said: Conversation, *, is_shown: bool) -> dict[str, Any]:
+def _kept(conversation: Conversation, *, is_shown: bool) -> dict[str, Any]:
     """Return the browser's copy of a conversation."""
-    return said.to_json() | {"is_shown": is_shown}
+    return conversation.to_json() | {"is_shown": is_shown}
 
 
 def _question(is_running: bool, **further: Any) -> Any:

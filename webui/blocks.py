@@ -102,14 +102,14 @@ def build(
         asks = Asking(page)
         shown = [conversation, chat, question, *panel.inputs]
 
-        def defaults(choice: str | None, preset: str | None, said: Conversation | None) -> list[Any]:
+        def defaults(choice: str | None, preset: str | None, conversation: Conversation | None) -> list[Any]:
             """Return the default settings of a model, for a chat that is new and has no other ones."""
-            if preset != DEFAULT or (said is not None and said.turns):
+            if preset != DEFAULT or (conversation is not None and conversation.turns):
                 return [gr.skip()] * len(panel.of_preset)
             return values_of(DEFAULT, {}, page.default_settings(choice or "")) or []
 
         async def look(
-            names: list[str], chosen: str | None, preset: str | None, said: Conversation | None
+            names: list[str], chosen: str | None, preset: str | None, conversation: Conversation | None
         ) -> list[Any]:
             header_now, names_now = await page.header()
             if not names_now or names_now == names:
@@ -117,7 +117,7 @@ def build(
             choice = chosen if chosen in names_now else names_now[0]
             choices = gr.update(choices=names_now, value=choice, visible=len(names_now) > 1)
             images = gr.update(sources=["upload"] if await served.takes_images() else [])
-            return [header_now, names_now, choices, images, *defaults(choice, preset, said)]
+            return [header_now, names_now, choices, images, *defaults(choice, preset, conversation)]
 
         # Input is checked by `webui.guard`, and values that cannot be have defaults.
         at_once: dict[str, Any] = {

@@ -249,7 +249,7 @@ def _asked(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
     """Return a user's input as messages; after calls it is their results."""
     if calls:
         return [{"role": "tool", "tool_call_id": call.id, "content": turn.question} for call in calls]
-    return [{"role": "user", "content": _said(turn)}]
+    return [{"role": "user", "content": _content(turn)}]
 
 
 def _written(response: Response) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _called(calls: Sequence[Call]) -> dict[str, Any]:
     return {"tool_calls": reported}
 
 
-def _said(turn: Turn) -> str | list[dict[str, Any]]:
+def _content(turn: Turn) -> str | list[dict[str, Any]]:
     """Return a question as the content of a message."""
     if not turn.images:
         return turn.question

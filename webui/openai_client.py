@@ -166,8 +166,8 @@ def _fields(settings: Settings, default: Settings) -> dict[str, Any]:
 def _reason(error: openai.APIStatusError) -> str:
     """Return a server's error message, without the status and the JSON around it."""
     body = error.body if isinstance(error.body, dict) else {}
-    said = body.get("message") or body.get("detail") or body.get("error")
-    return said if isinstance(said, str) else error.response.reason_phrase
+    message = body.get("message") or body.get("detail") or body.get("error")
+    return message if isinstance(message, str) else error.response.reason_phrase
 
 
 def _with_tokens(fields: dict[str, Any]) -> dict[str, Any]:

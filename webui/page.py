@@ -97,10 +97,10 @@ class Page:
         for generation in self.generations.values():
             _unfollow(generation, session or "")
 
-    def begin(self, said: Conversation, settings: Settings) -> None:
+    def begin(self, conversation: Conversation, settings: Settings) -> None:
         """Generate the response to a conversation's last question, whatever is shown meanwhile."""
-        work = asyncio.create_task(generate_last(self.server, said.turns, settings))
-        generation = self.generations[said.id] = Generation(said, work)
+        work = asyncio.create_task(generate_last(self.server, conversation.turns, settings))
+        generation = self.generations[conversation.id] = Generation(conversation, work)
         owner = asyncio.create_task(self._keep(generation))
         self._owners.add(owner)
         owner.add_done_callback(self._owners.discard)

@@ -361,11 +361,11 @@ def read_pooling(engine_dir: Path) -> Pooling | None:
 
 def longest_text(model_dir: Path) -> int | None:
     """Return how many tokens of a text sentence-transformers would read of an encoder's; None: as many as it has."""
-    said = (
+    lengths = (
         _transformer_config(model_dir).get("max_seq_length"),
         read_if_there(model_dir / "tokenizer_config.json").get("model_max_length"),
     )
-    return next((length for length in said if type(length) is int and 0 < length < _LONGEST), None)
+    return next((length for length in lengths if type(length) is int and 0 < length < _LONGEST), None)
 
 
 def _read(file: Path) -> Any:

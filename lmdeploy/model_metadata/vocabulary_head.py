@@ -94,10 +94,10 @@ def vocabulary_head_of(model_dir: Path) -> VocabularyHead | None:
     layers = _layers(model_dir, raw)
     if layers is None or not steps:
         return layers and VocabularyHead(layers)
-    said = json.loads((model_dir / steps[_STEP] / "config.json").read_text(encoding="utf-8"))
-    if unused := unused_in(_STEP, f"{steps[_STEP]}/config.json", said):
+    config = json.loads((model_dir / steps[_STEP] / "config.json").read_text(encoding="utf-8"))
+    if unused := unused_in(_STEP, f"{steps[_STEP]}/config.json", config):
         raise ValueError(unused)
-    pools, activation = said.get("pooling_strategy", "max"), said.get("activation_function", "relu")
+    pools, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     if pools not in ("max", "sum") or activation not in _ACTIVATIONS:
         raise ValueError(f"{_STEP} with pooling_strategy {pools} and activation_function {activation} is not known")
     return VocabularyHead(layers, pools == "sum", _ACTIVATIONS[activation])

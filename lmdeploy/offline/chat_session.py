@@ -140,7 +140,7 @@ class Session:
 
     def _turn(
         self,
-        said: Prompt,
+        message: Prompt,
         prompt: Prompt,
         gen_config: GenerationConfig,
         do_preprocess: bool,
@@ -170,18 +170,18 @@ class Session:
                 is_open = not output.is_final
                 pieces.append(response_of(output, session_id=self.session_id))
                 if not is_open:
-                    self._note(said, pieces)
+                    self._note(message, pieces)
                 yield pieces[-1]
         finally:
             if is_open:  # left early: what is there of the response is in the session
                 engine.cancel(turn.request)
                 while not pieces or pieces[-1].finish_reason is None:
                     pieces.append(response_of(outputs.get(), session_id=self.session_id))
-                self._note(said, pieces)
+                self._note(message, pieces)
 
-    def _note(self, said: Prompt, pieces: list[Response]) -> None:
+    def _note(self, message: Prompt, pieces: list[Response]) -> None:
         self.response = joined(pieces)
-        self.history.append((said, self.response.text))
+        self.history.append((message, self.response.text))
         self._is_held = True
 
     def _whole(self, prompt: Prompt, do_preprocess: bool) -> Prompt:
@@ -189,8 +189,8 @@ class Session:
         if not self.history:
             return prompt
         if not do_preprocess:
-            return "".join(f"{said}{response}" for said, response in self.history) + str(prompt)
+            return "".join(f"{message}{response}" for message, response in self.history) + str(prompt)
         messages = []
-        for said, response in self.history:
-            messages += [*as_messages(said), {"role": "assistant", "content": response}]
+        for message, response in self.history:
+            messages += [*as_messages(message), {"role": "assistant", "content": response}]
         return [*messages, *as_messages(prompt)]

@@ -155,9 +155,9 @@ def memory_for(what: str, advice: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        said = ". ".join(str(error).split(". ")[:2]).strip(".")
+        reason = ". ".join(str(error).split(". ")[:2]).strip(".")
         versions = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
-        raise ValueError(f"{what} needs more memory than the GPU has left ({said}; {versions}): {advice}") from error
+        raise ValueError(f"{what} needs more memory than the GPU has left ({reason}; {versions}): {advice}") from error
 
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")

@@ -89,8 +89,8 @@ class JinjaChatTemplate(ChatTemplate):
         The first are after the last message, and after one that another follows: what is in one alone opens a turn.
         Nothing where it refuses such messages.
         """
-        said = {"role": "assistant", "content": _PROBE, "reasoning_content": _REASONING_PROBE}
-        turns = [{"role": "user", "content": "-"}, said]
+        message = {"role": "assistant", "content": _PROBE, "reasoning_content": _REASONING_PROBE}
+        turns = [{"role": "user", "content": "-"}, message]
         try:
             written = [self.render(turns, add_generation_prompt=False) for turns in (turns, [*turns, turns[0]])]
         except ProcessLimitError:
@@ -218,7 +218,7 @@ def _has_later_system(messages: list[Message]) -> bool:
 @lru_cache(maxsize=16)
 def _takes_later_system(template: str) -> bool:
     """Return whether a template writes system prompts within a conversation, each in its place."""
-    said = [
+    conversation = [
         ("user", "-"),
         ("assistant", "-"),
         ("user", "before"),
@@ -226,7 +226,7 @@ def _takes_later_system(template: str) -> bool:
         ("assistant", "-"),
         ("user", "-"),
     ]
-    turns = [{"role": role, "content": content} for role, content in said]
+    turns = [{"role": role, "content": content} for role, content in conversation]
     shown = [_in_parts(turn) for turn in turns] if _wants_parts(template) else turns
     before, probe, _ = (_written_with_probe(template, shown) or "").partition(_PROBE)
     return bool(probe) and "before" in before

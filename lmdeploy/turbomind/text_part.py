@@ -64,9 +64,9 @@ MINICPM_TEXTS = {
 
 def minicpm_version(raw: Mapping[str, Any]) -> str:
     """Return the version of a MiniCPM-V; the first releases of 2.0 and 2.5 do not say it."""
-    said = raw.get("version")
-    if said is not None:
-        return str(said)
+    version = raw.get("version")
+    if version is not None:
+        return str(version)
     return "2.0" if raw.get("query_num") == 64 else "2.5"
 
 

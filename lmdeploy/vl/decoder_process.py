@@ -67,7 +67,7 @@ class DecoderProcess:
         self, wanted: dict[str, Any], content: bytes, max_pixels: int
     ) -> tuple[list[Image.Image], list[float]]:
         try:
-            said, pixels, seconds = self._process.request(
+            header, pixels, seconds = self._process.request(
                 wanted, content, max_bytes=3 * max_pixels, cpu_seconds=self._left
             )
         except ProcessLimitError as error:
@@ -76,12 +76,12 @@ class DecoderProcess:
             raise ProcessLimitError(f"{error}: a prompt's have {self._prompt_cpu_seconds:g} s together") from None
         if self._left is not None:
             self._left -= seconds
-        width, height = said["size"]
+        width, height = header["size"]
         view, size = memoryview(pixels), 3 * width * height
         frames = [
             Image.frombytes("RGB", (width, height), view[begin : begin + size]) for begin in range(0, len(pixels), size)
         ]
-        return frames, said["times"]
+        return frames, header["times"]
 
 
 def _handled(wanted: dict[str, Any], content: bytes) -> Message:

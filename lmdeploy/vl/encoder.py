@@ -35,8 +35,8 @@ class Rows:
 
 def digest_of(image: Image, options: Options) -> bytes:
     """Return 32 bytes made of all that an image's embeddings depend on, for one model."""
-    said = json.dumps([image.mode, image.size, dict(options)], sort_keys=True)
-    return hashlib.sha256(said.encode() + b"\0" + image.tobytes()).digest()
+    header = json.dumps([image.mode, image.size, dict(options)], sort_keys=True)
+    return hashlib.sha256(header.encode() + b"\0" + image.tobytes()).digest()
 
 
 class VisionEncoder:

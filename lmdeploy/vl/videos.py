@@ -188,5 +188,5 @@ def _places(animation: Image.Image, max_total_pixels: int) -> Iterator[int]:
 def _shown(animation: Image.Image) -> float:
     """Return for how many milliseconds the frame that the file is at is shown."""
     animation.load()
-    said = animation.info.get("duration")
-    return float(said) if isinstance(said, (int, float)) and 0 < said < math.inf else _DEFAULT_MILLISECONDS
+    duration = animation.info.get("duration")
+    return float(duration) if isinstance(duration, (int, float)) and 0 < duration < math.inf else _DEFAULT_MILLISECONDS

@@ -109,14 +109,14 @@ async def completion_logprobs(
         How many most likely tokens were asked for; the chosen one is always among them.
     """
     known = await texts.lookup(_all_ids(scored))
-    said = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+    report = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     async for some in _in_pieces(scored):
         for token, logprob, most_likely in some:
-            said.tokens.append(_completion_text(known[token]))
-            said.token_logprobs.append(logprob)
-            said.top_logprobs.append(None if logprob is None else _named(token, logprob, most_likely[:wanted], known))
-            said.text_offset.append(place.move(known[token], texts.is_special(token)))
-    return said
+            report.tokens.append(_completion_text(known[token]))
+            report.token_logprobs.append(logprob)
+            report.top_logprobs.append(None if logprob is None else _named(token, logprob, most_likely[:wanted], known))
+            report.text_offset.append(place.move(known[token], texts.is_special(token)))
+    return report
 
 
 def _named(

@@ -101,8 +101,8 @@ def call_of(value: object, *, needs_arguments: bool = False) -> tuple[str, str] 
         arguments = object_in(arguments) if arguments.strip() else None
         if arguments is None and value[key].strip():
             return None
-    said = as_json({} if arguments is None else arguments)
-    return (name, said) if said is not None and isinstance(name, str) and said.startswith("{") else None
+    text = as_json({} if arguments is None else arguments)
+    return (name, text) if text is not None and isinstance(name, str) and text.startswith("{") else None
 
 
 def as_json(arguments: object) -> str | None:

@@ -75,11 +75,11 @@ class QuotedCall:
             self._expects, self._may_close = "key", True
 
     def _read_string(self, progress: Progress) -> bool:
-        said, end, rest = self._text.partition(self._form.quote)
+        text, end, rest = self._text.partition(self._form.quote)
         if not end:
-            kept = beginning_at_end(said, self._form.quote)
-            said, rest = said[: len(said) - kept], said[len(said) - kept :]
-        progress.arguments += json.dumps(said, ensure_ascii=False)[1:-1] + ('"' if end else "")
+            kept = beginning_at_end(text, self._form.quote)
+            text, rest = text[: len(text) - kept], text[len(text) - kept :]
+        progress.arguments += json.dumps(text, ensure_ascii=False)[1:-1] + ('"' if end else "")
         self._text = rest
         if end:
             self._in_string = False
@@ -126,11 +126,11 @@ class QuotedCall:
         if quote.startswith(text) or (match and match.end() == len(text) and len(text) <= _LONGEST_BARE):
             return False  # it continues
         bare = match[0] if match else ""
-        said = json.dumps(bare, ensure_ascii=False) if is_key else _value(bare)
-        if not bare or said is None or len(bare) > _LONGEST_BARE:
+        literal = json.dumps(bare, ensure_ascii=False) if is_key else _value(bare)
+        if not bare or literal is None or len(bare) > _LONGEST_BARE:
             progress.is_broken, progress.rest = True, text
             return False
-        progress.arguments += said
+        progress.arguments += literal
         self._text, self._may_close = text[len(bare) :], False
         self._expects = "colon" if is_key else "end"
         return True

@@ -81,11 +81,11 @@ def _enumerator(name: str) -> str:
 def _struct(part: type) -> str:
     summary = inspect.cleandoc(part.__doc__ or "").partition("\n\n")[0]
     lines = [*_comment(summary, ""), f"struct {part.__name__} {{"]
-    said = ""
+    last_comment = ""
     for field in fields_of(part):
-        if field.sentence != said:  # that of several fields is in front of the first
+        if field.sentence != last_comment:  # that of several fields is in front of the first
             lines += _comment(field.sentence, "  ")
-        said = field.sentence
+        last_comment = field.sentence
         lines.append(f"  {_type(field)} {field.name}{_default(field)};")
     lines += ["};", "", "template <class Visit>", f"void visit_fields({part.__name__}& part, Visit&& visit) {{"]
     lines += [f"  {_visit(field)}" for field in fields_of(part)]

@@ -115,8 +115,8 @@ def _outcome(step: Step, process: subprocess.Popen[bytes], lines: Sequence[str])
     if status != 0 and not (step.runs_tests and status == _NO_TESTS):
         print("\n".join(f"   | {line[:200]}" for line in lines[-_TAIL_LINES:]), flush=True)
         return f"FAILED: exit status {status}"
-    if said := next((line for line in reversed(lines) if line.startswith(LEFT_OUT)), ""):
-        return said
+    if reason := next((line for line in reversed(lines) if line.startswith(LEFT_OUT)), ""):
+        return reason
     counts = [int(match[1]) for line in lines if (match := _PASSED.search(line))]
     return f"{LEFT_OUT}: none of its tests ran" if step.runs_tests and not any(counts) else OK
 

@@ -87,15 +87,15 @@ def warm_up(forward: Callable[[StepContext], object], sizes: StepSizes, cache: A
     ValueError
         If the memory is not enough for the largest step.
     """
-    begin = said = time.monotonic()
+    begin = last_report = time.monotonic()
     done = 0
     for step in steps_of(sizes, cache, device):
         with memory_for(f"a step of {step.input_ids.numel()} tokens", _ADVICE):
             forward(step)
         done += 1
-        if time.monotonic() - said > _NEWS_SECONDS:
-            said = time.monotonic()
-            _say(f"{done} sizes of steps prepared in {said - begin:.0f} s")
+        if time.monotonic() - last_report > _NEWS_SECONDS:
+            last_report = time.monotonic()
+            _say(f"{done} sizes of steps prepared in {last_report - begin:.0f} s")
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     _say(f"{done} sizes of steps prepared in {time.monotonic() - begin:.1f} s")

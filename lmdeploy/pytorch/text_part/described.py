@@ -61,8 +61,8 @@ def describe_text_part(model_dir: Path, model_name: str, target: Path, custom_mo
     try:
         spec = describe_for_worker(target, model_name, custom_module_map)
     except UnsupportedModelError as error:
-        said = str(error).removeprefix(f"{target}: ")
-        raise UnsupportedModelError(f"{model_dir}: its text part has no class in the PyTorch engine: {said}") from error
+        why = str(error).removeprefix(f"{target}: ")
+        raise UnsupportedModelError(f"{model_dir}: its text part has no class in the PyTorch engine: {why}") from error
     return dataclasses.replace(
         spec,
         images=whole.images,

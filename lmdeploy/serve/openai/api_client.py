@@ -96,8 +96,8 @@ class APIClient:
         body = {"input": input, "do_preprocess": do_preprocess, "add_bos": add_bos}
         response = self._http.post("/v1/encode", json=body)
         response.raise_for_status()
-        said = response.json()
-        return said["input_ids"], said["length"]
+        reply = response.json()
+        return reply["input_ids"], reply["length"]
 
     def chat_completions_v1(
         self,
@@ -265,10 +265,10 @@ def get_streaming_response(
 
 
 def _chat_pieces(responses: Iterator[Json]) -> Iterator[ChatPiece]:
-    for said in responses:
-        if "text" not in said:
-            raise RuntimeError(said.get("message", str(said)))
-        yield said["text"], said["tokens"], said["finish_reason"]
+    for chunk in responses:
+        if "text" not in chunk:
+            raise RuntimeError(chunk.get("message", str(chunk)))
+        yield chunk["text"], chunk["tokens"], chunk["finish_reason"]
 
 
 def _fields(given: dict[str, Any]) -> Json:

@@ -43,8 +43,8 @@ class DeepSeekV3ChatTemplate(BaseChatTemplate):
             follows_tool = bool(arranged) and arranged[-1]["role"] == "tool"
             if message["role"] == "tool":
                 output = f"<｜tool▁output▁begin｜>{message['content']}<｜tool▁output▁end｜>"
-                said = arranged.pop()["content"] if follows_tool else ""
-                message = {"role": "tool", "content": said + output}
+                outputs = arranged.pop()["content"] if follows_tool else ""
+                message = {"role": "tool", "content": outputs + output}
             elif message["role"] == "assistant":
                 response = message["content"].rpartition("</think>")[2]
                 message = {**message, "content": response, "goes_on": follows_tool}

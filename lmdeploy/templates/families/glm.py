@@ -43,8 +43,8 @@ class GLM4ChatTemplate(ToolChatTemplate):
         return [{"role": "system", "content": system}, *messages]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        said = f"{self.generation_prompt}\n{content}" if content else ""
-        return said + replace(GLM4, opening=self.generation_prompt).write(calls)
+        opening = f"{self.generation_prompt}\n{content}" if content else ""
+        return opening + replace(GLM4, opening=self.generation_prompt).write(calls)
 
 
 _GLM4: dict[str, Any] = {

@@ -38,10 +38,10 @@ class GptOssChatTemplate(ToolChatTemplate):
     def _arranged(self, messages: list[Message]) -> list[Message]:
         system, others = self._system(messages)
         header: Message = {"role": "system", "content": _header(system, messages[0].get("declared", ""))}
-        said = [message for message in others if message["role"] != "system"]
-        responses = [i for i, message in enumerate(said) if message["role"] == "assistant" and not _calls(message)]
+        turns = [message for message in others if message["role"] != "system"]
+        responses = [i for i, message in enumerate(turns) if message["role"] == "assistant" and not _calls(message)]
         last_response = max(responses, default=-1)
-        kept = [{**message, "is_answered": i <= last_response} for i, message in enumerate(said)]
+        kept = [{**message, "is_answered": i <= last_response} for i, message in enumerate(turns)]
         return [header, *_with_named_results(kept)]
 
     def _turn(self, message: Message) -> str:

@@ -56,8 +56,8 @@ class SmolLM3ChatTemplate(ToolChatTemplate):
         system, others = self._system(messages)
         thought = _NO_THOUGHT if _NO_THINK in system else ""
         header = {"role": "system", "content": _header(system, messages[0].get("declared", ""))}
-        said = [message for message in others if message["role"] != "system"]
-        return [header, *(_with_reasoning(message, thought) for message in said)]
+        conversation = [message for message in others if message["role"] != "system"]
+        return [header, *(_with_reasoning(message, thought) for message in conversation)]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
         return self._answer("\n".join(filter(None, [content, QWEN.write(calls)])))

@@ -57,10 +57,10 @@ def saved_processor(checkpoint: Path) -> dict[str, Any]:
     """Return the settings of a checkpoint's image processor, from where ``transformers`` looks."""
     for name in ("processor_config.json", "preprocessor_config.json"):
         file = checkpoint / name
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        said = said.get("image_processor", {}) if name == "processor_config.json" else said
-        if said:
-            return dict(said)
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        settings = settings.get("image_processor", {}) if name == "processor_config.json" else settings
+        if settings:
+            return dict(settings)
     raise CheckpointError(checkpoint, ["preprocessor_config.json is missing"])
 
 

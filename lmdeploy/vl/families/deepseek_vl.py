@@ -113,9 +113,9 @@ def processor(checkpoint: Checkpoint) -> Any:
     from transformers.image_utils import PILImageResampling
 
     folder, raw = checkpoint
-    said = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
-    side = {"height": said["image_size"], "width": said["image_size"]}
-    smallest, mean, std = said["min_size"], said["image_mean"], said["image_std"]
+    settings = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    side = {"height": settings["image_size"], "width": settings["image_size"]}
+    smallest, mean, std = settings["min_size"], settings["image_mean"], settings["image_std"]
     if not _has_two(raw):
         return DeepseekVLImageProcessorPil(size=side, min_size=smallest, image_mean=mean, image_std=std)
     low = raw["vision_config"]["params"]["low_res_cfg"]

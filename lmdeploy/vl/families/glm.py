@@ -98,14 +98,14 @@ def eva_clip(raw: Mapping[str, Any], projected: int, **more: Any) -> Any:
     """
     from transformers import LlavaConfig
 
-    said = raw["vision_config"]
+    config = raw["vision_config"]
     names = ("hidden_size", "image_size", "intermediate_size", "num_hidden_layers", "patch_size", "layer_norm_eps")
     return LlavaConfig(
         vision_config={
             "model_type": "clip_vision_model",
-            "num_attention_heads": said["num_heads"],
-            "hidden_act": said["hidden_act"],
-            **{name: said[name] for name in names},
+            "num_attention_heads": config["num_heads"],
+            "hidden_act": config["hidden_act"],
+            **{name: config[name] for name in names},
         },
         text_config={
             "model_type": "llama",

@@ -102,8 +102,8 @@ def smolvlm_expansion(part: VisionPart, size: tuple[int, int], options: Options)
 
 def smolvlm_features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
     """Return the rows of all frames."""
-    said = part.video.get("video_sampling", {}).get("video_size") or part.video.get("size") or {}
-    side = int(said.get("longest_edge") or part.processor.size["longest_edge"])
+    size = part.video.get("video_sampling", {}).get("video_size") or part.video.get("size") or {}
+    side = int(size.get("longest_edge") or part.processor.size["longest_edge"])
     frames = frames_in(stacked, len(times_of(options)))
     inputs = part.processor(images=[frames], do_image_splitting=False, size={"longest_edge": side}, return_tensors="pt")
     seen = part.model.get_image_features(

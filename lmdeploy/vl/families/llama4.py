@@ -105,13 +105,13 @@ def config(checkpoint: Checkpoint) -> Any:
 
 def processor(checkpoint: Checkpoint) -> Tiles:
     """Return the processor, which cuts images into tiles, as the checkpoint's files say."""
-    said = saved_processor(checkpoint[0])
+    settings = saved_processor(checkpoint[0])
     return Tiles(
-        int(said["size"]["height"]),
-        int(said.get("max_patches", 16)),
-        bool(said.get("resize_to_max_canvas", False)),
-        tuple(said.get("image_mean", (0.5,) * 3)),
-        tuple(said.get("image_std", (0.5,) * 3)),
+        int(settings["size"]["height"]),
+        int(settings.get("max_patches", 16)),
+        bool(settings.get("resize_to_max_canvas", False)),
+        tuple(settings.get("image_mean", (0.5,) * 3)),
+        tuple(settings.get("image_std", (0.5,) * 3)),
     )
 
 

@@ -125,14 +125,14 @@ def config(checkpoint: Checkpoint) -> Any:
 
 def processor(checkpoint: Checkpoint) -> Slicer:
     """Return the processor, which cuts images into slices, as preprocessor_config.json says."""
-    said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
+    settings = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
     return Slicer(
-        side=int(said["scale_resolution"]),
-        patch=int(said["patch_size"]),
-        most=int(said["max_slice_nums"]) if said.get("slice_mode", True) else 1,
-        is_numbered=bool(said.get("use_image_id", False)),
-        mean=tuple(said["norm_mean"]),
-        std=tuple(said["norm_std"]),
+        side=int(settings["scale_resolution"]),
+        patch=int(settings["patch_size"]),
+        most=int(settings["max_slice_nums"]) if settings.get("slice_mode", True) else 1,
+        is_numbered=bool(settings.get("use_image_id", False)),
+        mean=tuple(settings["norm_mean"]),
+        std=tuple(settings["norm_std"]),
     )
 
 

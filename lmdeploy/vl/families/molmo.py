@@ -143,11 +143,10 @@ def config(checkpoint: Checkpoint) -> Any:
 
 def processor(checkpoint: Checkpoint) -> Cropper:
     """Return the processor, which cuts images into crops, as preprocessor_config.json says."""
-    said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
-    first, last = said["overlap_margins"]
-    return Cropper(
-        int(said["base_image_input_size"][0]), int(said["image_patch_size"]), int(said["max_crops"]), (first, last)
-    )
+    settings = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
+    first, last = settings["overlap_margins"]
+    side, patch = int(settings["base_image_input_size"][0]), int(settings["image_patch_size"])
+    return Cropper(side, patch, int(settings["max_crops"]), (first, last))
 
 
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:

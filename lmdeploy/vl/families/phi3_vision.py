@@ -98,9 +98,9 @@ def processor(checkpoint: Checkpoint) -> Tiler:
     """Return the processor, which cuts images into tiles, as preprocessor_config.json says."""
     from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-    said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
-    mean, std = said.get("image_mean") or OPENAI_CLIP_MEAN, said.get("image_std") or OPENAI_CLIP_STD
-    return Tiler(config(checkpoint).vision_config.image_size, int(said["num_crops"]), tuple(mean), tuple(std))
+    settings = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
+    mean, std = settings.get("image_mean") or OPENAI_CLIP_MEAN, settings.get("image_std") or OPENAI_CLIP_STD
+    return Tiler(settings(checkpoint).vision_config.image_size, int(settings["num_crops"]), tuple(mean), tuple(std))
 
 
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:

@@ -101,19 +101,19 @@ def qwen_vl_config(checkpoint: Checkpoint) -> Any:
     """Return a ``LlavaConfig`` with the tower's sizes, the width of the rows and their number."""
     from transformers import LlavaConfig
 
-    said = checkpoint[1]["visual"]
+    config = checkpoint[1]["visual"]
     return LlavaConfig(
         vision_config={
             "model_type": "clip_vision_model",
-            "hidden_size": said["width"],
-            "image_size": said["image_size"],
-            "intermediate_size": int(said["width"] * said["mlp_ratio"]),
-            "num_attention_heads": said["heads"],
-            "num_hidden_layers": said["layers"],
-            "patch_size": said["patch_size"],
+            "hidden_size": config["width"],
+            "image_size": config["image_size"],
+            "intermediate_size": int(config["width"] * config["mlp_ratio"]),
+            "num_attention_heads": config["heads"],
+            "num_hidden_layers": config["layers"],
+            "patch_size": config["patch_size"],
         },
-        text_config={"model_type": "llama", "hidden_size": said["output_dim"], "num_attention_heads": 1},
-        image_seq_length=int(said.get("n_queries", _QUERIES)),
+        text_config={"model_type": "llama", "hidden_size": config["output_dim"], "num_attention_heads": 1},
+        image_seq_length=int(config.get("n_queries", _QUERIES)),
     )
 
 

@@ -38,10 +38,10 @@ def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
     ValueError
         If ``min_pixels`` or ``max_pixels`` is no number of pixels.
     """
-    said = part.video.get("size") or {}
+    size = part.video.get("size") or {}
     own = _OF_VIDEO.get(part.config.model_type, _OF_FRAME)
-    least = int(said.get("shortest_edge") or part.video.get("min_pixels") or own["shortest_edge"])
-    most = int(said.get("longest_edge") or part.video.get("max_pixels") or own["longest_edge"])
+    least = int(size.get("shortest_edge") or part.video.get("min_pixels") or own["shortest_edge"])
+    most = int(size.get("longest_edge") or part.video.get("max_pixels") or own["longest_edge"])
     bounds = []
     for name, default in (("min_pixels", least), ("max_pixels", most)):
         wanted = options.get(name, default)

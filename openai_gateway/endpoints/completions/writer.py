@@ -76,8 +76,8 @@ class CompletionWriter:
     async def _with_logprobs(self, text: str, scored: Sequence[Scored], texts: TokenTexts) -> bytes:
         if self._place is None:
             self._place = await self._echo.place(texts)
-        said = await completion_logprobs(scored, texts, self._wanted, self._place)
-        return self._event(SLOT, logprobs=said.model_dump()).fill(text)
+        logprobs = await completion_logprobs(scored, texts, self._wanted, self._place)
+        return self._event(SLOT, logprobs=logprobs.model_dump()).fill(text)
 
     def _event(
         self, text: str, *, finish_reason: str | None = None, logprobs: Any = None, **further: Any

@@ -105,12 +105,12 @@ class _LineWriter:
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         last, text = chunks[-1], "".join(chunk.text for chunk in chunks)
         counts = {"input_tokens": last.input_token_len, "history_tokens": last.history_token_len}
-        said: dict[str, Any] = {"tokens": last.generate_token_len, **counts, "finish_reason": None}
-        lines = _line(orjson.dumps({"text": text, **said})) if text else b""
+        fields: dict[str, Any] = {"tokens": last.generate_token_len, **counts, "finish_reason": None}
+        lines = _line(orjson.dumps({"text": text, **fields})) if text else b""
         if last.finish_reason is not None:
-            said["finish_reason"] = finish_reason(last)
-            lines += _line(orjson.dumps({"text": "", **said}))
-        self.response = {"text": self.response["text"] + text, **said}
+            fields["finish_reason"] = finish_reason(last)
+            lines += _line(orjson.dumps({"text": "", **fields}))
+        self.response = {"text": self.response["text"] + text, **fields}
         return lines
 
     async def end(self, usage: Usage) -> bytes:

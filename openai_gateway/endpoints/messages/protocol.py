@@ -66,13 +66,13 @@ class InputMessage(Strict):
         for block in self.content:
             if isinstance(block, ToolResultBlock):
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": shown(block.content or "")}
-        said = [block for block in self.content if not isinstance(block, _APART)]
-        message: dict[str, Any] = {"role": self.role, "content": shown(said)}
+        blocks = [block for block in self.content if not isinstance(block, _APART)]
+        message: dict[str, Any] = {"role": self.role, "content": shown(blocks)}
         if calls := self.calls:
             message["tool_calls"] = calls
         if reasoning := "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock)):
             message["reasoning_content"] = reasoning
-        if said or calls or reasoning:
+        if blocks or calls or reasoning:
             yield message
 
     @property
@@ -150,12 +150,12 @@ class Prompted(ConversationFields):
     @property
     def conversation(self) -> list[dict[str, Any]]:
         """The messages as chat templates read it."""
-        said = [message for given in self.messages for message in given.for_template()]
-        if said and said[-1]["role"] == "assistant" and not self.continues:
-            said.pop()  # nothing that could be continued
+        conversation = [message for given in self.messages for message in given.for_template()]
+        if conversation and conversation[-1]["role"] == "assistant" and not self.continues:
+            conversation.pop()  # nothing that could be continued
         if system := system_prompt(self.system):
-            said.insert(0, {"role": "system", "content": system})
-        return said
+            conversation.insert(0, {"role": "system", "content": system})
+        return conversation
 
     @property
     def continues(self) -> bool:

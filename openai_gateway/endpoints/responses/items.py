@@ -87,8 +87,8 @@ class ImagePart(Strict):
 
     def for_template(self) -> dict[str, Any]:
         """Return the part as it is in chat completions."""
-        said = {} if self.detail is None else {"detail": self.detail}
-        return {"type": "image_url", "image_url": {"url": self.image_url, **said}}
+        detail = {} if self.detail is None else {"detail": self.detail}
+        return {"type": "image_url", "image_url": {"url": self.image_url, **detail}}
 
 
 class FilePart(Strict):
