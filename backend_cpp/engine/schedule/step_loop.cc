@@ -1,25 +1,23 @@
 #include "engine/schedule/step_loop.h"
 
-#include <utility>
-
 namespace turbomind {
 
 bool StepLoop::run(const OnOutput& on_output) {
   const auto start = Clock::now();
-  Step& now = steps_[0];
+  Step& now = steps_[current_];
   if (!is_in_flight_) {
     scheduler_.plan(now);
     if (now.is_empty()) return false;
     begin(now);
   }
   scheduler_.commit(now);
-  Step& next = steps_[1];
+  Step& next = steps_[1 - current_];
   const bool overlaps = can_overlap(now);
   if (overlaps) scheduler_.plan(next, false);
   is_in_flight_ = overlaps && !next.is_empty();
   if (is_in_flight_) begin(next);
   take(now, on_output);
-  std::swap(now, next);
+  current_ = 1 - current_;
   stats_.step_seconds += seconds_between(start, Clock::now());
   return true;
 }

@@ -62,7 +62,8 @@ class StepLoop {
   ModelRunner& runner_;
   EngineStats& stats_;
   std::array<Step, 2> steps_;  // the one in flight, and room for the next
-  bool is_in_flight_ = false;  // steps_[0] was launched and not taken
+  size_t current_ = 0;         // the index of the one in flight
+  bool is_in_flight_ = false;  // the current step was launched and not taken
 };
 
 }  // namespace turbomind
