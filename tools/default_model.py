@@ -127,7 +127,7 @@ def published_names(layout: Layout) -> dict[str, str]:
     """Return Llama's Hugging Face names by those of another layout."""
     llama = Layout()
     pairs = {getattr(layout, field.name): getattr(llama, field.name) for field in dataclasses.fields(Layout)}
-    return {ours: theirs for ours, theirs in pairs.items() if isinstance(ours, str) and theirs}
+    return {name: published for name, published in pairs.items() if isinstance(name, str) and published}
 
 
 def split_rotary_halves(weight: "np.ndarray[Any, Any]", heads: int) -> "np.ndarray[Any, Any]":

@@ -36,7 +36,7 @@ class OpenAIClient:
         self._root, url = root, f"{root}/v1"
         self._client = openai.AsyncOpenAI(base_url=url, api_key=api_key or "none", max_retries=0, http_client=http)
         self._model = ""
-        self._is_ours = False
+        self._is_lmdeploy = False
         self._sampling_defaults: dict[str, Mapping[str, Any]] = {}
         self._context_lens: dict[str, int] = {}
         self._modalities: dict[str, Any] | None = None
@@ -63,7 +63,7 @@ class OpenAIClient:
                 messages=cast(Any, messages),
                 stream=True,
                 stream_options={"include_usage": True},
-                **(fields if not self._is_ours else _with_tokens(fields)),
+                **(fields if not self._is_lmdeploy else _with_tokens(fields)),
             )
             count = 0
             async with stream:
@@ -100,7 +100,7 @@ class OpenAIClient:
             raise TritonUnavailable(str(error)) from None
         if not models:
             raise TritonUnavailable("the server has no model")
-        self._is_ours = models[0].owned_by == "lmdeploy"
+        self._is_lmdeploy = models[0].owned_by == "lmdeploy"
         reported = {model.id: (model.model_extra or {}).get("sampling_defaults") for model in models}
         self._sampling_defaults = {name: given for name, given in reported.items() if isinstance(given, dict)}
         lengths = {model.id: (model.model_extra or {}).get("max_model_len") for model in models}

@@ -53,8 +53,8 @@ def _serve(args: argparse.Namespace) -> None:
 
     from lmdeploy.serve.ray import app
 
-    is_ours = not (args.ray_address or os.environ.get("RAY_ADDRESS"))
-    if is_ours:
+    is_local = not (args.ray_address or os.environ.get("RAY_ADDRESS"))
+    if is_local:
         try:  # here once, not in each replica
             model = pulled_or_refused(args.model, args, engine_config(args))
             resolved_model(model, args.backend, args.chat_template, engine_config(args))
@@ -64,8 +64,8 @@ def _serve(args: argparse.Namespace) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report another host
     try:
         ray.init(
-            address=args.ray_address or ("local" if is_ours else None),
-            include_dashboard=False if is_ours else None,
+            address=args.ray_address or ("local" if is_local else None),
+            include_dashboard=False if is_local else None,
             logging_level=args.log_level,
             log_to_driver=args.log_level in ("INFO", "DEBUG"),
         )
@@ -74,7 +74,7 @@ def _serve(args: argparse.Namespace) -> None:
     logging.getLogger("ray.serve").setLevel(args.log_level)
     stop_on_sigterm()  # Ray's own handler would end this process at once
     try:
-        if is_ours:
+        if is_local:
             _require_room(settings, ray.cluster_resources())
         serve.start(http_options={"host": args.server_name, "port": args.server_port})
         try:
@@ -85,7 +85,7 @@ def _serve(args: argparse.Namespace) -> None:
         print(f"serving on Ray\n  OpenAI API  {url}/v1   (documentation: {url}/)\nCtrl-C stops everything.", flush=True)
         threading.Event().wait()
     finally:
-        serve.shutdown() if is_ours else serve.delete(_APPLICATION)
+        serve.shutdown() if is_local else serve.delete(_APPLICATION)
         ray.shutdown()
 
 

@@ -129,10 +129,10 @@ def rms_norm_of(module: nn.Module, kernels: Kernels) -> NativeRmsNorm | None:
         return None
     x = torch.linspace(-3, 2, 3 * len(weight)).reshape(1, 3, -1)
     with torch.inference_mode():
-        theirs = module.float()(x)
+        reference = module.float()(x)
         for offset in (0.0, 1.0):
             made = NativeRmsNorm(weight, eps, kernels, offset)
-            if torch.allclose(made(x), theirs, rtol=1e-5, atol=1e-6):
+            if torch.allclose(made(x), reference, rtol=1e-5, atol=1e-6):
                 return made
     return None
 

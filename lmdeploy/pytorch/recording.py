@@ -97,10 +97,10 @@ def differing_module(
         Of the largest number of an output.
     """
     with torch.inference_mode():
-        ours, theirs = _seen(model, packed), _seen(model, alone)
-    for name, (given, made) in ours.items():
-        if name in theirs:
-            their_given, their_made = theirs[name]
+        packed_seen, alone_seen = _seen(model, packed), _seen(model, alone)
+    for name, (given, made) in packed_seen.items():
+        if name in alone_seen:
+            their_given, their_made = alone_seen[name]
             if _are_near(given, their_given, neighbour, tolerance) and not _are_near(
                 made, their_made, neighbour, tolerance
             ):
@@ -137,9 +137,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-def _are_near(ours: _Tensors, theirs: _Tensors, neighbour: int, tolerance: float) -> bool:
+def _are_near(packed: _Tensors, alone: _Tensors, neighbour: int, tolerance: float) -> bool:
     """Return whether tensors are equal but for rounding, those of the neighbour left out."""
-    for x, y in zip(ours, theirs, strict=False):
+    for x, y in zip(packed, alone, strict=False):
         for axis in range(x.dim() if x.dim() == y.dim() else 0):
             if x.shape[axis] == y.shape[axis] + neighbour:
                 x = x.narrow(axis, neighbour, y.shape[axis])

@@ -48,7 +48,7 @@ def engine_settings(config: PytorchEngineConfig) -> dict[str, Any]:
     """Return the settings that a C++ engine in front of workers is given."""
     given = dataclasses.asdict(config)
     settings = {name: given[name] for name in _AS_THEY_ARE}
-    settings |= {theirs: given[ours] for ours, theirs in _NAMES.items()}
+    settings |= {documented: given[name] for name, documented in _NAMES.items()}
     if config.num_gpu_blocks:
         settings["cache_max_entry_count"] = config.num_gpu_blocks
     settings["custom_module_map"] = _map_text(config.custom_module_map)

@@ -154,7 +154,7 @@ class TransformersModel:
 
         try:
             with torch.inference_mode():
-                ours, theirs = packed(recording), alone()
+                native, reference = packed(recording), alone()
         except UnsupportedModelError:
             raise
         except Exception as error:
@@ -168,7 +168,7 @@ class TransformersModel:
                 f"{checkpoint}: {missing} of its {layers} layers keep something else than keys and values, or a state "
                 "that this engine knows"
             )
-        off = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
+        off = float((native - reference).abs().max() / reference.abs().max().clamp_min(1e-30))
         is_wide = self._device.type == "cpu" or self.dtype == torch.float32
         tolerance = _TOLERANCE if is_wide else _TOLERANCE_OF_16_BITS
         if not off <= tolerance:

@@ -100,9 +100,9 @@ class PromptSpan:
             "gen_ai.response.model": model,
             "lmdeploy.engine.request_id": request.request_id,
         }
-        for ours, theirs in _FIELDS.items():
-            if ours in request.fields:
-                attributes[f"gen_ai.request.{theirs}"] = request.fields[ours]
+        for field, attribute in _FIELDS.items():
+            if field in request.fields:
+                attributes[f"gen_ai.request.{attribute}"] = request.fields[field]
         if "session_id" in request.fields:
             attributes["gen_ai.conversation.id"] = str(request.fields["session_id"])
         self._tracer = tracer

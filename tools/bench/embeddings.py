@@ -128,7 +128,7 @@ def llama_peer(model: Path, kind: str) -> Iterator[Embed]:
 
 
 @contextmanager
-def ours(model: Path, **settings: Any) -> Iterator[Embed]:
+def embedder(model: Path, **settings: Any) -> Iterator[Embed]:
     """Our engine."""
     config = lmdeploy.TurbomindEngineConfig(**settings)
     with lmdeploy.pipeline(str(model), backend_config=config) as pipe:
@@ -158,7 +158,7 @@ def main() -> None:
     given = parser.parse_args()
     model = make()
     texts = mixed_texts(model, given.texts)
-    runners = {f"ours, {name}": ours(model, **settings) for name, settings in _KINDS.items()} | peers_of(model)
+    runners = {f"ours, {name}": embedder(model, **settings) for name, settings in _KINDS.items()} | peers_of(model)
     with ExitStack() as stack:
         opened = {name: stack.enter_context(runner) for name, runner in runners.items()}
         vectors = {name: embed(texts[:100]) for name, embed in opened.items()}

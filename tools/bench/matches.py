@@ -182,8 +182,8 @@ def _default_model(
     matches: Sequence[Match], bits: int, model_path: Path, rounds: Rounds, limits: Limits
 ) -> Iterator[Played]:
     config = engine_config(bits)
-    with _engines(model_path, gguf(model_path, bits), GGUF_TYPES[bits], config) as (ours, answers):
-        cost = engine_cost(Sizes.read(model_path), config, ours.spec.head_dim)
+    with _engines(model_path, gguf(model_path, bits), GGUF_TYPES[bits], config) as (engine, answers):
+        cost = engine_cost(Sizes.read(model_path), config, engine.spec.head_dim)
         for match in matches:
             llama_bits = 4 if match.part == "prefill" else bits  # it reads prompts fastest with 4
             file = gguf(model_path, llama_bits)
@@ -211,11 +211,11 @@ def _engines(
 ) -> Iterator[tuple[InProcess, dict[str, Answer]]]:
     """Open ours on a model, and OpenVINO on a GGUF file of it."""
     with ExitStack() as stack:
-        ours = stack.enter_context(in_process(str(model), config))
-        answers: dict[str, Answer] = {OURS: lambda requests, streams: ours.generate(requests, streams, GREEDY)}
+        engine = stack.enter_context(in_process(str(model), config))
+        answers: dict[str, Answer] = {OURS: lambda requests, streams: engine.generate(requests, streams, GREEDY)}
         if openvino_python().exists() and file.exists():
             answers[f"openvino {kind}"] = stack.enter_context(genai(file, MOST_STREAMS)).generate
-        yield ours, answers
+        yield engine, answers
 
 
 def _play(title: str, match: Match, answers: Mapping[str, Answer], file: Path, kind: str, rounds: Rounds) -> Rates:

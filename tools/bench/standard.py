@@ -25,7 +25,7 @@ from tools.bench.workload import EVERY_TOKEN, GREEDY, Lengths, random_requests
 
 STREAMS = 16
 _ONE = ("one stream: engine / transformers", "engine, 1 stream", "transformers, 1 stream", 1.5)
-# Targets on the machine of the measurement: title, ours, theirs, least ratio.
+# Targets on the machine of the measurement: title, served, reference, least ratio.
 TARGETS = {
     "turbomind": (
         _ONE,
@@ -100,8 +100,8 @@ def main() -> None:
     print_summaries(numbered(runs))
     rates = {name: [run.token_throughput for run in rounds] for name, rounds in runs.items()}
     measured, missed, rows = {}, [], []
-    for title, ours, theirs, least in TARGETS[given.backend]:
-        found = measured[title] = ratio(rates[ours], rates[theirs])
+    for title, served, reference, least in TARGETS[given.backend]:
+        found = measured[title] = ratio(rates[served], rates[reference])
         if found < least:
             missed.append(title)
         rows.append([title, f"{found:.2f}", f">= {least:.2f}", "missed" if found < least else "met"])

@@ -70,8 +70,8 @@ class Row:
     ----------
     workload, alongside
         What was measured, and with what it is compared.
-    ours, theirs
-        Medians of the rates; theirs is None alongside the machine's limit.
+    served, reference
+        Medians of the rates; ``reference`` is None alongside the machine's limit.
     ratio
         Median of the rounds' ratios; alongside the machine's limit the share of it.
     target
@@ -80,8 +80,8 @@ class Row:
 
     workload: str
     alongside: str
-    ours: float
-    theirs: float | None
+    served: float
+    reference: float | None
     ratio: float
     target: float | None
 
@@ -95,8 +95,8 @@ class Row:
         promise = (
             ["-", "-"] if self.target is None else [f">= {self.target:.2f}", "missed" if self.is_missed else "met"]
         )
-        theirs = "-" if self.theirs is None else f"{self.theirs:.1f}"
-        return [f"{self.workload} / {self.alongside}", f"{self.ours:.1f}", theirs, f"{self.ratio:.2f}", *promise]
+        reference = "-" if self.reference is None else f"{self.reference:.1f}"
+        return [f"{self.workload} / {self.alongside}", f"{self.served:.1f}", reference, f"{self.ratio:.2f}", *promise]
 
 
 HEADER = ("workload / alongside", "ours", "theirs", "ratio", "target", "")
@@ -117,12 +117,12 @@ def rows(rates: Rates, shares: Mapping[str, float], promises: Mapping[str, Mappi
     found = []
     for workload, sides in rates.items():
         targets = promises.get(workload, {})
-        ours = median(sides[OURS])
+        served = median(sides[OURS])
         for side, values in sides.items():
             if side != OURS:
-                found.append(Row(workload, side, ours, median(values), ratio(sides[OURS], values), targets.get(side)))
+                found.append(Row(workload, side, served, median(values), ratio(sides[OURS], values), targets.get(side)))
         if workload in shares:
-            found.append(Row(workload, LIMIT, ours, None, shares[workload], targets.get(LIMIT)))
+            found.append(Row(workload, LIMIT, served, None, shares[workload], targets.get(LIMIT)))
     return found
 
 

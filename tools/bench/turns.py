@@ -51,10 +51,10 @@ def take_turns(
     return results
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median over the rounds of ours over theirs; a side measured less often repeats."""
-    rounds = max(len(ours), len(theirs))
-    return median([ours[i % len(ours)] / theirs[i % len(theirs)] for i in range(rounds)])
+def ratio(served: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the median over the rounds of served over reference; a side measured less often repeats."""
+    rounds = max(len(served), len(reference))
+    return median([served[i % len(served)] / reference[i % len(reference)] for i in range(rounds)])
 
 
 def throughput(run: Summary) -> str:

@@ -22,6 +22,6 @@ def may_run(architecture: str, config: Any) -> bool:
 
     A class of ours leaves checkpoints with another activation to ``transformers``; one of the user's is asked nothing.
     """
-    is_ours = str(MODULE_MAP[architecture]).startswith(f"{LMDEPLOY_PYTORCH_MODEL_PATH}.")
+    is_built_in = str(MODULE_MAP[architecture]).startswith(f"{LMDEPLOY_PYTORCH_MODEL_PATH}.")
     is_gemma = hasattr(config, "hidden_activation")  # whose class looks at it
-    return not is_ours or is_gemma or getattr(config, "hidden_act", None) in (None, "silu", "swish")
+    return not is_built_in or is_gemma or getattr(config, "hidden_act", None) in (None, "silu", "swish")

@@ -84,28 +84,34 @@ class NativeExperts(nn.Module):
     """
 
     def __init__(
-        self, theirs: Any, kernels: Kernels, ranks: Ranks, coded: CodedWeights | None = None, names: Names | None = None
+        self,
+        hf_module: Any,
+        kernels: Kernels,
+        ranks: Ranks,
+        coded: CodedWeights | None = None,
+        names: Names | None = None,
     ) -> None:
         super().__init__()
         self._kernels, self._ranks = kernels, ranks
-        count = int(theirs.num_experts)
+        count = int(hf_module.num_experts)
         self._first: list[Matrix | CodedMatrix] = []
         self._second: list[Matrix | CodedMatrix] = []
-        has_gate = getattr(theirs, "has_gate", True)
+        has_gate = getattr(hf_module, "has_gate", True)
         parts = ("gate", "up") if has_gate else ("up",)
         for expert in range(count):
-            numbers = _numbers_of(theirs, expert, has_gate, ranks)
+            numbers = _numbers_of(hf_module, expert, has_gate, ranks)
             first = _codes_of(coded, names or {}, expert, parts, ranks)
             second = _codes_of(coded, names or {}, expert, ("down",), ranks)
             self._first.append(first or numbers[0]())
             self._second.append(second or numbers[1]())
-        self.act_fn: Any = theirs.mlp.activation_fn if hasattr(theirs, "mlp") else getattr(theirs, "act_fn", None)
-        self._norm = theirs.post_expert_norm if getattr(theirs, "has_post_expert_norm", False) else None
+        is_dbrx = hasattr(hf_module, "mlp")
+        self.act_fn: Any = hf_module.mlp.activation_fn if is_dbrx else getattr(hf_module, "act_fn", None)
+        self._norm = hf_module.post_expert_norm if getattr(hf_module, "has_post_expert_norm", False) else None
         if self._norm is not None and ranks.count > 1:
             raise ValueError("tp is not supported with a norm after each expert")
-        self._activate = theirs._apply_gate if has_gate and hasattr(theirs, "_apply_gate") else None
-        for name in list(theirs._parameters):  # the activation alone stays
-            setattr(theirs, name, None)
+        self._activate = hf_module._apply_gate if has_gate and hasattr(hf_module, "_apply_gate") else None
+        for name in list(hf_module._parameters):  # the activation alone stays
+            setattr(hf_module, name, None)
         self._has_gate = has_gate
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
@@ -146,27 +152,27 @@ def _codes_of(
 
 
 def _numbers_of(
-    theirs: Any, expert: int, has_gate: bool, ranks: Ranks
+    hf_module: Any, expert: int, has_gate: bool, ranks: Ranks
 ) -> tuple[Callable[[], Matrix], Callable[[], Matrix]]:
     """Return a function that makes this rank's part of an expert's two matrices from tensors."""
     bias, last_bias = None, None
-    if hasattr(theirs, "mlp"):  # DBRX
-        size = theirs.ffn_hidden_size
-        matrices = (theirs.mlp.w1, theirs.mlp.v1, theirs.mlp.w2)
+    if hasattr(hf_module, "mlp"):  # DBRX
+        size = hf_module.ffn_hidden_size
+        matrices = (hf_module.mlp.w1, hf_module.mlp.v1, hf_module.mlp.w2)
         gate, up, down = (matrix[expert * size : (expert + 1) * size] for matrix in matrices)
         first, second = torch.cat([gate, up]), down.t()
     else:
-        first, second = (theirs.gate_up_proj if has_gate else theirs.up_proj)[expert], theirs.down_proj[expert]
-        if theirs.is_transposed:
+        first, second = (hf_module.gate_up_proj if has_gate else hf_module.up_proj)[expert], hf_module.down_proj[expert]
+        if hf_module.is_transposed:
             first, second = first.t(), second.t()
-        if theirs.has_bias:
-            bias = (theirs.gate_up_proj_bias if has_gate else theirs.up_proj_bias)[expert]
-            last_bias = theirs.down_proj_bias[expert] if ranks.rank == 0 else None  # summed with the others
+        if hf_module.has_bias:
+            bias = (hf_module.gate_up_proj_bias if has_gate else hf_module.up_proj_bias)[expert]
+            last_bias = hf_module.down_proj_bias[expert] if ranks.rank == 0 else None  # summed with the others
     if ranks.count > 1:
         own = ranks.slice_of(second.shape[1], "the channels of an expert")
         rows = torch.arange(len(first))
         if has_gate:  # two halves, or neighbours
-            rows = rows.view(2, -1)[:, own] if getattr(theirs, "is_concatenated", True) else rows.view(-1, 2)[own]
+            rows = rows.view(2, -1)[:, own] if getattr(hf_module, "is_concatenated", True) else rows.view(-1, 2)[own]
         else:
             rows = rows[own]
         first, second = first[rows.flatten()], second[:, own]
@@ -174,7 +180,7 @@ def _numbers_of(
     return partial(Matrix, first, bias), partial(Matrix, second, last_bias)
 
 
-def fill_with_numbers(theirs: Any, coded: CodedWeights, names: Names) -> None:
+def fill_with_numbers(hf_module: Any, coded: CodedWeights, names: Names) -> None:
     """Give a layer's tensors the numbers that its experts' codes stand for.
 
     Raises
@@ -182,14 +188,14 @@ def fill_with_numbers(theirs: Any, coded: CodedWeights, names: Names) -> None:
     ValueError
         If codes are missing, or the tensors are laid out otherwise.
     """
-    has_gate = getattr(theirs, "has_gate", True)
-    if getattr(theirs, "is_transposed", True) or not theirs.is_concatenated:
+    has_gate = getattr(hf_module, "has_gate", True)
+    if getattr(hf_module, "is_transposed", True) or not hf_module.is_concatenated:
         raise ValueError("experts of this layout are not read from codes")
-    joined = (("gate", "up") if has_gate else ("up",), theirs.gate_up_proj if has_gate else theirs.up_proj)
-    for parts, tensor in (joined, (("down",), theirs.down_proj)):
+    joined = (("gate", "up") if has_gate else ("up",), hf_module.gate_up_proj if has_gate else hf_module.up_proj)
+    for parts, tensor in (joined, (("down",), hf_module.down_proj)):
         if not any(part in parts for _, part in names):
             continue
-        for expert in range(theirs.num_experts):
+        for expert in range(hf_module.num_experts):
             try:
                 numbers = torch.cat([coded.numbers(names[expert, part]) for part in parts])
             except KeyError as error:

@@ -28,12 +28,12 @@ def make_invariant(kernels: Kernels) -> None:
     functional.linear = linear_by(kernels, functional.linear)
 
 
-def linear_by(kernels: Kernels, theirs: Any) -> Any:
+def linear_by(kernels: Kernels, hf_linear: Any) -> Any:
     """Return ``functional.linear`` whose products of float32 the kernels compute."""
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32 or weight.dim() != 2:
-            return theirs(x, weight, bias)
+            return hf_linear(x, weight, bias)
         matrix = Matrix(weight, bias)
         return kernels.linear(matrix.native, matrix.out_features, x)
 

@@ -31,10 +31,10 @@ class RecurrentLayer(nn.Module):
     given: ClassVar[dict[str, Any]] = {}  # what modelling code passes besides rows, and may be None
     _shape: StateShape
 
-    def __init__(self, theirs: Any, kernels: Kernels) -> None:
+    def __init__(self, hf_module: Any, kernels: Kernels) -> None:
         super().__init__()
         self._kernels = kernels
-        self.layer_idx = int(theirs.layer_idx)
+        self.layer_idx = int(hf_module.layer_idx)
 
     def _keep_conv(self, conv: nn.Conv1d) -> None:
         self._conv = _floats(conv.weight.squeeze(1))
@@ -48,19 +48,20 @@ class RecurrentLayer(nn.Module):
 class Mamba2(RecurrentLayer):
     """Mamba-2 (Dao & Gu, 2024)."""
 
-    def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__(theirs, kernels)
-        self._heads, self._head_dim = int(theirs.num_heads), int(theirs.head_dim)
-        self._groups, self._state_size = int(theirs.n_groups), int(theirs.ssm_state_size)
-        self.in_proj, self.out_proj = theirs.in_proj, theirs.out_proj
-        self._keep_conv(theirs.conv1d)
-        self._a_log, self._dt_bias, self._skip = _floats(theirs.A_log), _floats(theirs.dt_bias), _floats(theirs.D)
-        self._limits = (float(theirs.time_step_limit[0]), float(theirs.time_step_limit[1]))
+    def __init__(self, hf_module: Any, kernels: Kernels) -> None:
+        super().__init__(hf_module, kernels)
+        self._heads, self._head_dim = int(hf_module.num_heads), int(hf_module.head_dim)
+        self._groups, self._state_size = int(hf_module.n_groups), int(hf_module.ssm_state_size)
+        self.in_proj, self.out_proj = hf_module.in_proj, hf_module.out_proj
+        self._keep_conv(hf_module.conv1d)
+        self._a_log, self._dt_bias = _floats(hf_module.A_log), _floats(hf_module.dt_bias)
+        self._skip = _floats(hf_module.D)
+        self._limits = (float(hf_module.time_step_limit[0]), float(hf_module.time_step_limit[1]))
         # Falcon-H1 has factors, and a norm only where its config says so.
-        self._input_factor = float(getattr(theirs, "ssm_in_multiplier", 1.0))
-        factors = getattr(theirs, "mup_vector", None)
+        self._input_factor = float(getattr(hf_module, "ssm_in_multiplier", 1.0))
+        factors = getattr(hf_module, "mup_vector", None)
         self._factors = None if factors is None else _floats(factors).flatten()
-        norm = theirs.norm if getattr(theirs, "mamba_rms_norm", True) else None
+        norm = hf_module.norm if getattr(hf_module, "mamba_rms_norm", True) else None
         self._norm = None if norm is None else _floats(norm.weight).view(self._heads, self._head_dim)
         self._norms_first = bool(getattr(norm, "norm_before_gate", False))
         self._norm_eps = 0.0 if norm is None else float(norm.variance_epsilon)
@@ -103,16 +104,16 @@ class Mamba2(RecurrentLayer):
 class Mamba(RecurrentLayer):
     """Mamba (Gu & Dao, 2023): each channel is a head with one value, whose states forget each at its own rate."""
 
-    def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__(theirs, kernels)
-        self._size, self._rank = int(theirs.ssm_state_size), int(theirs.time_step_rank)
+    def __init__(self, hf_module: Any, kernels: Kernels) -> None:
+        super().__init__(hf_module, kernels)
+        self._size, self._rank = int(hf_module.ssm_state_size), int(hf_module.time_step_rank)
         for name in ("in_proj", "x_proj", "dt_proj", "out_proj"):
-            self.add_module(name, getattr(theirs, name))
+            self.add_module(name, getattr(hf_module, name))
         # Jamba and Falcon Mamba have norms.
-        norms = [getattr(theirs, f"{name}_layernorm", nn.Identity()) for name in ("dt", "b", "c")]
+        norms = [getattr(hf_module, f"{name}_layernorm", nn.Identity()) for name in ("dt", "b", "c")]
         self._norms = nn.ModuleList(norms)
-        self._keep_conv(theirs.conv1d)
-        self._a, self._skip = -torch.exp(_floats(theirs.A_log)), _floats(theirs.D)
+        self._keep_conv(hf_module.conv1d)
+        self._a, self._skip = -torch.exp(_floats(hf_module.A_log)), _floats(hf_module.D)
         channels, kernel = self._conv.shape
         self._shape = StateShape(kernel - 1, channels, channels, self._size, 1)
 
@@ -142,29 +143,30 @@ class CompressedProjection(RecurrentLayer):
 
     given: ClassVar[dict[str, Any]] = {"past_key_values": None}
 
-    def __init__(self, theirs: Any, kernels: Kernels) -> None:
-        super().__init__(theirs, kernels)
+    def __init__(self, hf_module: Any, kernels: Kernels) -> None:
+        super().__init__(hf_module, kernels)
         for name in ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed"):
-            self.add_module(name, getattr(theirs, name))
-        self._heads, self._key_heads = int(theirs.num_attention_heads), int(theirs.num_key_value_heads)
-        self._size = int(theirs.head_dim)
-        taps, grouped = _floats(theirs.conv_qk_depthwise.weight.squeeze(1)), _floats(theirs.conv_qk_grouped.weight)
+            self.add_module(name, getattr(hf_module, name))
+        self._heads, self._key_heads = int(hf_module.num_attention_heads), int(hf_module.num_key_value_heads)
+        self._size = int(hf_module.head_dim)
+        taps = _floats(hf_module.conv_qk_depthwise.weight.squeeze(1))
+        grouped = _floats(hf_module.conv_qk_grouped.weight)
         channels, count = taps.shape
         self._copies = grouped.shape[2]
         # One convolution: the results of the first that the second looks at, side by side, and the delayed values. A
         # value of no token is the bias.
-        delayed = theirs.v_proj_delayed
+        delayed = hf_module.v_proj_delayed
         kernel = max(self._copies + count - 1, 2)
         rows = [functional.pad(taps, (kernel - count - delay, delay)) for delay in range(self._copies)]
         before = torch.zeros(delayed.out_features, kernel)
         before[:, kernel - 2] = 1
         self._conv = torch.cat([*rows, before])
-        bias = torch.zeros(channels) if theirs.conv_qk_depthwise.bias is None else theirs.conv_qk_depthwise.bias
+        bias = torch.zeros(channels) if hf_module.conv_qk_depthwise.bias is None else hf_module.conv_qk_depthwise.bias
         self._value_bias = torch.zeros(len(before)) if delayed.bias is None else _floats(delayed.bias)
         self._conv_bias = torch.cat([_floats(bias).repeat(self._copies), self._value_bias])
         # By head, the latest first, as the copies are.
         matrices = grouped.unflatten(0, (-1, self._size)).flip(3).transpose(2, 3).flatten(2)
-        last = theirs.conv_qk_grouped.bias
+        last = hf_module.conv_qk_grouped.bias
         biases = [None] * len(matrices) if last is None else last.view(len(matrices), -1)
         self._mixes = [Matrix(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
         self._shape = StateShape(kernel - 1, len(self._conv), 0, 0, 0)
@@ -207,7 +209,7 @@ def keeps_state(module: nn.Module) -> bool:
     return _kind_of(module) is not None
 
 
-def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
+def recurrent_layer_of(hf_module: Any, kernels: Kernels) -> nn.Module:
     """Return our layer in the place of one that keeps a state.
 
     Raises
@@ -215,10 +217,10 @@ def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
     ValueError
         If it computes something else than ours: that is tried.
     """
-    kind = _kind_of(theirs)
-    if kind is None or getattr(theirs, "activation", "silu") not in ("silu", "swish"):
-        raise ValueError(f"the activation {theirs.activation} of its recurrent layers is not supported")
-    wide = copy.deepcopy(theirs).float()
+    kind = _kind_of(hf_module)
+    if kind is None or getattr(hf_module, "activation", "silu") not in ("silu", "swish"):
+        raise ValueError(f"the activation {hf_module.activation} of its recurrent layers is not supported")
+    wide = copy.deepcopy(hf_module).float()
     width = next(getattr(wide, name).in_features for name in _PROJECTIONS if hasattr(wide, name))
     x = torch.randn(1, _TRIED_ROWS, width, generator=torch.Generator().manual_seed(0))
     rows = torch.arange(_TRIED_ROWS)
@@ -226,12 +228,12 @@ def recurrent_layer_of(theirs: Any, kernels: Kernels) -> nn.Module:
     with torch.inference_mode(), get_step_ctx_manager().context(step):
         expected, got = _parts(wide(x, **kind.given)), _parts(kind(wide, kernels)(x))
     off = max(
-        float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
-        for ours, theirs in zip(got, expected, strict=False)  # some return attention weights too
+        float((native - reference).abs().max() / reference.abs().max().clamp_min(1e-30))
+        for native, reference in zip(got, expected, strict=False)  # some return attention weights too
     )
     if not off <= _TOLERANCE:
         raise ValueError(f"its recurrent layers do more than ours: outputs are off by {off:.1%}")
-    return kind(theirs, kernels)
+    return kind(hf_module, kernels)
 
 
 def _kind_of(module: nn.Module) -> type[RecurrentLayer] | None:

@@ -69,9 +69,9 @@ def processor(checkpoint: Checkpoint) -> Squarer | Tiler:
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Yield the tensors by the names of :mod:`lmdeploy.vl.xcomposer_tower`."""
     for name, values in seeing_tensors(checkpoint[0]):
-        for own, ours in _NAMES.items():
+        for own, native in _NAMES.items():
             if name.startswith(own):
-                yield name.replace(own, ours, 1), values.flatten() if own.endswith("_GN") else values
+                yield name.replace(own, native, 1), values.flatten() if own.endswith("_GN") else values
 
 
 def model(config: Any) -> type:

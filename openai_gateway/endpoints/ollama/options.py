@@ -56,9 +56,9 @@ def fields_of_options(options: Mapping[str, Any], context_len: int | None) -> di
     """
     given = {name: value for name, value in options.items() if value is not None}
     fields: dict[str, Any] = {}
-    for theirs, ours in _NUMBERS.items():
-        if theirs in given:
-            fields[ours] = _within(_number(theirs, given[theirs]), FIELDS[ours])
+    for option, field in _NUMBERS.items():
+        if option in given:
+            fields[field] = _within(_number(option, given[option]), FIELDS[field])
     if "top_k" in given:
         fields["top_k"] = min(max(int(_number("top_k", given["top_k"])), 0), MAX_INT32)
     if "seed" in given and (seed := int(_number("seed", given["seed"]))) >= 0:  # below: a new one each time
