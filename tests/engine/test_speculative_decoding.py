@@ -88,7 +88,7 @@ GENERATION = st.fixed_dictionaries(
 
 
 @given(prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=4), how=GENERATION)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_any_request_is_answered_as_without_drafts(
     pair: tuple[AsyncEngine, AsyncEngine], prompts: list[str], how: dict[str, Any]
 ) -> None:

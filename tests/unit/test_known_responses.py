@@ -30,7 +30,7 @@ def second_turn(text: str, ids: Any = None, role: str = "assistant") -> list[dic
     return [*FIRST, response if ids is None else response | {"token_ids": ids}, NEXT]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(parts=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=12), ends=st.booleans())
 def test_a_later_prompt_begins_with_the_former_and_its_response_in_whatever_tokens(
     preparer: PromptPreparer, tokenizer: Tokenizer, parts: list[str], ends: bool

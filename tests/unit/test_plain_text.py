@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -28,7 +28,6 @@ def test_every_added_token_is_known(tokenizer: Tokenizer, default_model_dir: Pat
     assert set(tokenizer.added_tokens) == set(AutoTokenizer.from_pretrained(default_model_dir).get_added_vocab())
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<", "|im_end|>", "im_", "<|<|im_end|>", "a ", "\n", CUT]))
 )

@@ -70,7 +70,7 @@ schemas = st.builds(lambda schema, more: schema | more, st.recursive(leaves, gro
 reported = schemas.map(lambda s: s | {"default": "x"} if "default" in s and ("enum" in s or "oneOf" in s) else s)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(properties=st.dictionaries(names, reported, max_size=3), required=st.lists(names, max_size=2))
 def test_gpt_oss_declares_tools_as_published(properties: dict[str, Any], required: list[str]) -> None:
     tools = [tool("first", objects(properties, required)), tool("second", {"type": "object"})]

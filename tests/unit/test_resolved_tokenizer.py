@@ -85,7 +85,7 @@ def test_a_stored_tokenizer_reads_and_writes_as_transformers_does(
     tokenizer, reference = Tokenizer(str(stored)), original.hf_tokenizer
     assert not isinstance(tokenizer._tokenizer, type(reference))
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(text=TEXTS)
     def check(text: str) -> None:
         ids = reference.encode(text, add_special_tokens=False)

@@ -91,7 +91,7 @@ def sentencepiece_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: py
     return Tokenizer(str(directory))
 
 
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=1200)
 @given(text=TEXTS)
 def test_byte_level_tokens_concatenate_to_the_text(default_tokenizer: Tokenizer, text: str) -> None:
     table = _table(default_tokenizer)
@@ -101,7 +101,7 @@ def test_byte_level_tokens_concatenate_to_the_text(default_tokenizer: Tokenizer,
     assert table.join(default_tokenizer.encode(text)) == expected
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(text=TEXTS)
 def test_byte_fallback_tokens_concatenate_to_the_text(llama_like_tokenizer: Tokenizer, text: str) -> None:
     assume(not any(mark in text for mark in ("<s>", "</s>", "<unk>", "<tool>")))
@@ -111,7 +111,7 @@ def test_byte_fallback_tokens_concatenate_to_the_text(llama_like_tokenizer: Toke
     assert joined == (b" " + text.encode() if text else b"")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=TEXTS)
 def test_sentencepiece_model_tokens_concatenate_to_the_text(sentencepiece_tokenizer: Tokenizer, text: str) -> None:
     text = text.replace(SPACE_MARKER, "").replace("\0", "")

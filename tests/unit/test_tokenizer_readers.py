@@ -127,7 +127,7 @@ def test_qwen_encodes_as_tiktoken_does(qwen: Tokenizer, ranks: dict[bytes, int])
     special |= {f"<|extra_{number}|>": 151646 + number for number in range(205)}
     reference = tiktoken.Encoding("qwen", pat_str=QWEN_WORDS, mergeable_ranks=ranks, special_tokens=special)
 
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
         assert qwen.encode(text) == reference.encode(unicodedata.normalize("NFC", text), allowed_special="all")
@@ -142,7 +142,7 @@ def test_glm4_encodes_as_tiktoken_does_after_its_prefix(glm4: Tokenizer, ranks: 
     reference = tiktoken.Encoding("glm4", pat_str=GLM4_WORDS, mergeable_ranks=ranks, special_tokens=special)
     prefix = [special["[gMASK]"], special["<sop>"]]
 
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
         assert glm4.encode(text) == [*prefix, *reference.encode(text, allowed_special="all")]
@@ -174,7 +174,7 @@ def test_kimi_encodes_as_tiktoken_does(ranks: dict[bytes, int], tmp_path: Path) 
     special = {text: len(ranks) + i for i, text in enumerate([*KIMI_SPECIAL, *reserved])}
     reference = tiktoken.Encoding("kimi", pat_str=KIMI_WORDS, mergeable_ranks=ranks, special_tokens=special)
 
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+    @settings(max_examples=EXAMPLES, derandomize=True)
     @given(TEXTS)
     def check(text: str) -> None:
         assert kimi.encode(text) == reference.encode(text, allowed_special="all")
@@ -203,7 +203,7 @@ def test_chatglm_encodes_as_sentencepiece_does_after_its_prefix(
     reference = pieces_of(tokenizer)
     size = reference.get_piece_size()
 
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
         assume(not any(mark in text for mark in MARKS))  # which SentencePiece does not know
@@ -219,7 +219,7 @@ def test_internlm_encodes_as_sentencepiece_does_after_bos(request: pytest.Fixtur
     reference = pieces_of(internlm)
     marks = [*INTERNLM_ADDED, "<s>", "</s>"]
 
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
         assume(not any(mark in text for mark in [*marks, "[UNUSED"]))
@@ -272,7 +272,7 @@ def test_the_bytes_of_the_tokens_are_the_texts(request: pytest.FixtureRequest, k
     table = tokenizer.token_bytes()
     begins_with_space = kind not in ("qwen", "glm4") and pieces_of(tokenizer).encode("x", out_type=str)[0][0] == "▁"
 
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES)
     @given(text=TEXTS)
     def check(text: str) -> None:
         assume(not any(mark in text for mark in MARKS))
