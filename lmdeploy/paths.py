@@ -79,11 +79,11 @@ def named_model(name: str, revision: str | None = None, download_dir: str | None
 
     hub = hub_name(name)
     if hub is not None:
-        asked = (hub, revision, Path(download_dir) if download_dir else None)
-        if (pulled := find(pulled_records(), *asked)) is not None:
+        request = (hub, revision, Path(download_dir) if download_dir else None)
+        if (pulled := find(pulled_records(), *request)) is not None:
             return pulled.path
         with suppress(HubError):
-            return snapshot_of_others(*asked)
+            return snapshot_of_others(*request)
     if not name or name.startswith((".", "~")) or "/" in name:
         return None
     if (cached := _model_cache() / name).is_dir():

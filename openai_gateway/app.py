@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.version import __version__
 from openai_gateway.batches.runner import BatchRunner
-from openai_gateway.batches.work import Slots, asking
+from openai_gateway.batches.work import Slots, dispatcher
 from openai_gateway.docs_page import DESCRIPTION, add_docs_page
 from openai_gateway.endpoints import adapters, cache, loading, models, probes, render, tokens
 from openai_gateway.endpoints.batches import route as batches
@@ -148,7 +148,7 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
     if gateway.store is not None:
         slots = Slots(settings.batch_rows, gateway.open_requests)
         gateway.batch_runner = BatchRunner(
-            gateway.store, settings.api_keys, slots, lambda key: asking(app, key), settings.max_body_bytes
+            gateway.store, settings.api_keys, slots, lambda key: dispatcher(app, key), settings.max_body_bytes
         )
     return app
 

@@ -132,11 +132,11 @@ def _distinguishes_types(path: str) -> bool:
 
 def _no_such_route(request: Request, error: HTTPException) -> ApiError:
     path: str = request.scope["path"]
-    asked = f"{request.method} {path}"
+    route = f"{request.method} {path}"
     if error.status_code == 404:
         why = next((why for start, why in _NOT_HERE.items() if path.startswith(start)), "")
-        return ApiError(404, f"Invalid URL ({asked}){why}", code="unknown_url", detail=error.detail)
-    message = f"Method not allowed ({asked})"
+        return ApiError(404, f"Invalid URL ({route}){why}", code="unknown_url", detail=error.detail)
+    message = f"Method not allowed ({route})"
     headers = {"allow": ", ".join(_allowed_methods(request))}
     return ApiError(405, message, code="method_not_allowed", headers=headers, detail=error.detail)
 

@@ -126,7 +126,7 @@ class Gateway:
         models = await self.models.all()
         return any(await asyncio.gather(*(model.client.is_ready() for model in models)))
 
-    async def bring_images(self, request: Request, model: ServedModel, *asked: GenerateRequest) -> None:
+    async def bring_images(self, request: Request, model: ServedModel, *requests: GenerateRequest) -> None:
         """Put the images into requests for a model that they name elsewhere, and those of tool results after them.
 
         Raises
@@ -134,10 +134,10 @@ class Gateway:
         ApiError
             One may not be had, or cannot be; or the model takes none.
         """
-        for each in asked:
+        for each in requests:
             if each.messages is not None:
                 each.messages = model.readable(each.messages)
-        with_images = [each for each in asked if each.has_images]
+        with_images = [each for each in requests if each.has_images]
         if not with_images:
             return
         media = RequestMedia(self._media)
@@ -145,7 +145,7 @@ class Gateway:
         for each in with_images:
             each.messages = await media.brought_along(each.messages or ())
 
-    async def bound_logprobs(self, model: ServedModel, *asked: GenerateRequest) -> None:
+    async def bound_logprobs(self, model: ServedModel, *requests: GenerateRequest) -> None:
         """Hold the log probabilities of a body's requests, which are collected, to ``max_logprobs``.
 
         Raises
@@ -153,11 +153,11 @@ class Gateway:
         ApiError
             The token limit allows more. Where there is none, and the context allows more, one is set.
         """
-        if (top := asked[0].fields.get("logprobs")) is None:
+        if (top := requests[0].fields.get("logprobs")) is None:
             return
-        choices = len(asked) * asked[0].fields.get("n", 1)
+        choices = len(requests) * requests[0].fields.get("n", 1)
         most = max(1, self.settings.max_logprobs // (choices * (top + 1)))
-        limit = asked[0].fields.get("max_new_tokens", -1)  # -1: what fits
+        limit = requests[0].fields.get("max_new_tokens", -1)  # -1: what fits
         if limit > most:
             message = (
                 f"n * max_tokens * (top_logprobs + 1) must be at most {self.settings.max_logprobs}, "
@@ -165,7 +165,7 @@ class Gateway:
             )
             raise ApiError(400, message, param="logprobs", code="invalid_value")
         if limit < 0 and most < (await model.context_len() or 0):
-            for each in asked:
+            for each in requests:
                 each.fields["max_new_tokens"] = most
 
     async def choose(self, requested: str | None, request: Request) -> Chosen:
@@ -191,7 +191,7 @@ class Gateway:
             404, f"The model `{requested[:_SHOWN_NAME]}` does not exist.", param="model", code="model_not_found"
         )
 
-    async def ask(
+    async def dispatch(
         self,
         request: Request,
         chosen: Chosen,

@@ -7,9 +7,9 @@ from typing import Any
 
 import gradio as gr
 
-from webui.asking import Asking
 from webui.conversation_list import CHOSEN, CURRENT, LEAVE, STEP, conversation_list, newer
 from webui.conversations import Conversation
+from webui.handlers import Handlers
 from webui.markdown import LATEX
 from webui.metrics import Watch, default_metrics_url
 from webui.openai_client import OpenAIClient
@@ -99,7 +99,7 @@ def build(
         with gr.Sidebar(position="right", open=False, width=330, elem_id="settings"):
             panel = settings_panel(model, page.default_settings)
 
-        asks = Asking(page)
+        handlers = Handlers(page)
         shown = [conversation, chat, question, *panel.inputs]
 
         def defaults(choice: str | None, preset: str | None, conversation: Conversation | None) -> list[Any]:
@@ -127,7 +127,7 @@ def build(
             "api_visibility": "private",
         }
         following: dict[str, Any] = {
-            "fn": asks.follow,
+            "fn": handlers.follow,
             "inputs": conversation,
             "outputs": [chat, conversation, question, kept.kept],
             "concurrency_limit": None,
@@ -136,23 +136,24 @@ def build(
             "show_progress": "hidden",
             "api_visibility": "private",
         }
-        asked = [question, conversation, kept.kept]
+        outputs = [question, conversation, kept.kept]
         newest, settings = [kept.newer, conversation], panel.inputs
-        question.submit(asks.ask, [question, *newest, *settings], asked, js=newer(1), **at_once).then(**following)
-        chat.retry(asks.ask_again, [*newest, *settings], asked, js=newer(0), **at_once).then(**following)
-        chat.edit(asks.ask_otherwise, [*newest, *settings], [chat, *asked], js=newer(0), **at_once).then(**following)
-        question.stop(asks.stop, **at_once)
-        blocks.unload(asks.leave)
+        sent = [question, *newest, *settings]
+        question.submit(handlers.submit, sent, outputs, js=newer(1), **at_once).then(**following)
+        chat.retry(handlers.retry, [*newest, *settings], outputs, js=newer(0), **at_once).then(**following)
+        chat.edit(handlers.edit, [*newest, *settings], [chat, *outputs], js=newer(0), **at_once).then(**following)
+        question.stop(handlers.stop, **at_once)
+        blocks.unload(handlers.leave)
 
-        showing: dict[str, Any] = {"fn": asks.show, "inputs": kept.kept, "outputs": shown, "js": CHOSEN}
+        showing: dict[str, Any] = {"fn": handlers.show, "inputs": kept.kept, "outputs": shown, "js": CHOSEN}
         kept.entries.select(**showing, **at_once).then(**following)
-        clear.click(asks.show_new, settings, shown, js=LEAVE, **at_once)
-        kept.entries.clear(asks.show_after_deletion, settings, shown, js=LEAVE, **at_once)
-        stepped = {"inputs": [*newest, kept.step, *settings], "outputs": [chat, *asked], "js": STEP}
-        kept.entries.apply(asks.show_response, **stepped, **at_once).then(**following)
-        kept.load.upload(asks.take_file, kept.load, [*shown, kept.kept], **at_once)
-        kept.export_json.click(asks.as_json, kept.kept, kept.file, js=CURRENT, **at_once)
-        kept.export_markdown.click(asks.as_markdown, kept.kept, kept.file, js=CURRENT, **at_once)
+        clear.click(handlers.show_new, settings, shown, js=LEAVE, **at_once)
+        kept.entries.clear(handlers.show_after_deletion, settings, shown, js=LEAVE, **at_once)
+        stepped = {"inputs": [*newest, kept.step, *settings], "outputs": [chat, *outputs], "js": STEP}
+        kept.entries.apply(handlers.show_response, **stepped, **at_once).then(**following)
+        kept.load.upload(handlers.take_file, kept.load, [*shown, kept.kept], **at_once)
+        kept.export_json.click(handlers.as_json, kept.kept, kept.file, js=CURRENT, **at_once)
+        kept.export_markdown.click(handlers.as_markdown, kept.kept, kept.file, js=CURRENT, **at_once)
 
         looking: dict[str, Any] = {
             "fn": look,

@@ -187,7 +187,7 @@ class Turn:
         """Characters of the question and its responses."""
         return len(self.question) + sum(sum(response.size) for response in self.responses)
 
-    def ask_again(self) -> None:
+    def regenerate(self) -> None:
         """Begin another response. Those in which nothing was said are forgotten."""
         self.responses = [*(response for response in self.responses if not response.is_empty), Response()]
         self.shown = len(self.responses) - 1
@@ -216,13 +216,13 @@ def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any
     for turn in turns[:-1]:
         response = turn.response
         if response.text or response.calls:
-            messages += _asked(turn, calls)
+            messages += _question(turn, calls)
             messages.append(
                 {"role": "assistant", "content": response.text} | _called(response.calls) | _written(response)
             )
             calls = response.calls
     begun = turns[-1].response.text  # of a response that is continued
-    return [*messages, *_asked(turns[-1], calls), *([{"role": "assistant", "content": begun}] if begun else [])]
+    return [*messages, *_question(turns[-1], calls), *([{"role": "assistant", "content": begun}] if begun else [])]
 
 
 def continuing(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
@@ -245,7 +245,7 @@ def image_bytes(turns: Sequence[Turn]) -> int:
         raise ValueError("An image of this conversation is no longer there; begin a new one") from None
 
 
-def _asked(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
+def _question(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
     """Return a user's input as messages; after calls it is their results."""
     if calls:
         return [{"role": "tool", "tool_call_id": call.id, "content": turn.question} for call in calls]

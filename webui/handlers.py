@@ -27,33 +27,33 @@ _LONGEST = 4 * 2**20  # characters of a conversation
 _SAVE_SECONDS = 1.0
 
 
-class Asking:
+class Handlers:
     """The page's handlers. What they take and return is where they are bound (`webui.blocks`)."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    async def ask(
-        self, asked: dict[str, Any], newer: Any, conversation: Conversation | None, request: gr.Request, *values: Any
+    async def submit(
+        self, question: dict[str, Any], newer: Any, conversation: Conversation | None, request: gr.Request, *values: Any
     ) -> list[Any]:
         """Take what was written as a question."""
-        text, conversation = asked["text"].strip(), self._newest(newer, conversation) or Conversation()
-        if not text or not self._may_ask(conversation, request, text):
+        text, conversation = question["text"].strip(), self._newest(newer, conversation) or Conversation()
+        if not text or not self._may_submit(conversation, request, text):
             return [gr.skip()] * 3
-        conversation.turns.append(Turn(text, images=tuple(each["path"] for each in asked["files"])))
+        conversation.turns.append(Turn(text, images=tuple(each["path"] for each in question["files"])))
         return self._begin(conversation, request, values, value=None)
 
-    async def ask_again(
+    async def retry(
         self, newer: Any, conversation: Conversation | None, data: gr.RetryData, request: gr.Request, *values: Any
     ) -> list[Any]:
         """Want another response to the last question."""
         conversation = self._newest(newer, conversation)
-        if conversation is None or not conversation.turns or not self._may_ask(conversation, request):
+        if conversation is None or not conversation.turns or not self._may_submit(conversation, request):
             return [gr.skip()] * 3
-        conversation.turns[-1].ask_again()
+        conversation.turns[-1].regenerate()
         return self._begin(conversation, request, values)
 
-    async def ask_otherwise(
+    async def edit(
         self, newer: Any, conversation: Conversation | None, data: gr.EditData, request: gr.Request, *values: Any
     ) -> list[Any]:
         """Take a question in other words; what was said from it on stays in the chat that it was said in."""
@@ -61,7 +61,7 @@ class Asking:
         if conversation is None or not conversation.turns:
             return [gr.skip()] * 4
         text = data.value.strip() if isinstance(data.value, str) else ""
-        if not text or not isinstance(data.index, int) or not self._may_ask(conversation, request, text):
+        if not text or not isinstance(data.index, int) or not self._may_submit(conversation, request, text):
             return [chat_view(conversation.turns), *[gr.skip()] * 3]
         number = turn_at(conversation.turns, data.index)
         before, turn = conversation.turns[:number], conversation.turns[number]
@@ -77,7 +77,7 @@ class Asking:
         generation = self._page.generations.get(newer.id)
         return generation.conversation if generation else newer
 
-    def _may_ask(self, conversation: Conversation, request: gr.Request, text: str = "") -> bool:
+    def _may_submit(self, conversation: Conversation, request: gr.Request, text: str = "") -> bool:
         """Return whether more can be said now, and tell the reader if not."""
         of_session = [each for each in self._page.generations.values() if request.session_hash in each.followers]
         if self._page.is_generating(conversation.id):
@@ -150,7 +150,7 @@ class Asking:
                 turn = conversation.turns[number]
                 if steps == CONTINUE:
                     is_last = turn is conversation.turns[-1]
-                    if not is_last or not turn.response.may_continue or not self._may_ask(conversation, request):
+                    if not is_last or not turn.response.may_continue or not self._may_submit(conversation, request):
                         return [gr.skip()] * 4
                     turn.response.resume()
                     return [chat_view(conversation.turns), *self._begin(conversation, request, values)]

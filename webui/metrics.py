@@ -78,13 +78,13 @@ class Watch:
     every: float = 1.0
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     _client: httpx.AsyncClient | None = None
-    _asked: float = float("-inf")
+    _polled: float = float("-inf")
 
     async def look(self) -> bool:
         """Ask for the metrics, unless that was just done; return whether there are any."""
         now = time.monotonic()
-        if now - self._asked >= self.every:
-            self._asked = now
+        if now - self._polled >= self.every:
+            self._polled = now
             if self._client is None:
                 self._client = httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False)
             try:

@@ -17,13 +17,13 @@ CONTINUE = 9999
 
 def chat_view(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return a conversation as Gradio shows it: under each response its metrics, or what went wrong."""
-    return [message for number, turn in enumerate(turns) for message in [*_asked(turn), *_shown_response(turn, number)]]
+    return [message for i, turn in enumerate(turns) for message in [*_question(turn), *_shown_response(turn, i)]]
 
 
 def turn_at(turns: Sequence[Turn], index: int) -> int:
     """Return which turn a message of `chat_view` belongs to."""
     for number, turn in enumerate(turns):
-        index -= len(_asked(turn)) + len(_shown_response(turn, number))
+        index -= len(_question(turn)) + len(_shown_response(turn, number))
         if index < 0:
             return number
     return len(turns) - 1
@@ -35,7 +35,7 @@ def header_html(name: str, state: str, status: str) -> str:
     return f'<div class="title">{title}<span class="status {state}">{html.escape(status)}</span></div>'
 
 
-def _asked(turn: Turn) -> list[dict[str, Any]]:
+def _question(turn: Turn) -> list[dict[str, Any]]:
     images = [{"role": "user", "content": {"path": image}} for image in turn.images]
     return [*images, {"role": "user", "content": verbatim(turn.question)}]
 

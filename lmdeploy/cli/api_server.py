@@ -56,15 +56,15 @@ def _serve(args: argparse.Namespace, served: ServedModel) -> None:
     url = f"http://{reachable_host(args.server_name)}:{args.webui_port}/"
     # The API separates reasoning and calls. But a certificate may be for another name than the one the page would use,
     # and with the key that the page would show, its readers would have the adapters of that key.
-    asks_triton = served.models_dir is None and bool(args.ssl or args.api_keys or args.node_key)
+    uses_grpc = served.models_dir is None and bool(args.ssl or args.api_keys or args.node_key)
     page = ChatPage(
-        served.server.grpc_address if asks_triton else base_url(args),
+        served.server.grpc_address if uses_grpc else base_url(args),
         served.server.control_key,
         args.server_name,
         args.webui_port,
         args.api_keys,
         on_ready=lambda: print(f"chat page   {url}", flush=True),
-        generation_config=_of_page(args.generation_config, served) if asks_triton else AUTO,
+        generation_config=_of_page(args.generation_config, served) if uses_grpc else AUTO,
     )
 
     def on_ready() -> None:

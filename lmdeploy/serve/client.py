@@ -420,9 +420,9 @@ class TritonClient:
         TritonUnavailable
             The server cannot be reached, or does not serve the engine.
         """
-        ask = service_pb2.ModelConfigRequest(name=ENGINE)
+        request = service_pb2.ModelConfigRequest(name=ENGINE)
         try:
-            response = await self._stub().ModelConfig(ask, timeout=_READY_TIMEOUT)
+            response = await self._stub().ModelConfig(request, timeout=_READY_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             raise TritonUnavailable(self._unavailable(error.details())) from None
         parameters = response.config.parameters

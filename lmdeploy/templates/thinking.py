@@ -82,7 +82,7 @@ class NamedThinking:
         The marks.
     begins : bool
         Where there is no template at hand: prompts end with the opening mark, and responses lack it.
-    only_if_asked : bool
+    only_if_requested : bool
         Where there is no template at hand: only with ``thinking`` or ``enable_thinking``.
     in_content : bool
         Responses keep their reasoning in the content, with both marks.
@@ -90,7 +90,7 @@ class NamedThinking:
 
     marks: ThinkingMarks
     begins: bool = False
-    only_if_asked: bool = False
+    only_if_requested: bool = False
     in_content: bool = False
 
 
@@ -98,7 +98,7 @@ class NamedThinking:
 _NAMED = {
     "cohere_command3": NamedThinking(COHERE),
     "deepseek_r1": NamedThinking(THINK, begins=True),
-    "deepseek_v3": NamedThinking(THINK, begins=True, only_if_asked=True),
+    "deepseek_v3": NamedThinking(THINK, begins=True, only_if_requested=True),
     "ernie45": NamedThinking(ERNIE45, begins=True),
     "gemma4": NamedThinking(GEMMA4),
     "glm45": NamedThinking(THINK),
@@ -189,10 +189,10 @@ class Thinking:
         """
         if self.template is not None:
             return _ends_open(self.template, self.marks.begin, json.dumps(options, sort_keys=True), after_tool)
-        asked = [options[name] for name in ("thinking", "enable_thinking") if name in options]
-        if self.named is None or False in asked:
+        requested = [options[name] for name in ("thinking", "enable_thinking") if name in options]
+        if self.named is None or False in requested:
             return False
-        return self.named.begins and (bool(asked) or not self.named.only_if_asked)
+        return self.named.begins and (bool(requested) or not self.named.only_if_requested)
 
 
 def thinking_of(name: str, template: ChatTemplate | None) -> Thinking | None:

@@ -14,7 +14,7 @@ from openai_gateway.batches.records import ENDED, BatchProblem, Record, Status
 from openai_gateway.batches.requests import MAX_LINES, MAX_REQUESTS, BatchRequests, count_requests, error_line
 from openai_gateway.batches.results import Results, ResultsError
 from openai_gateway.batches.store import Owned, QuotaError, Store
-from openai_gateway.batches.work import Ask, Slots, work_through
+from openai_gateway.batches.work import Dispatch, Slots, work_through
 from openai_gateway.database import now, owner_name
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class BatchRunner:
         The API keys; empty: there are none.
     slots
         How many requests are asked at a time.
-    ask
+    dispatch
         Returns what answers requests for the holder of a key.
     max_request_bytes
         Of a line.
@@ -57,14 +57,14 @@ class BatchRunner:
         store: Store,
         keys: Collection[str],
         slots: Slots,
-        ask: Callable[[str | None], Ask],
+        dispatch: Callable[[str | None], Dispatch],
         max_request_bytes: int,
     ) -> None:
         self._store = store
         owners: list[str | None] = [*keys] or [None]
         self._keys = {owner_name(key): key for key in owners}
         self._slots = slots
-        self._ask = ask
+        self._dispatch = dispatch
         self._max_request_bytes = max_request_bytes
         self._running: dict[str, asyncio.Task[None]] = {}
         self._new = asyncio.Event()
@@ -135,7 +135,7 @@ class BatchRunner:
             if (record := await asyncio.to_thread(owned.batch, batch_id)) is None:
                 return
             requests = BatchRequests(owned.content(record.input_file_id), record.endpoint, self._max_request_bytes)
-            await _Run(owned, record, requests, self._slots, self._ask(key)).run()
+            await _Run(owned, record, requests, self._slots, self._dispatch(key)).run()
         except OSError as error:
             logger.error("batch %s waits: %s", batch_id, error)
             await asyncio.sleep(_PAUSE)
@@ -147,12 +147,12 @@ class BatchRunner:
 class _Run:
     """One batch, from wherever it is to its end."""
 
-    def __init__(self, owned: Owned, record: Record, requests: BatchRequests, slots: Slots, ask: Ask) -> None:
+    def __init__(self, owned: Owned, record: Record, requests: BatchRequests, slots: Slots, dispatch: Dispatch) -> None:
         self._owned = owned
         self._record = record
         self._requests = requests
         self._slots = slots
-        self._ask = ask
+        self._dispatch = dispatch
         self._name = f"batch_req_{record.id.removeprefix('batch_')}"
 
     async def run(self) -> None:
@@ -185,9 +185,9 @@ class _Run:
         self._owned.save(record)
 
     async def _work(self) -> None:
-        """Ask the requests, and look now and then whether they are still to be asked."""
+        """Dispatch the requests, and look now and then whether the batch is still to run."""
         results = await asyncio.to_thread(Results, *self._owned.results(self._record.id))
-        work = asyncio.create_task(work_through(self._requests, results, self._slots, self._ask, self._name))
+        work = asyncio.create_task(work_through(self._requests, results, self._slots, self._dispatch, self._name))
         try:
             while not work.done():
                 await asyncio.to_thread(self._look)

@@ -14,7 +14,7 @@ from openai_gateway.batches.requests import BatchRequest, InvalidRequest, error_
 from openai_gateway.batches.results import Results
 from openai_gateway.middleware.own_requests import OWN, OpenRequests
 
-Ask = Callable[[BatchRequest], Awaitable[httpx.Response]]
+Dispatch = Callable[[BatchRequest], Awaitable[httpx.Response]]
 _AT_A_TIME = 32  # lines that are read
 _BYTES_AT_A_TIME = 1024 * 1024
 _LATER = (429, 503)  # full, or away: neither says anything about the request
@@ -54,7 +54,7 @@ class Slots:
         self._freed.set()
 
 
-def asking(app: ASGIApp, key: str | None = None) -> Ask:
+def dispatcher(app: ASGIApp, key: str | None = None) -> Dispatch:
     """Return a client of an application, its middleware included, without a socket; cancelling it cancels the request.
 
     Parameters
@@ -68,20 +68,20 @@ def asking(app: ASGIApp, key: str | None = None) -> Ask:
 
     transport = httpx.ASGITransport(own, raise_app_exceptions=False, client=("batch", 0))
 
-    async def ask_request(request: BatchRequest) -> httpx.Response:
+    async def dispatch(request: BatchRequest) -> httpx.Response:
         headers = {"content-type": "application/json"}
         sent = httpx.Request("POST", f"http://batch{request.url}", headers=headers, content=request.body)
         response = await transport.handle_async_request(sent)
         await response.aread()
         return response
 
-    return ask_request
+    return dispatch
 
 
 async def work_through(
-    requests: Iterable[BatchRequest | InvalidRequest], results: Results, slots: Slots, ask_request: Ask, name: str
+    requests: Iterable[BatchRequest | InvalidRequest], results: Results, slots: Slots, dispatch: Dispatch, name: str
 ) -> None:
-    """Ask every request that has no result yet.
+    """Dispatch every request that has no result yet.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ async def work_through(
         Get an entry a request.
     slots
         How many at a time.
-    ask_request
+    dispatch
         What answers a request. While it answers that the server is full or away, it is asked again.
     name
         How ids of results begin.
@@ -105,7 +105,7 @@ async def work_through(
     tasks: set[asyncio.Task[None]] = set()
 
     async def work(request: BatchRequest) -> None:
-        result, is_error = result_line(name, request, await _patiently(ask_request, request))
+        result, is_error = result_line(name, request, await _patiently(dispatch, request))
         results.add(request.line, result, is_error=is_error)
 
     try:
@@ -128,9 +128,9 @@ async def work_through(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _patiently(ask_request: Ask, request: BatchRequest) -> httpx.Response:
+async def _patiently(dispatch: Dispatch, request: BatchRequest) -> httpx.Response:
     for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
-        response = await ask_request(request)
+        response = await dispatch(request)
         if response.status_code not in _LATER:
             break
         await asyncio.sleep(pause)

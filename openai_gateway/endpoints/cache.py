@@ -121,5 +121,5 @@ async def _tokens(body: PinnedPrompt, model: ServedModel) -> list[int]:
     """Return the tokens of a prompt, as requests with it have them."""
     if body.messages is None:
         return await model.client.tokenize(text=body.prompt)
-    asked = Chosen(model, body.lora_name or model.name, body.lora_name is not None)
-    return await asked.prompt_ids([message.for_template() for message in body.messages], [], {})
+    chosen = Chosen(model, body.lora_name or model.name, body.lora_name is not None)
+    return await chosen.prompt_ids([message.for_template() for message in body.messages], [], {})

@@ -29,11 +29,11 @@ class CompletionChoiceWriter(ChoiceWriter, Protocol):
         """Tokens of the reasoning so far."""
 
 
-async def ask_completion(
+async def dispatch_completion(
     body: GenerationFields, request: Request, gateway: Gateway, chosen: Chosen, generate: GenerateRequest
 ) -> AsyncGenerator[GenerateChunk, None]:
     """Return the engine's stream for one prompt of a body, as the body wants its texts and refusals."""
-    chunks = await gateway.ask(
+    chunks = await gateway.dispatch(
         request, chosen, generate, user=body.user, session_id=body.session_id, choices=body.choices
     )
     if body.shown_stops:

@@ -29,7 +29,7 @@ class TokenTexts:
         self._path = engine_dir / "token_bytes.bin" if engine_dir is not None else None
         self._table: TokenBytes | None = None
         self._loading = asyncio.Lock()
-        self._asked: dict[int, tuple[bytes, bool]] = {}  # and whether it is special
+        self._cache: dict[int, tuple[bytes, bool]] = {}  # and whether it is special
 
     async def table(self) -> TokenBytes | None:
         """Return the table, read at its first use; None when there is none."""
@@ -42,7 +42,7 @@ class TokenTexts:
     def is_special(self, token: int) -> bool:
         """Return whether a token that was looked up is left out of texts."""
         if self._table is None:
-            return self._asked.get(token, (b"", False))[1]
+            return self._cache.get(token, (b"", False))[1]
         return token < len(self._table.special) and self._table.special[token]
 
     async def lookup(self, token_ids: Iterable[int]) -> dict[int, bytes]:
@@ -51,12 +51,12 @@ class TokenTexts:
         if table is not None:
             return {token: _entry(table, token) for token in token_ids}
         wanted = set(token_ids)
-        missing = sorted(wanted - self._asked.keys())
+        missing = sorted(wanted - self._cache.keys())
         for begin in range(0, len(missing), _AT_A_TIME):
             some = missing[begin : begin + _AT_A_TIME]
             tokens, shown = await asyncio.gather(*(self._client.token_bytes(some, skip) for skip in (False, True)))
-            self._asked |= {i: (token, token != text) for i, token, text in zip(some, tokens, shown, strict=True)}
-        return {token: self._asked[token][0] for token in wanted}
+            self._cache |= {i: (token, token != text) for i, token, text in zip(some, tokens, shown, strict=True)}
+        return {token: self._cache[token][0] for token in wanted}
 
     async def join(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of tokens.

@@ -109,7 +109,7 @@ def _add_node_routes(app: FastAPI, settings: ProxySettings) -> None:
         models = status.models
         if not models:
             try:
-                models = await _ask_models(request.app.state.http, url, node_headers(settings))
+                models = await _fetch_models(request.app.state.http, url, node_headers(settings))
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 message = f"{url}/v1/models does not report the models of a server ({TIMEOUT}): {reason}"
@@ -168,9 +168,9 @@ async def _forward(request: Request, body: _Forwarded) -> Response:
     return await run_unless_disconnected(request.receive, work)
 
 
-async def _ask_models(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> list[str]:
-    asked = http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT, headers=headers, allow_redirects=False)
-    async with asked as response:
+async def _fetch_models(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> list[str]:
+    call = http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT, headers=headers, allow_redirects=False)
+    async with call as response:
         response.raise_for_status()
         body = await response.content.read(_LONGEST_LIST)
         return [str(card["id"]) for card in orjson.loads(body)["data"]]

@@ -83,7 +83,7 @@ class Forwarder:
                     raise ApiError(503, f"No server for `{model[:_SHOWN_NAME]}` is available now ({UNAVAILABLE}).")
                 await self._table.wait_for_change(left)
             try:
-                response = await self._ask(node, path, body, sent_on)
+                response = await self._post(node, path, body, sent_on)
             except NodeFailed as failure:
                 self._table.mark_down(node, failure)
                 continue
@@ -98,14 +98,14 @@ class Forwarder:
             or ApiError(502, f"No server for `{model[:_SHOWN_NAME]}` gave a proper answer ({UNAVAILABLE}).").response()
         )
 
-    async def _ask(self, node: Node, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+    async def _post(self, node: Node, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """Return a node's response, of which everything is here, or the beginning of a stream."""
         async with AsyncExitStack() as open_:
             try:
                 work = open_.enter_context(Work(node))
                 url = f"{node.url}{path}"
-                asked = self._http.post(url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False)
-                response = await open_.enter_async_context(asked)
+                call = self._http.post(url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False)
+                response = await open_.enter_async_context(call)
                 back = {name: response.headers[name] for name in _SENT_BACK if name in response.headers}
                 if response.content_type != "text/event-stream" or response.status != 200:
                     whole = await response.read()

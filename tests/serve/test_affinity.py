@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmdeploy.serve.affinity import PIECE, SLACK, Affinity, prefix_keys, session_key
-from lmdeploy.serve.ray.exchange import Asked, with_routing
+from lmdeploy.serve.ray.exchange import RoutedRequest, with_routing
 
 IDLE = {"a": 0, "b": 0, "c": 0}
 
@@ -71,7 +71,7 @@ def test_what_is_remembered_is_bounded_and_the_latest_stays() -> None:
 
 
 def ask(**body: object) -> tuple[int | None, tuple[int, ...]]:
-    asked = with_routing(Asked("POST", "/v1/chat/completions", "", (), json.dumps(body).encode()), None)
+    asked = with_routing(RoutedRequest("POST", "/v1/chat/completions", "", (), json.dumps(body).encode()), None)
     return asked.session, asked.keys
 
 
@@ -86,10 +86,10 @@ def test_a_longer_conversation_has_the_keys_of_the_shorter_one() -> None:
 
 def test_sessions_are_known_by_header_and_field_and_bad_bodies_have_none() -> None:
     assert ask(session_id=5)[0] == session_key("5")
-    assert with_routing(Asked("POST", "/", "", (), b"{}"), "5").session == session_key("5")
+    assert with_routing(RoutedRequest("POST", "/", "", (), b"{}"), "5").session == session_key("5")
     assert ask(session_id=-1)[0] is None
     for body in (b"", b"{", b"[1]", b'"x"', b'{"messages": 5, "session_id": []}', b"\xff", b"[" * 30_000):
-        asked = with_routing(Asked("POST", "/", "", (), body), None)
+        asked = with_routing(RoutedRequest("POST", "/", "", (), body), None)
         assert (asked.session, asked.keys, asked.body) == (None, (), body)
 
 

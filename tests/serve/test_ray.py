@@ -18,7 +18,7 @@ from yarl import URL
 from lmdeploy.cli.main import main, make_parser
 from lmdeploy.cli.options import given_options
 from lmdeploy.serve.ray import ingress
-from lmdeploy.serve.ray.exchange import Asked, Head, with_routing
+from lmdeploy.serve.ray.exchange import Head, RoutedRequest, with_routing
 from lmdeploy.serve.ray.ingress import ServedPaths
 from lmdeploy.serve.ray.replica import url_of
 from lmdeploy.serve.ray.settings import RaySettings, flags
@@ -107,8 +107,8 @@ def test_whatever_the_path_its_url_is_one_of_the_replica_s_own_server(path: str)
     assert "\r" not in str(made)
 
 
-def asked(body: bytes) -> Asked:
-    return with_routing(Asked("POST", "/v1/chat/completions", "", (), body), None)
+def asked(body: bytes) -> RoutedRequest:
+    return with_routing(RoutedRequest("POST", "/v1/chat/completions", "", (), body), None)
 
 
 def test_a_body_that_cannot_be_routed_by_is_for_the_replica_to_refuse() -> None:
@@ -207,7 +207,7 @@ class Replicas:
     def options(self, **options: Any) -> "Replicas":
         return self
 
-    def remote(self, asked: Asked) -> "Replicas":
+    def remote(self, asked: RoutedRequest) -> "Replicas":
         self.asked += 1
         return self
 

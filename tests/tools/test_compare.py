@@ -49,7 +49,13 @@ def test_a_target_is_met_by_the_median_of_the_rounds_ratios() -> None:
     workload = "decode, 1 stream, 4-bit"
     rates = {workload: {OURS: [150.0, 100.0, 320.0], "llama.cpp Q4_0": [100.0, 100.0, 200.0], "other": [50.0]}}
     llama, other, limit = rows(rates, {workload: 0.6})
-    assert (llama.served, llama.reference, llama.ratio, llama.target, llama.is_missed) == (150.0, 100.0, 1.5, 1.5, False)
+    assert (llama.served, llama.reference, llama.ratio, llama.target, llama.is_missed) == (
+        150.0,
+        100.0,
+        1.5,
+        1.5,
+        False,
+    )
     assert (other.ratio, other.target, other.is_missed) == (3.0, None, False)
     assert (limit.alongside, limit.ratio, limit.is_missed) == (LIMIT, 0.6, True)
     assert llama.cells()[-2:] == [">= 1.50", "met"]

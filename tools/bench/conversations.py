@@ -48,7 +48,7 @@ class Conversations:
         """Return a message: its marks take five tokens."""
         return [self._begin, role, 10, *text, self._end, 10]
 
-    def asked(self, *messages: list[int]) -> list[int]:
+    def prompt_of(self, *messages: list[int]) -> list[int]:
         """Return the prompt whose response continues after these messages."""
         return [token for message in messages for token in message] + [self._begin, 1, 10]
 
@@ -60,7 +60,7 @@ class Conversations:
 class Measured(Protocol):
     """Takes requests, and counts the tokens of prompts that it computes."""
 
-    def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[Record]]:
+    def send(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[Record]]:
         """Return how many tokens of these prompts, asked at once, were computed, and their responses."""
 
 
@@ -70,7 +70,7 @@ class Ours:
     def __init__(self, engine: InProcess) -> None:
         self._engine = engine
 
-    def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[Record]]:
+    def send(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[Record]]:
         """See `Measured`."""
         before = self._engine.tokens_computed
         requests = [TokenRequest(tuple(prompt), tokens) for prompt in prompts]
@@ -84,13 +84,13 @@ class LlamaServer:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def ask(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[Record]]:
+    def send(self, prompts: Sequence[Sequence[int]], tokens: int = RESPONSE) -> tuple[int, list[Record]]:
         """See `Measured`."""
         with ThreadPoolExecutor(len(prompts)) as pool:
-            answered = list(pool.map(lambda prompt: self._ask(prompt, tokens), prompts))
+            answered = list(pool.map(lambda prompt: self._send(prompt, tokens), prompts))
         return sum(computed for computed, _ in answered), [record for _, record in answered]
 
-    def _ask(self, prompt: Sequence[int], tokens: int) -> tuple[int, Record]:
+    def _send(self, prompt: Sequence[int], tokens: int) -> tuple[int, Record]:
         body = {"prompt": list(prompt), "n_predict": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
         record = Record(time.perf_counter())
         with httpx.stream(
@@ -113,26 +113,26 @@ def row(what: str, value: str) -> None:
 def measure_chat(measured: Measured, chat: Conversations) -> None:
     """Eight turns about a document, another last question, and another question after the document."""
     document = chat.tokens(DOCUMENT)
-    prompt = chat.asked(chat.message(0, chat.tokens(30)), chat.message(2, document + chat.tokens(20)))
-    first, [response] = measured.ask([prompt])
+    prompt = chat.prompt_of(chat.message(0, chat.tokens(30)), chat.message(2, document + chat.tokens(20)))
+    first, [response] = measured.send([prompt])
     row("document of 6,000 tokens, first turn", f"{first} of {len(prompt)}")
     over, times = [], []
     for _ in range(7):
         added = chat.message(2, chat.tokens(MESSAGE))
         last = [*prompt, *chat.ended(response)]
-        prompt = last + chat.asked(added)
-        computed, [response] = measured.ask([prompt])
-        over.append(computed - len(chat.asked(added)) - 2)
+        prompt = last + chat.prompt_of(added)
+        computed, [response] = measured.send([prompt])
+        over.append(computed - len(chat.prompt_of(added)) - 2)
         times.append(response.first_token_latency)
     row("turns 2 to 8, tokens beyond the new ones (target: 64)", f"{max(over)} at most")
     row("turns 2 to 8, time to first token (target: llama-server's)", f"{median(times) * 1000:.0f} ms")
-    edited = last + chat.asked(chat.message(2, chat.tokens(MESSAGE)))
-    computed, [response] = measured.ask([edited])
+    edited = last + chat.prompt_of(chat.message(2, chat.tokens(MESSAGE)))
+    computed, [response] = measured.send([edited])
     row("an edited last question, beyond its own tokens (target: 64)", _beyond(response, computed - MESSAGE - 2))
     beginning = chat.message(0, chat.tokens(30))
     for name in ("first", "another", "a third"):
         question = chat.tokens(30)
-        computed, [response] = measured.ask([chat.asked(beginning, chat.message(2, document + question))])
+        computed, [response] = measured.send([chat.prompt_of(beginning, chat.message(2, document + question))])
         if name != "first":
             row(f"{name} question about the same document, beyond it (target: 128)", _beyond(response, computed - 35))
 
@@ -143,12 +143,12 @@ def _beyond(response: Record, tokens: int) -> str:
 
 def agent_times(measured: Measured, chat: Conversations) -> list[float]:
     """Return the times to first token of an agent's day: a system prompt, then calls of tools and their results."""
-    prompt = chat.asked(chat.message(0, chat.tokens(1000)), chat.message(2, chat.tokens(60)))
+    prompt = chat.prompt_of(chat.message(0, chat.tokens(1000)), chat.message(2, chat.tokens(60)))
     times = []
     for _ in range(AGENT_TURNS):
-        _, [response] = measured.ask([prompt])
+        _, [response] = measured.send([prompt])
         times.append(response.first_token_latency)
-        prompt = [*prompt, *chat.ended(response), *chat.asked(chat.message(3, chat.tokens(TOOL_RESULT)))]
+        prompt = [*prompt, *chat.ended(response), *chat.prompt_of(chat.message(3, chat.tokens(TOOL_RESULT)))]
     return times
 
 
@@ -163,12 +163,12 @@ def measure_shared(measured: Measured, chat: Conversations) -> None:
     """Six conversations with one system prompt."""
     for name in ("one after another (target: 1.02)", "all at once (target: 1.05)"):
         system = chat.message(0, chat.tokens(SYSTEM))
-        prompts = [chat.asked(system, chat.message(2, chat.tokens(50))) for _ in range(6)]
+        prompts = [chat.prompt_of(system, chat.message(2, chat.tokens(50))) for _ in range(6)]
         distinct = len(system) + sum(len(prompt) - len(system) for prompt in prompts)
         if "at once" in name:
-            computed, _ = measured.ask(prompts, 8)
+            computed, _ = measured.send(prompts, 8)
         else:
-            computed = sum(measured.ask([prompt], 8)[0] for prompt in prompts)
+            computed = sum(measured.send([prompt], 8)[0] for prompt in prompts)
         row(f"six conversations, a system prompt of 1,300 tokens, {name}", f"{computed / distinct:.3f}")
 
 

@@ -288,11 +288,11 @@ def _agent(name: str, bits: int, file: Path, rounds: Rounds) -> Iterator[Played]
     chat = Conversations(Tokenizer(str(file)))
     config = TurbomindEngineConfig(dtype="bfloat16", session_len=SESSION, speculative_config="none")
     with ExitStack() as stack:
-        asked: dict[str, Measured] = {OURS: Ours(stack.enter_context(in_process(str(file), config)))}
+        engines: dict[str, Measured] = {OURS: Ours(stack.enter_context(in_process(str(file), config)))}
         if llama_tool("llama-server").exists():
             server = llama_cpp.serving(file, 1, SESSION, keeps_prompts=True)
-            asked[f"llama-server {GGUF_TYPES[bits]}"] = LlamaServer(stack.enter_context(server))
-        sides: Sides = {side: partial(_first_tokens, each, chat) for side, each in asked.items()}
+            engines[f"llama-server {GGUF_TYPES[bits]}"] = LlamaServer(stack.enter_context(server))
+        sides: Sides = {side: partial(_first_tokens, each, chat) for side, each in engines.items()}
         title = f"{name}: agent's day, {bits}-bit"
         yield title, rounds.play(title, sides, "{:.2f} first tokens/s"), None
 

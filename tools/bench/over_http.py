@@ -38,7 +38,7 @@ class Target:
     fields: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    async def ask(self, session: aiohttp.ClientSession, request: Request) -> Record:
+    async def send(self, session: aiohttp.ClientSession, request: Request) -> Record:
         """Return when the tokens of a response came.
 
         Raises
@@ -137,7 +137,7 @@ async def _in_turn(
         async def stream() -> None:
             while waiting:
                 request = waiting.pop()
-                record = await target.ask(session, request)
+                record = await target.send(session, request)
                 if record.output_len != request.output_len:
                     raise RuntimeError(f"a response has {record.output_len} tokens, expected {request.output_len}")
                 records.append(record)
@@ -192,20 +192,20 @@ async def run_open_loop(
     failures: list[str] = []
     async with _session(most_open, target.headers) as session:
 
-        async def ask(request: Request) -> None:
+        async def send(request: Request) -> None:
             try:
-                records.append(await target.ask(session, request))
+                records.append(await target.send(session, request))
             except (aiohttp.ClientError, TimeoutError, RuntimeError, ValueError) as error:
                 failures.append(repr(error))
             advance()
 
         begin = time.perf_counter()
-        asking = []
+        tasks = []
         for request in requests:
-            asking.append(asyncio.create_task(ask(request)))
+            tasks.append(asyncio.create_task(send(request)))
             if not math.isinf(rate):
                 await asyncio.sleep(generator.expovariate(rate))
-        await asyncio.gather(*asking)
+        await asyncio.gather(*tasks)
         seconds = time.perf_counter() - begin
     if not records:
         raise RuntimeError(f"no request was answered: {failures[0]}")

@@ -23,7 +23,7 @@ from lmdeploy.turbomind.checkpoint_files import state_of
 from openai_gateway.app import create_app
 from openai_gateway.batches.requests import BatchRequest, BatchRequests, count_requests
 from openai_gateway.batches.results import Results, ids_in
-from openai_gateway.batches.work import Ask, Slots, asking, work_through
+from openai_gateway.batches.work import Dispatch, Slots, dispatcher, work_through
 from openai_gateway.middleware.own_requests import OpenRequests
 from openai_gateway.settings import Settings
 
@@ -149,7 +149,7 @@ async def _work(
     client = cast(TritonClient, LocalClient(pipe))  # all that requests ask of one
     app = create_app(settings, client)
     slots = Slots(concurrency, OpenRequests())
-    work = asyncio.create_task(work_through(requests, results, slots, _while_it_lives(asking(app)), name))
+    work = asyncio.create_task(work_through(requests, results, slots, _while_it_lives(dispatcher(app)), name))
     interval = 0.1 if sys.stderr.isatty() else _QUIET
     try:
         with tqdm(total=total, initial=len(results.done), unit="request", mininterval=interval) as bar:
@@ -164,13 +164,13 @@ async def _work(
         results.sync()
 
 
-def _while_it_lives(ask_request: Ask) -> Ask:
+def _while_it_lives(dispatch: Dispatch) -> Dispatch:
     """Return a function that sends requests, and fails once the engine has died: ours is not restarted."""
 
-    async def ask(request: BatchRequest) -> httpx.Response:
-        response = await ask_request(request)
+    async def checked(request: BatchRequest) -> httpx.Response:
+        response = await dispatch(request)
         if response.status_code == _GONE:
             raise BatchError("the engine is gone; the same command continues from here")
         return response
 
-    return ask
+    return checked

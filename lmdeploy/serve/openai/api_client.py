@@ -121,7 +121,7 @@ class APIClient:
         **kwargs: Any,
     ) -> Iterator[Json]:
         """Yield the response to a conversation; `kwargs` are further fields of the request."""
-        yield from self._ask("/v1/chat/completions", _fields(locals()) | _AS_LMDEPLOY | kwargs)
+        yield from self._post("/v1/chat/completions", _fields(locals()) | _AS_LMDEPLOY | kwargs)
 
     def completions_v1(
         self,
@@ -143,7 +143,7 @@ class APIClient:
         **kwargs: Any,
     ) -> Iterator[Json]:
         """Yield what continues after a prompt; `kwargs` are further fields of the request."""
-        yield from self._ask("/v1/completions", _fields(locals()) | _AS_LMDEPLOY | kwargs)
+        yield from self._post("/v1/completions", _fields(locals()) | _AS_LMDEPLOY | kwargs)
 
     def chat_interactive_v1(
         self,
@@ -164,7 +164,7 @@ class APIClient:
         **kwargs: Any,
     ) -> Iterator[Json]:
         """Yield the response to the next turn of a conversation the server remembers."""
-        yield from self._ask("/v1/chat/interactive", _fields(locals()) | kwargs)
+        yield from self._post("/v1/chat/interactive", _fields(locals()) | kwargs)
 
     def chat(
         self,
@@ -199,14 +199,14 @@ class APIClient:
     def end_session(self, session_id: int) -> None:
         """Make the server forget a conversation."""
         fields = {"prompt": "", "session_id": session_id, "request_output_len": 0, "interactive_mode": False}
-        for _ in self._ask("/v1/chat/interactive", fields | {"stream": False}):
+        for _ in self._post("/v1/chat/interactive", fields | {"stream": False}):
             continue
 
     def end_chat(self, session_id: int) -> None:
         """Make the server forget a conversation."""
         self.end_session(session_id)
 
-    def _ask(self, path: str, body: Json) -> Iterator[Json]:
+    def _post(self, path: str, body: Json) -> Iterator[Json]:
         """Yield every JSON object of a response: framed as events, as lines, or alone."""
         with self._http.stream("POST", path, json=body) as response:
             if not response.headers["content-type"].startswith("text/event-stream"):

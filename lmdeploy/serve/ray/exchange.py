@@ -18,7 +18,7 @@ _PROMPTS = ("messages", "prompt", "input")  # the field that holds it, of any en
 
 
 @dataclass(frozen=True)
-class Asked:
+class RoutedRequest:
     """An HTTP request, and what the router goes by.
 
     Attributes
@@ -45,7 +45,7 @@ class Asked:
     keys: tuple[int, ...] = ()
     avoided: frozenset[str] = frozenset()
 
-    def avoiding(self, replica: str) -> Asked:
+    def avoiding(self, replica: str) -> RoutedRequest:
         """Return the same request for another replica."""
         return replace(self, avoided=self.avoided | {replica})
 
@@ -67,7 +67,7 @@ class Head:
     headers: Mapping[str, str]
 
 
-def with_routing(asked: Asked, session_header: str | None) -> Asked:
+def with_routing(request: RoutedRequest, session_header: str | None) -> RoutedRequest:
     """Return a request with what the router goes by; what is wrong with its JSON is for the replica to say.
 
     Raises
@@ -76,8 +76,8 @@ def with_routing(asked: Asked, session_header: str | None) -> Asked:
         The body would take too much memory as objects.
     """
     fields: Any = None
-    body = asked.body
-    if body and asked.method == "POST":
+    body = request.body
+    if body and request.method == "POST":
         check_size(body)
         try:
             fields = orjson.loads(body)
@@ -91,7 +91,7 @@ def with_routing(asked: Asked, session_header: str | None) -> Asked:
     is_session = isinstance(session, str) or (isinstance(session, int) and session >= 0)
     prompt = next((fields[name] for name in _PROMPTS if name in fields), None)
     return replace(
-        asked,
+        request,
         model=model,
         session=session_key(str(session)) if is_session else None,
         keys=prefix_keys(_written(prompt, fields.get("tools")), model),

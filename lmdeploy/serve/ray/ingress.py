@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Match
 
-from lmdeploy.serve.ray.exchange import REPLICA_HEADER, SESSION_HEADER, UNAVAILABLE, Asked, Head, with_routing
+from lmdeploy.serve.ray.exchange import REPLICA_HEADER, SESSION_HEADER, UNAVAILABLE, Head, RoutedRequest, with_routing
 from openai_gateway.app import create_app
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.streaming import event
@@ -82,11 +82,11 @@ class Ingress:
         async with AsyncExitStack() as held:
             try:
                 self._check(request)
-                asked = await self._read(request, held)
-                if asked.path != "/health":
-                    return await self._respond(asked)
+                routed = await self._read(request, held)
+                if routed.path != "/health":
+                    return await self._respond(routed)
                 try:
-                    return await asyncio.wait_for(self._respond(asked), _HEALTH_SECONDS)
+                    return await asyncio.wait_for(self._respond(routed), _HEALTH_SECONDS)
                 except asyncio.TimeoutError:
                     raise ApiError(503, "No replica is ready.", code="service_unavailable") from None
             except ApiError as error:
@@ -109,7 +109,7 @@ class Ingress:
         if self._api_keys and needs_key(path, method) and matching_key(request.headers, self._api_keys) is None:
             raise ApiError(401, "Please request with valid api key!", code="invalid_api_key")
 
-    async def _read(self, request: Request, held: AsyncExitStack) -> Asked:
+    async def _read(self, request: Request, held: AsyncExitStack) -> RoutedRequest:
         """Return the request; of a `POST` with its body.
 
         Raises
@@ -120,10 +120,10 @@ class Ingress:
         body = await self._body(request, held) if request.method == "POST" else b""
         scope, session = request.scope, request.headers.get(SESSION_HEADER)
         query = scope["query_string"].decode("latin-1")
-        asked = Asked(scope["method"], scope["path"], query, _sent_on(request), body)
+        routed = RoutedRequest(scope["method"], scope["path"], query, _sent_on(request), body)
         if len(body) < _LARGE:
-            return with_routing(asked, session)
-        return await asyncio.to_thread(with_routing, asked, session)
+            return with_routing(routed, session)
+        return await asyncio.to_thread(with_routing, routed, session)
 
     async def _body(self, request: Request, held: AsyncExitStack) -> bytes:
         """Return the body of a request; an error 413 where it is too long, and 503 where others leave no memory."""
@@ -147,7 +147,7 @@ class Ingress:
             pieces.append(piece)
         return b"".join(pieces)
 
-    async def _respond(self, asked: Asked) -> Response:
+    async def _respond(self, routed: RoutedRequest) -> Response:
         """Return the response of the first replica that gives one: all of it, or the beginning of a stream.
 
         Raises
@@ -158,13 +158,13 @@ class Ingress:
         refusal = None
         for attempt in range(_ATTEMPTS):
             await asyncio.sleep(_PAUSE * attempt)
-            pieces = self._ask(asked)
+            pieces = self._forward(routed)
             try:
                 head = await anext(pieces)
                 assert isinstance(head, Head)
                 if head.status == UNAVAILABLE:
                     refusal = await _whole(pieces, head)
-                    asked = asked.avoiding(head.replica)
+                    routed = routed.avoiding(head.replica)
                 elif _is_stream(head):
                     return StreamingResponse(_events(pieces), head.status, _headers(head))
                 else:
@@ -179,11 +179,11 @@ class Ingress:
             return refusal
         raise ApiError(503, "No replica can answer now; try again later.", code="service_unavailable")
 
-    async def _ask(self, asked: Asked) -> AsyncGenerator[Head | bytes, None]:
+    async def _forward(self, routed: RoutedRequest) -> AsyncGenerator[Head | bytes, None]:
         handle = self._replicas
-        if asked.model in self._adapters:
-            handle = handle.options(multiplexed_model_id=asked.model)
-        response: Any = handle.remote(asked)
+        if routed.model in self._adapters:
+            handle = handle.options(multiplexed_model_id=routed.model)
+        response: Any = handle.remote(routed)
         try:
             async for piece in response:
                 yield piece

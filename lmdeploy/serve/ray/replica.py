@@ -19,7 +19,7 @@ from yarl import URL
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.keys import environment_of, variable_of
 from lmdeploy.serve.ports import free_ports
-from lmdeploy.serve.ray.exchange import UNAVAILABLE, Asked, Head
+from lmdeploy.serve.ray.exchange import UNAVAILABLE, Head, RoutedRequest
 from lmdeploy.serve.ray.settings import FAILED, RaySettings
 
 logger = logging.getLogger(__name__)
@@ -74,14 +74,14 @@ class Replica:
             await asyncio.sleep(_POLL)
         threading.Thread(target=self._end_with_server, name="server's end", daemon=True).start()
 
-    async def respond(self, asked: Asked) -> AsyncGenerator[Head | bytes, None]:
+    async def respond(self, routed: RoutedRequest) -> AsyncGenerator[Head | bytes, None]:
         """Yield the response's head, then its body as it comes. Who leaves the generator ends the request."""
         if model := serve.get_multiplexed_model_id():
             await self.adapter(model)
         async with AsyncExitStack() as open_:
-            url = url_of(self._base, asked.path, asked.query)
+            url = url_of(self._base, routed.path, routed.query)
             request = self._http.request(
-                asked.method, url, data=asked.body, headers=asked.headers, allow_redirects=False
+                routed.method, url, data=routed.body, headers=routed.headers, allow_redirects=False
             )
             try:
                 response = await open_.enter_async_context(request)

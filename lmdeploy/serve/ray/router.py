@@ -14,7 +14,7 @@ from ray.serve.request_router import (
 )
 
 from lmdeploy.serve.affinity import SLACK, Affinity
-from lmdeploy.serve.ray.exchange import Asked
+from lmdeploy.serve.ray.exchange import RoutedRequest
 
 _CHOICES = 2  # of which the less loaded one is taken, where nothing speaks for a replica
 
@@ -32,30 +32,30 @@ class AffinityRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         """Return replicas in the order in which they are to be tried; Ray takes the first that has room."""
         if pending_request is None:
             return [candidate_replicas]
-        asked = _asked(pending_request)
+        routed = _routed(pending_request)
         pending_request.routing_context.should_backoff = True
         candidates = candidate_replicas
         if pending_request.metadata.multiplexed_model_id:
             with_adapter = self.apply_multiplex_routing(pending_request)
             candidates = [replica for replica in candidates if replica.replica_id in with_adapter] or candidates
-        if asked and asked.avoided:
-            others = [replica for replica in candidates if replica.replica_id.unique_id not in asked.avoided]
+        if routed and routed.avoided:
+            others = [replica for replica in candidates if replica.replica_id.unique_id not in routed.avoided]
             candidates = others or candidates
         ranks = [random.sample(candidates, min(_CHOICES, len(candidates))), candidates, candidate_replicas]
-        if asked:
+        if routed:
             by_id = {replica.replica_id: replica for replica in candidates}
             loads = {each: self.replica_queue_len_cache.get(each) or 0 for each in by_id}
-            preferred, _ = self._affinity.preferred(asked.keys, asked.session, loads, min(loads.values(), default=0))
+            preferred, _ = self._affinity.preferred(routed.keys, routed.session, loads, min(loads.values(), default=0))
             if preferred is not None:
                 return [[by_id[preferred]], *ranks]
         return ranks
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
         """Remember who got a request; Ray calls this."""
-        if asked := _asked(pending_request):
-            self._affinity.sent(asked.keys, asked.session, replica_id)
+        if routed := _routed(pending_request):
+            self._affinity.sent(routed.keys, routed.session, replica_id)
 
 
-def _asked(pending_request: PendingRequest) -> Asked | None:
+def _routed(pending_request: PendingRequest) -> RoutedRequest | None:
     first = pending_request.args[0] if pending_request.args else None
-    return first if isinstance(first, Asked) else None
+    return first if isinstance(first, RoutedRequest) else None

@@ -16,8 +16,8 @@ class ChatGLM2ChatTemplate(BaseChatTemplate):
 
     def _arranged(self, messages: list[Message]) -> list[Message]:
         arranged = [dict(message) for message in super()._arranged(messages)]
-        asked = [message for message in arranged if message["role"] == "user"]
-        for number, message in enumerate(asked, 1):
+        questions = [message for message in arranged if message["role"] == "user"]
+        for number, message in enumerate(questions, 1):
             message["round"] = number
         return arranged
 

@@ -32,7 +32,7 @@ class Llama31ChatTemplate(ToolChatTemplate):
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         listed = "".join(f"{as_json({'type': 'function', 'function': function}, 4)}\n\n" for function in functions)
-        asked = (
+        instructions = (
             "Given the following functions, please respond with a JSON for a function call with its proper arguments "
             'that best answers the given prompt.\n\nRespond in the format {"name": function name, "parameters": '
             f"dictionary of argument name and its value}}.Do not use variables.\n\n{listed}"
@@ -40,7 +40,7 @@ class Llama31ChatTemplate(ToolChatTemplate):
         system, others = self._system(messages)
         if not others or others[0]["role"] != "user":
             raise ValueError("messages must begin with a user message, after the system message, when there are tools")
-        first = {**others[0], "content": asked + others[0]["content"].strip()}
+        first = {**others[0], "content": instructions + others[0]["content"].strip()}
         return [{"role": "system", "content": system, "has_tools": True}, first, *others[1:]]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:

@@ -70,8 +70,8 @@ class Qwen3ChatTemplate(Qwen25ChatTemplate):
 
     def _arranged(self, messages: list[Message]) -> list[Message]:
         arranged = super()._arranged(messages)
-        asked = [i for i, message in enumerate(arranged) if message["role"] == "user" and "is_response" not in message]
-        last_question = max(asked, default=len(arranged))
+        users = [i for i, message in enumerate(arranged) if message["role"] == "user" and "is_response" not in message]
+        last_question = max(users, default=len(arranged))
         return [_without_reasoning(message) for message in arranged[:last_question]] + arranged[last_question:]
 
 

@@ -13,7 +13,7 @@ from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import collect
-from openai_gateway.generation.completions import ask_completion, completion_stream
+from openai_gateway.generation.completions import completion_stream, dispatch_completion
 from openai_gateway.generation.conversation import Conversation
 from openai_gateway.generation.logprobs import encoded_chat_logprobs, prompt_logprobs, scored_prompt
 from openai_gateway.generation.response import WholeResponse
@@ -38,7 +38,7 @@ async def create_chat_completion(
     generate = conversation.request(body.generation_inputs(chosen.model.sampling_defaults))
     if not body.stream:
         await gateway.bound_logprobs(chosen.model, generate)
-    chunks = await ask_completion(body, request, gateway, chosen, generate)
+    chunks = await dispatch_completion(body, request, gateway, chosen, generate)
     response_id, created = f"chatcmpl-{generate.request_id}", int(time.time())
     if body.stream:
         texts = chosen.model.token_texts if body.logprobs else None

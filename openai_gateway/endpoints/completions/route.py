@@ -14,7 +14,7 @@ from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.generation.collecting import CollectedChoice, collect
-from openai_gateway.generation.completions import ask_completion, completion_stream
+from openai_gateway.generation.completions import completion_stream, dispatch_completion
 from openai_gateway.generation.logprobs import completion_logprobs, prompt_logprobs, scored_tokens
 from openai_gateway.generation.streaming import STREAMED
 from openai_gateway.models import ServedModel
@@ -39,7 +39,7 @@ async def create_completion(
     if not body.stream:
         await gateway.bound_logprobs(model, *generates)
     echoes = [echo for prompt in prompts for echo in [await _echo(body, model, prompt)] * choices]
-    streams = [await ask_completion(body, request, gateway, chosen, generate) for generate in generates]
+    streams = [await dispatch_completion(body, request, gateway, chosen, generate) for generate in generates]
     response_id, created = f"cmpl-{generates[0].request_id}", int(time.time())
     if body.stream:
         texts = model.token_texts if body.logprobs is not None else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
-from openai_gateway.endpoints.embeddings.vectors import MOST_NUMBERS, Asked, Wanted, cannot, ids_of, made_of
+from openai_gateway.endpoints.embeddings.vectors import MOST_NUMBERS, ServeContext, Wanted, cannot, ids_of, made_of
 from openai_gateway.errors import ApiError
 from openai_gateway.models import Chosen
 
@@ -19,7 +19,7 @@ _MOST_WEIGHTS = 1 << 20  # above 0 in the sparse vectors of a response
 
 
 async def token_vectors_of(
-    asked: Asked, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted
+    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted
 ) -> tuple[list[NDArray[np.float32]], TokenCounts]:
     """Return the vectors of each text's tokens, ``[tokens, size]`` each, and how many tokens the texts have.
 
@@ -28,18 +28,18 @@ async def token_vectors_of(
     ApiError
         The model is no encoder, or the texts have more tokens than a response may have vectors.
     """
-    heads = _heads_of(asked.chosen)
-    ids = await ids_of(asked.chosen, inputs, wanted)
+    heads = _heads_of(ctx.chosen)
+    ids = await ids_of(ctx.chosen, inputs, wanted)
     count, most = sum(map(len, ids)), MOST_NUMBERS // heads.size
     if count > most:
-        name = asked.chosen.model.name
+        name = ctx.chosen.model.name
         message = f"the texts of a request must have at most {most} tokens with the model `{name}`, got {count}"
         raise ApiError(400, message, param="input")
-    return await made_of(asked, ids, lambda _, states: heads.vectors_of(states))
+    return await made_of(ctx, ids, lambda _, states: heads.vectors_of(states))
 
 
 async def token_weights_of(
-    asked: Asked, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted
+    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted
 ) -> tuple[list[NDArray[np.float32]], TokenCounts]:
     """Return the weight of each token of each text, ``[tokens]`` each, and how many tokens the texts have.
 
@@ -48,14 +48,14 @@ async def token_weights_of(
     ApiError
         The model has no layer for weights.
     """
-    heads = _heads_of(asked.chosen)
+    heads = _heads_of(ctx.chosen)
     if not heads.weights:
-        raise cannot(asked.chosen, "has no weight for each token: its checkpoint has no sparse_linear.pt")
-    ids = await ids_of(asked.chosen, inputs, wanted)
-    return await made_of(asked, ids, lambda _, states: heads.weights_of(states))
+        raise cannot(ctx.chosen, "has no weight for each token: its checkpoint has no sparse_linear.pt")
+    ids = await ids_of(ctx.chosen, inputs, wanted)
+    return await made_of(ctx, ids, lambda _, states: heads.weights_of(states))
 
 
-async def sparse_vectors_of(asked: Asked, inputs: Sequence[str], wanted: Wanted) -> list[dict[int, float]]:
+async def sparse_vectors_of(ctx: ServeContext, inputs: Sequence[str], wanted: Wanted) -> list[dict[int, float]]:
     """Return the weights of each text by token of the vocabulary.
 
     Raises
@@ -63,10 +63,10 @@ async def sparse_vectors_of(asked: Asked, inputs: Sequence[str], wanted: Wanted)
     ApiError
         The model has no layer for weights, or the vectors have more of them than a response may have.
     """
-    heads = _heads_of(asked.chosen)
+    heads = _heads_of(ctx.chosen)
     if not heads.makes_sparse_vectors:
-        raise cannot(asked.chosen, f"makes no sparse vectors: its checkpoint has {NO_SPARSE_LAYERS}")
-    ids = await ids_of(asked.chosen, inputs, wanted)
+        raise cannot(ctx.chosen, f"makes no sparse vectors: its checkpoint has {NO_SPARSE_LAYERS}")
+    ids = await ids_of(ctx.chosen, inputs, wanted)
     count = 0
 
     def make(tokens: list[int], states: NDArray[np.float32]) -> dict[int, float]:
@@ -78,7 +78,7 @@ async def sparse_vectors_of(asked: Asked, inputs: Sequence[str], wanted: Wanted)
             raise ApiError(400, message, param="inputs")
         return found
 
-    made, _ = await made_of(asked, ids, make)
+    made, _ = await made_of(ctx, ids, make)
     return made
 
 

@@ -69,7 +69,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServeContext:
     """A request for what a model makes of texts, without a response to them.
 
     Attributes
@@ -94,7 +94,7 @@ def cannot(chosen: Chosen, why: str) -> ApiError:
 
 
 async def vectors_of(
-    asked: Asked, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted = Wanted()
+    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted = Wanted()
 ) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return the vector of each text, as its model wants it made, and how many tokens the texts have.
 
@@ -110,46 +110,46 @@ async def vectors_of(
     ApiError
         The model is not made for embeddings, has no such prompt, or its vectors are shorter.
     """
-    model, pooling = asked.chosen.model, asked.chosen.model.pooling
+    model, pooling = ctx.chosen.model, ctx.chosen.model.pooling
     if pooling is None or pooling.refusal:
         reason = pooling.refusal if pooling else "its checkpoint has no modules.json"
-        raise cannot(asked.chosen, f"makes no embeddings: {reason}")
+        raise cannot(ctx.chosen, f"makes no embeddings: {reason}")
     dimensions = wanted.dimensions
     if dimensions is not None and pooling.dimensions and dimensions not in pooling.dimensions:
         sizes = ", ".join(map(str, pooling.dimensions))
         message = f"dimensions must be one of {sizes} with the model `{model.name}`, got {dimensions}"
         raise ApiError(400, message, param="dimensions")
     if wanted.task is not None:
-        asked, wanted = await with_task(asked, pooling, wanted, wanted.task)
-    chosen, prompt = asked.chosen, prompt_of(asked.chosen, pooling, wanted)
+        ctx, wanted = await with_task(ctx, pooling, wanted, wanted.task)
+    chosen, prompt = ctx.chosen, prompt_of(ctx.chosen, pooling, wanted)
     if pooling.without_prompt and prompt and isinstance(inputs[0], str):
         beginning = pooling.frame.bare(await model.client.tokenize(text=pooling.whole(prompt, "")))
         skipped = len(pooling.frame.before) + len(beginning)
         ids = await ids_of(chosen, inputs, wanted)
-        pooled, usage = await made_of(asked, ids, lambda _, rows: pooling.pooled(rows, skipped))
+        pooled, usage = await made_of(ctx, ids, lambda _, rows: pooling.pooled(rows, skipped))
         vectors = np.stack(pooled)
     else:
         texts: list[Any] = [pooling.whole(prompt, each) if isinstance(each, str) else each for each in inputs]
         if wanted.truncate:
             texts = [await truncated(chosen, pooling.frame, each) for each in texts]
-        vectors, usage = await states_of(asked, [state_request(each) for each in texts])
+        vectors, usage = await states_of(ctx, [state_request(each) for each in texts])
     try:
         return pooling.finished(vectors, wanted.normalizes, dimensions), usage
     except ValueError as error:
         raise ApiError(400, str(error), param="dimensions") from None
 
 
-async def with_task(asked: Asked, pooling: Pooling, wanted: Wanted, task: str) -> tuple[Asked, Wanted]:
+async def with_task(ctx: ServeContext, pooling: Pooling, wanted: Wanted, task: str) -> tuple[ServeContext, Wanted]:
     """Return the request to the adapter for a task, and how vectors are made with it."""
-    model = asked.chosen.model
-    known = await model.adapters.visible(*keys_of(asked.request.scope))
+    model = ctx.chosen.model
+    known = await model.adapters.visible(*keys_of(ctx.request.scope))
     if task not in known:
         names = ", ".join(known) or "none"
         message = f"task must be an adapter of the model `{model.name}` ({names}), got {task}"
         raise ApiError(400, message, param="task")
     if wanted.prompt_name is None and wanted.input_type is None and task in pooling.prompts:
         wanted = replace(wanted, prompt_name=task)
-    return replace(asked, chosen=Chosen(model, task, is_adapter=True)), wanted
+    return replace(ctx, chosen=Chosen(model, task, is_adapter=True)), wanted
 
 
 def prompt_of(chosen: Chosen, pooling: Pooling, wanted: Wanted) -> str:
@@ -197,7 +197,7 @@ async def first_tokens(chosen: Chosen, frame: Frame, text: str, most: int) -> li
         end += 4 * (most - len(ids)) + most
 
 
-async def states_of(asked: Asked, generates: Sequence[GenerateRequest]) -> tuple[NDArray[np.float32], TokenCounts]:
+async def states_of(ctx: ServeContext, generates: Sequence[GenerateRequest]) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return the hidden state of each prompt's last token, ``[prompts, hidden size]``, and how many tokens they have.
 
     Parameters
@@ -205,15 +205,15 @@ async def states_of(asked: Asked, generates: Sequence[GenerateRequest]) -> tuple
     generates
         As `state_request` makes them.
     """
-    rows, usage = await rows_of(asked, generates)
+    rows, usage = await rows_of(ctx, generates)
     return np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1), usage
 
 
-async def rows_of(asked: Asked, generates: Sequence[GenerateRequest]) -> tuple[list[bytes], TokenCounts]:
+async def rows_of(ctx: ServeContext, generates: Sequence[GenerateRequest]) -> tuple[list[bytes], TokenCounts]:
     """Return the hidden states that the engine returns for each prompt, float32, and how many tokens they have."""
-    gateway, request, model = asked.gateway, asked.request, asked.chosen.model
+    gateway, request, model = ctx.gateway, ctx.request, ctx.chosen.model
     for generate in generates:
-        gateway.admit(request, generate, chosen=asked.chosen, user=asked.user)
+        gateway.admit(request, generate, chosen=ctx.chosen, user=ctx.user)
     rows: list[bytes] = []
     tokens = 0
     for begin in range(0, len(generates), _AT_A_TIME):
@@ -261,10 +261,10 @@ async def ids_of(chosen: Chosen, inputs: Sequence[str] | Sequence[list[int]], wa
 
 
 async def made_of(
-    asked: Asked, ids: Sequence[list[int]], make: Callable[[list[int], NDArray[np.float32]], Made]
+    ctx: ServeContext, ids: Sequence[list[int]], make: Callable[[list[int], NDArray[np.float32]], Made]
 ) -> tuple[list[Made], TokenCounts]:
     """Return `make`'s result for the tokens and hidden states of each text; few states are in memory at a time."""
-    heads = asked.chosen.model.token_heads
+    heads = ctx.chosen.model.token_heads
     assert heads is not None  # an encoder's engine directory has them
     size = heads.hidden_size
     made: list[Made] = []
@@ -272,7 +272,7 @@ async def made_of(
         some = ids[len(made) :]
         ends = np.cumsum([len(each) for each in some]) * size
         some = some[: max(1, int(np.searchsorted(ends, MOST_NUMBERS, "right")))]
-        rows, _ = await rows_of(asked, [state_request(each, of_tokens=True) for each in some])
+        rows, _ = await rows_of(ctx, [state_request(each, of_tokens=True) for each in some])
         states = [np.frombuffer(row, dtype="<f4").reshape(-1, size) for row in rows]
         made += await asyncio.to_thread(_each, make, some, states)
     tokens = sum(map(len, ids))

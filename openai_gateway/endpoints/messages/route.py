@@ -34,7 +34,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
         inputs["max_new_tokens"] = min(body.max_tokens, longest)
     generate = conversation.request(inputs, counts_reasoning=False)
     user = body.metadata.user_id if body.metadata else None
-    chunks = await gateway.ask(request, chosen, generate, user=user or body.user, session_id=body.session_id)
+    chunks = await gateway.dispatch(request, chosen, generate, user=user or body.user, session_id=body.session_id)
     writer = MessageWriter(body, f"msg_{generate.request_id}", chosen.name, conversation.machine())
     return await respond(request, chunks, writer, streams=body.stream, frame_error=_error_event)
 

@@ -74,7 +74,7 @@ _MODELS_STAY = {"keep_alive": "models stay loaded; 0 is refused where nothing el
 _EMBEDDING: dict[str, str] = {**_MODELS_STAY, "options": "they are about generation and how models run"}
 
 
-class Asked(Strict):
+class BaseRequest(Strict):
     """Fields of both ways to generate."""
 
     no_effect: ClassVar[Mapping[str, str]] = _MODELS_STAY
@@ -115,7 +115,7 @@ class Asked(Strict):
         return fields
 
 
-class ChatRequest(Asked):
+class ChatRequest(BaseRequest):
     """Body of ``POST /api/chat``."""
 
     messages: Items[OllamaMessage] | None = None
@@ -135,7 +135,7 @@ class ChatRequest(Asked):
         return _checked(fields | {"messages": [message.as_openai() for message in self.messages or ()]})
 
 
-class GenerateRequest(Asked):
+class GenerateRequest(BaseRequest):
     """Body of ``POST /api/generate``."""
 
     not_implemented: ClassVar[NotImplementedFields] = {

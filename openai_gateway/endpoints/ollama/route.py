@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from lmdeploy.version import __version__
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.completions.prompts import infilling_by
-from openai_gateway.endpoints.embeddings.vectors import Asked, Wanted, vectors_of
+from openai_gateway.endpoints.embeddings.vectors import ServeContext, Wanted, vectors_of
 from openai_gateway.endpoints.ollama.described import listed, shown
 from openai_gateway.endpoints.ollama.protocol import (
     ChatRequest,
@@ -42,8 +42,8 @@ async def chat(body: ChatRequest, request: Request, gateway: GatewayDependency) 
     chosen = await gateway.choose(name_of(body.model), request)
     if body.is_empty:
         return _loaded("chat", body)
-    asked = body.as_openai(await chosen.model.context_len())
-    return await _respond("chat", asked, body.streams, body.model, chosen, request, gateway)
+    conversation = body.as_openai(await chosen.model.context_len())
+    return await _respond("chat", conversation, body.streams, body.model, chosen, request, gateway)
 
 
 @router.post("/api/generate", response_model=dict[str, Any], responses=LINES)
@@ -56,8 +56,8 @@ async def generate(body: GenerateRequest, request: Request, gateway: GatewayDepe
     if body.suffix:
         infilling = infilling_by(chosen.model)
         plain, stops = infilling.prompt(body.prompt, body.suffix), list(infilling.stop_words)
-    asked = body.as_openai(await chosen.model.context_len(), plain)
-    return await _respond("generate", asked, body.streams, body.model, chosen, request, gateway, stops)
+    conversation = body.as_openai(await chosen.model.context_len(), plain)
+    return await _respond("generate", conversation, body.streams, body.model, chosen, request, gateway, stops)
 
 
 @router.post("/api/embed")
@@ -67,7 +67,7 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     embeddings, tokens = list[list[float]](), 0
     if body.texts:
         wanted = Wanted(body.dimensions, truncate=body.truncate is not False)
-        vectors, usage = await vectors_of(Asked(gateway, request, chosen), body.texts, wanted)
+        vectors, usage = await vectors_of(ServeContext(gateway, request, chosen), body.texts, wanted)
         embeddings, tokens = vectors.tolist(), usage.prompt_tokens
     return {
         "model": body.model,
@@ -84,7 +84,7 @@ async def embed_one(body: EmbeddingsRequest, request: Request, gateway: GatewayD
     chosen = await gateway.choose(name_of(body.model), request)
     if not body.prompt:
         return {"embedding": []}
-    vectors, _ = await vectors_of(Asked(gateway, request, chosen), [body.prompt])
+    vectors, _ = await vectors_of(ServeContext(gateway, request, chosen), [body.prompt])
     return {"embedding": vectors[0].tolist()}
 
 
@@ -132,19 +132,19 @@ async def _respond(
     kind: Kind,
     body: ChatCompletionRequest,
     streams: bool,
-    asked_model: str,
+    requested_model: str,
     chosen: Chosen,
     request: Request,
     gateway: Gateway,
     stops: Sequence[str] = (),
 ) -> Response:
     model, conversation = chosen.model, Conversation(body, chosen.model, gateway)
-    asked = conversation.request(body.generation_inputs(model.sampling_defaults))
-    asked.stream, asked.want_engine_seconds = streams, True
-    asked.fields["stop_words"] = [*asked.fields.get("stop_words", ()), *stops]
-    await gateway.bound_logprobs(model, asked)
-    chunks = await gateway.ask(request, chosen, asked)
+    generate = conversation.request(body.generation_inputs(model.sampling_defaults))
+    generate.stream, generate.want_engine_seconds = streams, True
+    generate.fields["stop_words"] = [*generate.fields.get("stop_words", ()), *stops]
+    await gateway.bound_logprobs(model, generate)
+    chunks = await gateway.dispatch(request, chosen, generate)
     texts = model.token_texts if body.logprobs else None
-    writer = LineWriter(kind, asked_model, request.scope["lmdeploy.begin"], conversation.machine(), texts)
+    writer = LineWriter(kind, requested_model, request.scope["lmdeploy.begin"], conversation.machine(), texts)
     media_type = "application/x-ndjson"
     return await respond(request, chunks, writer, streams=streams, frame_error=last_line, media_type=media_type)

@@ -39,7 +39,7 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     conversation = Conversation(body, chosen.model, gateway)
     generate = conversation.request(body.generation_inputs(chosen.model.sampling_defaults))
     await gateway.bound_logprobs(chosen.model, generate)
-    chunks = await gateway.ask(request, chosen, generate, user=body.user, session_id=body.session_id)
+    chunks = await gateway.dispatch(request, chosen, generate, user=body.user, session_id=body.session_id)
     storing, response_id = Storing(given, request, gateway), f"resp_{generate.request_id}"
     writer = ResponseWriter(body, response_id, chosen, conversation.machine(), storing)
     return await respond(request, chunks, writer, streams=body.stream, frame_error=writer.error)

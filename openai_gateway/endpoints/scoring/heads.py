@@ -12,7 +12,7 @@ from lmdeploy.model_metadata.pooling import unit
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.endpoints.embeddings.vectors import (
-    Asked,
+    ServeContext,
     Wanted,
     cannot,
     first_tokens,
@@ -35,7 +35,7 @@ _MOST_REPEATED = 8 << 20  # characters of a query, in all prompts it is part of
 
 
 async def scores_of_pairs(
-    asked: Asked, firsts: Sequence[str], seconds: Sequence[str], body: PairSettings
+    ctx: ServeContext, firsts: Sequence[str], seconds: Sequence[str], body: PairSettings
 ) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return a score for each pair, and how many tokens the model read.
 
@@ -51,7 +51,7 @@ async def scores_of_pairs(
     ApiError
         The model is made for neither, or its head separates classes.
     """
-    chosen, head = asked.chosen, asked.chosen.model.score_head
+    chosen, head = ctx.chosen, ctx.chosen.model.score_head
     if head is None and chosen.model.pooling is None:
         raise cannot(chosen, "compares no texts: its checkpoint has neither a head for scores nor a modules.json")
     if body.instruction is not None and (head is None or not head.judges):
@@ -60,7 +60,7 @@ async def scores_of_pairs(
         )
         raise ApiError(400, message, param="instruction")
     if head is None:
-        vectors, usage = await vectors_of(asked, [*firsts, *seconds], Wanted(truncate=body.truncate))
+        vectors, usage = await vectors_of(ctx, [*firsts, *seconds], Wanted(truncate=body.truncate))
         directions = unit(vectors)
         scores: NDArray[np.float32] = np.sum(directions[: len(firsts)] * directions[len(firsts) :], axis=1)
         return scores, usage
@@ -74,12 +74,12 @@ async def scores_of_pairs(
         raise ApiError(400, message, param="query")
     queries = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
     prompts = await _prompts(chosen, head, queries, seconds, body.instruction, body.truncate)
-    states, usage = await states_of(asked, prompts)
+    states, usage = await states_of(ctx, prompts)
     numbers = head.numbers(states)
     return (numbers if body.use_activation is False else head.reported(numbers))[:, 0], usage
 
 
-async def head_numbers(asked: Asked, prompts: Sequence[Any]) -> tuple[NDArray[np.float32], ScoreHead, TokenCounts]:
+async def head_numbers(ctx: ServeContext, prompts: Sequence[Any]) -> tuple[NDArray[np.float32], ScoreHead, TokenCounts]:
     """Return the numbers that a model's head makes of each prompt, and the head.
 
     Raises
@@ -87,15 +87,15 @@ async def head_numbers(asked: Asked, prompts: Sequence[Any]) -> tuple[NDArray[np
     ApiError
         It has none.
     """
-    head = _head_of(asked.chosen)
+    head = _head_of(ctx.chosen)
     requests = [state_request(prompt) for prompt in prompts]
-    await asked.gateway.bring_images(asked.request, asked.chosen.model, *requests)
-    states, usage = await states_of(asked, requests)
+    await ctx.gateway.bring_images(ctx.request, ctx.chosen.model, *requests)
+    states, usage = await states_of(ctx, requests)
     return head.numbers(states), head, usage
 
 
 async def numbers_of_rows(
-    asked: Asked, rows: Sequence[Sequence[str]], truncate: bool
+    ctx: ServeContext, rows: Sequence[Sequence[str]], truncate: bool
 ) -> tuple[NDArray[np.float32], ScoreHead]:
     """Return the numbers that a model's head makes of texts and of pairs of texts, ``[rows, labels]``, and the head.
 
@@ -104,7 +104,7 @@ async def numbers_of_rows(
     ApiError
         It has none.
     """
-    chosen, head = asked.chosen, _head_of(asked.chosen)
+    chosen, head = ctx.chosen, _head_of(ctx.chosen)
     pairs = [row for row in rows if len(row) > 1]
     firsts, seconds = [row[0] for row in pairs], [row[1] for row in pairs]
     of_pairs = iter(await _prompts(chosen, head, firsts, seconds, None, truncate))
@@ -112,7 +112,7 @@ async def numbers_of_rows(
     for row in rows:
         text = await truncated(chosen, head.text_frame, row[0]) if truncate and len(row) == 1 else row[0]
         prompts.append(next(of_pairs) if len(row) > 1 else state_request(text))
-    states, _ = await states_of(asked, prompts)
+    states, _ = await states_of(ctx, prompts)
     return head.numbers(states), head
 
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.endpoints.embeddings.tokens import token_vectors_of, token_weights_of
-from openai_gateway.endpoints.embeddings.vectors import Asked, Wanted, vectors_of
+from openai_gateway.endpoints.embeddings.vectors import ServeContext, Wanted, vectors_of
 from openai_gateway.endpoints.scoring.heads import head_numbers, scores_of_pairs
 from openai_gateway.endpoints.scoring.protocol import (
     Classified,
@@ -48,7 +48,7 @@ async def rerank(body: RerankRequest, request: Request, gateway: GatewayDependen
     if body.max_tokens_per_doc is not None or body.raw_scores:
         changed = {"truncate": body.truncate or body.max_tokens_per_doc is not None}
         body = body.model_copy(update=changed | ({"use_activation": False} if body.raw_scores else {}))
-    scores, usage = await scores_of_pairs(Asked(gateway, request, chosen, body.user), [body.query], texts, body)
+    scores, usage = await scores_of_pairs(ServeContext(gateway, request, chosen, body.user), [body.query], texts, body)
     order = np.argsort(-scores, kind="stable")[: body.top_n or None]
     if body.texts is not None:
         shown = texts if body.return_text else [None] * len(texts)
@@ -69,7 +69,8 @@ async def rerank(body: RerankRequest, request: Request, gateway: GatewayDependen
 async def score(body: ScoreRequest, request: Request, gateway: GatewayDependency) -> ScoreList:
     """Return a score of each pair of texts."""
     chosen = await gateway.choose(body.model, request)
-    scores, usage = await scores_of_pairs(Asked(gateway, request, chosen, body.user), body.firsts, body.seconds, body)
+    ctx = ServeContext(gateway, request, chosen, body.user)
+    scores, usage = await scores_of_pairs(ctx, body.firsts, body.seconds, body)
     data = [Score(index=index, score=float(value)) for index, value in enumerate(scores)]
     response_id, created = _id("score", request), int(time.time())
     return ScoreList(id=response_id, created=created, model=chosen.name, data=data, usage=usage)
@@ -80,7 +81,7 @@ async def score(body: ScoreRequest, request: Request, gateway: GatewayDependency
 async def classify(body: ClassifyRequest, request: Request, gateway: GatewayDependency) -> ClassifiedList:
     """Return the class of each text, with a model that has a head for classes."""
     chosen = await gateway.choose(body.model, request)
-    numbers, head, usage = await head_numbers(Asked(gateway, request, chosen, body.user), body.prompts)
+    numbers, head, usage = await head_numbers(ServeContext(gateway, request, chosen, body.user), body.prompts)
     rows = numbers if body.use_activation is False else head.reported(numbers)
     data = [
         Classified(index=index, label=head.labels[int(row.argmax())], probs=row.tolist(), num_classes=len(head.labels))
@@ -95,7 +96,7 @@ async def classify(body: ClassifyRequest, request: Request, gateway: GatewayDepe
 async def pool(body: PoolingRequest, request: Request, gateway: GatewayDependency) -> PooledList:
     """Return a model's scores of each text, or of each of its tokens, by the task."""
     chosen = await gateway.choose(body.model, request)
-    rows, usage = await _pooled(body, Asked(gateway, request, chosen, body.user))
+    rows, usage = await _pooled(body, ServeContext(gateway, request, chosen, body.user))
     is_text = body.encoding_format == "base64"
     made = [base64.b64encode(row.astype("<f4").tobytes()).decode() if is_text else row.tolist() for row in rows]
     data = [Pooled(index=index, data=each) for index, each in enumerate(made)]
@@ -103,19 +104,19 @@ async def pool(body: PoolingRequest, request: Request, gateway: GatewayDependenc
     return PooledList(id=response_id, created=created, model=chosen.name, data=data, usage=usage)
 
 
-async def _pooled(body: PoolingRequest, asked: Asked) -> tuple[Iterable[NDArray[np.float32]], TokenCounts]:
-    model, task = asked.chosen.model, body.task
+async def _pooled(body: PoolingRequest, ctx: ServeContext) -> tuple[Iterable[NDArray[np.float32]], TokenCounts]:
+    model, task = ctx.chosen.model, body.task
     if task is None:
         task = "embed" if model.score_head is None and model.pooling is not None else "classify"
     if body.messages is not None or task == "classify":
-        rows, _, usage = await head_numbers(asked, body.prompts)
+        rows, _, usage = await head_numbers(ctx, body.prompts)
         return rows, usage
     wanted = Wanted(None, body.input_type, body.prompt_name, body.truncate)
     if task == "embed":
-        return await vectors_of(asked, body.prompts, wanted)
+        return await vectors_of(ctx, body.prompts, wanted)
     if task == "token_embed":
-        return await token_vectors_of(asked, body.prompts, wanted)
-    weights, usage = await token_weights_of(asked, body.prompts, wanted)
+        return await token_vectors_of(ctx, body.prompts, wanted)
+    weights, usage = await token_weights_of(ctx, body.prompts, wanted)
     return [each[:, None] for each in weights], usage
 
 

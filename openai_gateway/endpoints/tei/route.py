@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from openai_gateway.endpoints.embeddings.tokens import sparse_vectors_of, token_vectors_of
-from openai_gateway.endpoints.embeddings.vectors import Asked, Wanted, vectors_of
+from openai_gateway.endpoints.embeddings.vectors import ServeContext, Wanted, vectors_of
 from openai_gateway.endpoints.scoring.heads import numbers_of_rows
 from openai_gateway.endpoints.tei.protocol import (
     EmbedRequest,
@@ -29,9 +29,9 @@ router = APIRouter(route_class=BoundedRoute)
 async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency) -> list[list[float]]:
     """Return the vector of each text."""
     _refuse_left(body.truncate, body.truncation_direction)
-    asked = await _first(gateway, request, lambda model: model.pooling is not None and model.score_head is None)
+    ctx = await _first(gateway, request, lambda model: model.pooling is not None and model.score_head is None)
     wanted = Wanted(body.dimensions, None, body.prompt_name, body.truncate, body.normalize)
-    vectors, _ = await vectors_of(asked, body.texts, wanted)
+    vectors, _ = await vectors_of(ctx, body.texts, wanted)
     made: list[list[float]] = vectors.tolist()
     return made
 
@@ -40,9 +40,9 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
 async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDependency) -> list[list[list[float]]]:
     """Return the vectors of each text's tokens."""
     _refuse_left(body.truncate, body.truncation_direction)
-    asked = await _first(gateway, request, lambda model: model.token_heads is not None and model.score_head is None)
+    ctx = await _first(gateway, request, lambda model: model.token_heads is not None and model.score_head is None)
     wanted = Wanted(prompt_name=body.prompt_name, truncate=body.truncate)
-    vectors, _ = await token_vectors_of(asked, body.texts, wanted)
+    vectors, _ = await token_vectors_of(ctx, body.texts, wanted)
     return [each.tolist() for each in vectors]
 
 
@@ -50,11 +50,11 @@ async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDepend
 async def embed_sparse(body: TextsRequest, request: Request, gateway: GatewayDependency) -> list[list[SparseValue]]:
     """Return how much each token of the vocabulary counts in each text, where it does."""
     _refuse_left(body.truncate, body.truncation_direction)
-    asked = await _first(
+    ctx = await _first(
         gateway, request, lambda model: model.token_heads is not None and model.token_heads.makes_sparse_vectors
     )
     wanted = Wanted(prompt_name=body.prompt_name, truncate=body.truncate)
-    vectors = await sparse_vectors_of(asked, body.texts, wanted)
+    vectors = await sparse_vectors_of(ctx, body.texts, wanted)
     return [[SparseValue(index=index, value=value) for index, value in each.items()] for each in vectors]
 
 
@@ -64,8 +64,8 @@ async def predict(
 ) -> list[Prediction] | list[list[Prediction]]:
     """Return the classes of each text or pair, the most likely first."""
     _refuse_left(body.truncate, body.truncation_direction)
-    asked = await _first(gateway, request, lambda model: model.score_head is not None)
-    numbers, head = await numbers_of_rows(asked, body.rows, body.truncate)
+    ctx = await _first(gateway, request, lambda model: model.score_head is not None)
+    numbers, head = await numbers_of_rows(ctx, body.rows, body.truncate)
     scores = numbers if body.raw_scores else head.reported(numbers)
     found = []
     for row in scores:
@@ -74,11 +74,11 @@ async def predict(
     return found[0] if body.is_one else found
 
 
-async def _first(gateway: Gateway, request: Request, can: Callable[[ServedModel], bool]) -> Asked:
+async def _first(gateway: Gateway, request: Request, can: Callable[[ServedModel], bool]) -> ServeContext:
     """Return a request to the first model that can be asked: TEI serves one model, and its clients name none."""
     fitting = next((model for model in await gateway.models.all() if can(model)), None)
     chosen = await gateway.choose(None, request) if fitting is None else Chosen(fitting, fitting.name)
-    return Asked(gateway, request, chosen)
+    return ServeContext(gateway, request, chosen)
 
 
 def _refuse_left(truncate: bool, direction: str) -> None:

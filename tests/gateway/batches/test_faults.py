@@ -23,7 +23,7 @@ from openai_gateway.batches.requests import BatchRequest
 from openai_gateway.batches.results import Results
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.store import Limits, Owned, Store
-from openai_gateway.batches.work import Ask, Slots
+from openai_gateway.batches.work import Dispatch, Slots
 from openai_gateway.database import Database
 from openai_gateway.endpoints.files.form import FileForm
 from openai_gateway.middleware.own_requests import OpenRequests
@@ -83,7 +83,7 @@ async def run(store: Store, owned: Owned, batch_id: str) -> Counter[str]:
         asked[request.custom_id] += 1
         return httpx.Response(200, content=b'{"object":"chat.completion"}')
 
-    def asking(key: str | None) -> Ask:
+    def asking(key: str | None) -> Dispatch:
         return ask
 
     runner = BatchRunner(store, (), Slots(4, OpenRequests()), asking, MIB)
