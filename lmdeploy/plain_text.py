@@ -93,15 +93,15 @@ class PlainText:
     def _cut_json(self, text: str) -> str:
         """Return JSON text that is cut, and still is after it was decoded: an escape may hide a token."""
         try:
-            wanted = self.cut(json.loads(text))
+            expected = self.cut(json.loads(text))
         except (ValueError, RecursionError):
             return self._cut(text)  # which nobody decodes
         cut = self._cut(text)
         try:
-            is_cut = json.loads(cut) == wanted
+            is_cut = json.loads(cut) == expected
         except ValueError:
             is_cut = False
-        return cut if is_cut else json.dumps(wanted, ensure_ascii=False)
+        return cut if is_cut else json.dumps(expected, ensure_ascii=False)
 
     def _cut(self, text: str) -> str:
         if self._special is None:

@@ -106,7 +106,7 @@ class ShownConversation(Protocol):
 class ImageReader(Protocol):
     """Takes the images out of conversations (`lmdeploy.vl`)."""
 
-    def read(self, messages: list[Message], require_wanted: Callable[[], None]) -> ShownConversation:
+    def read(self, messages: list[Message], raise_if_cancelled: Callable[[], None]) -> ShownConversation:
         """Raise ``ValueError`` naming the part that is no image, or may not be one; call the other before each."""
 
 
@@ -210,7 +210,7 @@ class PromptPreparer:
         adapter_name: str | None = None,
         template: ChatTemplate | None = None,
         add_special_tokens: bool | None = None,
-        require_wanted: Callable[[], None] = lambda: None,
+        raise_if_cancelled: Callable[[], None] = lambda: None,
     ) -> PreparedPrompt:
         """Return the engine's input for a prompt.
 
@@ -236,7 +236,7 @@ class PromptPreparer:
         add_special_tokens
             As `Tokenizer.encode`, for callers that only count or look at tokens, of which there may be none; None: as a
             response needs them.
-        require_wanted
+        raise_if_cancelled
             Called before costly steps: raises what is to be raised if nobody waits for the prompt any more.
 
         Raises
@@ -253,7 +253,7 @@ class PromptPreparer:
         if self._plain is not None:
             messages, tools = self._plain.cut_messages(messages), self._plain.cut_tools(tools)
             template_options = self._plain.cut_options(template_options or {})
-        shown = None if self._images is None else self._images.read(messages, require_wanted)
+        shown = None if self._images is None else self._images.read(messages, raise_if_cancelled)
         if shown is not None:
             messages = shown.messages
         template = template or self.adapter_templates.get(adapter_name) or self._template
@@ -272,7 +272,7 @@ class PromptPreparer:
             rendered = template.render_continuation(messages, held.is_turn_closed, held.rounds)
         if shown is not None:
             rendered = shown.written(rendered)
-        require_wanted()
+        raise_if_cancelled()
         known: list[KnownResponse] = []
         if tokens_reported and held is None and shown is None and self._plain is None:
             known = find_responses(

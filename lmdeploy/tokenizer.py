@@ -253,5 +253,5 @@ class Tokenizer:
 
     def indexes_containing_token(self, token: str) -> list[int]:
         """Return the ids of the vocabulary's entries whose text contains ``token``."""
-        wanted = token.encode()
-        return [index for index, entry in enumerate(self.token_bytes().tokens) if wanted in entry]
+        encoded = token.encode()
+        return [index for index, entry in enumerate(self.token_bytes().tokens) if encoded in entry]

@@ -17,7 +17,7 @@ from lmdeploy.model_metadata.score_head import read_score_head
 from lmdeploy.model_metadata.token_heads import read_token_heads
 from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
 from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
-from lmdeploy.serve.multi_model.wanted import newest_versions
+from lmdeploy.serve.multi_model.requested import newest_versions
 from lmdeploy.templates.infilling import Infilling, infilling_of
 from lmdeploy.templates.thinking import Thinking, thinking_of
 from lmdeploy.templates.tool_call_formats import ToolCallFormat, tool_call_format_of

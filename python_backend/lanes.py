@@ -33,7 +33,7 @@ class Job:
     sender: Any = None
     dropped: threading.Event = field(default_factory=threading.Event)
 
-    def require_wanted(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raise `Cancelled` if the caller left."""
         if self.dropped.is_set() or (self.sender is not None and self.sender.is_cancelled()):
             raise Cancelled
@@ -85,7 +85,7 @@ class Lanes:
 
     def _handle(self, job: Job) -> None:
         def outputs(_: Any) -> dict[str, Any]:
-            job.require_wanted()
+            job.raise_if_cancelled()
             return self._outputs(job)
 
         response = respond(job.request, outputs)

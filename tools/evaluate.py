@@ -191,10 +191,10 @@ def compare(
     """
     divergence = loss = 0.0
     same = places = 0
-    for ids, wanted, got in zip(texts, reference, measured, strict=True):
-        divergence += torch.sum(wanted.exp() * (wanted - got), dtype=torch.float64).item()
+    for ids, expected, got in zip(texts, reference, measured, strict=True):
+        divergence += torch.sum(expected.exp() * (expected - got), dtype=torch.float64).item()
         loss -= got.gather(1, torch.tensor(ids[1:])[:, None]).sum(dtype=torch.float64).item()
-        same += int((wanted.argmax(-1) == got.argmax(-1)).sum())
+        same += int((expected.argmax(-1) == got.argmax(-1)).sum())
         places += len(ids) - 1
     return Agreement(math.exp(loss / places), divergence / places, same / places, places)
 

@@ -53,13 +53,13 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
         name = canonicalize_name(requirement.name)
         distribution = metadata.distribution(name)
         pins[name] = distribution.version
-        for wanted_extra in ("", *sorted(requirement.extras)):
-            if (name, wanted_extra) in seen:
+        for extra_name in ("", *sorted(requirement.extras)):
+            if (name, extra_name) in seen:
                 continue
-            seen.add((name, wanted_extra))
+            seen.add((name, extra_name))
             if name in ALONE:
                 continue
-            queue.extend((Requirement(text), wanted_extra) for text in distribution.requires or [])
+            queue.extend((Requirement(text), extra_name) for text in distribution.requires or [])
     return {name: version for name, version in pins.items() if name not in SEPARATE}
 
 

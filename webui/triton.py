@@ -73,8 +73,8 @@ class TritonServer(TritonClient):
         request = GenerateRequest(
             messages=messages,
             stream=True,
-            want_cached_len=True,
-            want_token_ids=True,
+            return_cached_len=True,
+            return_token_ids=True,
             template_options=options | continuing(messages) or None,
             max_new_tokens=settings.max_new_tokens,
             temperature=settings.temperature,

@@ -41,7 +41,7 @@ def _served(args: argparse.Namespace) -> AbstractContextManager[ServedModel]:
         from lmdeploy.cli.multi_model import served_models
 
         return served_models(args)
-    from lmdeploy.serve.multi_model.wanted import split_argument
+    from lmdeploy.serve.multi_model.requested import split_argument
 
     name, path = split_argument(args.model)
     if name and args.model_name:

@@ -234,11 +234,11 @@ def _gpu_kernels() -> dict[str, str]:
         if operator["checked"]:
             text += f" (compared with {operator['checked']} at start)"
         try:
-            wanted = _turbomind.wanted_kernels(operator["engine"], operator["name"])
+            override = _turbomind.wanted_kernels(operator["engine"], operator["name"])
         except ValueError as error:
             return {"GPU kernels": str(error)}
-        if wanted is not None:
-            text = f"{wanted}, as LMDEPLOY_CUDA_KERNELS says; otherwise {text}"
+        if override is not None:
+            text = f"{override}, as LMDEPLOY_CUDA_KERNELS says; otherwise {text}"
         lines[f"GPU kernels, {operator['engine']} {operator['name']}"] = text
     return lines
 

@@ -17,7 +17,7 @@ from lmdeploy.scratch import Scratch
 from lmdeploy.serve.multi_model.placing import place_first
 from lmdeploy.serve.multi_model.prepare import prepare
 from lmdeploy.serve.multi_model.registry import Registry
-from lmdeploy.serve.multi_model.wanted import WantedModel, from_arguments, read_models_file, require_distinct
+from lmdeploy.serve.multi_model.requested import RequestedModel, from_arguments, read_models_file, require_distinct
 from lmdeploy.serve.restrictions import is_loopback
 from lmdeploy.serve.tritonserver import TritonServer
 
@@ -32,8 +32,8 @@ def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
         A model, an option or tritonserver is not fit to start with.
     """
     try:
-        wanted = _wanted(args)
-        prepared = [prepare(model, engine_config(args).get("session_len")) for model in wanted]
+        requested = _requested_models(args)
+        prepared = [prepare(model, engine_config(args).get("session_len")) for model in requested]
         log_file, log = open_log(args)
         scratch = Scratch(Path(gettempdir()), "lmdeploy-models-")
     except (ValueError, OSError, MissingExtraError) as error:
@@ -45,12 +45,12 @@ def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
         scratch.remove()
         raise CommandError(str(error)) from None
     server = TritonServer(registry.repository, models=registry, log=log.info, **server_settings(args))
-    names = ", ".join(model.name for model in wanted)
+    names = ", ".join(model.name for model in requested)
     with started(server, log_file, scratch) as supervisor:
         yield ServedModel(names, server, log_file, supervisor, models_dir=registry.folder)
 
 
-def _wanted(args: argparse.Namespace) -> Sequence[WantedModel]:
+def _requested_models(args: argparse.Namespace) -> Sequence[RequestedModel]:
     if args.model_name:
         raise ValueError("--model-name is for one model; name several by NAME=PATH, or in --models-file")
     if not is_loopback(args.triton_server_name):

@@ -91,9 +91,9 @@ def stop_on_sigterm() -> None:
         sys.exit(128 + signum)
 
     Stopping.begin()
-    for wanted in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(wanted) != signal.SIG_IGN:
-            signal.signal(wanted, stop)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, stop)
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def _score(text: Sequence[int], logits: Any, length: int) -> tuple[float, bool]:
     """Return the log-probability of a text's last tokens, ``length`` of them, and whether all were the most likely."""
     import torch
 
-    wanted = torch.tensor(text[len(text) - length :], dtype=torch.long)
+    targets = torch.tensor(text[len(text) - length :], dtype=torch.long)
     rows = torch.log_softmax(logits[len(text) - length - 1 : len(text) - 1].float(), dim=-1)
-    chosen = rows.gather(1, wanted[:, None])
-    return chosen.sum(dtype=torch.float64).item(), bool((rows.argmax(-1) == wanted).all())
+    chosen = rows.gather(1, targets[:, None])
+    return chosen.sum(dtype=torch.float64).item(), bool((rows.argmax(-1) == targets).all())

@@ -64,8 +64,8 @@ def chosen_files(files: Sequence[HubFile], which: str) -> tuple[str, list[HubFil
             return "", [*_matching(files, texts), *weights]
     models = _gguf_models(files)
     if not models:
-        wanted = "GGUF files" if which else "weights that are read (safetensors, pytorch_model.bin or GGUF)"
-        raise HubError(f"the repository has no {wanted}")
+        expected = "GGUF files" if which else "weights that are read (safetensors, pytorch_model.bin or GGUF)"
+        raise HubError(f"the repository has no {expected}")
     fitting = {name: parts for name, parts in models.items() if _fits(parts, which)}
     if not which and len(models) > 1:
         fitting = {name: parts for name, parts in models.items() if _fits(parts, _USUAL)}

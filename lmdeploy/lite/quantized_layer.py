@@ -95,12 +95,12 @@ class QuantizedLayer:
     @contextmanager
     def watching(self, part: _Part) -> Iterator[None]:
         """While it lasts, what layers are given is remembered as far as a part needs it."""
-        wanted = {group.seen_as for group in part.groups} | set(part.experts)
-        for name in wanted:
+        watched = {group.seen_as for group in part.groups} | set(part.experts)
+        for name in watched:
             self._seen[name] = self._method.observe(self._layer.weight(name).shape[1], self._model.device)
 
         def note(name: str, x: Tensor) -> None:
-            if name in wanted:
+            if name in watched:
                 self._seen[name].add(x)
 
         self._layer.watch = note

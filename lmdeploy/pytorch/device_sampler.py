@@ -293,11 +293,11 @@ class DeviceSampler:
         if not len(choices.reported_rows):
             empty = logits.new_empty(0)
             return Chosen(tokens, empty, tokens.new_empty(0), empty)
-        wanted = logits[rows]
-        exact = wanted.double()
+        selected = logits[rows]
+        exact = selected.double()
         normalizer = exact.logsumexp(1, keepdim=True)
         chosen = exact.gather(1, tokens[rows].clamp_min(0)[:, None])
-        top_tokens = _order_of(wanted, self._ids, choices.most_top)
+        top_tokens = _order_of(selected, self._ids, choices.most_top)
         top = exact.gather(1, top_tokens)
         return Chosen(tokens, (chosen - normalizer).float()[:, 0], top_tokens, (top - normalizer).float())
 

@@ -167,14 +167,14 @@ class _Graph:
                 plan.plan(self._host_spans)
         self._captured.replay()
         logits, hidden = self._captured.outputs
-        return logits[step.wanted], hidden[step.wanted]
+        return logits[step.logits_indices], hidden[step.logits_indices]
 
     def _step(self) -> StepContext:
         """Return the step, a new one each time: layers keep in it what they find out."""
         return StepContext(
             input_ids=self._tokens, position_ids=self._positions, q_start_loc=self._rows, q_seqlens=self._counts,
             kv_seqlens=self._contexts, block_offsets=self._blocks, kv_caches=self._cache, is_decoding=True,
-            wanted=self._rows, host_spans=self._host_spans, plans=self._plans,
+            logits_indices=self._rows, host_spans=self._host_spans, plans=self._plans,
         )  # fmt: skip
 
     def _fill(self, step: StepContext) -> None:

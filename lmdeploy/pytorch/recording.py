@@ -29,9 +29,9 @@ class RecordingCache:
         self._lengths: list[int] = []  # of the sequences; empty: one has all rows
 
     def step(
-        self, tokens: torch.Tensor, wanted: torch.Tensor, kernels: Kernels | None, neighbour: int = 0
+        self, tokens: torch.Tensor, logits_indices: torch.Tensor, kernels: Kernels | None, neighbour: int = 0
     ) -> StepContext:
-        """Return a step with a sequence from its beginning; tokens int64 ``[tokens]``, wanted int64: places.
+        """Return a step with a sequence from its beginning; tokens int64 ``[tokens]``, logits_indices int64: places.
 
         The first tokens, ``neighbour`` of them, are another sequence.
         """
@@ -48,7 +48,8 @@ class RecordingCache:
             input_ids=tokens[None],
             position_ids=torch.cat([torch.arange(rows, device=tokens.device) for rows in lengths])[None],
             q_start_loc=torch.tensor(starts, device=tokens.device), q_seqlens=counts, kv_seqlens=counts,
-            block_offsets=torch.zeros_like(counts)[:, None], kv_caches=self, is_decoding=False, wanted=wanted,
+            block_offsets=torch.zeros_like(counts)[:, None], kv_caches=self, is_decoding=False,
+            logits_indices=logits_indices,
         )  # fmt: skip
 
     def state_of(self, layer: int, shape: StateShape) -> LayerState:

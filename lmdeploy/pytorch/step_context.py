@@ -36,8 +36,8 @@ class StepContext:
         What each layer's attention writes to and reads from (`lmdeploy.pytorch.paged.PagedCache`).
     is_decoding
         Whether every sequence has one row.
-    wanted
-        ``[wanted]`` int64: the tokens whose logits are asked for.
+    logits_indices
+        ``[logits]`` int64: the tokens whose logits are asked for.
     prompt_lens
         ``[spans]`` int64: how many tokens each sequence's prompt has; None: ``kv_seqlens``.
     max_q_len
@@ -63,7 +63,7 @@ class StepContext:
     block_offsets: torch.Tensor
     kv_caches: Any
     is_decoding: bool
-    wanted: torch.Tensor
+    logits_indices: torch.Tensor
     prompt_lens: torch.Tensor | None = None
     max_q_len: int = 0
     input_embeddings: torch.Tensor | None = None

@@ -17,7 +17,7 @@ from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.paged import LayerShape, PagedCache, StateShape
 
 # Columns of the channel's spans (backend_cpp/model/worker/step_channel.h).
-FIRST_ROW, COUNT, POSITION, PROMPT_LEN, FIRST_BLOCK, BLOCKS, WANTED_FROM, ADAPTER = range(8)
+FIRST_ROW, COUNT, POSITION, PROMPT_LEN, FIRST_BLOCK, BLOCKS, LOGITS_FROM, ADAPTER = range(8)
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +106,12 @@ class GpuSteps:
         return int(torch.cuda.mem_get_info(self.device)[0])
 
 
-def step_device(wanted: str, rank: int, ranks: int, kernels: Kernels) -> StepDevice:
+def step_device(device: str, rank: int, ranks: int, kernels: Kernels) -> StepDevice:
     """Return the device that runs a model, or this rank of it: the GPU of the rank's number, or the CPU for all.
 
     Parameters
     ----------
-    wanted
+    device
         ``cpu``, ``cuda``, or ``auto``: a GPU where there is one.
     rank, ranks
         This process among how many that run it.
@@ -123,7 +123,7 @@ def step_device(wanted: str, rank: int, ranks: int, kernels: Kernels) -> StepDev
     ValueError
         If it cannot run on a GPU, and that is what was asked for.
     """
-    if wanted == "cpu":
+    if device == "cpu":
         return CpuSteps(kernels)
     problem = None
     if not torch.cuda.is_available():
@@ -134,7 +134,7 @@ def step_device(wanted: str, rank: int, ranks: int, kernels: Kernels) -> StepDev
         problem = f"tp={ranks} needs a GPU for each rank, PyTorch finds {torch.cuda.device_count()}"
     if problem is None:
         return GpuSteps(torch.device("cuda", rank))
-    if wanted == "cuda":
+    if device == "cuda":
         raise ValueError(f"device_type must be cpu: {problem}")
     if _driver_version() is not None:
         logger.warning("the model runs on the CPU: %s", problem)

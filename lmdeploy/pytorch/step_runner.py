@@ -26,9 +26,9 @@ from lmdeploy.pytorch.step_devices import (
     ADAPTER,
     COUNT,
     FIRST_ROW,
+    LOGITS_FROM,
     POSITION,
     PROMPT_LEN,
-    WANTED_FROM,
     Ints,
     StepDevice,
     memory_for,
@@ -80,7 +80,7 @@ class SteppingModel(Protocol):
     adapters: AdapterTable
 
     def forward(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits ``[wanted, vocab]`` and hidden states ``[wanted, hidden]``, float32."""
+        """Return logits ``[logits, vocab]`` and hidden states ``[logits, hidden]``, float32."""
 
     def can_capture(self, step: StepContext) -> bool:
         """Return whether a step of decoding may run as a CUDA graph."""
@@ -115,8 +115,8 @@ class StepRunner:
             self._model.shapes, args.quant_policy, self._model.dtype, self._model.states
         )
         self._forward = self._model.forward
-        wants_graphs = not args.eager_mode and _turbomind.wanted_kernels("pytorch", "graphs") != "off"
-        self._captures = wants_graphs and self._device.device.type == "cuda"
+        uses_graphs = not args.eager_mode and _turbomind.wanted_kernels("pytorch", "graphs") != "off"
+        self._captures = uses_graphs and self._device.device.type == "cuda"
         self._is_first = args.rank == 0
         self._uploads = Uploads(self._device.device)
         self._sampler = DeviceSampler(channel.logits.shape[1], self._device.device)
@@ -208,14 +208,14 @@ class StepRunner:
         rows = np.arange(order.rows)
         position_ids = rows + np.repeat(positions - first_rows, counts)
         within = rows - np.repeat(first_rows, counts)
-        wanted = np.flatnonzero(within >= np.repeat(spans[:, WANTED_FROM], counts))
+        logits_rows = np.flatnonzero(within >= np.repeat(spans[:, LOGITS_FROM], counts))
         tokens = area.tokens[: order.rows]
         in_flight = np.flatnonzero(tokens < 0)  # the last step's, which may not have come to the host
         arrays = {
             "input_ids": tokens[None].clip(0), "position_ids": position_ids[None], "q_start_loc": first_rows,
             "q_seqlens": counts, "kv_seqlens": positions + counts,
             "block_offsets": self._device.block_offsets(spans, area.blocks, self._block_len),
-            "wanted": np.concatenate([choices["row"], wanted]), "prompt_lens": spans[:, PROMPT_LEN],
+            "logits_indices": np.concatenate([choices["row"], logits_rows]), "prompt_lens": spans[:, PROMPT_LEN],
             "in_flight": in_flight, "chosen": -1 - tokens[in_flight],
         }  # fmt: skip
         sent = self._uploads.send({name: np.ascontiguousarray(array, np.int64) for name, array in arrays.items()})
@@ -247,9 +247,9 @@ class StepRunner:
 
 def _chooses_tokens(device: torch.device) -> bool:
     """Return whether tokens are chosen in PyTorch: as it is asked, else on a GPU that does what the CPU does."""
-    wanted = _turbomind.wanted_kernels("pytorch", "sampling")
-    if wanted is not None or device.type != "cuda":
-        return wanted == "torch"
+    override = _turbomind.wanted_kernels("pytorch", "sampling")
+    if override is not None or device.type != "cuda":
+        return override == "torch"
     try:
         problem = None if agrees_with_cpu(device) else "it chooses other tokens than on the CPU"
     except RuntimeError as error:  # of CUDA: no memory, no kernel for this GPU

@@ -98,18 +98,18 @@ class TransformersModel:
         self.shapes, self.windows, self.states = tried.shapes, tried.windows, tried.states
 
     def forward(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""
+        """Return logits ``[logits, vocab]`` and, after the last norm, hidden states ``[logits, hidden]``; float32."""
         with get_step_ctx_manager().context(step):
             output = self._model(
                 **self._tokens(step),
                 position_ids=step.position_ids,
                 use_cache=False,
-                logits_to_keep=step.wanted,
+                logits_to_keep=step.logits_indices,
             )
         assert self._last_hidden is not None
         logits, hidden = output.logits[0], self._last_hidden[0]
-        if len(logits) != len(step.wanted):  # some models' code keeps all rows
-            logits, hidden = logits[step.wanted], hidden[step.wanted]
+        if len(logits) != len(step.logits_indices):  # some models' code keeps all rows
+            logits, hidden = logits[step.logits_indices], hidden[step.logits_indices]
         return logits.float(), hidden.float()
 
     def _tokens(self, step: StepContext) -> dict[str, torch.Tensor]:
@@ -139,17 +139,17 @@ class TransformersModel:
         """
         vocab = self._model.config.get_text_config().vocab_size
         everything = torch.arange(_TRIED_TOKENS, device=self._device)
-        tokens, wanted = (everything * 7919 + 11) % vocab, everything[_TRIED_NEIGHBOUR + 1 :: 2]
+        tokens, logits_indices = (everything * 7919 + 11) % vocab, everything[_TRIED_NEIGHBOUR + 1 :: 2]
         own = tokens[_TRIED_NEIGHBOUR:]
         recording = RecordingCache()
 
         def packed(cache: RecordingCache) -> torch.Tensor:
-            return self.forward(cache.step(tokens, wanted, self._kernels, _TRIED_NEIGHBOUR))[0]
+            return self.forward(cache.step(tokens, logits_indices, self._kernels, _TRIED_NEIGHBOUR))[0]
 
         def alone() -> torch.Tensor:
-            step = RecordingCache().step(own, wanted - _TRIED_NEIGHBOUR, self._kernels)
+            step = RecordingCache().step(own, logits_indices - _TRIED_NEIGHBOUR, self._kernels)
             with _own_attention(self._model), get_step_ctx_manager().context(step):
-                logits: torch.Tensor = self._model(input_ids=own[None], use_cache=False).logits[0, step.wanted]
+                logits: torch.Tensor = self._model(input_ids=own[None], use_cache=False).logits[0, step.logits_indices]
             return logits.float()
 
         try:
@@ -182,22 +182,22 @@ class TransformersModel:
 
 def _load(checkpoint: Path, config: Any, dtype: str, coded: CodedWeights | None) -> Any:
     found: Any = model_class_of(config)
-    wanted: Any = dtype if dtype == "auto" else getattr(torch, dtype)
+    torch_dtype: Any = dtype if dtype == "auto" else getattr(torch, dtype)
     given: dict[str, Any] = {"config": config, "attn_implementation": attention_interface.NAME}
     if coded is None and text_tensors(checkpoint) is None:
         with without_bars():
-            return found.from_pretrained(checkpoint, dtype=wanted, **given)
+            return found.from_pretrained(checkpoint, dtype=torch_dtype, **given)
     if hasattr(config, "quantization_config"):  # a text part's config.json has none
         del config.quantization_config
     if dtype == "auto":
-        wanted = getattr(config, "dtype", None) or torch.float16
+        torch_dtype = getattr(config, "dtype", None) or torch.float16
     numbers = {name: tensor for name, tensor in tensors_of(checkpoint) if coded is None or name not in coded.hidden}
-    problems = decode_stacks(numbers, wanted)
+    problems = decode_stacks(numbers, torch_dtype)
     if problems := problems + numbers_among_codes(numbers, coded_experts(coded)):
         raise CheckpointError(checkpoint, problems)
     with without_bars():
         model, found_keys = found.from_pretrained(
-            None, state_dict=numbers, dtype=wanted, output_loading_info=True, **given
+            None, state_dict=numbers, dtype=torch_dtype, output_loading_info=True, **given
         )
     _require_all(checkpoint, found_keys, coded)
     return model

@@ -119,7 +119,7 @@ class StepProfiler:
         self._directory = Path(directory) if directory else None
         self._rank = rank
         self._names = (f"rank{rank}-{number}.trace.json.gz" for number in itertools.count())
-        self._is_wanted = False
+        self._is_requested = False
         self._steps = 0
         self._begin = 0.0
         self._profile: Any = None
@@ -130,7 +130,7 @@ class StepProfiler:
     def listen(self) -> None:
         """Have SIGUSR1 arrive here; again after libraries were loaded, which may have taken or blocked it."""
         if self._directory is not None:
-            signal.signal(signal.SIGUSR1, self._want)
+            signal.signal(signal.SIGUSR1, self._request)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
     @property
@@ -140,9 +140,9 @@ class StepProfiler:
 
     def begin_step(self) -> None:
         """Begin to record where that was asked for."""
-        if not self._is_wanted or self._profile is not None:
+        if not self._is_requested or self._profile is not None:
             return
-        self._is_wanted, self._steps = False, 0
+        self._is_requested, self._steps = False, 0
         self._begin = time.monotonic()
         try:
             from torch import cuda, profiler
@@ -184,8 +184,8 @@ class StepProfiler:
                 f"{stopped - begin:.1f} s, written in {time.monotonic() - stopped:.1f} s"
             )
 
-    def _want(self, *_: object) -> None:
-        self._is_wanted = True
+    def _request(self, *_: object) -> None:
+        self._is_requested = True
         self._say("the next steps are recorded")
 
     def _say(self, text: str) -> None:

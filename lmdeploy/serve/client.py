@@ -190,7 +190,7 @@ class TritonClient:
         if trace is None:
             message, call = encode_generate(request), self._stub().ModelStreamInfer()
         else:
-            message = encode_generate(request, wants_engine_seconds=True)
+            message = encode_generate(request, return_engine_seconds=True)
             metadata = (("traceparent", trace.traceparent),) if trace.traceparent else None
             call = self._stub().ModelStreamInfer(metadata=metadata)
         unfinished = request.fields.get("n", 1)

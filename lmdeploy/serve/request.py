@@ -168,13 +168,13 @@ class GenerateRequest:
         Further variables for the chat template, with ``messages``.
     stream : bool
         True: one chunk a generated step. False: one chunk a choice, with the whole response.
-    want_token_ids : bool
+    return_token_ids : bool
         Whether chunks carry token ids. They do with ``logprobs``.
-    want_cached_len : bool
+    return_cached_len : bool
         Whether chunks carry ``cached_token_len``.
-    want_engine_seconds : bool
+    return_engine_seconds : bool
         Whether a choice's last chunk has ``engine_seconds``.
-    want_stop_string : bool
+    return_stop_string : bool
         Whether a choice's last chunk says which of ``stop_words`` ended it.
     request_id : str
         Unique among all requests the engine has at one time; default: a new one.
@@ -192,14 +192,14 @@ class GenerateRequest:
         "input_ids",
         "messages",
         "request_id",
+        "return_cached_len",
+        "return_engine_seconds",
+        "return_stop_string",
+        "return_token_ids",
         "stream",
         "template_options",
         "text_input",
         "tools",
-        "want_cached_len",
-        "want_engine_seconds",
-        "want_stop_string",
-        "want_token_ids",
     )
 
     def __init__(
@@ -211,10 +211,10 @@ class GenerateRequest:
         tools: Sequence[dict[str, Any]] | None = None,
         template_options: dict[str, Any] | None = None,
         stream: bool = True,
-        want_token_ids: bool = False,
-        want_cached_len: bool = False,
-        want_engine_seconds: bool = False,
-        want_stop_string: bool = False,
+        return_token_ids: bool = False,
+        return_cached_len: bool = False,
+        return_engine_seconds: bool = False,
+        return_stop_string: bool = False,
         request_id: str | None = None,
         **fields: Any,
     ) -> None:
@@ -224,8 +224,8 @@ class GenerateRequest:
             raise ValueError(f"a request has no field {', '.join(sorted(unknown))}; there are {', '.join(FIELDS)}")
         self.messages, self.text_input, self.input_ids, self.tools = messages, text_input, input_ids, tools
         self.template_options = template_options
-        self.stream, self.want_token_ids, self.want_stop_string = stream, want_token_ids, want_stop_string
-        self.want_cached_len, self.want_engine_seconds = want_cached_len, want_engine_seconds
+        self.stream, self.return_token_ids, self.return_stop_string = stream, return_token_ids, return_stop_string
+        self.return_cached_len, self.return_engine_seconds = return_cached_len, return_engine_seconds
         self.request_id = request_id or new_request_id()
         self.fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
 
@@ -256,8 +256,8 @@ class GenerateChunk:
     stop_reason : str or None
         With ``length``: ``repetition`` where ``repetition_detection`` ended the choice.
     stop_string : str
-        With ``want_stop_string``, in a choice's last chunk: the one of ``stop_words``, or of the chat template's, that
-        ended it; empty: none did.
+        With ``return_stop_string``, in a choice's last chunk: the one of ``stop_words``, or of the chat template's,
+        that ended it; empty: none did.
     input_token_len, generate_token_len : int
         Tokens in the prompt, and tokens generated so far for this choice.
     index : int
@@ -265,12 +265,12 @@ class GenerateChunk:
     history_token_len : int
         Tokens the session held before.
     cached_token_len : int
-        With ``want_cached_len``: tokens of session and prompt that were found in the cache.
+        With ``return_cached_len``: tokens of session and prompt that were found in the cache.
     cache_report : dict or None
         With ``include_cache_report``, in a choice's last chunk: `lmdeploy.serve.cache_report`.
     engine_seconds : tuple of float
-        With ``want_engine_seconds``, in a choice's last chunk: seconds before the batch, to the first token and to the
-        end, each from the one before; negative: it did not come to that.
+        With ``return_engine_seconds``, in a choice's last chunk: seconds before the batch, to the first token and to
+        the end, each from the one before; negative: it did not come to that.
     token_logprobs : tuple of float
         Log probability of each of ``token_ids``.
     top_token_ids : tuple of tuple of int

@@ -52,7 +52,7 @@ def conversation_json(messages: Sequence[dict[str, Any]], options: dict[str, Any
     return _json(list(messages) if not options else {"messages": list(messages), "chat_template_kwargs": options})
 
 
-def encode_generate(request: GenerateRequest, *, wants_engine_seconds: bool = False) -> service_pb2.ModelInferRequest:
+def encode_generate(request: GenerateRequest, *, return_engine_seconds: bool = False) -> service_pb2.ModelInferRequest:
     """Return `request` as one request for the ensemble, or for the engine when its prompt is tokens.
 
     Raises
@@ -73,9 +73,9 @@ def encode_generate(request: GenerateRequest, *, wants_engine_seconds: bool = Fa
     _add_numbers(message, "stream", "BOOL", "<?", [request.stream])
     for name, value in request.fields.items():
         _add_field(message, FIELDS[name], value)
-    wanted = service_pb2.ModelInferRequest.InferRequestedOutputTensor
-    message.outputs.extend(wanted(name=name) for name in _outputs(request))
-    if wants_engine_seconds or request.want_engine_seconds:
+    requested_output = service_pb2.ModelInferRequest.InferRequestedOutputTensor
+    message.outputs.extend(requested_output(name=name) for name in _outputs(request))
+    if return_engine_seconds or request.return_engine_seconds:
         message.outputs.add(name="engine_seconds")
     return message
 
@@ -123,17 +123,17 @@ def _outputs(request: GenerateRequest) -> list[str]:
         names.append("history_token_len")
     if "logprobs" in fields:
         names += _WITH_LOGPROBS
-    elif request.want_token_ids:
+    elif request.return_token_ids:
         names.append("token_ids")
     if fields.get("output_embedding"):
         names.append("embedding")
     if "prompt_logprobs" in fields:
         names += [f"prompt_{name}" for name in _WITH_LOGPROBS]
-    if request.want_cached_len:
+    if request.return_cached_len:
         names.append("cached_token_len")
     if fields.get("include_cache_report"):
         names.append("cache_report")
-    if request.want_stop_string:
+    if request.return_stop_string:
         names.append("stop_string")
     return names
 

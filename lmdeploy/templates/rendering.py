@@ -8,12 +8,12 @@ from lmdeploy.templates.jinja import REFUSALS, render, require_compiled
 
 
 def _handled(header: dict[str, Any], content: bytes) -> Message:
-    wanted = json.loads(content)
-    require_compiled(wanted["template"])
-    if wanted["variables"] is None:
+    request = json.loads(content)
+    require_compiled(request["template"])
+    if request["variables"] is None:
         return {}, b""
     try:
-        return {}, render(wanted["template"], wanted["variables"]).encode(errors="surrogatepass")
+        return {}, render(request["template"], request["variables"]).encode(errors="surrogatepass")
     except MemoryError:
         raise
     except REFUSALS as error:

@@ -111,9 +111,9 @@ def _resolved(directory: Path, backend: str | None, custom_module_map: str) -> E
         if (candidate / "spec.json").is_file():
             return _require_backend(_open_checked(candidate), backend)
     readable_checkpoint(directory)  # its copy, if it needs one, may have been removed
-    wanted = backend or "turbomind"
+    requested = backend or "turbomind"
     try:
-        return _cached(directory, wanted, custom_module_map)
+        return _cached(directory, requested, custom_module_map)
     except UnsupportedModelError as refused:
         if backend == "turbomind" or (backend and custom_module_map):
             raise

@@ -106,12 +106,12 @@ def _params(model_dir: Path) -> dict[str, Any]:
 
 def _shards(model_dir: Path) -> "list[dict[str, Tensor]]":
     found = {path.name for path in model_dir.glob(_PATTERN)}
-    wanted = [f"consolidated.{number:02}.pth" for number in range(len(found))]
+    expected = [f"consolidated.{number:02}.pth" for number in range(len(found))]
     last = max(found)
-    missing = [name for name in (*wanted, last) if name not in found]
+    missing = [name for name in (*expected, last) if name not in found]
     if missing:
         raise CheckpointError(model_dir, [f"{name} is missing, but there is {last}" for name in missing])
-    return [read_tensors(model_dir / name) for name in wanted]
+    return [read_tensors(model_dir / name) for name in expected]
 
 
 def _joined(

@@ -221,11 +221,11 @@ def weight_format(config: Mapping[str, Any]) -> str:
     return config.get("model_format", "hf") if found is None else found.method
 
 
-def check_model_format(wanted: str | None, found: str) -> None:
+def check_model_format(requested: str | None, found: str) -> None:
     """Raise ``ValueError`` if a ``model_format`` is given that is not the checkpoint's ``found``."""
-    if wanted is not None and wanted != found:
+    if requested is not None and requested != found:
         raise ValueError(
-            f"model_format is {wanted}, but the checkpoint's weights are {found}; leave model_format out or name that"
+            f"model_format is {requested}, but the checkpoint's weights are {found}; leave it out or name that"
         )
 
 

@@ -81,9 +81,9 @@ def read_container(
             if not 0 < size[0] * size[1] <= limits.max_pixels:
                 raise ValueError(f"a frame must have 1 to {limits.max_pixels} pixels, got {size[0]} x {size[1]}")
             stamps, keys = _stamps(container)
-            wanted = [stamps[place] for place in choose(len(stamps), size)]
-            frames = _decoded(container, keys, wanted, size)
-            seconds = [float((stamp - stamps[0]) * (stream.time_base or 1)) for stamp in wanted]
+            sampled = [stamps[place] for place in choose(len(stamps), size)]
+            frames = _decoded(container, keys, sampled, size)
+            seconds = [float((stamp - stamps[0]) * (stream.time_base or 1)) for stamp in sampled]
             return frames, seconds
     except (av.FFmpegError, EOFError) as error:
         raise ValueError(f"broken {kind.name} file ({error})") from None
@@ -105,12 +105,12 @@ def _stamps(container: Any) -> tuple[list[int], list[int]]:
     return sorted(stamps), sorted(keys)
 
 
-def _decoded(container: Any, keys: list[int], wanted: Sequence[int], size: tuple[int, int]) -> list[Image.Image]:
+def _decoded(container: Any, keys: list[int], sampled: Sequence[int], size: tuple[int, int]) -> list[Image.Image]:
     """Return the frames of some times, from the key frame before each on."""
     frames: list[Image.Image] = []
     decoding: Iterator[Any] = iter(())
     stream, at, count = container.streams.video[0], -1, 0
-    for stamp in wanted:
+    for stamp in sampled:
         key = keys[max(bisect_right(keys, stamp) - 1, 0)]
         if at < key or not frames:
             container.seek(key, stream=stream)

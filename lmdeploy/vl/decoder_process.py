@@ -55,8 +55,8 @@ class DecoderProcess:
 
     def video(self, content: bytes, sampling: Sampling, limits: Limits, max_total_pixels: int) -> Video:
         """Return the video in a file's bytes; as `lmdeploy.vl.videos.from_file`, and `image`."""
-        wanted = {"limits": asdict(limits), "sampling": asdict(sampling), "max_total_pixels": max_total_pixels}
-        frames, times = self._decoded(wanted, content, max_total_pixels)
+        request = {"limits": asdict(limits), "sampling": asdict(sampling), "max_total_pixels": max_total_pixels}
+        frames, times = self._decoded(request, content, max_total_pixels)
         return Video(tuple(frames), tuple(times))
 
     def close(self) -> None:
@@ -64,11 +64,11 @@ class DecoderProcess:
         self._process.close()
 
     def _decoded(
-        self, wanted: dict[str, Any], content: bytes, max_pixels: int
+        self, request: dict[str, Any], content: bytes, max_pixels: int
     ) -> tuple[list[Image.Image], list[float]]:
         try:
             header, pixels, seconds = self._process.request(
-                wanted, content, max_bytes=3 * max_pixels, cpu_seconds=self._left
+                request, content, max_bytes=3 * max_pixels, cpu_seconds=self._left
             )
         except ProcessLimitError as error:
             if self._left is None or self._left == self._prompt_cpu_seconds:
@@ -84,10 +84,10 @@ class DecoderProcess:
         return frames, header["times"]
 
 
-def _handled(wanted: dict[str, Any], content: bytes) -> Message:
-    limits = Limits(**wanted["limits"])
-    if "sampling" in wanted:
-        video = from_file(content, Sampling(**wanted["sampling"]), limits, wanted["max_total_pixels"])
+def _handled(request: dict[str, Any], content: bytes) -> Message:
+    limits = Limits(**request["limits"])
+    if "sampling" in request:
+        video = from_file(content, Sampling(**request["sampling"]), limits, request["max_total_pixels"])
     else:
         video = Video((decode(content, limits),), (0.0,))
     return {"size": video.frames[0].size, "times": video.times}, b"".join(frame.tobytes() for frame in video.frames)

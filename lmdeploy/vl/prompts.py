@@ -96,12 +96,12 @@ class ImageWriter:
         self.guarded = {guard: text for text, guard in self._guards.items()}
         self.any_mark = re.compile(f"{self._any_text.pattern}|\ue0f0{nonce}\\.\\d+\ue0f1")
 
-    def read(self, messages: list[Message], require_wanted: Callable[[], None] = lambda: None) -> "Conversation":
+    def read(self, messages: list[Message], raise_if_cancelled: Callable[[], None] = lambda: None) -> "Conversation":
         """Return a conversation without its images, and these.
 
         Parameters
         ----------
-        require_wanted
+        raise_if_cancelled
             Called before each image: raises what is to be raised if nobody waits for the prompt any more.
 
         Raises
@@ -115,7 +115,7 @@ class ImageWriter:
         rules = replace(self.rules, decoder=self.rules.decoder.for_prompt())
 
         def read_image(where: str, kind: str, part: Mapping[str, Any]) -> _Image:
-            require_wanted()
+            raise_if_cancelled()
             if len(images) >= rules.max_images:
                 raise ValueError(f"a prompt may have at most {rules.max_images} images, got more")
             pixels = sum(image.image.width * image.image.height for image in images)
@@ -268,8 +268,8 @@ class Conversation:
         if not self._words:
             return ids, ()
         writer = self._writer
-        wanted = set(writer.token_ids.values())
-        found = [position for position, token in enumerate(ids) if token in wanted]
+        image_ids = set(writer.token_ids.values())
+        found = [position for position, token in enumerate(ids) if token in image_ids]
         if [ids[position] for position in found] != [writer.token_ids[word] for word, _ in self._words]:
             raise ValueError("the tokenizer does not keep what stands for an image apart from the text around it")
         tokens: list[int] = []

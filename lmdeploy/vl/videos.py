@@ -139,20 +139,20 @@ def from_file(content: bytes, sampling: Sampling, limits: Limits, max_total_pixe
     if kind is not None:
 
         def choose(count: int, size: tuple[int, int]) -> list[int]:
-            wanted = sampling.chosen(count)
-            check_all(len(wanted), size, max_total_pixels)
-            return wanted
+            sampled = sampling.chosen(count)
+            check_all(len(sampled), size, max_total_pixels)
+            return sampled
 
         shown, times = read_container(content, kind, limits, choose)
         return Video(tuple(shown), tuple(times))
     with open_image(content, limits, "an animated image") as animation:
         check_size(animation, limits)
         durations = [_shown(animation) for _ in _places(animation, max_total_pixels)]
-    wanted = sampling.chosen(len(durations))
-    starts = [sum(durations[:place]) / 1000 for place in wanted]
+    sampled = sampling.chosen(len(durations))
+    starts = [sum(durations[:place]) / 1000 for place in sampled]
     frames = []
     with open_image(content, limits, "an animated image") as animation:
-        for place in wanted:
+        for place in sampled:
             animation.seek(place)
             frames.append(upright(animation))
     return Video(tuple(frames), tuple(starts))

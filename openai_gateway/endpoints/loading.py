@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from lmdeploy.paths import named_model
 from lmdeploy.serve.multi_model.administration import Administration
-from lmdeploy.serve.multi_model.wanted import WantedModel
+from lmdeploy.serve.multi_model.requested import RequestedModel
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.parsing import BoundedRoute
@@ -46,10 +46,10 @@ async def load_model(body: LoadModel, gateway: GatewayDependency) -> str:
     given: dict[str, Any] = {"chat_template": body.chat_template, "backend": body.backend, "engine": body.engine}
     try:
         given = {name: value for name, value in given.items() if value}
-        wanted = WantedModel(name=body.model_name, path=path, **given)
+        requested = RequestedModel(name=body.model_name, path=path, **given)
     except ValueError as error:
         raise ApiError(400, str(error)) from None
-    await administration.load(wanted)
+    await administration.load(requested)
     return f"Success: model '{body.model_name}' added successfully."
 
 

@@ -123,9 +123,9 @@ class Conversation:
             fields["skip_special_tokens"] = False
         if counts or budget is not None:
             fields["stream"] = True  # a whole answer does not say how many tokens a part has
-        if (wanted := inputs.get("response_format")) is not None:
+        if (response_format := inputs.get("response_format")) is not None:
             fields["response_format"] = after_reasoning(
-                wanted, marks, begins_inside=begins_inside, is_call=is_call, budget=budget
+                response_format, marks, begins_inside=begins_inside, is_call=is_call, budget=budget
             )
         elif thinking.end_ids and (budget is not None or inputs.get("repetition_detection") != "off"):
             fields |= {
@@ -177,9 +177,9 @@ def tool_inputs(
     grammar = None
     if forced:
         grammar = _grammar_of(form or GENERIC, forced).calls(several=several)
-    elif form and usable and (wanted := given.get("response_format")) is not None:
+    elif form and usable and (response_format := given.get("response_format")) is not None:
         calls = _grammar_of(form, _loosened(usable)).calls(several=several)
-        if held := or_calls(wanted, calls, thinking.marks if thinking else None):
+        if held := or_calls(response_format, calls, thinking.marks if thinking else None):
             inputs["response_format"] = held
     elif form and any(tool.function.strict for tool in usable):
         grammar = _grammar_of(form, _loosened(usable)).text(several=several)

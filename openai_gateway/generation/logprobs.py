@@ -65,12 +65,12 @@ async def encoded_chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTex
     return orjson.Fragment(b'{"content":[' + b",".join(pieces) + b'],"refusal":null}')
 
 
-async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, wanted: int) -> PromptLogprobs:
-    """Return the log probabilities of a prompt's tokens, and of the `wanted` most likely in place of each."""
+async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, num_logprobs: int) -> PromptLogprobs:
+    """Return the log probabilities of a prompt's tokens, and of the `num_logprobs` most likely in place of each."""
     known = await texts.lookup(_all_ids(scored))
     logprobs: PromptLogprobs = []
     async for some in _in_pieces(scored):
-        logprobs += [_at_place(one, wanted, known) for one in some]
+        logprobs += [_at_place(one, num_logprobs, known) for one in some]
     return logprobs
 
 
@@ -99,13 +99,13 @@ class TextPlace:
 
 
 async def completion_logprobs(
-    scored: Sequence[Scored], texts: TokenTexts, wanted: int, place: TextPlace
+    scored: Sequence[Scored], texts: TokenTexts, num_logprobs: int, place: TextPlace
 ) -> CompletionLogprobs:
     """Return a completion's log probabilities of tokens, of which the first begins at `place`; it is moved behind them.
 
     Parameters
     ----------
-    wanted : int
+    num_logprobs : int
         How many most likely tokens were asked for; the chosen one is always among them.
     """
     known = await texts.lookup(_all_ids(scored))
@@ -114,7 +114,8 @@ async def completion_logprobs(
         for token, logprob, most_likely in some:
             report.tokens.append(_completion_text(known[token]))
             report.token_logprobs.append(logprob)
-            report.top_logprobs.append(None if logprob is None else _named(token, logprob, most_likely[:wanted], known))
+            named = None if logprob is None else _named(token, logprob, most_likely[:num_logprobs], known)
+            report.top_logprobs.append(named)
             report.text_offset.append(place.move(known[token], texts.is_special(token)))
     return report
 
@@ -138,11 +139,11 @@ async def _in_pieces(scored: Sequence[Scored]) -> AsyncIterator[Sequence[Scored]
         yield scored[begin : begin + _AT_A_TIME]
 
 
-def _at_place(one: Scored, wanted: int, known: Mapping[int, bytes]) -> dict[str, PromptLogprob] | None:
+def _at_place(one: Scored, num_logprobs: int, known: Mapping[int, bytes]) -> dict[str, PromptLogprob] | None:
     if one.logprob is None:
         return None
     ranked = {one.token: (one.logprob, None)} | {
-        other: (value, rank) for rank, (other, value) in enumerate(one.most_likely[:wanted], 1)
+        other: (value, rank) for rank, (other, value) in enumerate(one.most_likely[:num_logprobs], 1)
     }
     return {
         str(token): PromptLogprob(logprob=value, rank=rank, decoded_token=_text(known[token]))

@@ -110,12 +110,12 @@ class ResponseMachine:
                 events.append(event)
             elif isinstance(event, CallBroken):
                 self._reported.discard(event.index)
-                events.append(event if self._is_wanted(event.index) else TextFound(event.text))
-            elif isinstance(event, (CallBegun, ArgumentsFound, CallEnded)) and self._is_wanted(event.index):
+                events.append(event if self._is_allowed(event.index) else TextFound(event.text))
+            elif isinstance(event, (CallBegun, ArgumentsFound, CallEnded)) and self._is_allowed(event.index):
                 self._reported.add(event.index)
                 events.append(event)
 
-    def _is_wanted(self, call: int) -> bool:
+    def _is_allowed(self, call: int) -> bool:
         return self._max_calls is None or call < self._max_calls
 
 

@@ -50,13 +50,13 @@ class TokenTexts:
         table = await self.table()
         if table is not None:
             return {token: _entry(table, token) for token in token_ids}
-        wanted = set(token_ids)
-        missing = sorted(wanted - self._cache.keys())
+        requested = set(token_ids)
+        missing = sorted(requested - self._cache.keys())
         for begin in range(0, len(missing), _AT_A_TIME):
             some = missing[begin : begin + _AT_A_TIME]
             tokens, shown = await asyncio.gather(*(self._client.token_bytes(some, skip) for skip in (False, True)))
             self._cache |= {i: (token, token != text) for i, token, text in zip(some, tokens, shown, strict=True)}
-        return {token: self._cache[token][0] for token in wanted}
+        return {token: self._cache[token][0] for token in requested}
 
     async def join(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of tokens.

@@ -57,7 +57,7 @@ class BodyLimit:
             await error.response(scope["path"])(scope, receive, send)
             return
         received, has_share = 0, False
-        key, wanted = key_of(scope), int(declared) if declared.isdigit() else most
+        key, size = key_of(scope), int(declared) if declared.isdigit() else most
         needs_share = not is_own(scope) and (self._max_file_bytes is None or scope["path"] != FILES)
 
         async def counted() -> Message:
@@ -66,7 +66,7 @@ class BodyLimit:
             received += len(message.get("body", b""))
             if needs_share and not has_share and received > SHORT:  # nothing more is read meanwhile
                 try:
-                    await self._shares.take(key, wanted, MOST_WAITING)
+                    await self._shares.take(key, size, MOST_WAITING)
                 except TimeoutError:
                     raise HTTPException(503, "The server has too many long requests; try again later.") from None
                 has_share = True
@@ -80,7 +80,7 @@ class BodyLimit:
             await self._app(scope, counted, send)
         finally:
             if has_share:
-                self._shares.give_back(key, wanted)
+                self._shares.give_back(key, size)
 
 
 async def _drain(receive: Receive, most: int) -> None:

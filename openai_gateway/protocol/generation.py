@@ -206,8 +206,8 @@ class GenerationFields(_Completions):
             | _of_table(self, _OF_COMPLETIONS, {})
             | {
                 "logit_bias": biases,
-                "want_cached_len": self.includes_usage or not self.stream,
-                "want_stop_string": bool(self.include_stop_str_in_output),
-                "want_token_ids": bool(self.return_token_ids),
+                "return_cached_len": self.includes_usage or not self.stream,
+                "return_stop_string": bool(self.include_stop_str_in_output),
+                "return_token_ids": bool(self.return_token_ids),
             }
         )

@@ -66,9 +66,9 @@ class StructuredFields(Strict):
     @model_validator(mode="after")
     def _one_form(self) -> StructuredFields:
         forms = _forms("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
-        if wanted := self.structured_outputs:
-            forms |= _forms("structured_outputs.", wanted.json_, wanted.regex, wanted.choice, wanted.grammar)
-            forms |= {"structured_outputs.json_object": {"type": "json_object"}} if wanted.json_object else {}
+        if outputs := self.structured_outputs:
+            forms |= _forms("structured_outputs.", outputs.json_, outputs.regex, outputs.choice, outputs.grammar)
+            forms |= {"structured_outputs.json_object": {"type": "json_object"}} if outputs.json_object else {}
         if self.allowed_token_ids:
             tokens = [{"type": "token", "token": token} for token in dict.fromkeys(self.allowed_token_ids)]
             tag = {"type": "plus", "content": {"type": "or", "elements": tokens}}

@@ -107,8 +107,8 @@ class TritonPythonModel:
             return _NO_PROMPT
         rows, stop_words, images = self._encode(job)
         tensors: dict[str, Any] = {}
-        if images and "STOP_WORDS" in (wanted := request.requested_output_names()):  # a response is to follow
-            if "IMAGES" not in wanted:
+        if images and "STOP_WORDS" in (requested := request.requested_output_names()):  # a response is to follow
+            if "IMAGES" not in requested:
                 raise ValueError("prompts with images are for the model ensemble_vision")
             tensors = packed(images)
         return tensors | {
@@ -135,7 +135,7 @@ class TritonPythonModel:
             None if session is None else SessionTurn(session, is_first=flag(request, "sequence_start")),
             None if self._adapters.is_empty else adapter_of(request),
             flag(request, "add_special_tokens") if has(request, "add_special_tokens") else None,
-            job.require_wanted,
+            job.raise_if_cancelled,
         )
         return [prompt.ids], prompt.stop_words, prompt.images
 

@@ -41,7 +41,7 @@ class RequestEncoder:
         turn: SessionTurn | None = None,
         adapter: str | None = None,
         add_special_tokens: bool | None = None,
-        require_wanted: Callable[[], None] = lambda: None,
+        raise_if_cancelled: Callable[[], None] = lambda: None,
     ) -> PreparedPrompt:
         """Return the prompt of a request.
 
@@ -62,7 +62,7 @@ class RequestEncoder:
         add_special_tokens
             As `PromptPreparer.prepare`.
 
-        require_wanted
+        raise_if_cancelled
             As `PromptPreparer.prepare`.
 
         Raises
@@ -82,7 +82,7 @@ class RequestEncoder:
                 template_options=options,
                 adapter_name=adapter,
                 add_special_tokens=add_special_tokens,
-                require_wanted=require_wanted,
+                raise_if_cancelled=raise_if_cancelled,
             )
         elif text is None:
             raise ValueError("one of text_input and messages must be given, got neither")

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from lmdeploy.serve.multi_model import administration
 from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
-from lmdeploy.serve.multi_model.wanted import WantedModel
+from lmdeploy.serve.multi_model.requested import RequestedModel
 from openai_gateway.app import create_app
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Received, Script
@@ -57,7 +57,7 @@ def gateway(triton: FakeTriton, registry: Registry) -> Iterator[TestClient]:
 
 @pytest.fixture(autouse=True)
 def _no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def prepared(wanted: WantedModel) -> PreparedModel:
+    async def prepared(wanted: RequestedModel) -> PreparedModel:
         if "nowhere" in wanted.path:
             raise ValueError(f"{wanted.path}: no such directory")
         return PreparedModel(wanted.name, wanted.path, "llama2", wanted.chat_template, wanted.engine, "cpu", 1, 1, 8)

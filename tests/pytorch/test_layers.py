@@ -159,7 +159,7 @@ def test_a_long_sequence_stretches_its_own_angles_alone() -> None:
             block_offsets=torch.zeros(2, 1, dtype=torch.int64),
             kv_caches=None,
             is_decoding=False,
-            wanted=torch.arange(3),
+            logits_indices=torch.arange(3),
         )
         with get_step_ctx_manager().context(step):
             return rope(torch.zeros(1), positions)[0]

@@ -170,7 +170,7 @@ async def test_sessions_are_ended_and_stopped_as_lmdeploy_s_triton_clients_do(
 
 
 async def test_token_ids_come_when_wanted(client: TritonClient) -> None:
-    chunks = await run(client, GenerateRequest(text_input="Once", want_token_ids=True))
+    chunks = await run(client, GenerateRequest(text_input="Once", return_token_ids=True))
     assert [chunk.token_ids for chunk in chunks] == [(0, 100), (1, 101), (2, 102)]
 
 

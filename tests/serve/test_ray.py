@@ -136,9 +136,9 @@ def test_a_body_of_more_values_than_the_gateway_takes_is_not_parsed() -> None:
 )
 def test_replicas_are_wanted_for_open_requests_and_for_queues(requests: float, waiting: float, wanted: int) -> None:
     pytest.importorskip("ray", reason="needs the extra [ray]")
-    from lmdeploy.serve.ray.autoscaling import wanted_replicas
+    from lmdeploy.serve.ray.autoscaling import desired_replicas
 
-    assert wanted_replicas(2, requests, waiting, target_requests=10, waiting_per_replica=4) == wanted
+    assert desired_replicas(2, requests, waiting, target_requests=10, waiting_per_replica=4) == wanted
 
 
 def test_the_example_of_a_configuration_file_is_what_ray_and_the_application_take() -> None:

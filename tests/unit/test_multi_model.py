@@ -16,7 +16,7 @@ from lmdeploy.serve.multi_model.placing import place_another, place_first
 from lmdeploy.serve.multi_model.prepare import prepare
 from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.serve.multi_model.registry import Registry, RegistryBusyError, triton_models
-from lmdeploy.serve.multi_model.wanted import WantedModel, from_arguments, newest_versions, read_models_file
+from lmdeploy.serve.multi_model.requested import RequestedModel, from_arguments, newest_versions, read_models_file
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import MODELS, get_parameter
 from tests.support.hybrid_models import make_hybrid
@@ -62,7 +62,7 @@ def test_a_length_for_all_models_is_what_each_can_have(tmp_path: Path) -> None:
     positions = resolve(tmp_path).spec.learned_positions
     assert 0 < positions < 65536
     for length in (65536, positions, positions - 1):
-        wanted = WantedModel("encoder", str(tmp_path), engine={"session_len": length})
+        wanted = RequestedModel("encoder", str(tmp_path), engine={"session_len": length})
         assert prepare(wanted, length).engine["session_len"] == min(length, positions)
         assert prepare(wanted).engine["session_len"] == length  # its own, which the engine may refuse
 
@@ -75,7 +75,7 @@ def test_a_model_that_only_the_users_classes_can_run_is_made_ready(
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"architectures": ["MineForCausalLM"]}))
     classes = {"custom_module_map": json.dumps({"MineForCausalLM": "lmdeploy.pytorch.models.llama.LlamaForCausalLM"})}
-    made = prepare(WantedModel("mine", str(checkpoint), backend=backend, engine=classes))
+    made = prepare(RequestedModel("mine", str(checkpoint), backend=backend, engine=classes))
     assert resolve(made.engine_dir).backend == "pytorch"
     assert made.engine == classes
 
@@ -96,7 +96,8 @@ def test_states_and_keys_are_counted_for_the_layers_that_have_them(
     checkpoint = make_hybrid(tmp_path / "model", name, **sizes)
     settings = {"dtype": "float32", "session_len": 64, "cache_block_seq_len": 16, "device": "cpu"}
     few, many = (
-        prepare(WantedModel("mine", str(checkpoint), engine=settings | {"max_batch_size": batch})) for batch in (2, 5)
+        prepare(RequestedModel("mine", str(checkpoint), engine=settings | {"max_batch_size": batch}))
+        for batch in (2, 5)
     )
     assert many.weights - few.weights == 2 * 3 * 4 * state  # states and as many snapshots of three more sequences
     assert few.block == max(1, 16 * 4 * token)
@@ -117,11 +118,11 @@ def test_a_file_says_of_each_model_what_the_command_line_says_of_all(tmp_path: P
     file.write_text(json.dumps(content))  # JSON is YAML
     common = {"engine": {"session_len": 8, "max_batch_size": 2}, "chat_template": "llama2"}
     first, gguf, second = read_models_file(file, common)
-    assert gguf == WantedModel("file", str(tmp_path / "file.gguf"), "llama2", engine=common["engine"])  # type: ignore[arg-type]
-    assert first == WantedModel(
+    assert gguf == RequestedModel("file", str(tmp_path / "file.gguf"), "llama2", engine=common["engine"])  # type: ignore[arg-type]
+    assert first == RequestedModel(
         "alongside", str(tmp_path / "alongside"), "llama2", engine={"session_len": 64, "max_batch_size": 2}
     )
-    assert second == WantedModel("chat@3", "owner/name", "vicuna", "pytorch", common["engine"])  # type: ignore[arg-type]
+    assert second == RequestedModel("chat@3", "owner/name", "vicuna", "pytorch", common["engine"])  # type: ignore[arg-type]
 
 
 BAD_FILES = {

@@ -99,10 +99,10 @@ class PatchedModel:
         if self._device.type == "cpu":
             _widen_embeddings(self._model, kernels)
         self._model.to(self._device)  # buffers, which are made on the CPU
-        self._wanted: torch.Tensor | None = None
+        self._logits_indices: torch.Tensor | None = None
         self._last_hidden: torch.Tensor | None = None
         if not hasattr(self._model, "get_logits"):
-            self._model.lm_head.register_forward_pre_hook(self._keep_wanted)
+            self._model.lm_head.register_forward_pre_hook(self._select_rows)
         self._layers = AutoModelConfigBuilder.build(config).num_layers
         with _called_with(_TRIED_TOKENS, self._model) as layers:
             tried = self._try(checkpoint)
@@ -117,13 +117,13 @@ class PatchedModel:
 
     @torch.inference_mode()
     def forward(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""
+        """Return logits ``[logits, vocab]`` and, after the last norm, hidden states ``[logits, hidden]``; float32."""
         with get_step_ctx_manager().context(step):
             inputs = self._inputs(step)
-            self._wanted = step.wanted
+            self._logits_indices = step.logits_indices
             output = self._model(**inputs)
             if hasattr(self._model, "get_logits"):
-                self._last_hidden = output[0, step.wanted]
+                self._last_hidden = output[0, step.logits_indices]
                 logits = self._model.get_logits(self._last_hidden)
             else:
                 logits = output[0]
@@ -141,9 +141,9 @@ class PatchedModel:
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(past_key_values=caches, context=step)
         return inputs
 
-    def _keep_wanted(self, _: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def _select_rows(self, _: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Let the head see only the tokens whose logits are asked for."""
-        hidden = given[0][:, self._wanted]
+        hidden = given[0][:, self._logits_indices]
         self._last_hidden = hidden[0]
         return (hidden, *given[1:])
 

@@ -171,7 +171,7 @@ class _Problem:
             position_ids=torch.zeros(1, rows, dtype=torch.int64, device=self._device),
             q_start_loc=counts.cumsum(0) - counts, q_seqlens=counts, kv_seqlens=tokens,
             block_offsets=self._table.to(self._device), kv_caches=nothing, is_decoding=False,
-            wanted=torch.arange(rows, device=self._device), max_q_len=max(count for count, _ in _SPANS),
+            logits_indices=torch.arange(rows, device=self._device), max_q_len=max(count for count, _ in _SPANS),
         )  # fmt: skip
 
     def _difference(self, attended: torch.Tensor, expected: torch.Tensor) -> str:

@@ -28,8 +28,8 @@ def order_of(operator: str) -> list[str]:
         for each in _turbomind.kernel_operators()
         if each["engine"] == "pytorch" and each["name"] == operator
     )
-    wanted = _turbomind.wanted_kernels("pytorch", operator)
-    return sorted(order, key=lambda source: source != wanted)
+    override = _turbomind.wanted_kernels("pytorch", operator)
+    return sorted(order, key=lambda source: source != override)
 
 
 def first_trusted(operator: str, checks: Mapping[str, Check], what: str) -> str:

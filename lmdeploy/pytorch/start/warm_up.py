@@ -126,7 +126,7 @@ def _step(counts: list[int], sizes: StepSizes, cache: Any, device: torch.device)
         block_offsets=blocks.to(device),
         kv_caches=cache,
         is_decoding=rows == len(counts),
-        wanted=starts + lengths - 1,
+        logits_indices=starts + lengths - 1,
         prompt_lens=lengths,
         max_q_len=max(counts),
         host_spans=(np.array(counts), blocks.numpy()),

@@ -21,7 +21,7 @@ from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
 from lmdeploy.serve.multi_model.placing import place_another
 from lmdeploy.serve.multi_model.prepared import PreparedModel
 from lmdeploy.serve.multi_model.registry import Registry, RegistryBusyError, ServedEntry
-from lmdeploy.serve.multi_model.wanted import WantedModel, require_distinct
+from lmdeploy.serve.multi_model.requested import RequestedModel, require_distinct
 from lmdeploy.serve.restrictions import GRPC_KEY_HEADER
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Administration:
         self._metadata = ((GRPC_KEY_HEADER, key),)
         self._unload_seconds = unload_seconds
 
-    async def load(self, wanted: WantedModel) -> None:
+    async def load(self, requested: RequestedModel) -> None:
         """Load one more model. Where that fails, everything is as it was.
 
         Raises
@@ -69,8 +69,8 @@ class Administration:
         with self._changing():
             served = self._registry.models()
             try:
-                require_distinct([*(entry.name for entry in served), wanted.name])
-                prepared = await _prepared(wanted)
+                require_distinct([*(entry.name for entry in served), requested.name])
+                prepared = await _prepared(requested)
                 entry = await asyncio.to_thread(place_another, self._registry, prepared, self._unload_seconds)
             except (ValueError, OSError) as error:
                 raise TritonRequestError(_REFUSED, str(error)) from None
@@ -162,7 +162,7 @@ class Administration:
         return TritonRequestError("INTERNAL", details)
 
 
-async def _prepared(wanted: WantedModel) -> PreparedModel:
+async def _prepared(requested: RequestedModel) -> PreparedModel:
     """Prepare a model in its own process.
 
     Raises
@@ -171,8 +171,8 @@ async def _prepared(wanted: WantedModel) -> PreparedModel:
         It cannot be; the text says why.
     """
     command = [sys.executable, "-m", "lmdeploy.serve.multi_model.prepare"]
-    done = await asyncio.to_thread(subprocess.run, command, input=wanted.to_json(), capture_output=True, text=True)
+    done = await asyncio.to_thread(subprocess.run, command, input=requested.to_json(), capture_output=True, text=True)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
-        raise ValueError(f"model {wanted.name} could not be loaded: {lines[-1] if lines else 'no reason was given'}")
+        raise ValueError(f"model {requested.name} could not be loaded: {lines[-1] if lines else 'no reason was given'}")
     return PreparedModel.from_json(done.stdout.splitlines()[-1])

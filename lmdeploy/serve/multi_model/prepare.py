@@ -1,8 +1,8 @@
-"""Make a wanted model ready for the engine: write its engine directory, and find out what it will take.
+"""Make a requested model ready for the engine: write its engine directory, and find out what it will take.
 
-``python -m lmdeploy.serve.multi_model.prepare`` does so for the JSON of a `WantedModel` on standard input, and prints
-the JSON of the `PreparedModel`; on failure one line on stderr, and exit status 1. Converting a checkpoint takes seconds
-and hundreds of megabytes, which a serving process does not have to spare.
+``python -m lmdeploy.serve.multi_model.prepare`` does so for the JSON of a `RequestedModel` on standard input, and
+prints the JSON of the `PreparedModel`; on failure one line on stderr, and exit status 1. Converting takes seconds and
+hundreds of megabytes, which a serving process does not have to spare.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmdeploy.extras import MissingExtraError
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.model import name_for_older_clients
 from lmdeploy.serve.multi_model.prepared import PreparedModel
-from lmdeploy.serve.multi_model.wanted import WantedModel
+from lmdeploy.serve.multi_model.requested import RequestedModel
 from lmdeploy.serve.resolved_model import resolved_model
 from lmdeploy.turbomind.engine_dir import EngineDir
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
@@ -29,7 +29,7 @@ _GROUP_BITS = 0.5  # of a rounded weight's scale (lmdeploy/capacity/plan.py)
 _BATCH = {"cpu": 64, "cuda": 256}  # as backend_cpp/engine/load_engine.cc
 
 
-def prepare(wanted: WantedModel, common_session_len: int | None = None) -> PreparedModel:
+def prepare(requested: RequestedModel, common_session_len: int | None = None) -> PreparedModel:
     """Return a model that can be loaded, converted where it was not yet.
 
     Parameters
@@ -42,7 +42,7 @@ def prepare(wanted: WantedModel, common_session_len: int | None = None) -> Prepa
     ValueError, OSError, MissingExtraError
         There is no such model, or the engine cannot run it.
     """
-    found = resolved_model(wanted.path, wanted.backend, wanted.chat_template, wanted.engine)
+    found = resolved_model(requested.path, requested.backend, requested.chat_template, requested.engine)
     made, engine = found.engine, dict(found.settings)
     positions = made.spec.learned_positions
     if 0 < positions < (engine.get("session_len") or 0) == common_session_len:
@@ -53,7 +53,7 @@ def prepare(wanted: WantedModel, common_session_len: int | None = None) -> Prepa
     session = config.session_len or made.spec.max_position_embeddings
     batch = config.max_batch_size or _BATCH[device]
     return PreparedModel(
-        name=wanted.name,
+        name=requested.name,
         engine_dir=str(made.path),
         older_name=name_for_older_clients("", str(made.path), found.chat_template),
         chat_template=found.chat_template,
@@ -65,9 +65,9 @@ def prepare(wanted: WantedModel, common_session_len: int | None = None) -> Prepa
     )
 
 
-def _device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
+def _device(requested: str) -> str:
+    if requested != "auto":
+        return requested
     from lmdeploy._turbomind import available_devices
 
     return available_devices()[-1]
@@ -127,7 +127,7 @@ def _state_bytes(spec: ModelSpec) -> int:
 def main() -> int:
     """Prepare the model on standard input; return the exit status."""
     try:
-        print(prepare(WantedModel.from_json(sys.stdin.read())).to_json())
+        print(prepare(RequestedModel.from_json(sys.stdin.read())).to_json())
     except (ValueError, OSError, MissingExtraError) as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1

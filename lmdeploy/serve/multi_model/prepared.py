@@ -23,7 +23,7 @@ class PreparedModel:
     older_name
         What Triton clients of LMDeploy up to 0.5.1 receive.
     chat_template
-        As in `WantedModel`.
+        As in `RequestedModel`.
     engine
         Settings of the engine.
     device

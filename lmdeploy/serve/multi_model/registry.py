@@ -120,11 +120,11 @@ class Registry:
 
     def new_suffix(self, name: str, taken: Collection[str]) -> str:
         """Return a suffix that says which model it is, and that no other has."""
-        wanted = f".{_UNFIT.sub('_', name)}"
-        suffix, number = wanted, 1
+        base = f".{_UNFIT.sub('_', name)}"
+        suffix, number = base, 1
         while suffix in taken:
             number += 1
-            suffix = f"{wanted}-{number}"
+            suffix = f"{base}-{number}"
         return suffix
 
     def add_folders(self, model: PreparedModel, suffix: str, cache: float | None, unload_seconds: float) -> None:

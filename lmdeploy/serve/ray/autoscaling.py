@@ -24,22 +24,22 @@ class QueuePolicy:
         self._bound = waiting_per_replica
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        """Return the number of replicas wanted, and no state."""
+        """Return the desired number of replicas, and no state."""
         waiting = sum((context.aggregated_metrics or {}).get("waiting", {}).values())
-        wanted = wanted_replicas(
+        desired = desired_replicas(
             context.current_num_replicas,
             context.total_num_requests,
             waiting,
             target_requests=context.config.get_target_ongoing_requests(),
             waiting_per_replica=self._bound,
         )
-        return wanted, {}
+        return desired, {}
 
 
-def wanted_replicas(
+def desired_replicas(
     current: int, requests: float, waiting: float, *, target_requests: float, waiting_per_replica: float
 ) -> int:
-    """Return the number of replicas wanted.
+    """Return the desired number of replicas.
 
     Parameters
     ----------

@@ -138,9 +138,9 @@ class Ingress:
                 raise error
             if length > SHORT and not has_share:  # nothing more is read meanwhile
                 key = matching_key(request.headers, self._api_keys)
-                wanted = int(declared) if declared.isdigit() else self._max_body_bytes
+                size = int(declared) if declared.isdigit() else self._max_body_bytes
                 try:
-                    await held.enter_async_context(self._bodies.taken(key, wanted, MOST_WAITING))
+                    await held.enter_async_context(self._bodies.taken(key, size, MOST_WAITING))
                 except TimeoutError:
                     raise ApiError(503, _LONG, code="overloaded") from None
                 has_share = True
@@ -193,9 +193,9 @@ class Ingress:
 
 def _sent_on(request: Request) -> tuple[tuple[str, str], ...]:
     """Return the headers that a replica gets, as UTF-8; to its server our own origin would be another."""
-    wanted = _SENT_ON - {"origin"} if is_own_origin(request.headers) else _SENT_ON
+    forwarded = _SENT_ON - {"origin"} if is_own_origin(request.headers) else _SENT_ON
     texts = ((name.decode("latin-1").lower(), value.decode(errors="replace")) for name, value in request.headers.raw)
-    return tuple((name, value) for name, value in texts if name in wanted)
+    return tuple((name, value) for name, value in texts if name in forwarded)
 
 
 def _is_stream(head: Head) -> bool:

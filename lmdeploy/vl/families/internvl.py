@@ -34,10 +34,10 @@ def tiling(part: VisionPart, options: Options) -> dict[str, Any]:
         If ``max_dynamic_patch`` is no number of tiles.
     """
     most = part.processor.max_patches
-    wanted = options.get("max_dynamic_patch", _TILES_OF_DETAIL.get(str(options.get("detail")), most))
-    if type(wanted) is not int or wanted < 1:
-        raise ValueError(f"max_dynamic_patch must be a whole number >= 1, got {wanted!r}")
-    return {"crop_to_patches": True, "max_patches": min(wanted, most)}
+    requested = options.get("max_dynamic_patch", _TILES_OF_DETAIL.get(str(options.get("detail")), most))
+    if type(requested) is not int or requested < 1:
+        raise ValueError(f"max_dynamic_patch must be a whole number >= 1, got {requested!r}")
+    return {"crop_to_patches": True, "max_patches": min(requested, most)}
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:

@@ -45,8 +45,8 @@ class Tiles:
         scales = {canvas: self._scale(size, canvas) for canvas in self._canvases()}
         enlarging = [scale for scale in scales.values() if scale >= 1]
         is_largest = self.fills_canvas or not enlarging
-        wanted = max(enlarging or scales.values()) if is_largest else min(enlarging)
-        return min((canvas for canvas in scales if scales[canvas] == wanted), key=lambda canvas: canvas[0] * canvas[1])
+        scale = max(enlarging or scales.values()) if is_largest else min(enlarging)
+        return min((canvas for canvas in scales if scales[canvas] == scale), key=lambda canvas: canvas[0] * canvas[1])
 
     def pixels(self, image: Image) -> "torch.Tensor":
         """Return the tiles ``[tiles, 3, side, side]``."""

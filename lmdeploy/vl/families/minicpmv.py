@@ -59,10 +59,10 @@ class Slicer:
         ValueError
             If ``max_slice_nums`` is no number of slices.
         """
-        wanted = options.get("max_slice_nums", self.most)
-        if type(wanted) is not int or wanted < 1:
-            raise ValueError(f"max_slice_nums must be a whole number >= 1, got {wanted!r}")
-        most = min(wanted, self.most)
+        requested = options.get("max_slice_nums", self.most)
+        if type(requested) is not int or requested < 1:
+            raise ValueError(f"max_slice_nums must be a whole number >= 1, got {requested!r}")
+        most = min(requested, self.most)
         width, height = size
         count = min(math.ceil(width * height / self.side**2), most)
         if count < 2:

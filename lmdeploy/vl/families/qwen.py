@@ -30,10 +30,10 @@ def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
     least, most = part.processor.size["shortest_edge"], part.processor.size["longest_edge"]
     bounds = {}
     for name, own in (("min_pixels", least), ("max_pixels", most)):
-        wanted = options.get(name, own)
-        if type(wanted) is not int or wanted < 1:
-            raise ValueError(f"{name} must be a whole number >= 1, got {wanted!r}")
-        bounds[name] = min(max(wanted, least), most)
+        requested = options.get(name, own)
+        if type(requested) is not int or requested < 1:
+            raise ValueError(f"{name} must be a whole number >= 1, got {requested!r}")
+        bounds[name] = min(max(requested, least), most)
     if bounds["min_pixels"] > bounds["max_pixels"]:
         raise ValueError(
             f"min_pixels must be at most max_pixels, got {bounds['min_pixels']} and {bounds['max_pixels']}"

@@ -44,10 +44,10 @@ def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
     most = int(size.get("longest_edge") or part.video.get("max_pixels") or own["longest_edge"])
     bounds = []
     for name, default in (("min_pixels", least), ("max_pixels", most)):
-        wanted = options.get(name, default)
-        if type(wanted) is not int or wanted < 1:
-            raise ValueError(f"{name} must be a whole number >= 1, got {wanted!r}")
-        bounds.append(min(max(wanted, least), most))
+        requested = options.get(name, default)
+        if type(requested) is not int or requested < 1:
+            raise ValueError(f"{name} must be a whole number >= 1, got {requested!r}")
+        bounds.append(min(max(requested, least), most))
     if bounds[0] > bounds[1]:
         raise ValueError(f"min_pixels must be at most max_pixels, got {bounds[0]} and {bounds[1]}")
     return bounds[0], bounds[1]

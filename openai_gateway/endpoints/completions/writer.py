@@ -39,7 +39,7 @@ class CompletionWriter:
         self._frame = frame
         self._index = index
         self._texts = texts
-        self._wanted = body.logprobs or 0
+        self._num_logprobs = body.logprobs or 0
         self._echo = echo
         self._has_begun = not echo.text
         self._place: TextPlace | None = None
@@ -76,7 +76,7 @@ class CompletionWriter:
     async def _with_logprobs(self, text: str, scored: Sequence[Scored], texts: TokenTexts) -> bytes:
         if self._place is None:
             self._place = await self._echo.place(texts)
-        logprobs = await completion_logprobs(scored, texts, self._wanted, self._place)
+        logprobs = await completion_logprobs(scored, texts, self._num_logprobs, self._place)
         return self._event(SLOT, logprobs=logprobs.model_dump()).fill(text)
 
     def _event(

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
-from openai_gateway.endpoints.embeddings.vectors import MOST_NUMBERS, ServeContext, Wanted, cannot, ids_of, made_of
+from openai_gateway.endpoints.embeddings.vectors import (
+    MOST_NUMBERS,
+    PoolingParams,
+    ServeContext,
+    cannot,
+    ids_of,
+    made_of,
+)
 from openai_gateway.errors import ApiError
 from openai_gateway.models import Chosen
 
@@ -19,7 +26,7 @@ _MOST_WEIGHTS = 1 << 20  # above 0 in the sparse vectors of a response
 
 
 async def token_vectors_of(
-    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted
+    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], params: PoolingParams
 ) -> tuple[list[NDArray[np.float32]], TokenCounts]:
     """Return the vectors of each text's tokens, ``[tokens, size]`` each, and how many tokens the texts have.
 
@@ -29,7 +36,7 @@ async def token_vectors_of(
         The model is no encoder, or the texts have more tokens than a response may have vectors.
     """
     heads = _heads_of(ctx.chosen)
-    ids = await ids_of(ctx.chosen, inputs, wanted)
+    ids = await ids_of(ctx.chosen, inputs, params)
     count, most = sum(map(len, ids)), MOST_NUMBERS // heads.size
     if count > most:
         name = ctx.chosen.model.name
@@ -39,7 +46,7 @@ async def token_vectors_of(
 
 
 async def token_weights_of(
-    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted
+    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], params: PoolingParams
 ) -> tuple[list[NDArray[np.float32]], TokenCounts]:
     """Return the weight of each token of each text, ``[tokens]`` each, and how many tokens the texts have.
 
@@ -51,11 +58,11 @@ async def token_weights_of(
     heads = _heads_of(ctx.chosen)
     if not heads.weights:
         raise cannot(ctx.chosen, "has no weight for each token: its checkpoint has no sparse_linear.pt")
-    ids = await ids_of(ctx.chosen, inputs, wanted)
+    ids = await ids_of(ctx.chosen, inputs, params)
     return await made_of(ctx, ids, lambda _, states: heads.weights_of(states))
 
 
-async def sparse_vectors_of(ctx: ServeContext, inputs: Sequence[str], wanted: Wanted) -> list[dict[int, float]]:
+async def sparse_vectors_of(ctx: ServeContext, inputs: Sequence[str], params: PoolingParams) -> list[dict[int, float]]:
     """Return the weights of each text by token of the vocabulary.
 
     Raises
@@ -66,7 +73,7 @@ async def sparse_vectors_of(ctx: ServeContext, inputs: Sequence[str], wanted: Wa
     heads = _heads_of(ctx.chosen)
     if not heads.makes_sparse_vectors:
         raise cannot(ctx.chosen, f"makes no sparse vectors: its checkpoint has {NO_SPARSE_LAYERS}")
-    ids = await ids_of(ctx.chosen, inputs, wanted)
+    ids = await ids_of(ctx.chosen, inputs, params)
     count = 0
 
     def make(tokens: list[int], states: NDArray[np.float32]) -> dict[int, float]:

@@ -40,7 +40,7 @@ _TYPES = {"search_query": "query", "search_document": "document", "passage": "do
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PoolingParams:
     """How a caller wants vectors made.
 
     Attributes
@@ -94,7 +94,7 @@ def cannot(chosen: Chosen, why: str) -> ApiError:
 
 
 async def vectors_of(
-    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted = Wanted()
+    ctx: ServeContext, inputs: Sequence[str] | Sequence[list[int]], params: PoolingParams = PoolingParams()
 ) -> tuple[NDArray[np.float32], TokenCounts]:
     """Return the vector of each text, as its model wants it made, and how many tokens the texts have.
 
@@ -102,7 +102,7 @@ async def vectors_of(
     ----------
     inputs
         Texts, or their tokens.
-    wanted
+    params
         How they are made.
 
     Raises
@@ -114,32 +114,34 @@ async def vectors_of(
     if pooling is None or pooling.refusal:
         reason = pooling.refusal if pooling else "its checkpoint has no modules.json"
         raise cannot(ctx.chosen, f"makes no embeddings: {reason}")
-    dimensions = wanted.dimensions
+    dimensions = params.dimensions
     if dimensions is not None and pooling.dimensions and dimensions not in pooling.dimensions:
         sizes = ", ".join(map(str, pooling.dimensions))
         message = f"dimensions must be one of {sizes} with the model `{model.name}`, got {dimensions}"
         raise ApiError(400, message, param="dimensions")
-    if wanted.task is not None:
-        ctx, wanted = await with_task(ctx, pooling, wanted, wanted.task)
-    chosen, prompt = ctx.chosen, prompt_of(ctx.chosen, pooling, wanted)
+    if params.task is not None:
+        ctx, params = await with_task(ctx, pooling, params, params.task)
+    chosen, prompt = ctx.chosen, prompt_of(ctx.chosen, pooling, params)
     if pooling.without_prompt and prompt and isinstance(inputs[0], str):
         beginning = pooling.frame.bare(await model.client.tokenize(text=pooling.whole(prompt, "")))
         skipped = len(pooling.frame.before) + len(beginning)
-        ids = await ids_of(chosen, inputs, wanted)
+        ids = await ids_of(chosen, inputs, params)
         pooled, usage = await made_of(ctx, ids, lambda _, rows: pooling.pooled(rows, skipped))
         vectors = np.stack(pooled)
     else:
         texts: list[Any] = [pooling.whole(prompt, each) if isinstance(each, str) else each for each in inputs]
-        if wanted.truncate:
+        if params.truncate:
             texts = [await truncated(chosen, pooling.frame, each) for each in texts]
         vectors, usage = await states_of(ctx, [state_request(each) for each in texts])
     try:
-        return pooling.finished(vectors, wanted.normalizes, dimensions), usage
+        return pooling.finished(vectors, params.normalizes, dimensions), usage
     except ValueError as error:
         raise ApiError(400, str(error), param="dimensions") from None
 
 
-async def with_task(ctx: ServeContext, pooling: Pooling, wanted: Wanted, task: str) -> tuple[ServeContext, Wanted]:
+async def with_task(
+    ctx: ServeContext, pooling: Pooling, params: PoolingParams, task: str
+) -> tuple[ServeContext, PoolingParams]:
     """Return the request to the adapter for a task, and how vectors are made with it."""
     model = ctx.chosen.model
     known = await model.adapters.visible(*keys_of(ctx.request.scope))
@@ -147,23 +149,23 @@ async def with_task(ctx: ServeContext, pooling: Pooling, wanted: Wanted, task: s
         names = ", ".join(known) or "none"
         message = f"task must be an adapter of the model `{model.name}` ({names}), got {task}"
         raise ApiError(400, message, param="task")
-    if wanted.prompt_name is None and wanted.input_type is None and task in pooling.prompts:
-        wanted = replace(wanted, prompt_name=task)
-    return replace(ctx, chosen=Chosen(model, task, is_adapter=True)), wanted
+    if params.prompt_name is None and params.input_type is None and task in pooling.prompts:
+        params = replace(params, prompt_name=task)
+    return replace(ctx, chosen=Chosen(model, task, is_adapter=True)), params
 
 
-def prompt_of(chosen: Chosen, pooling: Pooling, wanted: Wanted) -> str:
+def prompt_of(chosen: Chosen, pooling: Pooling, params: PoolingParams) -> str:
     """Return the text in front of each text."""
     known = pooling.prompts
-    if wanted.prompt_name is not None:
-        if wanted.prompt_name not in known:
+    if params.prompt_name is not None:
+        if params.prompt_name not in known:
             names = ", ".join(known) or "none"
             message = (
-                f"prompt_name must be a prompt of the model `{chosen.model.name}` ({names}), got {wanted.prompt_name}"
+                f"prompt_name must be a prompt of the model `{chosen.model.name}` ({names}), got {params.prompt_name}"
             )
             raise ApiError(400, message, param="prompt_name")
-        return known[wanted.prompt_name]
-    kind = wanted.input_type
+        return known[params.prompt_name]
+    kind = params.input_type
     if kind is None or not known:
         return known.get(pooling.default_prompt, "")
     for name in (kind, *_PROMPTS_OF.get(_TYPES.get(kind, kind), ())):
@@ -245,16 +247,16 @@ def state_request(
     return GenerateRequest(messages=prompt, template_options=options, **fields)
 
 
-async def ids_of(chosen: Chosen, inputs: Sequence[str] | Sequence[list[int]], wanted: Wanted) -> list[list[int]]:
+async def ids_of(chosen: Chosen, inputs: Sequence[str] | Sequence[list[int]], params: PoolingParams) -> list[list[int]]:
     """Return the tokens of each text, with its prompt in front, and those around it."""
     pooling = chosen.model.pooling or Pooling()
-    prompt = prompt_of(chosen, pooling, wanted)
+    prompt = prompt_of(chosen, pooling, params)
     some = asyncio.Semaphore(_TOKENIZED_AT_A_TIME)
 
     async def tokens_of(text: str | list[int]) -> list[int]:
         whole = pooling.whole(prompt, text) if isinstance(text, str) else text
         async with some:
-            kept = await truncated(chosen, pooling.frame, whole) if wanted.truncate else whole
+            kept = await truncated(chosen, pooling.frame, whole) if params.truncate else whole
             return await chosen.model.client.tokenize(text=kept) if isinstance(kept, str) else list(kept)
 
     return await asyncio.gather(*map(tokens_of, inputs))

@@ -38,9 +38,9 @@ class ImageSource(Strict):
 
     @model_validator(mode="after")
     def _is_whole(self) -> ImageSource:
-        wanted = "data" if self.type == "base64" else "url"
-        if getattr(self, wanted) is None:
-            raise FieldError(wanted, f"{wanted} is required in a source of type {self.type}")
+        required = "data" if self.type == "base64" else "url"
+        if getattr(self, required) is None:
+            raise FieldError(required, f"{required} is required in a source of type {self.type}")
         return self
 
     @property

@@ -144,8 +144,8 @@ class Prompted(ConversationFields):
     @property
     def grammar(self) -> dict[str, Any] | None:
         """Format of the response's text, in the engine's form; None: free text."""
-        wanted = (self.output_config and self.output_config.format) or self.output_format
-        return wanted.for_engine if wanted else None
+        requested = (self.output_config and self.output_config.format) or self.output_format
+        return requested.for_engine if requested else None
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
@@ -232,9 +232,9 @@ class MessagesRequest(Prompted, SamplingFields):
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate."""
         return super().generation_inputs(sampling_defaults) | {
-            "want_cached_len": True,
+            "return_cached_len": True,
             "max_new_tokens": self.max_tokens,
             "response_format": self.grammar,
             "stop_words": [*(self.stop_sequences or ())],
-            "want_stop_string": bool(self.stop_sequences),
+            "return_stop_string": bool(self.stop_sequences),
         }

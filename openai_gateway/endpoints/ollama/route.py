@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from lmdeploy.version import __version__
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.completions.prompts import infilling_by
-from openai_gateway.endpoints.embeddings.vectors import ServeContext, Wanted, vectors_of
+from openai_gateway.endpoints.embeddings.vectors import PoolingParams, ServeContext, vectors_of
 from openai_gateway.endpoints.ollama.described import listed, shown
 from openai_gateway.endpoints.ollama.protocol import (
     ChatRequest,
@@ -66,8 +66,8 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     chosen = await gateway.choose(name_of(body.model), request)
     embeddings, tokens = list[list[float]](), 0
     if body.texts:
-        wanted = Wanted(body.dimensions, truncate=body.truncate is not False)
-        vectors, usage = await vectors_of(ServeContext(gateway, request, chosen), body.texts, wanted)
+        params = PoolingParams(body.dimensions, truncate=body.truncate is not False)
+        vectors, usage = await vectors_of(ServeContext(gateway, request, chosen), body.texts, params)
         embeddings, tokens = vectors.tolist(), usage.prompt_tokens
     return {
         "model": body.model,
@@ -140,7 +140,7 @@ async def _respond(
 ) -> Response:
     model, conversation = chosen.model, Conversation(body, chosen.model, gateway)
     generate = conversation.request(body.generation_inputs(model.sampling_defaults))
-    generate.stream, generate.want_engine_seconds = streams, True
+    generate.stream, generate.return_engine_seconds = streams, True
     generate.fields["stop_words"] = [*generate.fields.get("stop_words", ()), *stops]
     await gateway.bound_logprobs(model, generate)
     chunks = await gateway.dispatch(request, chosen, generate)

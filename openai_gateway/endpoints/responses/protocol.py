@@ -188,7 +188,7 @@ class ResponsesRequest(ConversationFields, SamplingFields):
         return self.parallel_tool_calls
 
     @property
-    def wants_logprobs(self) -> bool:
+    def returns_logprobs(self) -> bool:
         """Whether log probabilities are part of the response."""
         return "message.output_text.logprobs" in (self.include or ())
 
@@ -225,10 +225,10 @@ class ResponsesRequest(ConversationFields, SamplingFields):
     def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate."""
         return super().generation_inputs(sampling_defaults) | {
-            "want_cached_len": True,
+            "return_cached_len": True,
             "max_new_tokens": self.max_output_tokens or ALL_THAT_IS_LEFT,
             "response_format": self.grammar,
-            "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
+            "logprobs": (self.top_logprobs or 0) if self.returns_logprobs else None,
         }
 
     def echoed(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class ResponseWriter:
     ) -> None:
         self._machine = machine
         self._storing = storing
-        self._texts = chosen.model.token_texts if body.wants_logprobs else None
+        self._texts = chosen.model.token_texts if body.returns_logprobs else None
         self._summarizes = body.reasoning is not None and body.reasoning.summary is not None
         self._number = 0
         self._item: dict[str, Any] | None = None  # being written

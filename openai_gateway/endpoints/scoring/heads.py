@@ -12,8 +12,8 @@ from lmdeploy.model_metadata.pooling import unit
 from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.endpoints.embeddings.vectors import (
+    PoolingParams,
     ServeContext,
-    Wanted,
     cannot,
     first_tokens,
     state_request,
@@ -60,7 +60,7 @@ async def scores_of_pairs(
         )
         raise ApiError(400, message, param="instruction")
     if head is None:
-        vectors, usage = await vectors_of(ctx, [*firsts, *seconds], Wanted(truncate=body.truncate))
+        vectors, usage = await vectors_of(ctx, [*firsts, *seconds], PoolingParams(truncate=body.truncate))
         directions = unit(vectors)
         scores: NDArray[np.float32] = np.sum(directions[: len(firsts)] * directions[len(firsts) :], axis=1)
         return scores, usage

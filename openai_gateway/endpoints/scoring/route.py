@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.endpoints.embeddings.tokens import token_vectors_of, token_weights_of
-from openai_gateway.endpoints.embeddings.vectors import ServeContext, Wanted, vectors_of
+from openai_gateway.endpoints.embeddings.vectors import PoolingParams, ServeContext, vectors_of
 from openai_gateway.endpoints.scoring.heads import head_numbers, scores_of_pairs
 from openai_gateway.endpoints.scoring.protocol import (
     Classified,
@@ -111,12 +111,12 @@ async def _pooled(body: PoolingRequest, ctx: ServeContext) -> tuple[Iterable[NDA
     if body.messages is not None or task == "classify":
         rows, _, usage = await head_numbers(ctx, body.prompts)
         return rows, usage
-    wanted = Wanted(None, body.input_type, body.prompt_name, body.truncate)
+    params = PoolingParams(None, body.input_type, body.prompt_name, body.truncate)
     if task == "embed":
-        return await vectors_of(ctx, body.prompts, wanted)
+        return await vectors_of(ctx, body.prompts, params)
     if task == "token_embed":
-        return await token_vectors_of(ctx, body.prompts, wanted)
-    weights, usage = await token_weights_of(ctx, body.prompts, wanted)
+        return await token_vectors_of(ctx, body.prompts, params)
+    weights, usage = await token_weights_of(ctx, body.prompts, params)
     return [each[:, None] for each in weights], usage
 
 

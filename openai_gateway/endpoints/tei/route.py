@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from openai_gateway.endpoints.embeddings.tokens import sparse_vectors_of, token_vectors_of
-from openai_gateway.endpoints.embeddings.vectors import ServeContext, Wanted, vectors_of
+from openai_gateway.endpoints.embeddings.vectors import PoolingParams, ServeContext, vectors_of
 from openai_gateway.endpoints.scoring.heads import numbers_of_rows
 from openai_gateway.endpoints.tei.protocol import (
     EmbedRequest,
@@ -30,8 +30,8 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
     """Return the vector of each text."""
     _refuse_left(body.truncate, body.truncation_direction)
     ctx = await _first(gateway, request, lambda model: model.pooling is not None and model.score_head is None)
-    wanted = Wanted(body.dimensions, None, body.prompt_name, body.truncate, body.normalize)
-    vectors, _ = await vectors_of(ctx, body.texts, wanted)
+    params = PoolingParams(body.dimensions, None, body.prompt_name, body.truncate, body.normalize)
+    vectors, _ = await vectors_of(ctx, body.texts, params)
     made: list[list[float]] = vectors.tolist()
     return made
 
@@ -41,8 +41,8 @@ async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDepend
     """Return the vectors of each text's tokens."""
     _refuse_left(body.truncate, body.truncation_direction)
     ctx = await _first(gateway, request, lambda model: model.token_heads is not None and model.score_head is None)
-    wanted = Wanted(prompt_name=body.prompt_name, truncate=body.truncate)
-    vectors, _ = await token_vectors_of(ctx, body.texts, wanted)
+    params = PoolingParams(prompt_name=body.prompt_name, truncate=body.truncate)
+    vectors, _ = await token_vectors_of(ctx, body.texts, params)
     return [each.tolist() for each in vectors]
 
 
@@ -53,8 +53,8 @@ async def embed_sparse(body: TextsRequest, request: Request, gateway: GatewayDep
     ctx = await _first(
         gateway, request, lambda model: model.token_heads is not None and model.token_heads.makes_sparse_vectors
     )
-    wanted = Wanted(prompt_name=body.prompt_name, truncate=body.truncate)
-    vectors = await sparse_vectors_of(ctx, body.texts, wanted)
+    params = PoolingParams(prompt_name=body.prompt_name, truncate=body.truncate)
+    vectors = await sparse_vectors_of(ctx, body.texts, params)
     return [[SparseValue(index=index, value=value) for index, value in each.items()] for each in vectors]
 
 

@@ -57,7 +57,7 @@ def test_chunks_and_tokens_see_all_that_came_before(
             block_offsets=table,
             kv_caches=cache,
             is_decoding=rows == len(spans),
-            wanted=torch.arange(rows, device=device),
+            logits_indices=torch.arange(rows, device=device),
         )
         parts = [
             torch.cat([x[slice(*span)] for x, span in zip(of, spans, strict=True)]) for of in (queries, keys, values)

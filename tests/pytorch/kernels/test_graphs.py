@@ -46,7 +46,9 @@ def test_a_model_that_does_not_want_it_is_not_captured(
     drivers: tuple[StepDriver, StepDriver], captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu, gpu = drivers
-    monkeypatch.setattr(gpu.runner._model, "can_capture", lambda step: step.is_decoding and len(step.wanted) > 1)
+    monkeypatch.setattr(
+        gpu.runner._model, "can_capture", lambda step: step.is_decoding and len(step.logits_indices) > 1
+    )
     check(cpu, gpu, Part(0, 0, [5]))
     assert not captures
     check(cpu, gpu, Part(0, 1, [6]), Part(1, 0, [5]))

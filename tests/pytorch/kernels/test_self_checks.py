@@ -120,7 +120,7 @@ def test_flashinfer_gets_the_blocks_of_each_sequence(random: torch.Generator) ->
     nothing = torch.zeros(1, 9, dtype=torch.int64)
     context = StepContext(
         nothing, nothing, step.q_start_loc, step.q_seqlens, step.kv_seqlens, step.block_offsets, None,
-        is_decoding=False, wanted=nothing,
+        is_decoding=False, logits_indices=nothing,
     )  # fmt: skip
     lists, blocks = flashinfer.page_lists(context, BLOCK_LEN)
     assert {tensor.dtype for tensor in (*lists.values(), blocks)} == {torch.int32}

@@ -81,7 +81,7 @@ def run_chunks(
             block_offsets=torch.tensor(present, device=device)[:, None],
             kv_caches=cache,
             is_decoding=bool((q_lens == 1).all()),
-            wanted=torch.arange(int(q_lens.sum()), device=device),
+            logits_indices=torch.arange(int(q_lens.sum()), device=device),
         )
         if isinstance(cache, PlainCache):
             cache.step = step

@@ -74,7 +74,7 @@ def whole_step(tokens: list[int], **fields: Any) -> StepContext:
         block_offsets=torch.tensor([[0]]),
         kv_caches=cache,
         is_decoding=False,
-        **{"wanted": torch.arange(rows)} | fields,
+        **{"logits_indices": torch.arange(rows)} | fields,
     )
     return cache.step
 
@@ -83,7 +83,7 @@ def test_only_rows_whose_logits_are_asked_for_reach_the_head(llama: Path) -> Non
     for custom in (None, str(MANUAL)):
         model = PatchedModel(llama, custom_module_map=custom)
         whole, _ = model.forward(whole_step(PROMPTS[0]))
-        logits, hidden = model.forward(whole_step(PROMPTS[0], wanted=torch.tensor([7, 44])))
+        logits, hidden = model.forward(whole_step(PROMPTS[0], logits_indices=torch.tensor([7, 44])))
         assert logits == pytest.approx(whole[[7, 44]], abs=1e-5)
         assert hidden.shape == (2, 32)
 

@@ -170,15 +170,15 @@ def install_vllm() -> None:
 
 def install_embedders() -> None:
     """Install the packages that embed texts, for this interpreter, into their own folder."""
-    stamp, wanted = root() / "embedders.version", " ".join(EMBEDDER_PACKAGES)
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+    stamp, expected = root() / "embedders.version", " ".join(EMBEDDER_PACKAGES)
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == expected:
         say("OpenVINO for encoders is there")
         return
     say("installing OpenVINO for encoders (about 20 s)")
     shutil.rmtree(embedders(), ignore_errors=True)
     command = [sys.executable, *_PIP, "install", "--target", str(embedders()), *EMBEDDER_PACKAGES]
     _logged(command, "embedders.log")
-    stamp.write_text(wanted, encoding="utf-8")
+    stamp.write_text(expected, encoding="utf-8")
 
 
 def make_models() -> None:

@@ -41,11 +41,11 @@ def main(context: Context) -> None:
     After that the batch drains: steps are not full, for which no engine is to blame.
     """
     context.native()
-    wanted = lengths(_FEW if context.is_dry_run else _REQUESTS)
+    sizes = lengths(_FEW if context.is_dry_run else _REQUESTS)
     if context.is_dry_run:
-        wanted = [(prompt // 40 + 1, response // 40 + 1) for prompt, response in wanted]
+        sizes = [(prompt // 40 + 1, response // 40 + 1) for prompt, response in sizes]
     batch = 4 if context.is_dry_run else _BATCH
-    requests = random_prompts(random.Random(1), wanted)
+    requests = random_prompts(random.Random(1), sizes)
     config = TurbomindEngineConfig(
         **EVERY_TOKEN, device="cuda", dtype="bfloat16", max_batch_size=batch, max_prefill_token_num=_TOKENS_A_STEP,
         session_len=128 if context.is_dry_run else 2112,
@@ -58,19 +58,19 @@ def main(context: Context) -> None:
         records = engine.generate(requests, len(requests), GREEDY)
         after = engine.step_seconds
     seconds = duration(records)
-    read, written = (sum(numbers) for numbers in zip(*wanted, strict=True))
+    read, written = (sum(numbers) for numbers in zip(*sizes, strict=True))
     context.note("crowd: output tokens/s", written / seconds)
     context.note("crowd: all tokens/s", (read + written) / seconds)
     context.note("crowd: busy", (after[0] - worked) / (after[1] - passed))
     begun = max(record.arrivals[0][0] for record in records) - min(record.started for record in records)
     context.note("crowd: seconds", begun)
     cost = ModelCost.of(Sizes.of_config(context.shape(_SHAPE).config), 2, 2, 2)
-    least = least_seconds(cost, (context.found(COPY), context.found(BFLOAT16)), wanted, batch, _TOKENS_A_STEP)
+    least = least_seconds(cost, (context.found(COPY), context.found(BFLOAT16)), sizes, batch, _TOKENS_A_STEP)
     context.note("crowd: least seconds", least)
 
 
 def least_seconds(
-    cost: ModelCost, limits: tuple[float, float], wanted: Sequence[tuple[int, int]], batch: int, tokens_a_step: int
+    cost: ModelCost, limits: tuple[float, float], sizes: Sequence[tuple[int, int]], batch: int, tokens_a_step: int
 ) -> float:
     """Return the seconds until all requests have their first token, if every operator ran at a limit of the device.
 
@@ -81,10 +81,10 @@ def least_seconds(
     ----------
     limits
         Of the device: bytes and operations a second.
-    wanted
+    sizes
         Tokens of each request's prompt and response.
     """
-    waiting = list(reversed(wanted))
+    waiting = list(reversed(sizes))
     running: list[list[int]] = []  # tokens of the prompt still to be computed, context so far, tokens still to come
     seconds = 0.0
     while waiting or any(state[0] for state in running):

@@ -24,7 +24,7 @@ _SETTINGS = [field.name for config in (TurbomindEngineConfig, WorkerSettings) fo
 
 
 @dataclass(frozen=True)
-class WantedModel:
+class RequestedModel:
     """A model as somebody asks for it.
 
     Attributes
@@ -75,7 +75,7 @@ class WantedModel:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> WantedModel:
+    def from_json(cls, text: str) -> RequestedModel:
         """Return the inverse of `to_json`."""
         return cls(**json.loads(text))
 
@@ -123,7 +123,7 @@ def split_argument(argument: str) -> tuple[str, str]:
     return ("", argument) if not equals or "/" in name or Path(argument).is_dir() else (name, path)
 
 
-def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[WantedModel]:
+def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[RequestedModel]:
     """Return the models of a command line, each ``PATH`` or ``NAME=PATH``.
 
     Parameters
@@ -140,12 +140,12 @@ def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[
     for argument in arguments:
         name, path = split_argument(argument)
         name = name or model_name_of(Path(path).expanduser().absolute())
-        models.append(WantedModel(name=name, path=path, **common))
+        models.append(RequestedModel(name=name, path=path, **common))
     require_distinct([model.name for model in models])
     return models
 
 
-def read_models_file(file: Path, common: Mapping[str, Any]) -> list[WantedModel]:
+def read_models_file(file: Path, common: Mapping[str, Any]) -> list[RequestedModel]:
     """Return the models of a JSON or YAML file.
 
     Parameters
@@ -178,11 +178,11 @@ def _parsed(file: Path) -> Any:
         raise ValueError(f"is no YAML: {error}") from None
 
 
-def _models_of(content: Any, file: Path, common: Mapping[str, Any]) -> list[WantedModel]:
+def _models_of(content: Any, file: Path, common: Mapping[str, Any]) -> list[RequestedModel]:
     entries = content.get("models") if isinstance(content, dict) else content
     if not isinstance(entries, list) or not entries:
         raise ValueError("must hold a list `models` with a model or more")
-    known = [each.name for each in fields(WantedModel)]
+    known = [each.name for each in fields(RequestedModel)]
     models = []
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
@@ -194,7 +194,7 @@ def _models_of(content: Any, file: Path, common: Mapping[str, Any]) -> list[Want
     return models
 
 
-def _model_of(number: int, entry: Mapping[str, Any], folder: Path, common: Mapping[str, Any]) -> WantedModel:
+def _model_of(number: int, entry: Mapping[str, Any], folder: Path, common: Mapping[str, Any]) -> RequestedModel:
     engine = entry.get("engine") or {}
     texts = {key: value for key, value in entry.items() if key != "engine"}
     wrong = next((key for key, value in texts.items() if not isinstance(value, str)), None)
@@ -205,5 +205,5 @@ def _model_of(number: int, entry: Mapping[str, Any], folder: Path, common: Mappi
     alongside = folder / texts["path"]
     path = str(alongside) if alongside.exists() else texts["path"]
     name = texts.get("name") or model_name_of(Path(path).expanduser().absolute())
-    model = WantedModel(**{**common, **texts, "path": path, "name": name})
+    model = RequestedModel(**{**common, **texts, "path": path, "name": name})
     return replace(model, engine={**common.get("engine", {}), **engine})
