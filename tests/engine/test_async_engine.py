@@ -11,6 +11,7 @@ import pytest
 
 from lmdeploy import GenerationConfig, Response, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
+from lmdeploy.turbomind.engine import EngineOutput
 from tests.support.both_engines import config_for
 from tests.support.waiting import eventually, eventually_sync
 
@@ -72,13 +73,25 @@ async def test_threads_and_event_loops_share_one_engine(pipe: AsyncEngine) -> No
     assert [[response.text for response in reply] for reply in responses[3:]] == [want] * 2
 
 
-async def test_the_event_loop_goes_on_while_a_response_is_made(pipe: AsyncEngine) -> None:
-    response = asyncio.create_task(pipe.async_batch_infer("Tell me a story.", GenerationConfig(max_new_tokens=48)))
-    ticks = 0
-    while not response.done():
-        await asyncio.sleep(0.001)
-        ticks += 1
-    assert ticks > 48  # it woke more often than there were tokens
+async def test_the_event_loop_goes_on_while_a_response_is_made(
+    pipe: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, submit = asyncio.get_running_loop(), pipe.engine.submit
+    went_on: list[bool] = []
+
+    def submit_held(ids: Any, config: Any, on_output: Any, **more: Any) -> int:
+        def take(output: EngineOutput) -> None:  # no token comes before the loop has gone on
+            tick = threading.Event()
+            loop.call_soon_threadsafe(tick.set)
+            went_on.append(tick.wait(20))
+            on_output(output)
+
+        return submit(ids, config, take, **more)
+
+    monkeypatch.setattr(pipe.engine, "submit", submit_held)
+    await pipe.async_batch_infer("Tell me a story.", CUT_OFF)
+    assert went_on
+    assert all(went_on)
 
 
 async def test_a_cancelled_task_frees_its_blocks(pipe: AsyncEngine) -> None:
