@@ -11,6 +11,7 @@ import pytest
 from lmdeploy.serve.client import TritonClient, TritonRequestError
 from lmdeploy.serve.tritonserver import TritonServer
 from tests.support.servers import running_triton
+from tests.support.waiting import eventually
 
 QUESTION = {"role": "user", "content": "Here are some facts about cities. " * 40 + "What is the capital of France?"}
 
@@ -45,11 +46,12 @@ async def administer(server: TritonServer, messages: list[dict[str, str]]) -> No
         dropped = await client.control_cache("drop_memory")
         assert (dropped["device"]["idle"], dropped["device"]["used"]) == (0, 0)
         await client.control_cache("drop_files")
-        for _ in range(300):
-            if (await client.control_cache("report"))["disk"]["files"] == 0:
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError("files stay")
+
+        async def are_gone() -> bool:
+            files: int = (await client.control_cache("report"))["disk"]["files"]
+            return files == 0
+
+        await eventually(are_gone)
 
 
 def test_a_restarted_server_finds_what_the_one_before_computed(tmp_path: Path) -> None:

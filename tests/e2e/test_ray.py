@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_frees_its_replica(url: str) -> None:
                 await anext(response.aiter_bytes())
         bodies = [body | {"stream": False, "max_tokens": 2, "prompt": str(number)} for number in range(4)]
         replies = await asyncio.wait_for(
-            asyncio.gather(*(http.post("/v1/completions", json=each) for each in bodies)), 30
+            asyncio.gather(*(http.post("/v1/completions", json=each) for each in bodies)), START
         )
     assert [response.status_code for response in replies] == [200] * 4
     assert sum(response.json()["usage"]["completion_tokens"] for response in replies) <= 8

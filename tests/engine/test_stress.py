@@ -118,7 +118,7 @@ def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, backend: str
         assert measurements["requests_running"] + measurements["requests_waiting"] == 0
         assert measurements["sessions"] == 0
         assert measurements["preemptions_total"] > 0
-        assert threading.active_count() == before_threads
+        assert threading.active_count() <= before_threads  # some of other tests may have ended
         assert resident_bytes() - before_bytes < 64 << 20
     finally:
         engine.close()

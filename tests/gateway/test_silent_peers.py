@@ -26,7 +26,8 @@ from tests.support.proxies import running_proxy
 from tests.support.waiting import eventually_sync
 
 REPLY = "The capital of France is Paris."
-SHORT = 0.3  # seconds; what tests wait for has 20
+SHORT = 0.3  # seconds; what tests wait for has 60
+PROMPT = 1.5  # seconds for what a test sends as soon as it is connected, on a busy machine
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
 
@@ -43,7 +44,7 @@ def connected(url: str, receive_buffer: int | None = None) -> Iterator[socket.so
     with socket.socket() as client:
         if receive_buffer is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        client.settimeout(20)
+        client.settimeout(60)
         host, _, port = url.removeprefix("http://").partition(":")
         client.connect((host, int(port)))
         yield client
@@ -72,7 +73,7 @@ def test_a_connection_that_never_speaks_is_closed(fake: FakeTriton, sent: bytes)
 
 
 def test_a_connection_that_falls_silent_after_a_request_is_closed(fake: FakeTriton) -> None:
-    with running_gateway(Settings(triton_address=fake.address), timeouts=ClientTimeouts(head=SHORT)) as url:
+    with running_gateway(Settings(triton_address=fake.address), timeouts=ClientTimeouts(head=PROMPT)) as url:
         for further in (b"\r\n", b"GET /hea"):
             with connected(url) as client:
                 client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -84,7 +85,7 @@ def test_a_connection_that_falls_silent_after_a_request_is_closed(fake: FakeTrit
 
 
 def test_a_connection_without_a_request_is_closed(fake: FakeTriton) -> None:
-    timeouts = ClientTimeouts(idle=SHORT)
+    timeouts = ClientTimeouts(idle=PROMPT)
     with running_gateway(Settings(triton_address=fake.address), timeouts=timeouts) as url, connected(url) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert all_of(client).startswith(b"HTTP/1.1 200")
@@ -100,7 +101,7 @@ async def test_clients_close_their_idle_connections_before_the_gateway_does() ->
 
 def test_a_head_that_never_ends_is_refused(fake: FakeTriton) -> None:
     settings = Settings(triton_address=fake.address)
-    with running_gateway(settings, timeouts=ClientTimeouts(head=SHORT)) as url, connected(url) as client:
+    with running_gateway(settings, timeouts=ClientTimeouts(head=PROMPT)) as url, connected(url) as client:
         client.sendall(HEAD + b"x-more: ")
         assert all_of(client).startswith(b"HTTP/1.1 408")
     with running_gateway(settings) as url, connected(url) as client:
@@ -136,12 +137,12 @@ def test_a_client_that_takes_its_time_within_the_limits_is_served(fake: FakeTrit
 def test_a_response_longer_than_the_deadlines_of_its_request_is_not_cut(fake: FakeTriton) -> None:
     fake.reset()
     fake.script = Script(hold_after=1, resume=True)
-    timeouts = ClientTimeouts(head=SHORT, body=SHORT, write=SHORT)
+    timeouts = ClientTimeouts(head=PROMPT, body=PROMPT, write=PROMPT)
     with running_gateway(Settings(triton_address=fake.address), timeouts=timeouts) as url, connected(url) as client:
         client.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY)
         assert client.recv(1) == b"H"
         silent = threading.Event()
-        threading.Timer(4 * SHORT, silent.set).start()  # every deadline passes meanwhile
+        threading.Timer(1.2 * PROMPT, silent.set).start()  # every deadline passes meanwhile
         silent.wait()
         fake.release.set()
         assert b"data: [DONE]" in all_of(client)

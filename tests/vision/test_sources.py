@@ -23,7 +23,7 @@ from lmdeploy.vl.videos import Sampling
 from tests.support.images import data_url, file_of, make_image
 
 PNG = file_of(make_image(20, 10))
-FROM_HERE = FetchRules(("127.0.0.1", "localhost"), allows_private=True, seconds=5, max_bytes=100_000)
+FROM_HERE = FetchRules(("127.0.0.1", "localhost"), allows_private=True, seconds=60, max_bytes=100_000)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -162,6 +162,7 @@ def test_the_files_of_a_prompt_share_a_budget_of_time() -> None:
         decoder.video(file, Sampling(5), SourceRules().limits, 10**9)
         with pytest.raises(ValueError, match=r"a prompt's have 0\.3 s together"):
             [decoder.video(file, Sampling(5), SourceRules().limits, 10**9) for _ in range(1000)]
+        process.video(file, Sampling(5), SourceRules().limits, 10**9)  # another process has to load it again
         process.for_prompt().video(file, Sampling(5), SourceRules().limits, 10**9)
     finally:
         process.close()

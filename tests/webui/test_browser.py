@@ -95,11 +95,11 @@ def test_closed_tab_cancels_in_the_engine(
     fake_triton: FakeTriton,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("webui.page.LEFT_SECONDS", 0.5)
     fake_triton.script = Script(hold_after=1)
     leaving = ChatPage(driver, page_url)
     leaving.ask("Hello")
     leaving.wait(lambda: leaving.responses == ["The capital"])
+    monkeypatch.setattr("webui.page.LEFT_SECONDS", 0.5)  # now that the page follows
     leaving.close()
     assert fake_triton.stops.get(timeout=60) == fake_triton.requests[0].id
 

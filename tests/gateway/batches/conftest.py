@@ -39,7 +39,7 @@ def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
     return found
 
 
-def wait_for(client: openai.OpenAI, batch_id: str, timeout: float = 20) -> openai.types.Batch:
+def wait_for(client: openai.OpenAI, batch_id: str, timeout: float = 60) -> openai.types.Batch:
     """Return a batch that has ended."""
     eventually_sync(lambda: client.batches.retrieve(batch_id).status in ENDED, timeout)
     return client.batches.retrieve(batch_id)
