@@ -39,7 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if find_spec("hypothesis"):  # machines with a GPU need not have it
+    if find_spec("httpx"):  # machines with a GPU need have neither of the two
+        import httpx
+
+        # What a call has that names none: 5 seconds may be over on a busy machine.
+        httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
+    if find_spec("hypothesis"):
         from hypothesis import HealthCheck, settings
 
         # `make test` has the same examples each time, so that it fails for what was changed alone; others are for
