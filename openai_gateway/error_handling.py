@@ -18,7 +18,7 @@ from lmdeploy.serve.request import FIELDS
 from openai_gateway.context_errors import context_error
 from openai_gateway.errors import BODY, ApiError, one_line
 from openai_gateway.generation.cancellation import ClientDisconnected
-from openai_gateway.parsing import RefusedBody
+from openai_gateway.parsing import RejectedBody
 from openai_gateway.registry import OF_PATH
 from openai_gateway.validation_errors import MISTYPED, validation_error
 
@@ -65,7 +65,7 @@ def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiEr
             if status == 500:
                 logger.error("the engine failed a request: %s", one_line(str(error), _LOGGED))
             return _in_words_of(message.partition("\n")[0], status, path, body)
-        case RefusedBody():
+        case RejectedBody():
             return error.reported
         case RequestValidationError():
             return validation_error(error.errors())

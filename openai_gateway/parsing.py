@@ -47,7 +47,7 @@ _ALONGSIDE = ThreadPoolExecutor(1, thread_name_prefix="parsing")  # talks with t
 _TURNS = Shares(1)
 
 
-class RefusedBody(RequestValidationError):
+class RejectedBody(RequestValidationError):
     """A body that is not of the model of its route.
 
     Attributes
@@ -157,8 +157,8 @@ def parse_apart(raw: bytes, annotation: Any) -> Any:
     if kind == "value":
         return value
     fields, model = value
-    refusal = ApiError(**fields)
-    raise refusal if kind == "error" else RefusedBody(refusal, model)
+    rejection = ApiError(**fields)
+    raise rejection if kind == "error" else RejectedBody(rejection, model)
 
 
 def _handled(header: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], bytes]:
@@ -168,7 +168,7 @@ def _handled(header: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], bytes]
         result = "value", parse(raw, pickle.loads(b64decode(header["annotation"])))
     except ApiError as error:
         result = "error", (vars(error), None)
-    except RefusedBody as error:
+    except RejectedBody as error:
         result = "refused", (vars(error.reported), cast(Any, error.body)["model"])
     return {}, pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
 
@@ -183,7 +183,7 @@ def parse(raw: bytes, annotation: Any) -> Any:
 
     Raises
     ------
-    ApiError, RefusedBody
+    ApiError, RejectedBody
         There is none.
     """
     check_size(raw)
@@ -198,13 +198,13 @@ def parse(raw: bytes, annotation: Any) -> Any:
         if any(sign in reason for sign in _NO_TEXT):
             raise ApiError(400, f"The request body holds what is no text: {reason}", code="invalid_json") from None
         found = {"type": "json_invalid", "loc": ("body",), "msg": "JSON decode error", "input": {}}
-        raise RefusedBody(validation_error([found | {"ctx": {"error": reason}}])) from None
+        raise RejectedBody(validation_error([found | {"ctx": {"error": reason}}])) from None
     try:
         return _adapter(annotation).validate_python(body)
     except ValidationError as error:
         errors = [one | {"loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
         model = body.get("model") if isinstance(body, dict) else None
-        raise RefusedBody(validation_error(errors), model) from None
+        raise RejectedBody(validation_error(errors), model) from None
 
 
 def _json(raw: bytes) -> Any:

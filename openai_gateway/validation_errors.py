@@ -55,13 +55,13 @@ def _of_best_form(errors: Sequence[Any], depth: int) -> Any:
 
 def _fit(errors: Sequence[Any], depth: int) -> tuple[bool, bool, bool, tuple[int, list[int]]]:
     """Rate how well a value fits a form, by its errors: its kind, its tag, all kinds within, how far it was read."""
-    refused = [error for error in errors if error["type"] == "literal_error"]
+    rejected = [error for error in errors if error["type"] == "literal_error"]
     is_kind = not any(
         len(error["loc"]) == depth
-        and (_is_mistyped(error) or (error in refused and not isinstance(error["input"], str)))
+        and (_is_mistyped(error) or (error in rejected and not isinstance(error["input"], str)))
         for error in errors
     )
-    has_tag = not any(error["loc"][depth:] in (("type",), ("role",)) for error in refused)
+    has_tag = not any(error["loc"][depth:] in (("type",), ("role",)) for error in rejected)
     read = max((len(error["loc"]), [part for part in error["loc"] if isinstance(part, int)]) for error in errors)
     return is_kind, has_tag, not any(map(_is_mistyped, errors)), read
 
@@ -84,9 +84,9 @@ def _one_error(error: Any) -> ApiError:
         reason = error.get("ctx", {}).get("error", "")
         return ApiError(status, f"The request body is not valid JSON: {reason}", code="invalid_json")
     param = _path(error["loc"][1:])
-    if error["type"] == "value_error" and isinstance(refusal := error["ctx"]["error"], FieldError):
-        param = ".".join(filter(None, (param, refusal.field)))
-        message, begins = str(refusal), refusal.field
+    if error["type"] == "value_error" and isinstance(rejection := error["ctx"]["error"], FieldError):
+        param = ".".join(filter(None, (param, rejection.field)))
+        message, begins = str(rejection), rejection.field
         if begins and message.startswith(begins):
             message = param + message.removeprefix(begins)
         return ApiError(status, message, param=param, code="unsupported_value")

@@ -30,18 +30,18 @@ def respond(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
     try:
         arrays = outputs(request)
     except ValueError as error:
-        return _refusal(request, "INVALID_ARGUMENT", str(error))
+        return _rejection(request, "INVALID_ARGUMENT", str(error))
     except Cancelled:
         return pb_utils.InferenceResponse(error=pb_utils.TritonError("the caller left", pb_utils.TritonError.CANCELLED))
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         logger.exception("request %s failed", request.request_id())
-        return _refusal(request, "INTERNAL", f"internal error: {error!r}")
+        return _rejection(request, "INTERNAL", f"internal error: {error!r}")
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, values) for name, values in arrays.items()])
 
 
-def _refusal(request: Any, code: str, message: str) -> Any:
+def _rejection(request: Any, code: str, message: str) -> Any:
     if json.loads(request.parameters() or "{}").get("error_codes"):  # docs/internals/interfaces.md
         message = f"{code}: {message}"
     triton_code = pb_utils.TritonError.INVALID_ARG if code == "INVALID_ARGUMENT" else pb_utils.TritonError.INTERNAL

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli.options import NO_REMOTE_CODE, SETTINGS, add_setting
-from lmdeploy.cli.parser import DeprecatedOption, RefusedOption
+from lmdeploy.cli.parser import DeprecatedOption, RejectedOption
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -49,10 +49,10 @@ def add_parser(subparsers: "Subparsers") -> None:
         add_setting(parser, SETTINGS[name])
     only = "the tokenizer alongside the model is the one used; copy the file there"
     add = partial(parser.add_argument, metavar="...")
-    add("--tokenizer-path", action=RefusedOption, reason=only)
+    add("--tokenizer-path", action=RejectedOption, reason=only)
     found = "the size is read from the checkpoint"
-    add("--group-size", type=int, default=0, action=RefusedOption, neutral=(0, 128), reason=found)
-    add("--quant-path", action=RefusedOption, reason="quantized weights are read from the model's own directory")
+    add("--group-size", type=int, default=0, action=RejectedOption, neutral=(0, 128), reason=found)
+    add("--quant-path", action=RejectedOption, reason="quantized weights are read from the model's own directory")
     add("--trust-remote-code", nargs=0, action=DeprecatedOption, word=NO_REMOTE_CODE, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from lmdeploy.model import MODELS
     from lmdeploy.paths import locate_model
     from lmdeploy.turbomind.convert import convert
-    from lmdeploy.turbomind.supported import refuse_unsupported_engine
+    from lmdeploy.turbomind.supported import reject_unsupported_engine
 
     if len(args.model) > 2:
         print(f"lmdeploy convert: expected [MODEL_NAME] MODEL_PATH, got {len(args.model)} names", file=sys.stderr)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     # In the old form the name said which chat template the model has.
     old_template = old_name if old_name in MODELS else None
     dtype, tp = args.dtype or "auto", 1 if args.tp is None else args.tp
-    refuse_unsupported_engine(TurbomindEngineConfig(dtype=dtype, model_format=args.model_format, tp=tp))
+    reject_unsupported_engine(TurbomindEngineConfig(dtype=dtype, model_format=args.model_format, tp=tp))
     target = convert(
         str(locate_model(args.model[-1], args.revision, args.download_dir)),
         args.dst_path,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmdeploy.cli.options import positive
 from lmdeploy.cli.parser import Parser, print_help_of
-from lmdeploy.turbomind.supported import refuse_unknown_device
+from lmdeploy.turbomind.supported import reject_unknown_device
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -29,10 +29,10 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_smooth_quant(below)
     _add_calibrate(below)
     _add_kv_qparams(below)
-    _add_refused(below, "get_small_sharded_hf", _SHARDED)
+    _add_rejected(below, "get_small_sharded_hf", _SHARDED)
 
 
-def _add_refused(subparsers: Subparsers, name: str, reason: str) -> None:
+def _add_rejected(subparsers: Subparsers, name: str, reason: str) -> None:
     """Add a method of LMDeploy's that is not supported: it reports that, whatever its other arguments."""
     parser = subparsers.add_parser(name, description=f"Not supported: {reason}.")
     assert isinstance(parser, Parser)
@@ -174,7 +174,7 @@ def _quant_dtype(text: str) -> str:
 def _device(text: str) -> str:
     """Return where to compute; an argparse type."""
     try:
-        refuse_unknown_device("it", {"npu": "ascend"}.get(text, text))
+        reject_unknown_device("it", {"npu": "ascend"}.get(text, text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}; see docs/internals/new-device.md") from None
     if text == "auto":

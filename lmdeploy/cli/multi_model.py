@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from lmdeploy.cli.options import engine_config
-from lmdeploy.cli.pull import pulled_or_refused
+from lmdeploy.cli.pull import pulled_or_rejected
 from lmdeploy.cli.triton import CommandError, ServedModel, open_log, server_settings, started
 from lmdeploy.extras import MissingExtraError
 from lmdeploy.scratch import Scratch
@@ -63,4 +63,4 @@ def _requested_models(args: argparse.Namespace) -> Sequence[RequestedModel]:
     if args.models_file:
         models += read_models_file(Path(args.models_file), common)
     require_distinct([model.name for model in models])
-    return [replace(model, path=pulled_or_refused(model.path, args, model.engine)) for model in models]
+    return [replace(model, path=pulled_or_rejected(model.path, args, model.engine)) for model in models]

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmdeploy.checks import parser_name
 from lmdeploy.cli.key_options import add_key, add_keys
-from lmdeploy.cli.parser import DeprecatedOption, RefusedOption
+from lmdeploy.cli.parser import DeprecatedOption, RejectedOption
 from lmdeploy.errors import nearest_of
 from lmdeploy.extras import MissingExtraError
 from lmdeploy.fields.field import FieldInfo, Kind, fields_of
@@ -23,7 +23,7 @@ from lmdeploy.model_metadata.sampling_defaults import AUTO, NONE, sampling_defau
 from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from lmdeploy.templates import thinking, tool_call_formats
-from lmdeploy.turbomind.supported import refuse_unknown_device
+from lmdeploy.turbomind.supported import reject_unknown_device
 from openai_gateway.settings import (
     DEFAULT_BATCH_ROWS,
     DEFAULT_BODIES_BYTES,
@@ -133,7 +133,7 @@ def _json_object(text: str, words: Sequence[str]) -> dict[str, Any] | str:
 def _device(text: str) -> str:
     """Return a device there is; an argparse type."""
     try:
-        refuse_unknown_device("it", text)
+        reject_unknown_device("it", text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}; see docs/internals/new-device.md") from None
     return text
@@ -167,14 +167,14 @@ def add_old_capability(group: argparse._ArgumentGroup) -> None:
     """Add the removed option ``--cap``."""
     reason = "LMDeploy 0.6 removed it; write {} into the JSON file of --chat-template (docs/guides/chat-templates.md)"
     group.add_argument(
-        "--cap", action=RefusedOption, neutral=("chat",), reason=reason.format("`capability`"), metavar="chat"
+        "--cap", action=RejectedOption, neutral=("chat",), reason=reason.format("`capability`"), metavar="chat"
     )
 
 
 def add_old_meta_instruction(parser: argparse.ArgumentParser) -> None:
     """Add the removed option ``--meta-instruction``."""
     reason = "LMDeploy 0.6 removed it; write `meta_instruction` into the JSON file of --chat-template"
-    parser.add_argument("--meta-instruction", action=RefusedOption, reason=reason, metavar="TEXT")
+    parser.add_argument("--meta-instruction", action=RejectedOption, reason=reason, metavar="TEXT")
 
 
 def add_max_log_len(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

@@ -87,7 +87,7 @@ def _sentence(error: Exception) -> str:
     return text if url in text else f"{url}: {text}; is the server running?"
 
 
-class RefusedOption(argparse.Action):
+class RejectedOption(argparse.Action):
     """An option of LMDeploy that is not supported: refused with the reason, except for its neutral values."""
 
     def __init__(
@@ -100,7 +100,7 @@ class RefusedOption(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
         """Refuse, or keep a value that asks for nothing beyond what there is."""
         if values not in self.neutral:
-            refuse(parser, option or self.dest, self.reason)
+            reject(parser, option or self.dest, self.reason)
         setattr(namespace, self.dest, values)
 
 
@@ -128,7 +128,7 @@ def print_help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespa
     return run
 
 
-def refuse(parser: argparse.ArgumentParser, option: str, reason: str) -> NoReturn:
+def reject(parser: argparse.ArgumentParser, option: str, reason: str) -> NoReturn:
     """End the process: an option cannot be had."""
     parser.error(f"{option} is refused: {reason}")
 

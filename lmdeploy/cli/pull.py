@@ -63,7 +63,7 @@ def add_pull_options(parser: argparse.ArgumentParser) -> None:
     add_hf_file(parser)
 
 
-def pulled_or_refused(model: str, args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
+def pulled_or_rejected(model: str, args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     """Return the path or name of a model to serve, downloaded first where `add_pull_options` asks for that.
 
     Parameters

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli.options import engine_config, given_options
-from lmdeploy.cli.pull import pulled_or_refused
+from lmdeploy.cli.pull import pulled_or_rejected
 from lmdeploy.cli.triton import CommandError, stop_on_sigterm
 from lmdeploy.distribution import install_command
 from lmdeploy.logs import configure
@@ -56,7 +56,7 @@ def _serve(args: argparse.Namespace) -> None:
     is_local = not (args.ray_address or os.environ.get("RAY_ADDRESS"))
     if is_local:
         try:  # here once, not in each replica
-            model = pulled_or_refused(args.model, args, engine_config(args))
+            model = pulled_or_rejected(args.model, args, engine_config(args))
             resolved_model(model, args.backend, args.chat_template, engine_config(args))
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmdeploy.cli import options, terminal
 from lmdeploy.cli.key_options import add_key, add_keys
-from lmdeploy.cli.parser import DeprecatedOption, RefusedOption, print_help_of
+from lmdeploy.cli.parser import DeprecatedOption, RejectedOption, print_help_of
 from lmdeploy.cli.pull import add_pull_options
 from lmdeploy.extras import require
 from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
@@ -214,7 +214,7 @@ def _add_gradio(subparsers: Subparsers) -> None:
     options.add_generation_config(parser)
     parser.add_argument(
         "--share",
-        action=RefusedOption,
+        action=RejectedOption,
         nargs=0,
         reason="the page asks no host but its own; a tunnel such as `ssh -R` publishes it",
     )

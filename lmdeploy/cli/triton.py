@@ -18,7 +18,7 @@ from tempfile import gettempdir
 from typing import Any, NoReturn
 
 from lmdeploy.cli.options import engine_config
-from lmdeploy.cli.pull import pulled_or_refused
+from lmdeploy.cli.pull import pulled_or_rejected
 from lmdeploy.logs import Stopping
 from lmdeploy.model import name_for_older_clients
 from lmdeploy.paths import cache_root
@@ -115,7 +115,7 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     """
     try:
         settings = engine_config(args)
-        model = pulled_or_refused(model, args, settings)
+        model = pulled_or_rejected(model, args, settings)
         made = resolved_model(model, args.backend, args.chat_template, settings)
         engine_dir, name = made.engine.path, args.model_name or made.name
         # Clients read the names in the model's config, which knows nothing of our environment.

@@ -87,7 +87,7 @@ def pull(
     """
     place = (hub_cache or default_hub_cache()).expanduser().absolute()
     report(Progress("pulling manifest"))
-    _refuse_private_redirects()
+    _reject_private_redirects()
     commit, files = _files(name, revision)
     main, chosen = chosen_files(files, name.which)
     sizes = {file.name: file.size for file in chosen}
@@ -214,7 +214,7 @@ def _interruptions_of(file: HubFile) -> Iterator[None]:
         ) from error
 
 
-def _refuse_private_redirects() -> None:
+def _reject_private_redirects() -> None:
     """Have ``huggingface_hub`` ask its hub, wherever that is, and public hosts only."""
     from huggingface_hub import constants
     from huggingface_hub.utils._http import default_client_factory, set_client_factory

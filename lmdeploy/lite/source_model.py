@@ -94,7 +94,7 @@ class SourceModel:
                 self._outside[name] = tree
             else:
                 self._layers[int(found[1])][found[2]] = tree
-        self._refuse_layouts()
+        self._reject_layouts()
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -168,7 +168,7 @@ class SourceModel:
     def _evaluate(self, tree: Tree) -> Tensor:
         return evaluate(tree, lambda name: self.files.tensor(name).float(), lambda shape: shape).to(self.device)
 
-    def _refuse_layouts(self) -> None:
+    def _reject_layouts(self) -> None:
         for layer in self._layers:
             for name, tree in layer.items():
                 if "mxfp4" in operations_in(tree):
@@ -181,11 +181,11 @@ class SourceModel:
                     if ".experts." in name and (len(self.shapes[load]) > 2 or not load.endswith((".weight", ".bias")))
                 ]
                 if stacked:
-                    self._refuse_form(f"{stacked[0]} holds all experts of a layer in one tensor")
+                    self._reject_layout(f"{stacked[0]} holds all experts of a layer in one tensor")
                 if tree["op"] == "permute" and tree["args"][0]["op"] == "load":
-                    self._refuse_form(f"{tree['args'][0]['name']} is laid out as [in, out]")
+                    self._reject_layout(f"{tree['args'][0]['name']} is laid out as [in, out]")
 
-    def _refuse_form(self, what: str) -> None:
+    def _reject_layout(self, what: str) -> None:
         raise UnsupportedModelError(
             f"{self.name} cannot be quantized: {what}, which AWQ, GPTQ and W8A8 files have no form for; serve it with "
             "--weight-bits 4 or 8, which rounds while loading"

@@ -278,8 +278,8 @@ def pooling_of(model_dir: Path, is_encoder: bool = False) -> Pooling | None:
     try:
         steps = module_steps(model_dir)
         prompts, default = _prompts(model_dir)
-        if refusal := _refusal(model_dir, steps, is_encoder):
-            return Pooling(refusal=refusal, prompts=prompts, default_prompt=default)
+        if reason := _unsupported_reason(model_dir, steps, is_encoder):
+            return Pooling(refusal=reason, prompts=prompts, default_prompt=default)
         kinds = [kind for kind, _ in steps]
         dense = tuple(
             replace(dense_layer(model_dir / path), takes_units=kinds[at - 1] == "Normalize")
@@ -381,7 +381,7 @@ def _transformer_config(model_dir: Path) -> Any:
     return next((_read(model_dir / name) for name in _TRANSFORMER if (model_dir / name).is_file()), {})
 
 
-def _refusal(model_dir: Path, steps: list[tuple[str, str]], is_encoder: bool) -> str:
+def _unsupported_reason(model_dir: Path, steps: list[tuple[str, str]], is_encoder: bool) -> str:
     kinds = [kind for kind, _ in steps]
     unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
     if unknown:

@@ -160,7 +160,7 @@ def read_score_head(engine_dir: Path) -> ScoreHead | None:
 def _classifier(model_dir: Path, raw: Mapping[str, Any], judges: bool) -> ScoreHead:
     weight, bias = linear_of(model_dir, "score")
     labels = _labels(raw, len(weight))
-    return ScoreHead(labels, judges, _activation(model_dir, raw, len(labels)), _refusal(raw), weight, bias)
+    return ScoreHead(labels, judges, _activation(model_dir, raw, len(labels)), _unsupported_reason(raw), weight, bias)
 
 
 def _labels(raw: Mapping[str, Any], count: int) -> tuple[str, ...]:
@@ -219,15 +219,15 @@ _TORCH = {"gelu": "GELU", "relu": "ReLU", "silu": "SiLU", "tanh": "Tanh"}
 
 
 def _speaker(model_dir: Path, raw: Mapping[str, Any], words: Sequence[int], judges: bool) -> ScoreHead:
-    refusal = _refusal(raw)
+    reason = _unsupported_reason(raw)
     if not judges:
-        refusal = refusal or "the words around its queries and documents are not known here"
+        reason = reason or "the words around its queries and documents are not known here"
     rows = tensor_of(model_dir, _OUTPUT_LAYERS, words)
     weight = rows[:1] - rows[1:] if len(words) == 2 else rows
-    return ScoreHead(("yes",), judges, "sigmoid", refusal, weight, np.zeros(1, np.float32))
+    return ScoreHead(("yes",), judges, "sigmoid", reason, weight, np.zeros(1, np.float32))
 
 
-def _refusal(raw: Mapping[str, Any]) -> str:
+def _unsupported_reason(raw: Mapping[str, Any]) -> str:
     sees_all = raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
     return "its attention is bidirectional, which is not supported" if sees_all else ""
 

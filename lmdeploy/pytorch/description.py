@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.pytorch.served_by_transformers import model_class_of, refuse_unsupported
+from lmdeploy.pytorch.served_by_transformers import model_class_of, reject_unsupported
 from lmdeploy.turbomind.checkpoint import bos_token_of, read_config
 from lmdeploy.turbomind.quantized import weight_format
 from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec
@@ -131,7 +131,7 @@ def _config_of(model_dir: Path, raw: dict[str, Any]) -> Any:
         raise UnsupportedModelError(
             f"{name} cannot be run: {known} ({' '.join(str(error).split())[:200]}){more}"
         ) from error
-    refuse_unsupported(model_dir, config)
+    reject_unsupported(model_dir, config)
     model_class_of(config)
     return config.get_text_config()
 

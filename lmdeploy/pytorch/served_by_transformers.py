@@ -16,7 +16,7 @@ KEEPS_NOTHING = {"mlp", "moe"}
 _LAYERS = {"full_attention", "sliding_attention"} | _STATES | KEEPS_NOTHING
 
 
-def refuse_unsupported(checkpoint: Path, config: Any) -> None:
+def reject_unsupported(checkpoint: Path, config: Any) -> None:
     """Raise ``UnsupportedModelError`` for what can be seen without the weights."""
     text = config.get_text_config()
     ropes = getattr(text, "rope_parameters", None) or {}

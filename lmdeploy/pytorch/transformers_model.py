@@ -35,7 +35,7 @@ from lmdeploy.pytorch.replacing.experts import (
 )
 from lmdeploy.pytorch.replacing.prompt_rotary import swap_rotaries
 from lmdeploy.pytorch.replacing.recurrent_layers import keeps_state, recurrent_layer_of
-from lmdeploy.pytorch.served_by_transformers import KEEPS_NOTHING, model_class_of, refuse_unsupported
+from lmdeploy.pytorch.served_by_transformers import KEEPS_NOTHING, model_class_of, reject_unsupported
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 from lmdeploy.pytorch.text_part.image_inputs import let_see
 from lmdeploy.pytorch.text_part.tensors import text_tensors
@@ -74,7 +74,7 @@ class TransformersModel:
     ) -> None:
         attention_interface.register()
         config = transformers_config(checkpoint)
-        refuse_unsupported(checkpoint, config)
+        reject_unsupported(checkpoint, config)
         coded = coded_weights(checkpoint)
         model = _load(checkpoint, config, dtype, coded)
         self.dtype: torch.dtype = model.dtype

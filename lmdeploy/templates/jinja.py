@@ -144,7 +144,7 @@ class JinjaChatTemplate(ChatTemplate):
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         template = self._template_for(tools)
-        refusal: Exception | None = None
+        rejection: Exception | None = None
         messages = with_fitting_ids(messages, template)
         if _has_later_system(messages) and not _takes_later_system(template):
             messages = in_turns(messages)
@@ -154,8 +154,8 @@ class JinjaChatTemplate(ChatTemplate):
             except ProcessLimitError:
                 raise
             except REFUSALS as error:
-                refusal = refusal or error
-        raise ValueError(f"messages are refused by the model's chat template: {refusal}") from refusal
+                rejection = rejection or error
+        raise ValueError(f"messages are refused by the model's chat template: {rejection}") from rejection
 
     def _forms(self, messages: list[Message]) -> Iterator[list[Message]]:
         """Yield the ways to show a conversation to a template, until it refuses none."""
@@ -314,7 +314,7 @@ def _compiled(template: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {
-        "raise_exception": _refuse,
+        "raise_exception": _raise_exception,
         "strftime_now": lambda form: dates.today(form),
         "dict": _Dict(),
         "namespace": _Namespace,
@@ -350,20 +350,20 @@ class _Namespace(Namespace):
         own, *given = args
         attributes = dict(*given, **kwargs)
         for name in attributes:
-            _refuse_private(name)
+            _reject_private(name)
         Namespace.__init__(own, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
+        _reject_private(name)
         super().__setitem__(name, value)
 
 
-def _refuse_private(name: object) -> None:
+def _reject_private(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"an attribute of a namespace must not begin with _, got {name!r}")
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 

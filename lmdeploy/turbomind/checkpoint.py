@@ -48,7 +48,7 @@ from lmdeploy.turbomind.text_part import (
     text_part_of,
     with_stored_output,
 )
-from lmdeploy.turbomind.unsupported import refuse_unsupported
+from lmdeploy.turbomind.unsupported import reject_unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
         If the checkpoint is missing, truncated, half-written or contradicts itself; lists everything wrong.
     """
     raw = read_config(model_dir)
-    refuse_unsupported(raw)
+    reject_unsupported(raw)
     text = text_part_of(model_dir, raw)  # None: the model is all text
     config = raw if text is None else text.raw
     architecture, family = _family_of(config)

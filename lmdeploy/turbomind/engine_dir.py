@@ -114,15 +114,15 @@ def _resolved(directory: Path, backend: str | None, custom_module_map: str) -> E
     requested = backend or "turbomind"
     try:
         return _cached(directory, requested, custom_module_map)
-    except UnsupportedModelError as refused:
+    except UnsupportedModelError as error:
         if backend == "turbomind" or (backend and custom_module_map):
             raise
         other, hidden = ("turbomind", ()) if backend else ("pytorch", (CheckpointError,))
         try:
             engine = _cached(directory, other, custom_module_map)
         except (UnsupportedModelError, *hidden):
-            raise refused from None
-        logger.warning("%s; the %s engine runs it", refused, _NAMES[other])
+            raise error from None
+        logger.warning("%s; the %s engine runs it", error, _NAMES[other])
         return engine
 
 

@@ -8,7 +8,7 @@ from lmdeploy import checks
 from lmdeploy.errors import unknown_keyword
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.pytorch.settings import engine_settings, require_valid_settings
-from lmdeploy.turbomind.supported import refuse_unsupported_engine
+from lmdeploy.turbomind.supported import reject_unsupported_engine
 
 EngineConfig = TurbomindEngineConfig | PytorchEngineConfig
 
@@ -45,7 +45,7 @@ def engine_config_for(config: EngineConfig | None, backend: str | None, keywords
     if config is not None and backend is not None and not isinstance(config, _BACKENDS[backend]):
         raise ValueError(f"backend={backend!r} contradicts backend_config, a {type(config).__name__}: leave one out")
     config = config or _BACKENDS[backend or "turbomind"]()
-    refuse_unsupported_engine(config)
+    reject_unsupported_engine(config)
     fields = [field.name for field in dataclasses.fields(config)]
     older: Any = config
     given = {_OLDER_NAMES.get(name, name): value for name, value in keywords.items()}
@@ -79,7 +79,7 @@ def settings_of(config: EngineConfig | Mapping[str, Any] | None) -> dict[str, An
     if isinstance(config, Mapping):
         require_valid_settings(config)
         return dict(config)
-    refuse_unsupported_engine(config)
+    reject_unsupported_engine(config)
     return engine_settings(config) if isinstance(config, PytorchEngineConfig) else dataclasses.asdict(config)
 
 

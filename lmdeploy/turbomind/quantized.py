@@ -104,7 +104,7 @@ class Quantization:
             return None
         if not isinstance(given, dict):
             raise UnsupportedModelError(f"quantization_config must be an object, got {given!r}; {_SUPPORTED}")
-        _refuse_unused(given)
+        _reject_unused(given)
         if given.get("quant_method") in {MXFP4, *SCALED_METHODS}:
             return None
         method, bits, group_size = given.get("quant_method"), given.get("bits"), given.get("group_size")
@@ -171,7 +171,7 @@ def settings_and_file(
     return named, file
 
 
-def _refuse_unused(given: Mapping[str, Any]) -> None:
+def _reject_unused(given: Mapping[str, Any]) -> None:
     """Raise ``UnsupportedModelError`` for a field that is set and that nothing here knows."""
     known = _FIELDS.get(str(given.get("quant_method")))
     for name, value in given.items():

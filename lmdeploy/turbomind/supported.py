@@ -6,13 +6,13 @@ from lmdeploy.messages import DEVICES, PytorchEngineConfig, TurbomindEngineConfi
 _OTHER_DEVICES = {"ascend": "Huawei's NPUs", "maca": "MetaX's GPUs", "camb": "Cambricon's MLUs"}
 
 
-def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfig) -> None:
+def reject_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfig) -> None:
     """Raise ``ValueError`` for an engine, a device, or a setting of one, that is not supported yet."""
     if isinstance(config, PytorchEngineConfig):
-        refuse_unknown_device("device_type", config.device_type)
+        reject_unknown_device("device_type", config.device_type)
 
 
-def refuse_unknown_device(name: str, device: str) -> None:
+def reject_unknown_device(name: str, device: str) -> None:
     """Raise ``ValueError`` unless there is code for a kind of device; ``name`` is what the user calls the setting."""
     if device in DEVICES:
         return

@@ -38,7 +38,7 @@ class UnsupportedModel:
     when: Callable[[Config], bool] = lambda raw: True
 
 
-def refuse_unsupported(raw: Config) -> None:
+def reject_unsupported(raw: Config) -> None:
     """Raise ``UnsupportedModelError`` for a checkpoint with this config.json that is one of these."""
     named = raw.get("architectures")
     code = raw.get("auto_map")

@@ -81,8 +81,8 @@ class Access:
         self._metrics.open.inc()
         try:
             if counts and self._open.count > self._max_requests and path not in MONITORING:
-                refusal = ApiError(429, "The server has too many requests open; try again later.", code="overloaded")
-                await refusal.response(scope["path"])(scope, receive, with_id)
+                rejection = ApiError(429, "The server has too many requests open; try again later.", code="overloaded")
+                await rejection.response(scope["path"])(scope, receive, with_id)
             else:
                 await self._app(scope, receive, with_id)
         finally:

@@ -29,13 +29,13 @@ class AdminKeys:
         """Handle one ASGI connection."""
         endpoint = ADMINISTERED.get(scope["path"]) if scope["type"] == "http" else None
         is_guarded = endpoint is not None and scope["method"] == endpoint.method  # whatever else is not allowed, 405
-        refusal = self._refusal(endpoint.administers, Headers(scope=scope)) if endpoint and is_guarded else None
-        if refusal is None:
+        rejection = self._rejection(endpoint.administers, Headers(scope=scope)) if endpoint and is_guarded else None
+        if rejection is None:
             await self._app(scope, receive, send)
         else:
-            await refusal.response(scope["path"])(scope, receive, send)
+            await rejection.response(scope["path"])(scope, receive, send)
 
-    def _refusal(self, what: str, headers: Headers) -> ApiError | None:
+    def _rejection(self, what: str, headers: Headers) -> ApiError | None:
         if not self._keys:
             message = f"{what} by administrators; start the server with --admin-keys."
             return ApiError(403, message, code="forbidden")

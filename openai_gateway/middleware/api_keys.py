@@ -51,8 +51,8 @@ class ApiKeys:
         guarded, headers = needs_key(scope["path"], scope["method"]), Headers(scope=scope)
         key = matching_key(headers, self._keys) if guarded else None
         if guarded and key is None:
-            refusal = ApiError(401, "Please request with valid api key!", code="invalid_api_key")
-            await refusal.response(scope["path"])(scope, receive, send)
+            rejection = ApiError(401, "Please request with valid api key!", code="invalid_api_key")
+            await rejection.response(scope["path"])(scope, receive, send)
             return
         scope["lmdeploy.key"] = scope["lmdeploy.shown_key"] = key
         if key is not None and key == self._node_key and _DIGEST.fullmatch(caller := headers.get(CALLER, "")):

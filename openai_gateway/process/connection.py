@@ -145,9 +145,9 @@ class _Connection(HttpToolsProtocol):
         if self._in_head:
             self._count_head(len(data))
         if self._head_bytes > MAX_HEAD:
-            self._refuse(ApiError(431, f"The request's head is longer than {MAX_HEAD} bytes."))
+            self._reject(ApiError(431, f"The request's head is longer than {MAX_HEAD} bytes."))
         elif self._in_head and self.unfinished_heads[0] > MAX_UNFINISHED_HEADS:
-            self._refuse(ApiError(503, "Too many requests are being sent slowly."))
+            self._reject(ApiError(503, "Too many requests are being sent slowly."))
         elif self._reading is None and (self._in_head or not self._is_answering):  # a further request, or blanks
             self._read_by(self.timeouts.head)
 
@@ -158,7 +158,7 @@ class _Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
-            self._refuse(ApiError(431, f"The request's head has more than {MAX_HEADERS} headers."))
+            self._reject(ApiError(431, f"The request's head has more than {MAX_HEADERS} headers."))
             raise ValueError("too many headers")  # ends the parser
 
     def send_400_response(self, msg: str) -> None:
@@ -243,14 +243,14 @@ class _Connection(HttpToolsProtocol):
         if self.flow.read_paused or (self._in_head and self._is_answering):
             self._read_by(self.timeouts.body)  # we do not read now, or there is a response to finish first
         else:
-            self._refuse(ApiError(408, "The request did not come in time."))
+            self._reject(ApiError(408, "The request did not come in time."))
 
-    def _refuse(self, refusal: ApiError) -> None:
+    def _reject(self, rejection: ApiError) -> None:
         """Close the connection; say why, if a request has begun and no other response has."""
         is_generating = self._is_answering
         if not is_generating if self._in_head else is_generating and not self.cycle.response_started:
-            body = refusal.body()
-            head = f"HTTP/1.1 {refusal.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            body = rejection.body()
+            head = f"HTTP/1.1 {rejection.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
         self._let_go()

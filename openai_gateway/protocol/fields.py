@@ -135,7 +135,7 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_not_implemented(cls, fields: object) -> object:
+    def _reject_not_implemented(cls, fields: object) -> object:
         if isinstance(fields, Mapping):
             for name, neutral in cls.not_implemented.items():
                 value = fields.get(name)
@@ -149,7 +149,7 @@ class Closed(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, fields: object) -> object:
+    def _reject_unknown(cls, fields: object) -> object:
         if isinstance(fields, Mapping):
             known = [field.alias or name for name, field in cls.model_fields.items()]
             judged = {*known, *cls.no_effect, *cls.not_implemented}

@@ -36,13 +36,13 @@ def base_url(url: str, peer: str = THIS_MACHINE) -> str:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise _refusal(_EXPECTED) from None
+        raise _rejection(_EXPECTED) from None
     is_bare = parts.path in ("", "/") and not any(mark in url for mark in "?#@\\")
     if parts.scheme not in ("http", "https") or not host or not is_bare or port == 0 or not url.isprintable():
-        raise _refusal(_EXPECTED)
+        raise _rejection(_EXPECTED)
     address = ip_address(host)
     if address is None and not _NAME.fullmatch(host):
-        raise _refusal("url must name a host")
+        raise _rejection("url must name a host")
     if address is not None and address.is_unspecified:
         host = peer
     elif address is not None and "%" not in host:
@@ -84,7 +84,7 @@ def checked_url(url: str, *, allow_private: bool, from_this_machine: bool, peer:
         is_here = address.is_loopback and from_this_machine
         is_allowed = is_here or is_allowed_address(address, allow_private=allow_private)
     if not is_allowed:
-        raise _refusal("url must not have a private address; a proxy started with --allow-private-nodes takes them")
+        raise _rejection("url must not have a private address; a proxy started with --allow-private-nodes takes them")
     return url
 
 
@@ -138,5 +138,5 @@ class CheckedResolver(AbstractResolver):
         return is_here or is_allowed_address(address, allow_private=self._allow_private)
 
 
-def _refusal(message: str) -> ApiError:
+def _rejection(message: str) -> ApiError:
     return ApiError(400, message, param="url", code="invalid_value")

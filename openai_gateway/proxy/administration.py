@@ -33,13 +33,13 @@ class NodeAdministrators:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         is_guarded = scope["type"] == "http" and scope["path"] in NODE_PATHS
-        refusal = self._refusal(scope) if is_guarded else None
-        if refusal is None:
+        rejection = self._rejection(scope) if is_guarded else None
+        if rejection is None:
             await self._app(scope, receive, send)
         else:
-            await refusal.response(scope["path"])(scope, receive, send)
+            await rejection.response(scope["path"])(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def _rejection(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         if self._keys:
             if matching_key(headers, self._keys) is None:

@@ -72,13 +72,13 @@ class Forwarder:
         if key is not None and self._node_key is not None:
             sent_on[CALLER] = digest_for_node(self._node_key, key)
         deadline = time.monotonic() + self._retry_seconds
-        refusal: Response | None = None
-        refused_by: set[str] = set()
+        rejection: Response | None = None
+        rejected_by: set[str] = set()
         for _ in range(_ATTEMPTS):
-            while (node := self._table.choose(model, refused_by)) is None:
+            while (node := self._table.choose(model, rejected_by)) is None:
                 left = deadline - time.monotonic()
-                if refusal is not None:
-                    return refusal
+                if rejection is not None:
+                    return rejection
                 if left <= 0:
                     raise ApiError(503, f"No server for `{model[:_SHOWN_NAME]}` is available now ({UNAVAILABLE}).")
                 await self._table.wait_for_change(left)
@@ -89,12 +89,12 @@ class Forwarder:
                 continue
             if response.status_code not in _TRY_ANOTHER:
                 return response
-            refusal = response
-            refused_by.add(node.url)
+            rejection = response
+            rejected_by.add(node.url)
             if response.status_code != 429:  # about the node, or about the request: the node knows
                 await check(self._table, self._http, node)
         return (
-            refusal
+            rejection
             or ApiError(502, f"No server for `{model[:_SHOWN_NAME]}` gave a proper answer ({UNAVAILABLE}).").response()
         )
 

@@ -45,7 +45,7 @@ def _read(text: str, word: str | None) -> tuple[str, str] | None:
     if word is not None:
         return word, "null" if word == "null" else "boolean"
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_reject)
     except (ValueError, RecursionError):
         return _read_python(text)
     reader = JsonObjectReader()
@@ -72,5 +72,5 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")

@@ -145,7 +145,7 @@ def _outcome(parse: Callable[[bytes, Any], Any], raw: bytes, annotation: Any) ->
     try:
         value = parse(raw, annotation)
         return value if isinstance(value, dict) else (value, value.model_fields_set)
-    except parsing.RefusedBody as refused:
+    except parsing.RejectedBody as refused:
         return vars(refused.reported), refused.body
     except ApiError as error:
         return vars(error)

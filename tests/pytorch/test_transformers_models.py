@@ -11,7 +11,7 @@ import transformers
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.pytorch.native_layers import NativeLinear
 from lmdeploy.pytorch.replacing import recurrent_layers
-from lmdeploy.pytorch.served_by_transformers import refuse_unsupported
+from lmdeploy.pytorch.served_by_transformers import reject_unsupported
 from tests.support.worker_steps import Part, StepDriver
 
 VOCAB, HIDDEN = 512, 64
@@ -212,4 +212,4 @@ def test_modelling_code_that_fails_names_its_module(tmp_path: Path, monkeypatch:
 
 def test_what_its_configuration_reports_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="layers of chunked_attention"):
-        refuse_unsupported(tmp_path, transformers.Llama4TextConfig(num_hidden_layers=2))
+        reject_unsupported(tmp_path, transformers.Llama4TextConfig(num_hidden_layers=2))

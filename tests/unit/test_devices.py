@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
-from lmdeploy.turbomind.supported import refuse_unsupported_engine
+from lmdeploy.turbomind.supported import reject_unsupported_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 # Places for tools of PyTorch's devices, and for the kernels of one device themselves.
@@ -36,11 +36,11 @@ def test_a_device_there_is_no_code_for_is_refused_with_the_reason(device: str) -
     with pytest.raises(
         ValueError, match=f"device_type must be cpu or cuda: there is no code for .* yet, got '{device}'"
     ):
-        refuse_unsupported_engine(PytorchEngineConfig(device_type=device))
+        reject_unsupported_engine(PytorchEngineConfig(device_type=device))
 
 
 def test_an_unknown_device_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="device_type must be cpu or cuda, got 'abacus'"):
-        refuse_unsupported_engine(PytorchEngineConfig(device_type="abacus"))
+        reject_unsupported_engine(PytorchEngineConfig(device_type="abacus"))
     with pytest.raises(ValueError, match="device must be one of 'auto', 'cpu', 'cuda', got 'ascend'"):
         TurbomindEngineConfig(device="ascend")

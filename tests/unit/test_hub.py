@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from lmdeploy.cli.main import main
-from lmdeploy.cli.pull import pulled_or_refused
+from lmdeploy.cli.pull import pulled_or_rejected
 from lmdeploy.errors import CheckpointError
 from lmdeploy.hub import HubError
 from lmdeploy.hub.choice import HubFile, chosen_files
@@ -410,11 +410,11 @@ def test_serve_says_what_is_not_there_and_pulls_it_when_asked(hub: FakeHub, caps
     assert "--pull downloads it from the hub now" in capsys.readouterr().err
     assert hub.asked == []
     args = argparse.Namespace(pull=True, hf_file="*Q8*")
-    assert pulled_or_refused("owner/quantized", args, {}) == "owner/quantized:*Q8*"
+    assert pulled_or_rejected("owner/quantized", args, {}) == "owner/quantized:*Q8*"
     hub.files.clear()
     args.pull = False
-    assert pulled_or_refused("owner/quantized", args, {}) == "owner/quantized:*Q8*"
-    assert pulled_or_refused("", args, {}) == ""
+    assert pulled_or_rejected("owner/quantized", args, {}) == "owner/quantized:*Q8*"
+    assert pulled_or_rejected("", args, {}) == ""
     args.pull = True
     with pytest.raises(HubError, match="owner/plain: the hub has no such model"):
-        pulled_or_refused("owner/plain", argparse.Namespace(pull=True, hf_file=""), {})
+        pulled_or_rejected("owner/plain", argparse.Namespace(pull=True, hf_file=""), {})

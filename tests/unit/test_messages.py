@@ -10,7 +10,7 @@ import pytest
 
 from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.pytorch.settings import engine_settings
-from lmdeploy.turbomind.supported import refuse_unsupported_engine
+from lmdeploy.turbomind.supported import reject_unsupported_engine
 
 BAD_GENERATION: list[tuple[str, Any]] = [
     ("max_new_tokens", 0),
@@ -124,7 +124,7 @@ def test_the_engine_is_reported_the_pytorch_engines_settings_by_its_own_names() 
 
 
 def test_defaults_are_supported() -> None:
-    refuse_unsupported_engine(TurbomindEngineConfig(model_format="meta_llama", session_len=8, dtype="float16"))
+    reject_unsupported_engine(TurbomindEngineConfig(model_format="meta_llama", session_len=8, dtype="float16"))
 
 
 def test_every_generation_field_is_documented() -> None:

@@ -10,7 +10,7 @@ from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.checkpoint import describe
 from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.text_part import sees
-from lmdeploy.turbomind.unsupported import ENCODERS, UNSUPPORTED, UnsupportedModel, refuse_unsupported
+from lmdeploy.turbomind.unsupported import ENCODERS, UNSUPPORTED, UnsupportedModel, reject_unsupported
 from lmdeploy.vl.families import vision_families
 
 _INTERNVL = {"ps_version": "v2", "dynamic_image_size": True, "use_thumbnail": True}
@@ -52,7 +52,7 @@ def test_each_is_refused_by_name_with_reason_and_advice(row: UnsupportedModel, t
 def test_a_name_in_auto_map_is_enough() -> None:
     code = {"AutoModel": "modeling_molmo2.Molmo2ForConditionalGeneration"}
     with pytest.raises(UnsupportedModelError, match="Molmo2"):
-        refuse_unsupported({"architectures": ["InternLM2ForCausalLM"], "auto_map": code})
+        reject_unsupported({"architectures": ["InternLM2ForCausalLM"], "auto_map": code})
 
 
 @pytest.mark.parametrize("architecture", SERVED)
@@ -60,7 +60,7 @@ def test_others_of_the_same_architecture_are_not_refused(architecture: str) -> N
     shared = [row for row in UNSUPPORTED if architecture in row.architectures]
     assert shared, "no row has this architecture"
     assert all(row.models in EXAMPLES for row in shared), "a row refuses all of them"
-    refuse_unsupported({"architectures": [architecture], **SERVED[architecture]})
+    reject_unsupported({"architectures": [architecture], **SERVED[architecture]})
 
 
 # Every vision-language model in LMDeploy's manual or, since, in its list of architectures.

@@ -19,7 +19,7 @@ from lmdeploy.prompts import PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.checkpoint import describe
 from lmdeploy.turbomind.rewritten import readable_checkpoint
-from lmdeploy.turbomind.unsupported import refuse_unsupported
+from lmdeploy.turbomind.unsupported import reject_unsupported
 from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import ANYTHING
 from lmdeploy.vl.tower import counting_part, family_in, seeing_part
@@ -105,7 +105,7 @@ def test_internvl_1_2_sees_one_tile_column_by_column(tmp_path: Path) -> None:
     directory = make_tiny_internvl_chat(tmp_path / "model", patch=7)
     native = transformers.InternVLForConditionalGeneration.from_pretrained(native_of(directory), dtype=torch.float64)
     change(directory, ps_version="v1", dynamic_image_size=False, use_thumbnail=False)
-    refuse_unsupported(json.loads((directory / "config.json").read_text()))
+    reject_unsupported(json.loads((directory / "config.json").read_text()))
     image = make_image(90, 31)
     found = family_in(directory)
     assert found is not None

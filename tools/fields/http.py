@@ -53,7 +53,7 @@ def fates(model: type[Strict]) -> dict[str, str]:
     honoured = {info.alias or name: "honoured" for name, info in model.model_fields.items()}
     return (
         honoured
-        | {name: _refused(neutral) for name, neutral in model.not_implemented.items()}
+        | {name: _rejected(neutral) for name, neutral in model.not_implemented.items()}
         | {name: f"no effect: {reason}" for name, reason in model.no_effect.items()}
     )
 
@@ -66,7 +66,7 @@ def request_fields(_: str) -> str:
     return _PAGE.format(tables=tables, options=_table(options))
 
 
-def _refused(neutral: tuple[object, ...]) -> str:
+def _rejected(neutral: tuple[object, ...]) -> str:
     values = " or ".join(f"`{json.dumps(value)}`" for value in neutral)
     return f"refused unless {values}" if values else "refused"
 

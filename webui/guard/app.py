@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_gateway.middleware.body_limit import BodyLimit
 from webui import uploads
-from webui.guard.events import SESSION_NAME, EventRefused, checked
+from webui.guard.events import SESSION_NAME, EventRejected, checked
 from webui.guard.headers import POLICY, Headers, policy
 from webui.guard.keys import Keys
 from webui.guard.sessions import Sessions, SessionsFull
@@ -59,8 +59,8 @@ def guarded(gradio_app: Any, functions: Any, sessions: Sessions, script: str, li
         What starts and stops it.
     """
     guard = _Guard(gradio_app, functions, sessions, script)
-    refusals: dict[Any, Any] = {HTTPException: _refused, SessionsFull: _full, EventRefused: _refused_event}
-    app = Starlette(routes=guard.routes(), lifespan=lifespan, exception_handlers=refusals)
+    handlers: dict[Any, Any] = {HTTPException: _rejected, SessionsFull: _full, EventRejected: _rejected_event}
+    app = Starlette(routes=guard.routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return Headers(Keys(app, gradio_app))
 
@@ -220,11 +220,11 @@ def _error(status: int, message: str, headers: Any = None) -> Response:
     return JSONResponse({"error": message, "detail": message}, status, headers)  # Gradio's page reads either
 
 
-async def _refused(_: Request, error: HTTPException) -> Response:
+async def _rejected(_: Request, error: HTTPException) -> Response:
     return _error(error.status_code, error.detail, error.headers)
 
 
-async def _refused_event(_: Request, error: EventRefused) -> Response:
+async def _rejected_event(_: Request, error: EventRejected) -> Response:
     return _error(422, str(error))
 
 

@@ -27,7 +27,7 @@ MAX_SETTING = 2**20  # characters
 _READ = {"retry": ("index", "value"), "edit": ("index", "value", "previous_value")}  # what handlers read of an event
 
 
-class EventRefused(Exception):
+class EventRejected(Exception):
     """A body is none of this page's events; the text says why."""
 
 
@@ -78,22 +78,22 @@ def checked(raw: bytes, functions: Mapping[int, Any], *, is_queued: bool) -> Eve
 
     Raises
     ------
-    EventRefused
+    EventRejected
         It is no event, or one that this page never sends.
     """
     posted = _parsed(raw)
     function = functions.get(posted.fn_index)
     if function is None or function.fn is None or bool(function.queue) != is_queued:
-        raise EventRefused("The page has no such event here.")
+        raise EventRejected("The page has no such event here.")
     if len(posted.data) != len(function.inputs):
-        raise EventRefused(f"The event has {len(function.inputs)} values, not {len(posted.data)}.")
+        raise EventRejected(f"The event has {len(function.inputs)} values, not {len(posted.data)}.")
     posted.data = [_value(component, value) for component, value in zip(function.inputs, posted.data, strict=True)]
     posted.event_data = _event_data([kind for _, kind in function.targets], posted.event_data)
     files = [at for at, component in enumerate(function.inputs) if isinstance(component, gr.UploadButton)]
     try:
         size = len(raw) + sum(Path(posted.data[at]["path"]).stat().st_size for at in files)
     except OSError:
-        raise EventRefused("This file is no longer there.") from None
+        raise EventRejected("This file is no longer there.") from None
     return Event(posted.session_hash, posted.fn_index, to_json(posted), size)
 
 
@@ -102,12 +102,12 @@ def _parsed(raw: bytes) -> _Posted:
         check_size(raw)
         return _Posted.model_validate(from_json(raw, allow_inf_nan=False))
     except ApiError as error:
-        raise EventRefused(error.message) from None
+        raise EventRejected(error.message) from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise EventRefused(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise EventRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except ValueError as error:
-        raise EventRefused(f"The body is not JSON: {error}") from None
+        raise EventRejected(f"The body is not JSON: {error}") from None
 
 
 def _value(component: Any, value: Any) -> Any:
@@ -128,24 +128,24 @@ def _value(component: Any, value: Any) -> Any:
         case _:
             is_good = False
     if not is_good:
-        raise EventRefused(f"This is no value of a {type(component).__name__}.")
+        raise EventRejected(f"This is no value of a {type(component).__name__}.")
     return value
 
 
 def _question(component: Any, value: Any) -> dict[str, Any]:
     text, files = (value.get("text"), value.get("files")) if isinstance(value, dict) else (None, None)
     if not isinstance(text, str) or not isinstance(files, list) or len(files) > MOST_IMAGES:
-        raise EventRefused(f"A question is a text with at most {MOST_IMAGES} images.")
+        raise EventRejected(f"A question is a text with at most {MOST_IMAGES} images.")
     images = [_file(each) for each in files]
     if not all(is_valid_file(each["path"], component.file_types) for each in images):
-        raise EventRefused("Only images may be shown with a question.")
+        raise EventRejected("Only images may be shown with a question.")
     return {"text": text, "files": images}
 
 
 def _file(value: Any) -> dict[str, Any]:
     found = uploads.find(value.get("path")) if isinstance(value, dict) else None
     if found is None:
-        raise EventRefused("This file was not uploaded here.")
+        raise EventRejected("This file was not uploaded here.")
     return {"path": str(found), "orig_name": found.name, "meta": {"_type": "gradio.FileData"}}
 
 
@@ -162,5 +162,5 @@ def _event_data(kinds: Sequence[str], sent: Any) -> dict[str, Any] | None:
     if not names:
         return None
     if not isinstance(sent, dict):
-        raise EventRefused("The event does not say which message it is about.")
+        raise EventRejected("The event does not say which message it is about.")
     return {name: value if isinstance(value := sent.get(name), str | int) else None for name in names}

@@ -31,15 +31,15 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
-            await refusal(scope, receive, send)
+        if scope["type"] == "http" and (rejection := self._rejection(scope)) is not None:
+            await rejection(scope, receive, send)
             return
         await self._app(scope, receive, send)
         tokens = self._gradio.tokens
         while len(tokens) > _MOST_TOKENS:
             del tokens[next(iter(tokens))]
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
+    def _rejection(self, scope: Scope) -> JSONResponse | None:
         headers, path = Headers(scope=scope), scope["path"]
         if path.startswith(_OPEN_FOLDERS) or (path in _OPEN_PATHS and scope["method"] != "POST"):
             return None

@@ -84,11 +84,11 @@ def divide(needs: Sequence[Need], free: int) -> dict[str, int]:
             room = min(room, _CPU_CACHE)
         blocks[need.name] = min(room // need.block, need.most_blocks)
     if left < 0 or not all(blocks.values()):
-        raise ValueError(_refusal(needs, fixed, free))
+        raise ValueError(_shortage(needs, fixed, free))
     return blocks
 
 
-def _refusal(needs: Sequence[Need], fixed: dict[str, int], free: int) -> str:
+def _shortage(needs: Sequence[Need], fixed: dict[str, int], free: int) -> str:
     parts = []
     for need in needs:
         cache = fixed[need.name] * need.block if need.name in fixed else need.block

@@ -155,7 +155,7 @@ class Ingress:
         ApiError
             None answered.
         """
-        refusal = None
+        rejection = None
         for attempt in range(_ATTEMPTS):
             await asyncio.sleep(_PAUSE * attempt)
             pieces = self._forward(routed)
@@ -163,7 +163,7 @@ class Ingress:
                 head = await anext(pieces)
                 assert isinstance(head, Head)
                 if head.status == UNAVAILABLE:
-                    refusal = await _whole(pieces, head)
+                    rejection = await _whole(pieces, head)
                     routed = routed.avoiding(head.replica)
                 elif _is_stream(head):
                     return StreamingResponse(_events(pieces), head.status, _headers(head))
@@ -175,8 +175,8 @@ class Ingress:
                 raise
             except (RayError, RayServeException) as error:
                 logger.warning("a replica failed before it answered: %s", error)
-        if refusal is not None and refusal.body:
-            return refusal
+        if rejection is not None and rejection.body:
+            return rejection
         raise ApiError(503, "No replica can answer now; try again later.", code="service_unavailable")
 
     async def _forward(self, routed: RoutedRequest) -> AsyncGenerator[Head | bytes, None]:

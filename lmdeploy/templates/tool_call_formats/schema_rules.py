@@ -199,6 +199,6 @@ def until(mark: str) -> Sequence[str]:
             if mark[again - 1] not in seen and mark[:size].endswith(mark[: again - 1]):
                 then.append(f"{_text(mark[again - 1])} rest{again}")
                 seen.append(mark[again - 1])
-        refused = "".join(f"\\{each}" if each in "]\\^-" else each for each in seen)
-        rules.append(f"rest{size or ''} ::= {' | '.join(then)} | [^{refused}] rest")
+        excluded = "".join(f"\\{each}" if each in "]\\^-" else each for each in seen)
+        rules.append(f"rest{size or ''} ::= {' | '.join(then)} | [^{excluded}] rest")
     return rules

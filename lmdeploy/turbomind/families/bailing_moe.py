@@ -15,7 +15,7 @@ from lmdeploy.turbomind.families.common import (
     attention_spec,
     decoder_spec,
     llama_config,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.deepseek import corrected_router, moe_spec
 from lmdeploy.turbomind.families.experts import ExpertNames
@@ -44,12 +44,12 @@ def read_config(raw: Mapping[str, Any]) -> Any:
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(not config.norm_head, "norm_head")
-    refuse_unless(not config.use_bias, "use_bias with experts")
+    reject_unless(not config.norm_head, "norm_head")
+    reject_unless(not config.use_bias, "use_bias with experts")
     is_second = checkpoint.architecture == "BailingMoeV2ForCausalLM"
     if is_second:
         score = getattr(config, "score_function", "sigmoid")
-        refuse_unless(score == "sigmoid", f"score_function {score!r}")
+        reject_unless(score == "sigmoid", f"score_function {score!r}")
     router = corrected_router(config) if is_second else RouterSpec(normalizes=config.norm_topk_prob)
     return decoder_spec(
         config,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, reject_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of, transpose
@@ -32,8 +32,8 @@ BERT_LAYOUT = Layout(
 def bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     kind = getattr(config, "position_embedding_type", None) or "absolute"
-    refuse_unless(kind == "absolute", f"position_embedding_type {kind}")
-    refuse_unless(not config.is_decoder, "is_decoder")
+    reject_unless(kind == "absolute", f"position_embedding_type {kind}")
+    reject_unless(not config.is_decoder, "is_decoder")
     unused = _unused_rows(checkpoint.architecture)
     if unused and config.pad_token_id != unused - 1:
         raise ValueError(f"pad_token_id must be {unused - 1}, got {config.pad_token_id}")
@@ -148,7 +148,7 @@ def bucket_of(distance: int) -> int:
 def mpnet_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     buckets = config.relative_attention_num_buckets
-    refuse_unless(buckets == _BUCKETS, f"relative_attention_num_buckets {buckets}")
+    reject_unless(buckets == _BUCKETS, f"relative_attention_num_buckets {buckets}")
     return post_norm_spec(
         config,
         checkpoint,

@@ -134,7 +134,7 @@ def activation_of(name: str) -> str:
     return ACTIVATIONS[name]
 
 
-def refuse_unless(condition: bool, what: str) -> None:
+def reject_unless(condition: bool, what: str) -> None:
     """Raise ``UnsupportedModelError`` saying that ``what`` is not supported, unless ``condition`` holds."""
     if not condition:
         raise UnsupportedModelError(f"{what} is not supported")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, decoder_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.experts import moe_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import plain_rope
@@ -27,7 +27,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     attention, ffn = config.attn_config, config.ffn_config
     power = ffn.moe_normalize_expert_weights
-    refuse_unless(power in (None, 1), f"moe_normalize_expert_weights {power}")
+    reject_unless(power in (None, 1), f"moe_normalize_expert_weights {power}")
     head_dim = config.d_model // config.n_heads
     return decoder_spec(
         config,

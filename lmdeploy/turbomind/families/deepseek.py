@@ -11,7 +11,7 @@ from lmdeploy.turbomind.families.common import (
     Family,
     decoder_spec,
     llama_config,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.latent import latent_attention, latent_tensors
 from lmdeploy.turbomind.families.layout import Layout
@@ -69,9 +69,9 @@ _METHODS = ("greedy", "group_limited_greedy")
 def deepseek_v2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     method = config.topk_method
-    refuse_unless(method in _METHODS, f"topk_method {method!r}")
+    reject_unless(method in _METHODS, f"topk_method {method!r}")
     # The published code scales either the normalised or the plain weights; every published checkpoint has the latter.
-    refuse_unless(not config.norm_topk_prob, "norm_topk_prob")
+    reject_unless(not config.norm_topk_prob, "norm_topk_prob")
     is_grouped = method == "group_limited_greedy"
     router = RouterSpec(
         scale=config.routed_scaling_factor,
@@ -171,8 +171,8 @@ def deepseek_moe_read_config(raw: Mapping[str, Any]) -> Any:
 def deepseek_v1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     scoring = getattr(config, "scoring_func", "softmax")
-    refuse_unless(scoring == "softmax", f"scoring_func {scoring!r}")
-    refuse_unless(not config.attention_bias, "attention_bias")
+    reject_unless(scoring == "softmax", f"scoring_func {scoring!r}")
+    reject_unless(not config.attention_bias, "attention_bias")
     return decoder_spec(config, checkpoint, moe=moe_spec(config, RouterSpec(normalizes=config.norm_topk_prob)))
 
 

@@ -8,7 +8,7 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.experts import ExpertNames, moe_of
 from lmdeploy.turbomind.families.layout import Layout
@@ -37,7 +37,7 @@ ERNIE4_5 = Family(("Ernie4_5ForCausalLM",), ernie4_5_spec, Layout().tensors)
 # ERNIE 4.5 with experts, whose softmax scores are corrected by learned numbers for the choice alone.
 def ernie4_5_moe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(not config.use_bias, "use_bias with experts")
+    reject_unless(not config.use_bias, "use_bias with experts")
     first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
     moe = MoeSpec(
         num_experts=config.moe_num_experts,

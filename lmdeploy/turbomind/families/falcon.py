@@ -10,7 +10,7 @@ from lmdeploy.turbomind.families.common import (
     attention_spec,
     decoder_spec,
     head_dim_of,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mamba import mamba_spec, mamba_tensors
@@ -83,7 +83,7 @@ _TRAINED = 2048  # tokens of a text; ALiBi itself has no limit, and configs do n
 
 def bloom_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(not config.apply_residual_connection_post_layernorm, "apply_residual_connection_post_layernorm")
+    reject_unless(not config.apply_residual_connection_post_layernorm, "apply_residual_connection_post_layernorm")
     config.max_position_embeddings = getattr(config, "seq_length", None) or _TRAINED
     return decoder_spec(
         config,
@@ -108,7 +108,7 @@ BLOOM = Family(("BloomForCausalLM",), bloom_spec, BLOOM_LAYOUT.tensors, sizes=("
 def falcon_h1_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec. Factors of what linear layers without biases give are joined."""
     has_bias = config.attention_bias or config.mlp_bias or config.mamba_proj_bias or config.projectors_bias
-    refuse_unless(not has_bias, "a bias alongside the factors of Falcon-H1")
+    reject_unless(not has_bias, "a bias alongside the factors of Falcon-H1")
     into = config.attention_in_multiplier
     attention = attention_spec(
         config,

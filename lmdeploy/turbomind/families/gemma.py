@@ -10,7 +10,7 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
-    refuse_unless,
+    reject_unless,
     windows_of,
 )
 from lmdeploy.turbomind.families.experts import has_experts, moe_of
@@ -126,7 +126,7 @@ _NORMS = {
 
 def gemma4_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(config.use_bidirectional_attention != "all", "attention to what follows a token")
+    reject_unless(config.use_bidirectional_attention != "all", "attention to what follows a token")
     kinds = [KINDS.index(kind) for kind in config.layer_types]
     sizes = [config.per_layer_config[kinds.index(kind) if kind in kinds else 0] for kind in range(len(KINDS))]
     sliding, full = (
@@ -249,9 +249,9 @@ GEMMA4 = Family(("Gemma4ForCausalLM",), gemma4_spec, gemma4_tensors)
 # Gemma 3n (text): several residual streams, per-layer embeddings, sparse activations, and shared keys and values.
 def gemma3n_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(config.altup_correct_scale, "streams whose output has no factors (altup_correct_scale)")
+    reject_unless(config.altup_correct_scale, "streams whose output has no factors (altup_correct_scale)")
     sparsity = config.activation_sparsity_pattern
-    refuse_unless(all(share == 0 or 0.5 < share < 1 for share in sparsity), "an activation sparsity of half or less")
+    reject_unless(all(share == 0 or 0.5 < share < 1 for share in sparsity), "an activation sparsity of half or less")
     return decoder_spec(
         config,
         checkpoint,

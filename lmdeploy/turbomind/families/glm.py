@@ -11,7 +11,7 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.deepseek import corrected_router, moe_spec
 from lmdeploy.turbomind.families.image_weights import OwnWeights
@@ -94,10 +94,10 @@ def chatglm_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 def chatglm_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     raw = config.raw
-    refuse_unless(raw.get("rmsnorm", True), "ChatGLM with rmsnorm false")
+    reject_unless(raw.get("rmsnorm", True), "ChatGLM with rmsnorm false")
     residual_after_norm = raw.get("apply_residual_connection_post_layernorm", False)
-    refuse_unless(not residual_after_norm, "apply_residual_connection_post_layernorm")
-    refuse_unless(raw.get("post_layer_norm", True), "ChatGLM with post_layer_norm false")
+    reject_unless(not residual_after_norm, "apply_residual_connection_post_layernorm")
+    reject_unless(raw.get("post_layer_norm", True), "ChatGLM with post_layer_norm false")
     bias = raw.get("add_bias_linear", False)
     # Half of a head is rotated, in neighbouring pairs.
     rope = plain_rope(_CHATGLM_THETA * raw.get("rope_ratio", 1.0), raw["kv_channels"] // 2)

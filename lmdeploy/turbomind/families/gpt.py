@@ -9,7 +9,7 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, rows_of, transpose
@@ -20,7 +20,7 @@ from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec
 def gpt2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     by_layer = getattr(config, "scale_attn_by_inverse_layer_idx", False)
-    refuse_unless(not by_layer, "scale_attn_by_inverse_layer_idx")
+    reject_unless(not by_layer, "scale_attn_by_inverse_layer_idx")
     return decoder_spec(
         config,
         checkpoint,
@@ -107,9 +107,9 @@ _UNUSED = 2  # first rows of the table of positions
 
 def opt_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(config.do_layer_norm_before, "do_layer_norm_before false (OPT-350m)")
-    refuse_unless(config.word_embed_proj_dim == config.hidden_size, "word_embed_proj_dim unlike hidden_size")
-    refuse_unless(config.layer_norm_elementwise_affine, "norms without weights")
+    reject_unless(config.do_layer_norm_before, "do_layer_norm_before false (OPT-350m)")
+    reject_unless(config.word_embed_proj_dim == config.hidden_size, "word_embed_proj_dim unlike hidden_size")
+    reject_unless(config.layer_norm_elementwise_affine, "norms without weights")
     bias = config.enable_bias
     return decoder_spec(
         config,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.experts import moe_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mistral import moe_spec
@@ -13,7 +13,7 @@ from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, RouterSpec
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     alpha, limit = getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)
-    refuse_unless((alpha, limit) == (1.702, 7.0), f"swiglu_alpha {alpha} with swiglu_limit {limit}")
+    reject_unless((alpha, limit) == (1.702, 7.0), f"swiglu_alpha {alpha} with swiglu_limit {limit}")
     bias = config.attention_bias
     return decoder_spec(
         config,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, reject_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import plain_rope
@@ -29,12 +29,12 @@ def config(raw: Mapping[str, Any]) -> SimpleNamespace:
     rope = dict(raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta", 10000.0)})
     scaling = raw.get("rope_scaling") or {}
     kind = scaling.get("type") or rope.get("rope_type", "default")
-    refuse_unless(kind in {"ntk", "default"}, f"rope type {kind}")
+    reject_unless(kind in {"ntk", "default"}, f"rope type {kind}")
     if kind == "ntk":  # NTK by a fixed factor: another base
         rope["rope_theta"] *= float(scaling["factor"]) ** (head_dim / (head_dim - 2))
-    refuse_unless(raw.get("layer_norm_type", "layer_norm") == "layer_norm", "layer_norm_type unlike layer_norm")
-    refuse_unless(raw.get("position_embedding_type", "rope") == "rope", "positions that are not rotary")
-    refuse_unless(not raw.get("logn_attention_scale"), "logn_attention_scale")
+    reject_unless(raw.get("layer_norm_type", "layer_norm") == "layer_norm", "layer_norm_type unlike layer_norm")
+    reject_unless(raw.get("position_embedding_type", "rope") == "rope", "positions that are not rotary")
+    reject_unless(not raw.get("logn_attention_scale"), "logn_attention_scale")
     plain = dict(raw) | {"theta": float(rope["rope_theta"]), "tie_word_embeddings": True}
     return SimpleNamespace(**plain)
 

@@ -8,7 +8,7 @@ from lmdeploy.turbomind.families.common import (
     attention_spec,
     decoder_spec,
     head_dim_of,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
@@ -55,7 +55,7 @@ def _moe(config: Any) -> MoeSpec:
 
 def _one(name: str, value: Any) -> Any:
     values = value if isinstance(value, list) else [value]
-    refuse_unless(len(set(values)) == 1, f"{name} that differs from layer to layer")
+    reject_unless(len(set(values)) == 1, f"{name} that differs from layer to layer")
     return values[0]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, attention_spec, reject_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import alibi_slopes, rope_of
@@ -30,14 +30,14 @@ _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 def jina_bert_config(raw: Mapping[str, Any]) -> SimpleNamespace:
     """Return a config of a config.json."""
     kind = raw.get("position_embedding_type", "absolute")
-    refuse_unless(kind == "alibi", f"position_embedding_type {kind}")
+    reject_unless(kind == "alibi", f"position_embedding_type {kind}")
     return SimpleNamespace(**{"tie_word_embeddings": True, "layer_norm_eps": 1e-12, "type_vocab_size": 2} | dict(raw))
 
 
 def jina_bert_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec; of the MLP's projections the last one has a bias."""
     kind = getattr(config, "feed_forward_type", "original")
-    refuse_unless(kind in _ACTIVATIONS, f"feed_forward_type {kind}")
+    reject_unless(kind in _ACTIVATIONS, f"feed_forward_type {kind}")
     slopes = alibi_slopes(config.num_attention_heads)
     return post_norm_spec(
         config,

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from lmdeploy.turbomind.families.common import refuse_unless
+from lmdeploy.turbomind.families.common import reject_unless
 from lmdeploy.turbomind.manifest import Expression, Load
 from lmdeploy.turbomind.spec import AttentionSpec, MlaSpec, ModelSpec
 
@@ -15,7 +15,7 @@ def latent_attention(config: Any) -> AttentionSpec:
 
     With YaRN the scores grow by the square of its factor of magnitude for all dimensions, ``mscale_all_dim``.
     """
-    refuse_unless(not config.attention_bias, "attention_bias with latent attention")
+    reject_unless(not config.attention_bias, "attention_bias with latent attention")
     mla = MlaSpec(
         kv_rank=config.kv_lora_rank,
         q_rank=config.q_lora_rank or 0,

@@ -9,7 +9,7 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
@@ -84,7 +84,7 @@ HELIUM = Family(("HeliumForCausalLM",), helium_spec, Layout().tensors)
 # Apertus: norms of queries and keys, and an MLP without a gate whose activation, xIELU, is learned.
 def apertus_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(config.hidden_act == "xielu", f"activation {config.hidden_act!r} of Apertus")
+    reject_unless(config.hidden_act == "xielu", f"activation {config.hidden_act!r} of Apertus")
     bias = config.attention_bias
     return decoder_spec(
         config,

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.gated_delta import recurrence_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
@@ -13,7 +13,7 @@ from lmdeploy.turbomind.spec import AttentionSpec, ModelSpec, NormSpec, Recurren
 # Where checkpoints keep a layer of Mamba-2 (Granite 4, Falcon-H1, Nemotron-H, Mamba2), and its sizes.
 def mamba_spec(config: Any, **fields: Any) -> RecurrenceSpec:
     """Return the recurrence of Mamba-2 with what ``fields`` do not give as Granite's configs name it."""
-    refuse_unless(config.hidden_act in {"silu", "swish"}, f"a convolution followed by {config.hidden_act}")
+    reject_unless(config.hidden_act in {"silu", "swish"}, f"a convolution followed by {config.hidden_act}")
     if "num_heads" not in fields:
         fields |= {
             "num_heads": config.mamba_n_heads,

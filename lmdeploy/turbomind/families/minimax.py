@@ -10,7 +10,7 @@ from lmdeploy.turbomind.families.common import (
     attention_spec,
     decoder_spec,
     head_dim_of,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.gated_delta import MIXERS, recurrence_of
 from lmdeploy.turbomind.families.layout import Layout
@@ -26,7 +26,7 @@ def minimax_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     halves = ("full_attn", "linear_attn", "mlp")
     alphas, betas = ({getattr(config, f"{half}_{kind}_factor") for half in halves} for kind in ("alpha", "beta"))
-    refuse_unless(len(alphas) == len(betas) == 1, "factors that differ from one half of a layer to another")
+    reject_unless(len(alphas) == len(betas) == 1, "factors that differ from one half of a layer to another")
     heads, layers, last = config.num_attention_heads, config.num_hidden_layers, config.num_hidden_layers - 1 + 1e-5
     size = head_dim_of(config)
     lightning = RecurrenceSpec(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import plain_rope
 from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
@@ -48,7 +48,7 @@ def molmo_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 def molmo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     raw = config.raw
-    refuse_what_differs(raw)
+    reject_differences(raw)
     norm_after = bool(raw.get("norm_after"))
     head_dim = config.hidden_size // config.num_attention_heads
     return decoder_spec(
@@ -62,13 +62,13 @@ def molmo_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def refuse_what_differs(raw: Mapping[str, Any]) -> None:
+def reject_differences(raw: Mapping[str, Any]) -> None:
     """Raise ``UnsupportedModelError`` for fields of OLMo's with values that no published Molmo has."""
     kind = raw.get("layer_norm_type", "rms")
-    refuse_unless(kind == "rms", f"Molmo with layer_norm_type {kind}")
-    refuse_unless(not raw.get("clip_qkv"), f"Molmo with clip_qkv {raw.get('clip_qkv')}")
+    reject_unless(kind == "rms", f"Molmo with layer_norm_type {kind}")
+    reject_unless(not raw.get("clip_qkv"), f"Molmo with clip_qkv {raw.get('clip_qkv')}")
     for field in ("include_bias", "alibi", "scale_logits", "moe_shared_expert", "moe_interleave"):
-        refuse_unless(not raw.get(field), f"Molmo with {field}")
+        reject_unless(not raw.get(field), f"Molmo with {field}")
 
 
 def qk_norm_of(raw: Mapping[str, Any]) -> str:
@@ -136,9 +136,9 @@ def molmoe_read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
 def molmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
     raw = config.raw
-    refuse_unless(raw.get("model_type") == "molmo", "OLMo in its first layout (use allenai/OLMo-7B-hf, or OLMo 2)")
-    refuse_what_differs(raw)
-    refuse_unless(not raw.get("norm_after"), "MolmoE with norm_after")
+    reject_unless(raw.get("model_type") == "molmo", "OLMo in its first layout (use allenai/OLMo-7B-hf, or OLMo 2)")
+    reject_differences(raw)
+    reject_unless(not raw.get("norm_after"), "MolmoE with norm_after")
     return decoder_spec(
         config,
         checkpoint,

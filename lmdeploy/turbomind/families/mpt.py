@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import alibi_slopes
 from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
@@ -14,9 +14,9 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     own, heads = config.attn_config, config.num_attention_heads
     if isinstance(own, dict):  # of a GGUF file
         own = SimpleNamespace(**own)
-    refuse_unless(own.alibi, "attention without alibi")
-    refuse_unless(not own.qk_ln, "qk_ln")
-    refuse_unless(own.alibi_bias_max == 8, f"alibi_bias_max {own.alibi_bias_max}")
+    reject_unless(own.alibi, "attention without alibi")
+    reject_unless(not own.qk_ln, "qk_ln")
+    reject_unless(own.alibi_bias_max == 8, f"alibi_bias_max {own.alibi_bias_max}")
     config.max_position_embeddings = config.max_seq_len
     fields = {"scale": own.softmax_scale} if own.softmax_scale else {}
     return decoder_spec(

@@ -8,7 +8,7 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.deepseek import corrected_router
 from lmdeploy.turbomind.families.experts import ExpertNames
@@ -43,8 +43,8 @@ def nemotron_h_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     config.hidden_act = config.mamba_hidden_act
     moe = None
     if "moe" in kinds:
-        refuse_unless(config.moe_latent_size is None, f"moe_latent_size {config.moe_latent_size}")
-        refuse_unless(not config.mlp_bias, "mlp_bias with experts")
+        reject_unless(config.moe_latent_size is None, f"moe_latent_size {config.moe_latent_size}")
+        reject_unless(not config.mlp_bias, "mlp_bias with experts")
         moe = MoeSpec(
             num_experts=config.n_routed_experts,
             experts_per_token=config.num_experts_per_tok,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, reject_unless
 from lmdeploy.turbomind.families.encoders import names_of, post_norm_spec, post_norm_tensors, token_types
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import plain_rope
@@ -41,12 +41,12 @@ def config(raw: Mapping[str, Any]) -> SimpleNamespace:
     found = {name: raw[name] if name in raw else raw[older] for name, older in _NAMES.items()}
     rope = raw.get("rope_parameters") or {}
     theta = rope.get("rope_theta", raw.get("rotary_emb_base", 10000.0))
-    refuse_unless(rope.get("rope_type", "default") == "default", f"rope type {rope.get('rope_type')}")
-    refuse_unless(not raw.get("prenorm"), "prenorm")
-    refuse_unless(not raw.get("moe_every_n_layers"), "a mixture of experts in NomicBERT")
-    refuse_unless(raw.get("rotary_emb_fraction", 1.0) == 1.0, "rotary_emb_fraction unlike 1")
-    refuse_unless(not raw.get("rotary_emb_interleaved"), "rotary_emb_interleaved")
-    refuse_unless(found["hidden_act"] in {"swiglu", "silu"}, f"activation {found['hidden_act']}")
+    reject_unless(rope.get("rope_type", "default") == "default", f"rope type {rope.get('rope_type')}")
+    reject_unless(not raw.get("prenorm"), "prenorm")
+    reject_unless(not raw.get("moe_every_n_layers"), "a mixture of experts in NomicBERT")
+    reject_unless(raw.get("rotary_emb_fraction", 1.0) == 1.0, "rotary_emb_fraction unlike 1")
+    reject_unless(not raw.get("rotary_emb_interleaved"), "rotary_emb_interleaved")
+    reject_unless(found["hidden_act"] in {"swiglu", "silu"}, f"activation {found['hidden_act']}")
     bias = bool(raw.get("qkv_proj_bias", False)), bool(raw.get("mlp_fc1_bias", False))
     return SimpleNamespace(
         **found,

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, reject_unless
 from lmdeploy.turbomind.families.gated_delta import gated_delta_fields, recurrence_of
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
@@ -37,7 +37,7 @@ OLMO2 = Family(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), olmo2_spec, OLMO2_LAYOU
 # OLMoE: experts in every layer, and norms over all queries and over all keys of a token.
 def olmoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(not config.clip_qkv, f"clip_qkv {config.clip_qkv} after norms of queries and keys")
+    reject_unless(not config.clip_qkv, f"clip_qkv {config.clip_qkv} after norms of queries and keys")
     bias = config.attention_bias
     return decoder_spec(
         config,

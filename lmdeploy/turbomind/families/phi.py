@@ -10,7 +10,7 @@ from lmdeploy.turbomind.families.common import (
     activation_of,
     attention_spec,
     decoder_spec,
-    refuse_unless,
+    reject_unless,
 )
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.mistral import MIXTRAL_EXPERTS, moe_spec
@@ -21,7 +21,7 @@ from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec, Out
 # Phi-1, Phi-1.5 and Phi-2: parallel halves that share a LayerNorm, a plain MLP, biases everywhere.
 def phi_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(not config.qk_layernorm, "qk_layernorm, with biases,")
+    reject_unless(not config.qk_layernorm, "qk_layernorm, with biases,")
     return decoder_spec(
         config,
         checkpoint,
@@ -58,7 +58,7 @@ PHI3 = Family(("Phi3ForCausalLM",), decoder_spec, PHI3_LAYOUT.tensors, config=ph
 # Phi-3.5-MoE: LayerNorm, biases, and experts chosen by SparseMixer.
 def phimoe_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec."""
-    refuse_unless(config.num_experts_per_tok == 2, f"SparseMixer of {config.num_experts_per_tok} experts")
+    reject_unless(config.num_experts_per_tok == 2, f"SparseMixer of {config.num_experts_per_tok} experts")
     bias = config.attention_bias
     return decoder_spec(
         config,
@@ -77,7 +77,7 @@ def _rope(config: Any) -> RopeSpec:
     if parameters["rope_type"] == "default":
         return rope_of(config)
     short, long = parameters["short_mscale"], parameters["long_mscale"]
-    refuse_unless(short == long, f"short_mscale {short} unlike long_mscale {long}")
+    reject_unless(short == long, f"short_mscale {short} unlike long_mscale {long}")
     return dataclasses.replace(rope_of(config), attention_scaling=float(short))
 
 

@@ -96,7 +96,7 @@ class Metadata:
             return hidden // heads
         return given if type(given) is int else None
 
-    def refuse_unused(self) -> None:
+    def reject_unused(self) -> None:
         """Refuse a key of the architecture that changes the computation and was not used; log other unused ones.
 
         Raises

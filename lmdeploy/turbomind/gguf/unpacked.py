@@ -167,5 +167,5 @@ def config_of(metadata: Metadata) -> dict[str, Any]:
         )
     if "rope_freqs.weight" in metadata.numbers and "rope_type" in rope:
         config["gguf_rope_factors"] = metadata.numbers["rope_freqs.weight"]
-    metadata.refuse_unused()
+    metadata.reject_unused()
     return config

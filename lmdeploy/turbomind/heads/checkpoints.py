@@ -13,7 +13,7 @@ from typing import Any
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.families import family_of, qwen
-from lmdeploy.turbomind.families.common import Checkpoint, refuse_unless
+from lmdeploy.turbomind.families.common import Checkpoint, reject_unless
 from lmdeploy.turbomind.families.layout import Layout, attention_tensors, linear_tensors
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
@@ -59,7 +59,7 @@ def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
         If the model is another one, or its checkpoint has no such layer.
     """
     known = (MTP_ARCHITECTURE, *MTP_LAYOUTS)
-    refuse_unless(
+    reject_unless(
         target.architecture in known,
         f"method mtp for {target.architecture}: the layer of {', '.join(known)} is read; another",
     )
@@ -116,9 +116,9 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
         If its config.json is invalid.
     """
     raw = read_config(directory)
-    refuse_unless(not raw.get("quantization_config"), "a quantized head (quantization_config)")
-    refuse_unless(not raw.get("norm_before_residual"), "a head with norm_before_residual")
-    refuse_unless(not raw.get("norm_before_fc"), "a head with norm_before_fc")
+    reject_unless(not raw.get("quantization_config"), "a quantized head (quantization_config)")
+    reject_unless(not raw.get("norm_before_residual"), "a head with norm_before_residual")
+    reject_unless(not raw.get("norm_before_fc"), "a head with norm_before_fc")
     has_three = kind == "eagle3"
     first = "midlayer." if has_three and "midlayer.hidden_norm.weight" in index.tensors else "layers.0."
     own_layer = f"{first}hidden_norm.weight" in index.tensors
@@ -128,7 +128,7 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
         )
     spec = _llama_spec(target, directory, raw, index, f"{first}self_attn.q_proj.bias" in index.tensors)
     hidden, vocab = spec.hidden_size, spec.vocab_size
-    refuse_unless(not has_three or spec.num_layers == 1, "a head of the method eagle3 with several layers")
+    reject_unless(not has_three or spec.num_layers == 1, "a head of the method eagle3 with several layers")
     layout = Layout(final_norm="norm", layer=first if has_three else "layers.{}.")
     tokens = _tokens_of(directory, index, vocab) if has_three else ()
     spec = replace(

@@ -34,7 +34,7 @@ _PARTS = ("input_text", "output_text", "text", "refusal", "input_image", "reason
 _OF_OUTPUTS = (*_PARTS, "input_file")
 
 
-def refuse_unknown_items(value: object) -> None:
+def reject_unknown_items(value: object) -> None:
     """Raise `FieldError` for an item of ``input``, or a part of one, of a kind that is not known here.
 
     Of a list of alternatives pydantic would say why it is none of them.
@@ -42,15 +42,15 @@ def refuse_unknown_items(value: object) -> None:
     for item in value if isinstance(value, list) else ():
         if not isinstance(item, dict):
             continue
-        _refuse_kind(item, _ITEMS)
+        _reject_kind(item, _ITEMS)
         for name in ("content", "output"):
             parts = item.get(name)
             for part in parts if isinstance(parts, list) else ():
                 if isinstance(part, dict):
-                    _refuse_kind(part, _PARTS if name == "content" else _OF_OUTPUTS)
+                    _reject_kind(part, _PARTS if name == "content" else _OF_OUTPUTS)
 
 
-def _refuse_kind(item: Mapping[str, object], known: Sequence[str]) -> None:
+def _reject_kind(item: Mapping[str, object], known: Sequence[str]) -> None:
     kind = item.get("type")
     if isinstance(kind, str) and kind not in known:
         why = _NOT_HERE.get(kind) or f"supported: {', '.join(known)}"

@@ -17,7 +17,7 @@ from openai_gateway.endpoints.responses.items import (
     InputItems,
     InputMessage,
     InputReasoning,
-    refuse_unknown_items,
+    reject_unknown_items,
 )
 from openai_gateway.endpoints.responses.tools import AllowedTools, NamedChoice, OfferedTools, OtherTool, ResponsesTools
 from openai_gateway.protocol.conversations import ConversationFields
@@ -119,9 +119,9 @@ class ResponsesRequest(ConversationFields, SamplingFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_kinds(cls, fields: object) -> object:
+    def _reject_unknown_kinds(cls, fields: object) -> object:
         if isinstance(fields, dict):
-            refuse_unknown_items(fields.get("input"))
+            reject_unknown_items(fields.get("input"))
         return fields
 
     @model_validator(mode="after")

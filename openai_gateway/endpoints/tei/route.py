@@ -28,7 +28,7 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/embed")
 async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency) -> list[list[float]]:
     """Return the vector of each text."""
-    _refuse_left(body.truncate, body.truncation_direction)
+    _reject_left_truncation(body.truncate, body.truncation_direction)
     ctx = await _first(gateway, request, lambda model: model.pooling is not None and model.score_head is None)
     params = PoolingParams(body.dimensions, None, body.prompt_name, body.truncate, body.normalize)
     vectors, _ = await vectors_of(ctx, body.texts, params)
@@ -39,7 +39,7 @@ async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency
 @router.post("/embed_all")
 async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDependency) -> list[list[list[float]]]:
     """Return the vectors of each text's tokens."""
-    _refuse_left(body.truncate, body.truncation_direction)
+    _reject_left_truncation(body.truncate, body.truncation_direction)
     ctx = await _first(gateway, request, lambda model: model.token_heads is not None and model.score_head is None)
     params = PoolingParams(prompt_name=body.prompt_name, truncate=body.truncate)
     vectors, _ = await token_vectors_of(ctx, body.texts, params)
@@ -49,7 +49,7 @@ async def embed_all(body: TextsRequest, request: Request, gateway: GatewayDepend
 @router.post("/embed_sparse")
 async def embed_sparse(body: TextsRequest, request: Request, gateway: GatewayDependency) -> list[list[SparseValue]]:
     """Return how much each token of the vocabulary counts in each text, where it does."""
-    _refuse_left(body.truncate, body.truncation_direction)
+    _reject_left_truncation(body.truncate, body.truncation_direction)
     ctx = await _first(
         gateway, request, lambda model: model.token_heads is not None and model.token_heads.makes_sparse_vectors
     )
@@ -63,7 +63,7 @@ async def predict(
     body: PredictRequest, request: Request, gateway: GatewayDependency
 ) -> list[Prediction] | list[list[Prediction]]:
     """Return the classes of each text or pair, the most likely first."""
-    _refuse_left(body.truncate, body.truncation_direction)
+    _reject_left_truncation(body.truncate, body.truncation_direction)
     ctx = await _first(gateway, request, lambda model: model.score_head is not None)
     numbers, head = await numbers_of_rows(ctx, body.rows, body.truncate)
     scores = numbers if body.raw_scores else head.reported(numbers)
@@ -81,6 +81,6 @@ async def _first(gateway: Gateway, request: Request, can: Callable[[ServedModel]
     return ServeContext(gateway, request, chosen)
 
 
-def _refuse_left(truncate: bool, direction: str) -> None:
+def _reject_left_truncation(truncate: bool, direction: str) -> None:
     if truncate and direction.lower() == "left":
         raise ApiError(400, "truncation_direction left is not supported", param="truncation_direction")
