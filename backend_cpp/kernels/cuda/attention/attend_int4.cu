@@ -3,12 +3,7 @@
 
 namespace turbomind::cuda {
 
-void attend_int4(cudaStream_t stream, const AttentionTask& task, bool is_split_keys) {
-  attend_tiles<CacheType::kInt4>(stream, task, is_split_keys);
-}
-
-void decode_int4(cudaStream_t stream, const AttentionTask& task, int warps) {
-  decode_cache<CacheType::kInt4>(stream, task, warps);
-}
+template void attend_tiles<CacheType::kInt4>(cudaStream_t, const AttentionTask&, bool);
+template void decode_cache<CacheType::kInt4>(cudaStream_t, const AttentionTask&, int);
 
 }  // namespace turbomind::cuda

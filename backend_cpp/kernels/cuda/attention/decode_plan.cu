@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/attention/split_factors.cuh"
+#include "kernels/cuda/attention/attention_task.cuh"
 
 namespace turbomind::cuda {
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_task.cuh"
-#include "kernels/cuda/attention/split_factors.cuh"
 
 namespace turbomind::cuda {
 

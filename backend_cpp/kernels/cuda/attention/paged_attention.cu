@@ -5,7 +5,6 @@
 
 #include "kernels/cuda/attention/attention_task.cuh"
 #include "kernels/cuda/attention/decode_plan.h"
-#include "kernels/cuda/attention/split_factors.cuh"
 #include "kernels/cuda/attention/tile_dims.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
 
@@ -168,20 +167,15 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
   task.log_block_len = std::countr_zero(block_len);
   task.split_sums = workspace;
   task.split_stats = workspace + split_rows(params, spans, plan) * static_cast<size_t>(layout.value_dim);
-  if (plan.warps > 0) {
-    if (spans.span_count * layout.num_kv_heads <= kSplitCounters) task.counters = counters;
-    const auto attend = layout.type == CacheType::kBFloat16 ? decode_bfloat16
-                        : layout.type == CacheType::kInt8   ? decode_int8
-                                                            : decode_int4;
-    attend(stream, task, plan.warps);
-  } else if (plan.is_plain) {
+  if (plan.warps > 0 && spans.span_count * layout.num_kv_heads <= kSplitCounters) task.counters = counters;
+  if (plan.is_plain) {
     attend_plain(stream, task);
-  } else if (layout.type == CacheType::kBFloat16) {
-    attend_bfloat16(stream, task, plan.is_split_keys);
-  } else if (layout.type == CacheType::kInt8) {
-    attend_int8(stream, task, plan.is_split_keys);
   } else {
-    attend_int4(stream, task, plan.is_split_keys);
+    with_tile_type(layout.type, 0, [&]<CacheType kType>(std::integral_constant<CacheType, kType>) {
+      plan.warps > 0 ? decode_cache<kType>(stream, task, plan.warps)
+                     : attend_tiles<kType>(stream, task, plan.is_split_keys);
+      return 0;
+    });
   }
   if (plan.splits == 1 || task.counters != nullptr) return;
   const int warps = std::min(plan.splits, kMaxMergeWarps);
