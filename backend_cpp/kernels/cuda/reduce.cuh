@@ -21,43 +21,52 @@ __device__ inline bool is_last_block(int32_t* counter, int count) {
 }
 
 // Each lane gets the sum.
-__device__ __forceinline__ float warp_sum(float value) {
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
   return value;
 }
 
-__device__ __forceinline__ float warp_max(float value) {
+__device__ __forceinline__ float larger(float a, float b) {
+  return fmaxf(a, b);
+}
+__device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) {
+  return max(a, b);
+}
+
+template <class T>
+__device__ __forceinline__ T warp_max(T value) {
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  for (int step = kWarp / 2; step > 0; step /= 2) value = larger(value, __shfl_xor_sync(kAllLanes, value, step));
   return value;
 }
 
 // Each thread gets combine of what all threads' warps found. Every thread of the block calls it; kThreads is their
 // number.
-template <int kThreads, class Combine>
-__device__ float combine_warps(float of_warp, float start, Combine&& combine) {
+template <int kThreads, class T, class Combine>
+__device__ T combine_warps(T of_warp, T start, Combine&& combine) {
   constexpr int kWarps = kThreads / kWarp;
-  __shared__ float partial[kWarps];
+  __shared__ T partial[kWarps];
   if constexpr (kWarps == 1) return of_warp;
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = of_warp;
   __syncthreads();
-  float result = start;
+  T result = start;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) result = combine(result, partial[w]);
   __syncthreads();  // the next call writes again
   return result;
 }
 
-template <int kThreads>
-__device__ float block_sum(float value) {
-  return combine_warps<kThreads>(warp_sum(value), 0.0f, [](float a, float b) { return a + b; });
+template <int kThreads, class T>
+__device__ T block_sum(T value) {
+  return combine_warps<kThreads>(warp_sum(value), T{0}, [](T a, T b) { return a + b; });
 }
 
 // Of values that are not negative.
-template <int kThreads>
-__device__ float block_max(float value) {
-  return combine_warps<kThreads>(warp_max(value), 0.0f, [](float a, float b) { return fmaxf(a, b); });
+template <int kThreads, class T>
+__device__ T block_max(T value) {
+  return combine_warps<kThreads>(warp_max(value), T{0}, [](T a, T b) { return larger(a, b); });
 }
 
 }  // namespace turbomind::cuda

@@ -1,5 +1,7 @@
 #include "kernels/cuda/moe/moe.h"
 
+#include "kernels/cuda/reduce.cuh"
+
 // A warp routes a row; what must be summed in order is summed by its first lane. The compiler may not fuse a product
 // with a sum here: no product is summed.
 
@@ -70,8 +72,7 @@ __device__ void score(const RouterParams& params, const float* logits, const Row
   } else {
     float top = -INFINITY;
     for (int e = lane; e < params.num_experts; e += kWarp) top = fmaxf(top, logits[e]);
-#pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+    top = warp_max(top);
     for (int e = lane; e < params.num_experts; e += kWarp) row.scores[e] = exponential(logits[e] - top);
     __syncwarp();
     const float sum = sum_in_order(params.num_experts, [&](int e) { return row.scores[e]; });

@@ -12,16 +12,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 
-// Sums of two values over the first warp, which alone calls it.
-__device__ __forceinline__ int2 warp_sums(int2 value) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    value.x += __shfl_xor_sync(kAllLanes, value.x, step);
-    value.y += __shfl_xor_sync(kAllLanes, value.y, step);
-  }
-  return value;
-}
-
 __global__ void __launch_bounds__(kThreads)
     sort_kernel(const int32_t* chosen, int pairs, int top_k, int part_rows, SortedPairs sorted) {
   await_previous();
@@ -44,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
       sums.x += counts[e];
       sums.y += divide_up(counts[e], part_rows);
     }
-    sums = warp_sums(sums);
+    sums = make_int2(warp_sum(sums.x), warp_sum(sums.y));
     if (lane == 0) before = sums;
   }
   __syncthreads();

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kChunkThreads)
     const Weight weight = weight_of(logits[token], largest, row.temperature);
     if (weight >= least) sum += weight;
   }
-  sum = block_total<kChunkThreads>(sum);
+  sum = block_sum<kChunkThreads>(sum);
   if (threadIdx.x == 0) state.sums[first_chunk + blockIdx.x] = sum;
 }
 

@@ -47,7 +47,7 @@ __device__ Weight row_sum(const Row& row, uint64_t place, Value&& value) {
     const float logit = row.logits[token];
     if (place_of(logit, token) >= place) sum += value(logit);
   }
-  return block_total<kThreads>(sum);
+  return block_sum<kThreads>(sum);
 }
 
 // ---- in order of ids, no limit but min_p ----
@@ -76,7 +76,7 @@ __device__ int32_t draw_by_id(const Row& row, const Weight* sums, int chunks) {
       const Weight weight = weight_of(row.logits[first + i], row.top.logit, row.wanted.temperature);
       if (static_cast<uint64_t>(kChunkTokens - 1 - i) >= place && weight >= least) own += weight;
     }
-    return block_total<kThreads>(own);
+    return block_sum<kThreads>(own);
   };
   constexpr int kChunkBits = 11;
   static_assert(kChunkTokens == 1 << kChunkBits);
@@ -128,7 +128,7 @@ __device__ void collect(const Row& row, const uint32_t* sets, int set_count, int
     const auto count = [&](uint64_t key) {
       Weight own = 0;
       for (int i = threadIdx.x; i < set_count; i += kThreads) own += sets[i] >= key ? 1 : 0;
-      return block_total<kThreads>(own);
+      return block_sum<kThreads>(own);
     };
     bound = last_place(32, count, [&](Weight n) { return n >= static_cast<Weight>(wanted); });
   }
@@ -186,7 +186,7 @@ __device__ bool draw_from_list(const Row& row, const CandidateList& list, const 
     Weight sum = 0;
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) sum += is_in(own) ? weights[own] : 0;
-    return block_total<kThreads>(sum);
+    return block_sum<kThreads>(sum);
   };
   const auto is_in_top_k = [&](int own) { return !limits_count || rank[own] < wanted.top_k; };
   Weight total = sum_of(is_in_top_k);

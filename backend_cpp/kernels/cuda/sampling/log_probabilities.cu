@@ -8,20 +8,11 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kWarps = kThreads / kWarp;
-
-__device__ __forceinline__ uint64_t warp_greatest(uint64_t own) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) own = max(own, __shfl_xor_sync(kAllLanes, own, step));
-  return own;
-}
 
 __global__ void __launch_bounds__(kThreads, 1)
     log_probability_kernel(const float* all_logits, int vocab_size, const int32_t* tokens, int top, float* chosen,
                            int32_t* top_tokens, float* top_logprobs) {
   await_previous();
-  __shared__ double partial[kWarps];
-  __shared__ uint64_t greatest[kWarps];
   const float* logits = all_logits + static_cast<size_t>(blockIdx.x) * vocab_size;
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
@@ -38,22 +29,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int token = threadIdx.x; token < vocab_size; token += kThreads) {
     sum += exp(static_cast<double>(logits[token]) - largest);
   }
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-  if (lane == 0) partial[warp] = sum;
-  __syncthreads();
-  sum = 0;
-  for (int w = 0; w < kWarps; ++w) sum += partial[w];
-  const double normaliser = largest + log(sum);
+  const double normaliser = largest + log(block_sum<kThreads>(sum));
   const auto log_p = [&](int32_t token) { return static_cast<float>(logits[token] - normaliser); };
   if (threadIdx.x == 0) chosen[blockIdx.x] = log_p(tokens[blockIdx.x]);
 
   for (int i = 0; i < top; ++i) {
-    const uint64_t of_warp = warp_greatest(best);
-    if (lane == 0) greatest[warp] = of_warp;
-    __syncthreads();
-    uint64_t of_all = 0;
-    for (int w = 0; w < kWarps; ++w) of_all = max(of_all, greatest[w]);
+    const uint64_t of_all = block_max<kThreads>(best);
     const int32_t token = token_of(of_all);
     if (threadIdx.x == 0) {
       top_tokens[static_cast<size_t>(blockIdx.x) * top + i] = token;
@@ -66,10 +47,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         const uint64_t place = place_of(logits[other], other);
         if (place < of_all) next = max(next, place);
       }
-      next = warp_greatest(next);
+      next = warp_max(next);
       if (lane == owner % kWarp) best = next;
     }
-    __syncthreads();  // the next round writes `greatest`
   }
 }
 

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/cuda/device_memory.h"
 #include "kernels/sampling.h"
 
 namespace turbomind::cuda {

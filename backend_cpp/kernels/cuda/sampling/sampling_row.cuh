@@ -1,6 +1,7 @@
 // Common parts of the kernels of sampling.h: how a row is divided, its order of tokens, and weights.
 #pragma once
 
+#include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sampling/sampling.h"
 
 namespace turbomind::cuda {
@@ -87,20 +88,6 @@ __device__ ChunkTop row_top(const ChunkTop* tops, int chunks) {
     if (is_before(tops[i], own)) own = tops[i];
   }
   return block_top<kThreads>(own);
-}
-
-// The sum over a block, in every thread.
-template <int kThreads>
-__device__ Weight block_total(Weight own) {
-  __shared__ Weight totals[kThreads / kWarp];
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) own += __shfl_xor_sync(kAllLanes, own, step);
-  if (threadIdx.x % kWarp == 0) totals[threadIdx.x / kWarp] = own;
-  __syncthreads();
-  Weight sum = 0;
-  for (int w = 0; w < kThreads / kWarp; ++w) sum += totals[w];
-  __syncthreads();
-  return sum;
 }
 
 // Changes the rows' logits; fills tops and sets.
