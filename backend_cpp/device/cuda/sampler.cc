@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "base/kernel_choice.h"
-#include "kernels/cuda/elementwise/elementwise.h"
 
 namespace turbomind {
 
@@ -209,7 +208,7 @@ void CudaSampler::choose_at_once(int first, int count, float* logits) {
   cuda::Scratch scratch =
       ops_.scratch(cuda::scratch_bytes<float>(kept_floats) + cuda::sampling_scratch_bytes(vocab_size_, count));
   auto* kept = scratch.take<float>(kept_floats);
-  cuda::gather_rows(stream, logits, logprob_rows_.rows.device<int32_t>() + first_entry, entries, vocab_size_, kept);
+  ops_.gather_rows(logits, logprob_rows_.rows.device<int32_t>() + first_entry, entries, vocab_size_, kept);
 
   const auto* rows = rows_.device<cuda::SamplingRow>() + first;
   auto* tokens = results_.tokens.as<int32_t>() + first;

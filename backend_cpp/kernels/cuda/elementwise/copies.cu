@@ -86,10 +86,6 @@ void embed(cudaStream_t stream, const LinearWeight& table, const int32_t* tokens
   gather(stream, table.data, tokens, rows, table.in_features, scale, y);
 }
 
-void gather_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y) {
-  launch_gather<float>(stream, x, indices, count, size, 1.0f, y);
-}
-
 void scatter_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y,
                   bool accumulate) {
   if (count == 0) return;

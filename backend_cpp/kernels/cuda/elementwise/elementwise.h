@@ -23,7 +23,6 @@ void rope(cudaStream_t stream, const RopeTable& table, const HeadsView& heads, c
 
 // Inputs and outputs do not overlap.
 void embed(cudaStream_t stream, const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y);
-void gather_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y);
 void scatter_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y,
                   bool accumulate);
 void copy_heads(cudaStream_t stream, const HeadsView& from, const HeadsView& to);
