@@ -155,7 +155,8 @@ void float8_groups(cudaStream_t stream, Scratch memory, const GroupedKernel& ker
   call.workspace = memory.take<std::byte>(kGroupedWorkspaceBytes);
   launch(fill_float8_groups_kernel, dim3(divide_up(product.experts, kThreads)), dim3(kThreads), 0, stream, product,
          operands, table);
-  with_inputs(product, [&]<class Rows>(const Rows& rows) {
+  const RowsToRound from = rows_of(product.first, product.x, product.x_rows);
+  with_inputs(product.x, from, [&]<class Rows>(const Rows& rows) {
     launch(spread_blocks_kernel<Rows>, rows_and(product.x_rows, divide_up(operands.blocks, kWarps)), dim3(kThreads), 0,
            stream, rows, PairPlaces(product), operands);
   });

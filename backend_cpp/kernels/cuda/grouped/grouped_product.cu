@@ -74,7 +74,8 @@ void grouped_product(cudaStream_t stream, Scratch memory, const GroupedKernel& k
   call.table = take_table(memory, static_cast<size_t>(product.experts));
   auto* rounded = memory.take<uint16_t>(static_cast<size_t>(product.pairs) * call.inputs);
   call.workspace = memory.take<std::byte>(kGroupedWorkspaceBytes);
-  with_inputs(product, [&]<class Rows>(const Rows& rows) {
+  const RowsToRound from = rows_of(product.first, product.x, product.x_rows);
+  with_inputs(product.x, from, [&]<class Rows>(const Rows& rows) {
     launch(spread_rows_kernel<Rows>, rows_and(product.x_rows, divide_up(call.inputs, kThreads * kChunk)),
            dim3(kThreads), 0, stream, rows, PairPlaces(product), rounded);
   });

@@ -1,10 +1,10 @@
 // Device code of grouped_product.
 #pragma once
 
+#include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/grouped/grouped_kernel.h"
 #include "kernels/cuda/grouped/grouped_product.h"
 #include "kernels/cuda/quantize/made_rows.cuh"
-#include "kernels/cuda/scratch.h"
 
 namespace turbomind::cuda {
 
@@ -54,17 +54,6 @@ struct PairPlaces {
   int of_each;
   const int32_t* expert_of_pair;
 };
-
-// Calls visit with what reads the rows of a product's x.
-template <class Visit>
-void with_inputs(const GroupedProduct& product, Visit&& visit) {
-  const RowsToRound from = rows_of(product.first, product.x, product.x_rows);
-  if (product.x.gate.has_value()) {
-    visit(GatedRows{*product.x.gate, from, product.x.bias});
-  } else {
-    visit(RowsAsTheyAre{from});
-  }
-}
 
 // grouped_product for weights of float8. Weights are in tiles (kernels/packed_weight.h): those of some experts at a
 // time are laid out row by row, with a scale for each output and 128 inputs, and multiplied.

@@ -89,4 +89,14 @@ struct NormedRows {
   RowNorm own{};
 };
 
+// Calls visit with what reads rows that are no norm's.
+template <class Visit>
+void with_inputs(const LinearInput& input, const RowsToRound& from, Visit&& visit) {
+  if (input.gate.has_value()) {
+    visit(GatedRows{*input.gate, from, input.bias});
+  } else {
+    visit(RowsAsTheyAre{from});
+  }
+}
+
 }  // namespace turbomind::cuda

@@ -226,13 +226,8 @@ void launch_rounding(cudaStream_t stream, const LinearInput& input, const RowsTo
 // Calls visit with the rows that `input` stands for.
 template <class Visit>
 void with_rows(const LinearInput& input, const RowsToRound& from, Visit&& visit) {
-  if (input.gate.has_value()) {
-    visit(GatedRows{*input.gate, from, input.bias});
-  } else if (input.norm != nullptr) {
-    visit(NormedRows<kByteThreads>(*input.norm, from));
-  } else {
-    visit(RowsAsTheyAre{from});
-  }
+  if (input.norm != nullptr) return visit(NormedRows<kByteThreads>(*input.norm, from));
+  with_inputs(input, from, visit);
 }
 
 const LinearInput kNotMade(static_cast<const float*>(nullptr));
