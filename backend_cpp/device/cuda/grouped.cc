@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <random>
 #include <string>
 
@@ -182,8 +183,11 @@ class GroupedProblem {
 
 CudaGrouped::CudaGrouped(CudaOperators& ops, cuda::Gemm& gemm) : ops_(ops), gemm_(gemm) {
   if (!may_use_library(LibraryUse::kExperts)) return;
-  for (const cuda::GroupedType type : {cuda::GroupedType::kBFloat16, cuda::GroupedType::kFloat8}) {
-    candidates_[type].untried = cuda::grouped_kernels_for(type, cuda::compute_capability());
+  for (const cuda::GroupedKernel& kernel : cuda::library_kernels<cuda::GroupedKernel>()) {
+    if (kernel.runs_on(cuda::compute_capability())) candidates_[kernel.type].untried.push_back(kernel);
+  }
+  for (auto& [type, candidates] : candidates_) {
+    std::ranges::stable_sort(candidates.untried, std::greater<>(), &cuda::GroupedKernel::rank);
   }
 }
 

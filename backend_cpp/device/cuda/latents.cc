@@ -33,9 +33,10 @@ SelfCheck try_latents(CudaOperators& ops, const AttentionParams& like, const cud
 
 }  // namespace
 
-CudaLatents::CudaLatents(CudaOperators& ops)
-    : ops_(ops),
-      kernel_(may_use_library(LibraryUse::kLatents) ? cuda::latent_kernel_for(cuda::compute_capability()) : nullptr) {}
+CudaLatents::CudaLatents(CudaOperators& ops) : ops_(ops) {
+  if (!may_use_library(LibraryUse::kLatents)) return;
+  kernel_ = cuda::find_library_kernel<cuda::LatentKernel>([](const auto&) { return true; });
+}
 
 void CudaLatents::set_spans(std::vector<cuda::DeviceSpan> spans, int padded_spans) {
   if (kernel_ == nullptr) return;

@@ -30,8 +30,8 @@ class CudaLatents {
   void plan();
 
   CudaOperators& ops_;
-  const cuda::LatentKernel* kernel_;  // null: none
-  int heads_ = 0;                     // that the kernel was tried with; 0: not yet
+  const cuda::LatentKernel* kernel_ = nullptr;  // null: none
+  int heads_ = 0;                               // that the kernel was tried with; 0: not yet
   std::vector<cuda::DeviceSpan> spans_;
   int padded_spans_ = 0;
   std::vector<cuda::LatentPiece> pieces_;

@@ -1,5 +1,7 @@
-// Memory of the current device.
+// Memory of the current device, and what an operator uses of it within one call.
 #pragma once
+
+#include <string>
 
 #include "base/aligned_buffer.h"
 #include "kernels/cuda/device.h"
@@ -30,5 +32,39 @@ inline AlignedBuffer allocate(size_t bytes) {
   check(error, "allocating memory of the GPU");
   return {data, bytes, [](void* memory, size_t) { cudaFree(memory); }};
 }
+
+// ---- scratch memory: within a call; the next one on the same stream uses it again ----
+
+inline constexpr size_t kScratchAlignment = 256;
+
+// Bytes that `Scratch::take` uses up for `count` elements.
+template <class T>
+size_t scratch_bytes(size_t count) {
+  return divide_up(count * sizeof(T), kScratchAlignment) * kScratchAlignment;
+}
+
+// Hands out memory from front to back. Passed by value: what a callee takes is free again when it returns.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(void* memory, size_t bytes) : next_(static_cast<std::byte*>(memory)), left_(bytes) {}  // memory: aligned
+
+  template <class T>
+  T* take(size_t count) {
+    const size_t bytes = scratch_bytes<T>(count);
+    if (bytes > left_) {
+      throw internal_error("an operator needs " + std::to_string(bytes) + " bytes of scratch memory, " +
+                           std::to_string(left_) + " are left");
+    }
+    T* result = reinterpret_cast<T*>(next_);
+    next_ += bytes;
+    left_ -= bytes;
+    return result;
+  }
+
+ private:
+  std::byte* next_ = nullptr;
+  size_t left_ = 0;
+};
 
 }  // namespace turbomind::cuda

@@ -68,8 +68,9 @@ void run(cudaStream_t stream, const cuda::GroupedCall& call) {
 
 constexpr auto kBFloat16 = cuda::GroupedType::kBFloat16;
 constexpr auto kFloat8 = cuda::GroupedType::kFloat8;
-const bool is_added = cuda::add_grouped_kernel(0, {"an emulated library", kBFloat16, runs_on, run<kBFloat16>}) &&
-                      cuda::add_grouped_kernel(0, {"an emulated library", kFloat8, runs_on, run<kFloat8>});
+const bool is_added =
+    cuda::add_library_kernel(cuda::GroupedKernel{0, "an emulated library", kBFloat16, runs_on, run<kBFloat16>}) &&
+    cuda::add_library_kernel(cuda::GroupedKernel{0, "an emulated library", kFloat8, runs_on, run<kFloat8>});
 
 }  // namespace
 

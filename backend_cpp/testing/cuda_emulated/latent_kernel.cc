@@ -122,7 +122,7 @@ void run(cudaStream_t, const cuda::LatentCall& call) {
   });
 }
 
-const bool is_added = cuda::add_latent_kernel({"an emulated library", runs_on, run});
+const bool is_added = cuda::add_library_kernel(cuda::LatentKernel{"an emulated library", runs_on, run});
 
 }  // namespace
 

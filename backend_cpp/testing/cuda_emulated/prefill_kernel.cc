@@ -81,8 +81,9 @@ void run(cudaStream_t, const cuda::PrefillCall& call) {
   });
 }
 
-const bool is_added = cuda::add_prefill_kernel({"an emulated library", 64, 192, runs_on, run<64, 192>}) &&
-                      cuda::add_prefill_kernel({"an emulated library", 128, 128, runs_on, run<128, 128>});
+const bool is_added =
+    cuda::add_library_kernel(cuda::PrefillKernel{"an emulated library", 64, 192, runs_on, run<64, 192>}) &&
+    cuda::add_library_kernel(cuda::PrefillKernel{"an emulated library", 128, 128, runs_on, run<128, 128>});
 
 }  // namespace
 

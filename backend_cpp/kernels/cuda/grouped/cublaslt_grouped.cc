@@ -119,7 +119,7 @@ void run(cudaStream_t stream, const GroupedCall& call) {
   check_status(status, "multiplying groups");
 }
 
-const bool is_added = add_grouped_kernel(2, {"cuBLASLt", GroupedType::kBFloat16, runs_on, run});
+const bool is_added = add_library_kernel(GroupedKernel{2, "cuBLASLt", GroupedType::kBFloat16, runs_on, run});
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Products of many groups in one launch, by a library: what is asked of its kernel, and which there are.
+// Products of many groups in one launch, by a library: what is asked of its kernel.
 //
 //   y_g [rows_g, outputs] bfloat16 = x_g [rows_g, inputs] w_g^T      all row-major without gaps
 //
@@ -6,9 +6,7 @@
 // none.
 #pragma once
 
-#include <vector>
-
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/library_kernels.h"
 
 namespace turbomind::cuda {
 
@@ -47,17 +45,13 @@ struct GroupedCall {
 inline constexpr size_t kGroupedWorkspaceBytes = size_t{32} << 20;
 
 struct GroupedKernel {
+  int rank;  // those with the higher one are tried first
   const char* name;
   GroupedType type;
   // Of compute capability major.minor, 10 major + minor.
   bool (*runs_on)(int capability);
   void (*run)(cudaStream_t stream, const GroupedCall& call);
 };
-
-// How a unit that was built with a library says so, before main() begins. Those with the higher rank are tried first.
-bool add_grouped_kernel(int rank, const GroupedKernel& kernel);
-// Those for the type that run on such a device, the best first.
-std::vector<GroupedKernel> grouped_kernels_for(GroupedType type, int capability);
 
 // Products of groups by a plain kernel of ours: for shapes that a library has no algorithm for.
 

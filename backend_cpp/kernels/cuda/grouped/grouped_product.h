@@ -6,10 +6,10 @@
 // scales are: y is off by at most 2^-4 sum |x w| more, and what x under 2^-16 max |x| adds.
 #pragma once
 
+#include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/grouped/grouped_kernel.h"
 #include "kernels/cuda/linear/expert_rows.h"
 #include "kernels/cuda/quantize/round_rows.h"
-#include "kernels/cuda/scratch.h"
 #include "kernels/linear.h"
 
 namespace turbomind::cuda {

@@ -9,11 +9,6 @@ namespace turbomind::cuda {
 
 namespace {
 
-std::vector<LatentKernel>& kernels() {
-  static std::vector<LatentKernel> added;
-  return added;
-}
-
 constexpr int kItemFields = 8;
 constexpr int kMergeFields = 5;
 constexpr int kKeyUnit = 64;     // keys that the kernel visits at a time
@@ -100,18 +95,6 @@ LatentPiece make_piece(std::vector<DeviceSpan> spans, int padded_spans, int head
 }
 
 }  // namespace
-
-bool add_latent_kernel(const LatentKernel& kernel) {
-  kernels().push_back(kernel);
-  return true;
-}
-
-const LatentKernel* latent_kernel_for(int capability) {
-  for (const LatentKernel& kernel : kernels()) {
-    if (kernel.runs_on(capability)) return &kernel;
-  }
-  return nullptr;
-}
 
 size_t LatentPiece::plan_size() const {
   return static_cast<size_t>(1 + teams + 1 + kMergeFields * multiprocessors() + kItemFields * most_items);

@@ -1,5 +1,4 @@
-// Attention with latents (DeepSeek-V2, arXiv 2405.04434) by a library: what is asked of its kernel, and which there
-// are.
+// Attention with latents (DeepSeek-V2, arXiv 2405.04434) by a library: what is asked of its kernel.
 //
 // Heads of 64 + 512: a key is [rotated, latent] as model/attention/latent_attention.h caches it, and its value is its
 // own latent, so the values that the cache holds besides are not read.
@@ -8,8 +7,8 @@
 #include <vector>
 
 #include "kernels/cuda/attention/paged_attention.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/library_kernels.h"
 
 namespace turbomind::cuda {
 
@@ -65,11 +64,6 @@ struct LatentKernel {
   bool (*runs_on)(int capability);
   void (*run)(cudaStream_t stream, const LatentCall& call);
 };
-
-// How a unit that was built with a library says so, before main() begins.
-bool add_latent_kernel(const LatentKernel& kernel);
-// The first of those added that runs on such a device; null when there is none.
-const LatentKernel* latent_kernel_for(int capability);
 
 // Spreads the latent attention of a step over the device's multiprocessors, for one launch or several.
 //

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/cuda/device_memory.h"
 #include "kernels/types.h"
 
 namespace turbomind::cuda {

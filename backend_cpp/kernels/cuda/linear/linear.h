@@ -21,9 +21,9 @@
 
 #include "base/aligned_buffer.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/linear/gemm.h"
 #include "kernels/cuda/quantize/round_rows.h"
-#include "kernels/cuda/scratch.h"
 #include "kernels/head_linear.h"
 #include "kernels/linear.h"
 

@@ -1,8 +1,8 @@
 // The kernels behind `linear`, `head_linear` and `add_experts`. Which rows and weights they work on: linear_task.cuh.
 #pragma once
 
+#include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/linear/linear_task.cuh"
-#include "kernels/cuda/scratch.h"
 
 namespace turbomind::cuda {
 

@@ -1,8 +1,8 @@
 // Which rows go to which expert.
 #pragma once
 
+#include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/linear/linear_task.cuh"
-#include "kernels/cuda/scratch.h"
 
 namespace turbomind::cuda {
 

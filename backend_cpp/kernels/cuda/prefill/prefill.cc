@@ -1,7 +1,6 @@
 #include "kernels/cuda/prefill/prefill.h"
 
 #include <algorithm>
-#include <deque>
 #include <functional>
 #include <queue>
 #include <utility>
@@ -9,11 +8,6 @@
 namespace turbomind::cuda {
 
 namespace {
-
-std::deque<PrefillKernel>& kernels() {
-  static std::deque<PrefillKernel> added;  // addresses stay
-  return added;
-}
 
 constexpr int kItemFields = 6;
 constexpr int kItemCost = 128;  // what an item costs besides its keys, in keys
@@ -37,18 +31,6 @@ struct Tile {
 };
 
 }  // namespace
-
-bool add_prefill_kernel(const PrefillKernel& kernel) {
-  kernels().push_back(kernel);
-  return true;
-}
-
-const PrefillKernel* prefill_kernel_for(int dim, int capability) {
-  for (const PrefillKernel& kernel : kernels()) {
-    if (kernel.dim == dim && kernel.runs_on(capability)) return &kernel;
-  }
-  return nullptr;
-}
 
 int PrefillPlan::items() const {
   int tiles = 0;

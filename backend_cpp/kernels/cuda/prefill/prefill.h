@@ -1,4 +1,4 @@
-// Attention of prompts by a library: what is asked of its kernel, and which there are.
+// Attention of prompts by a library: what is asked of its kernel.
 //
 // Causal, over a bfloat16 cache whose keys and values have the same dimension; no window, cap, slope or sink.
 #pragma once
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/cuda/attention/paged_attention.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/library_kernels.h"
 
 namespace turbomind::cuda {
 
@@ -48,11 +48,6 @@ struct PrefillKernel {
   bool (*runs_on)(int capability);
   void (*run)(cudaStream_t stream, const PrefillCall& call);
 };
-
-// How a unit that was built with a library says so, before main() begins.
-bool add_prefill_kernel(const PrefillKernel& kernel);
-// The first of those added that is for such heads and runs on such a device; null when there is none.
-const PrefillKernel* prefill_kernel_for(int dim, int capability);
 
 // Which multiprocessor computes which tiles in attention of prompts: made on the host once a step, read by the kernel.
 struct PrefillPlan {

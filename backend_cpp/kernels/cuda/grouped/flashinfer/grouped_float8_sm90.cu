@@ -37,7 +37,7 @@ void run(cudaStream_t stream, const GroupedCall& call) {
        table.x_scales, nullptr, table.w_scales, nullptr});
 }
 
-const bool is_added = add_grouped_kernel(1, {"CUTLASS", GroupedType::kFloat8, runs_on_hopper, run});
+const bool is_added = add_library_kernel(GroupedKernel{1, "CUTLASS", GroupedType::kFloat8, runs_on_hopper, run});
 
 }  // namespace
 

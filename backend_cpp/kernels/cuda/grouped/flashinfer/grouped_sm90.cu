@@ -29,7 +29,7 @@ void run(cudaStream_t stream, const GroupedCall& call) {
        reinterpret_cast<const Element**>(table.w), reinterpret_cast<Kernel::InternalStrideB*>(table.x_strides)});
 }
 
-const bool is_added = add_grouped_kernel(1, {"CUTLASS", GroupedType::kBFloat16, runs_on_hopper, run});
+const bool is_added = add_library_kernel(GroupedKernel{1, "CUTLASS", GroupedType::kBFloat16, runs_on_hopper, run});
 
 }  // namespace
 

@@ -17,7 +17,7 @@ void run(cudaStream_t stream, const LatentCall& call) {
         "latent attention by FlashInfer");
 }
 
-const bool is_added = add_latent_kernel({"FlashInfer, Ampere", runs_on, run});
+const bool is_added = add_library_kernel(LatentKernel{"FlashInfer, Ampere", runs_on, run});
 
 }  // namespace
 

@@ -18,7 +18,7 @@ void run(cudaStream_t stream, const LatentCall& call) {
         "latent attention by FlashInfer");
 }
 
-const bool is_added = add_latent_kernel({"FlashInfer, Hopper", runs_on, run});
+const bool is_added = add_library_kernel(LatentKernel{"FlashInfer, Hopper", runs_on, run});
 
 }  // namespace
 

@@ -115,8 +115,12 @@ void attend_pages(cudaStream_t stream, const PrefillCall& call) {
   check(cudaGetLastError(), "attention of prompts by FlashInfer");
 }
 
-inline bool is_hopper(int capability) {
-  return capability == 90;
+// Adds the kernel for heads of kDim, in tiles of that many rows and keys.
+template <int kDim, int kTileRows, int kTileKeys>
+bool add_attend_pages() {
+  return add_library_kernel(PrefillKernel{"FlashInfer, Hopper", kDim, kTileRows,
+                                          [](int capability) { return capability == 90; },
+                                          attend_pages<kDim, kTileRows, kTileKeys>});
 }
 
 }  // namespace turbomind::cuda

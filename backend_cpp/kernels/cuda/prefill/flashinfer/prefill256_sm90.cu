@@ -4,12 +4,7 @@ namespace turbomind::cuda {
 
 namespace {
 
-constexpr int kDim = 256;
-constexpr int kTileRows = 128;
-constexpr int kTileKeys = 32;
-
-const bool is_added =
-    add_prefill_kernel({"FlashInfer, Hopper", kDim, kTileRows, is_hopper, attend_pages<kDim, kTileRows, kTileKeys>});
+const bool is_added = add_attend_pages<256, 128, 32>();
 
 }  // namespace
 
