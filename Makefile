@@ -163,7 +163,7 @@ sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer
 	    $(CMAKE) --build build-$$sanitizer; \
 	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
 	done
-	@tools/sanitized_grammars.sh build-address/turbomind_grammar
+	@tools/sanitized_grammars.sh build-address/turbomind_grammar.so
 
 fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it finds stays in backend_cpp/fuzz/corpus
 	@tools/install/clang.sh
@@ -229,5 +229,5 @@ lock: dev ## Pin the requirements to what is installed in the virtual environmen
 	$(PY) tools/lock_requirements.py
 
 clean: ## Remove what was built (keeps the virtual environment and the model cache)
-	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so lmdeploy/turbomind_grammar tests/kernels/_cuda_*.so tests/e2e/backends .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
+	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so lmdeploy/turbomind_grammar.so tests/kernels/_cuda_*.so tests/e2e/backends .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
 	find $(PY_SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

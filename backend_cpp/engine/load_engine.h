@@ -24,7 +24,7 @@ struct LoadedEngine {
 struct Programs {
   std::vector<std::string> worker;     // runs a rank of a model (model/worker/worker_process.h)
   std::vector<std::string> publisher;  // of KV events (engine/events/event_publisher.h)
-  std::string grammar;                 // reads response formats (engine/grammar/process_compiler.h)
+  std::vector<std::string> grammar;    // reads response formats (engine/grammar/process_compiler.h)
   // Finds the engine directory of what drafts for the model in `target`. Null: settings name it themselves.
   std::function<std::string(const SpeculativeConfig&, const std::string& target)> locate;
 };

@@ -1,5 +1,6 @@
-// The program turbomind_grammar: reads response formats for an engine that has started it, one at a time. It ends when
-// the engine closes its socket, for whatever reason. What it does is bounded:
+// The library turbomind_grammar: makes a Python process (lmdeploy/grammars/__main__.py) one that reads response formats
+// for the engine that has started it, one at a time. It ends when the engine closes its socket, for whatever reason. What
+// it does is bounded:
 //
 //   processor time   of a format, as the engine says
 //   memory           by a constant, alongside what it has
@@ -9,6 +10,7 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -25,6 +27,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "engine/grammar/wire.h"
 #include "grammar/xgrammar.h"
 
@@ -204,9 +207,21 @@ std::string read(const FormatReader& reader, const std::string& payload) {
       .take();
 }
 
-FormatReader load() {
+// Returns a JSON object with `format`, that of the user as xgrammar is to read it, or `refusal`. Null: there is no
+// memory left. The text lives until the next call.
+using Translate = const char* (*)(const char* format, size_t size);
+
+FormatReader load(Translate translate) {
   try {
-    FormatReader reader = load_xgrammar(wire::read_vocabulary(receive(wire::kVocabulary)));
+    const FormatReader read_translated = load_xgrammar(wire::read_vocabulary(receive(wire::kVocabulary)));
+    const FormatReader reader = [=](const std::string& text) {
+      const char* result = translate(text.data(), text.size());
+      if (result == nullptr) throw std::bad_alloc();
+      const Json found = Json::parse(result);
+      const Json* format = found.find("format");
+      if (format == nullptr) throw invalid_argument("response_format: " + found.at("refusal").as_string());
+      return read_translated(format->as_string());
+    };
     reader(R"({"type":"json_object"})");  // the first is the slowest
     return reader;
   } catch (const std::exception& error) {
@@ -219,13 +234,14 @@ FormatReader load() {
 
 }  // namespace turbomind
 
-int main() {
+extern "C" __attribute__((visibility("default"))) void turbomind_grammar_run(turbomind::Translate translate) {
   using namespace turbomind;
+  prctl(PR_SET_NAME, "turbomind_grammar");
   mallopt(M_ARENA_MAX, 1);  // the thread that reads would map another, which the limit of memory counts
   syscall(SYS_close_range, wire::kSocket + 1, ~0U, 0);  // what the engine's process had open
   signal(SIGINT, SIG_IGN);                              // Ctrl-C is the engine's affair
   signal(SIGPIPE, SIG_IGN);
-  const FormatReader reader = load();
+  const FormatReader reader = load(translate);
   limit_process();
   while (true) {
     const std::string payload = receive(wire::kFormat);

@@ -35,9 +35,9 @@ void bind_engine(py::module_& m) {
   // Local, because one process may load several modules that have it.
   py::class_<OfflineEngine>(m, "Engine", py::module_local())
       .def(py::init<const std::string&, const std::string&, std::vector<std::string>, std::vector<std::string>,
-                    std::string>(),
+                    std::vector<std::string>>(),
            py::arg("directory"), py::arg("settings_json"), py::arg("worker") = std::vector<std::string>(),
-           py::arg("publisher") = std::vector<std::string>(), py::arg("grammar") = "",
+           py::arg("publisher") = std::vector<std::string>(), py::arg("grammar") = std::vector<std::string>(),
            py::call_guard<py::gil_scoped_release>())
       .def("submit", &OfflineEngine::submit, py::arg("input_ids"), py::arg("params"))
       .def("cancel", &OfflineEngine::cancel, py::arg("request"))

@@ -121,7 +121,8 @@ py::object matrix(std::vector<float>&& values, int width) {
 }  // namespace
 
 OfflineEngine::OfflineEngine(const std::string& directory, const std::string& settings_json,
-                             std::vector<std::string> worker, std::vector<std::string> publisher, std::string grammar) {
+                             std::vector<std::string> worker, std::vector<std::string> publisher,
+                             std::vector<std::string> grammar) {
   EngineSettings settings;
   read_settings(Json::parse(settings_json), settings);
   LoadedEngine loaded =

@@ -17,7 +17,7 @@ class OfflineEngine {
  public:
   // The last three: Programs.
   OfflineEngine(const std::string& directory, const std::string& settings_json, std::vector<std::string> worker,
-                std::vector<std::string> publisher, std::string grammar);
+                std::vector<std::string> publisher, std::vector<std::string> grammar);
 
   // Returns the request's number. `params` holds fields of GenerationConfig; session: (id, start, end, stop, step); and
   // embeddings, in place of those of some tokens: a list of (first token, rows, name of their type, 32 bytes of

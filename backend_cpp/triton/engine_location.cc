@@ -76,16 +76,16 @@ std::string directory_of(const std::string& what, std::vector<std::string> comma
   return line;
 }
 
-// Empty: there is none.
-std::string grammar_program() {
+// Empty: it was not built.
+std::vector<std::string> grammar_program() {
   namespace fs = std::filesystem;
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&installed_programs), &info) == 0) throw internal_error("where is this library?");
   const fs::path here = fs::canonical(info.dli_fname).parent_path();
   for (const fs::path& folder : {here, here.parent_path().parent_path()}) {
-    if (fs::exists(folder / "turbomind_grammar")) return folder / "turbomind_grammar";
+    if (fs::exists(folder / "turbomind_grammar.so")) return python_module("lmdeploy.grammars");
   }
-  return "";
+  return {};
 }
 
 }  // namespace

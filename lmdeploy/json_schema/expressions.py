@@ -17,7 +17,7 @@ from lmdeploy.json_schema.languages import (
     TooAlikeError,
     restricted,
 )
-from lmdeploy.json_schema.patterns import PatternError, language_of
+from lmdeploy.json_schema.patterns import PatternError, language_of, language_of_text
 
 # By how many bytes UTF-8 takes. In a class that has characters of two and of three bytes, or of three and of four,
 # xgrammar 0.2.8 takes sequences of bytes for characters that are none.
@@ -49,8 +49,8 @@ def body_of_rule(expression: str, characters: str) -> str | None:
 
 
 def full_match(pattern: str) -> str:
-    """Return the expression that the grammar engine keeps a whole text to."""
-    return f"^({_written(_distinguished(language_of(f'^(?:{pattern})$')))})$"
+    """Return the expression that the grammar engine keeps a whole text to; raise `PatternError`."""
+    return f"^({_written(language_of_text(pattern))})$"
 
 
 def _distinguished(language: Language) -> Language:

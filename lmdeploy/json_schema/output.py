@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 from zlib import crc32
@@ -194,3 +194,37 @@ def _parts(plan: Plan) -> list[Conjunction]:
         case ObjectPlan(members, groups, _, _, _):
             return [*(value for _, value, _ in members), *(group.value for group in groups)]
     return []
+
+
+# Longer texts make the grammar too large; they are cut here, which fits the schema still.
+_LONGEST = 16000
+_SCHEMAS_BY_NAME = ("properties", "$defs", "definitions", "patternProperties")
+
+
+def without_lengths(schema: Any) -> Any:
+    """Return an enforced schema whose texts have patterns in place of lengths.
+
+    xgrammar lets texts of bounded length hold control characters, which JSON forbids. So such a text is held to
+    characters that need no escape.
+    """
+    if isinstance(schema, list):
+        return [without_lengths(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {}
+    for key, value in schema.items():
+        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            changed[key] = {name: without_lengths(each) for name, each in value.items()}
+        else:
+            changed[key] = value if key in ("enum", "const", "default", "examples") else without_lengths(value)
+    if "pattern" in changed or not ("minLength" in changed or "maxLength" in changed):
+        return changed
+    least, most = length_bounds(changed)
+    kept = {key: value for key, value in changed.items() if key not in ("minLength", "maxLength")}
+    return kept | {"pattern": rf'^[^"\\\x00-\x1f]{{{least},{most}}}$'}
+
+
+def length_bounds(schema: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the least and the largest length of a text."""
+    least = schema.get("minLength", 0)
+    return least, max(least, min(schema.get("maxLength", _LONGEST), _LONGEST))

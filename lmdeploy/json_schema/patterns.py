@@ -30,6 +30,7 @@ from lmdeploy.json_schema.languages import (
 MAX_LENGTH = 2000
 MAX_EXPANSION = 20_000  # characters with repetitions written out, which sets of texts take
 _MAX_DEPTH = 40  # of groups
+_LONGEST_COUNT = 40  # characters
 _MAX_VARIANTS = 64  # of where anchors are
 
 _DIGITS: Ranges = ((0x30, 0x39),)
@@ -55,7 +56,7 @@ _CLASSES = {
 }
 _DOT = charsets.complement(charsets.of("\n\r\u2028\u2029"))
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "0": "\0"}
-_COUNT = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
+_COUNT = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _NAMED = re.compile(r"\?P?<[A-Za-z_]\w*>", re.ASCII)
 _GROUPS = {"?=": "looks ahead", "?!": "looks ahead", "?<=": "looks behind", "?<!": "looks behind"}
@@ -94,6 +95,11 @@ def language_of(pattern: str, longest: int = MAX_LENGTH) -> Language:
     if expanded_size(language) > MAX_EXPANSION:
         raise PatternError(f"has more than {MAX_EXPANSION} characters with its repetitions written out")
     return language
+
+
+def language_of_text(pattern: str) -> Language:
+    """Return the strings that a regular expression matches from end to end; raises as `language_of` does."""
+    return choice(each.language for each in _Parser(pattern).whole())
 
 
 class _Parser:
@@ -181,12 +187,12 @@ class _Parser:
             self._at += 1
         elif found := _COUNT.match(self._pattern, self._at):
             self._at = found.end()
+            if len(found[0]) > _LONGEST_COUNT or max(int(each) for each in found.group(1, 3) if each) > MAX_EXPANSION:
+                self._fail(f"repeats more than {MAX_EXPANSION} times")
             low = int(found[1])
             counted = low if found[2] is None else int(found[3]) if found[3] else None
             if counted is not None and counted < low:
                 self._fail("counts down in {}")
-            if max(low, counted or 0) > MAX_EXPANSION:
-                self._fail(f"repeats more than {MAX_EXPANSION} times")
         else:
             return 1, 1
         self._takes("?")

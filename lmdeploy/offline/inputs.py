@@ -84,13 +84,6 @@ def config_with(
     if values["do_sample"] and not is_greedy(values["temperature"], values["top_k"], values["top_p"]):
         changes = {name: value for name, value in sampling_defaults.items() if not base.is_given(name)} | changes
     config = dataclasses.replace(base, **changes)
-    if config.response_format is not None:
-        from lmdeploy.json_schema import SchemaError, enforceable_format
-
-        try:
-            config.response_format = enforceable_format(config.response_format)
-        except SchemaError as error:
-            raise ValueError(f"response_format is refused at #{error.pointer}: {error.reason}") from None
     if not config.do_sample:
         _warn_of_greedy(tuple(name for name in _FOR_SAMPLING if getattr(config, name) != getattr(_DEFAULT, name)))
     return config

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from openai_gateway.protocol.fields import Closed, FieldError, JsonObject, Strict, Text, TokenId
 from openai_gateway.protocol.response_format import ResponseFormat, schema_format
-from openai_gateway.protocol.schemas import enforced_format
 
 _EBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.MULTILINE)  # Lark's rules have a single colon
 _MAX_SCHEMA_TEXT = 65536  # characters; the engine takes no larger schemas
@@ -81,7 +80,7 @@ class StructuredFields(Strict):
                 "of response_format, allowed_token_ids, guided_* and the members of structured_outputs, only one can "
                 "be given",
             )
-        self._grammar = next(starmap(enforced_format, forms.items()), None)
+        self._grammar = next(iter(forms.values()), None)
         self._grammar_field = next(
             (name for name in forms if not name.startswith("response_format")), "response_format"
         )

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from openai_gateway.protocol.fields import AnyText, JsonObject, Strict, small
-from openai_gateway.protocol.schemas import require_enforced
+from lmdeploy.json_schema import SchemaError, enforceable
+from openai_gateway.protocol.fields import AnyText, FieldError, JsonObject, Strict, small
 
 _VALUES = ("const", "default", "enum", "examples")  # which are no schemas
 MAX_TOOLS = 128
@@ -18,6 +18,20 @@ FunctionName = Annotated[AnyText, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 _TYPE_NAMES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "dict": "object"} | {
     "list": "array"
 }
+
+
+def require_enforced(field: str, schema: dict[str, Any]) -> None:
+    """Refuse a schema of arguments that is not enforced, in a field of that name.
+
+    Raises
+    ------
+    FieldError
+        A keyword is not enforced.
+    """
+    try:
+        enforceable(schema)
+    except SchemaError as error:
+        raise FieldError(field, f"{field} is refused at #{error.pointer}: {error.reason}") from None
 
 
 class Function(Strict):

@@ -11,7 +11,6 @@ import openai
 import orjson
 import pytest
 
-from lmdeploy.json_schema import enforceable
 from lmdeploy.serve.client import GenerateChunk
 from lmdeploy.token_bytes import TokenBytes
 from openai_gateway.generation.logprobs import Scored, TextPlace, completion_logprobs, encoded_chat_logprobs
@@ -122,10 +121,10 @@ def test_penalties_bias_and_formats_reach_the_engine(client: openai.OpenAI, trit
     assert (inputs["logit_bias_ids"], inputs["logit_bias_values"]) == ([7], [-100])
     assert (inputs["bad_words"], inputs["stop_token_ids"]) == (["x"], [5])
     sent = json.loads(inputs["response_format"])
-    assert sent == {"type": "json_schema", "json_schema": {"name": "person", "schema": enforceable(schema)}}
+    assert sent == {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
 
 
-REGEX_FORM = {"type": "regex_schema", "regex_schema": "^(a+)$"}
+REGEX_FORM = {"type": "regex_schema", "regex_schema": "a+"}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_each_response_format_has_its_engine_form(
 
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
-SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "json", "schema": enforceable(SCHEMA)}}
+SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "json", "schema": SCHEMA}}
 CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
 
 
@@ -216,7 +215,6 @@ def test_formats_come_in_the_words_of_vllms_clients_too(
             "response_format.json_schema.scheme",
             400,
         ),
-        ({"response_format": {"type": "json_object", "schema": {"pattern": 1}}}, "response_format.schema", 400),
     ],
 )
 def test_more_than_one_format_and_what_is_none_or_unknown_are_refused(

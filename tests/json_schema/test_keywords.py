@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 from jsonschema import Draft202012Validator
 
-from lmdeploy.json_schema import MAX_BYTES, SchemaError, body_of_rule, enforceable, enforceable_format, relaxed
+from lmdeploy.json_schema import MAX_BYTES, SchemaError, body_of_rule, enforceable, relaxed
 from tests.support.grammar_walk import accepts_value, of_schema, walk
 from tests.support.work import calls_made_by
 
@@ -496,46 +496,3 @@ def test_a_relaxed_schema_keeps_what_is_enforced() -> None:
     assert schema["properties"]["a"]["uniqueItems"] is True  # is left as it was
     assert relaxed({"type": "nonsense", "required": 3}) in ({}, {"type": "object"})
     assert relaxed({"$ref": "#"}) == {"type": "object"}
-
-
-def test_formats_without_a_schema_stay_as_they_are() -> None:
-    for kept in ({"type": "json_object"}, {"type": "grammar", "grammar": 'root ::= "a"'}, {"type": "poem"}):
-        assert enforceable_format(kept) == kept
-    with pytest.raises(SchemaError, match="looks ahead"):
-        enforceable_format({"type": "regex_schema", "regex_schema": "(?=a)"})
-    bare = enforceable_format({"type": "json_schema", "json_schema": {"type": "integer"}})
-    assert bare["json_schema"] == {"schema": {"type": "integer"}}
-
-
-UNIQUE = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}
-
-
-@pytest.mark.parametrize(
-    "response_format",
-    [
-        {"type": "lark", "lark": f"start: %json {json.dumps(UNIQUE)}"},
-        {"type": "lark", "lark": f'// %json {{}}\nstart: "a" | /b[%]/ | %json\n{json.dumps(UNIQUE)} "c"'},
-        {
-            "type": "structural_tag",
-            "structural_tag": {
-                "type": "sequence",
-                "elements": [{"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": UNIQUE}}],
-            },
-        },
-    ],
-)
-def test_schemas_within_other_grammars_are_enforced_too(response_format: dict[str, Any]) -> None:
-    with pytest.raises(
-        SchemaError, match=r"no value" if "lark" not in response_format else r"no value.*line [12], column"
-    ):
-        enforceable_format(response_format)
-    looser = json.loads(json.dumps(response_format).replace(": 2", ": 1"))
-    assert "uniqueItems" not in json.dumps(enforceable_format(looser))
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    ['start: "%json {}"', "start: /%json {}/", "// %json {}\nstart: /a/", "start: %json nothing", "start: %json true"],
-)
-def test_a_grammar_without_schemas_stays_as_it_is(grammar: str) -> None:
-    assert enforceable_format({"type": "lark", "lark": grammar})["lark"] == grammar

@@ -10,6 +10,7 @@ import pytest
 import torch
 import xgrammar
 
+from lmdeploy.grammars import translated
 from lmdeploy.json_schema import SchemaError
 from lmdeploy.templates.tool_call_formats import TOOL_CALL_FORMATS
 from lmdeploy.templates.tool_call_formats.grammar import FunctionSchema
@@ -58,7 +59,8 @@ def compiler() -> xgrammar.GrammarCompiler:
 
 
 def compiled(compiler: xgrammar.GrammarCompiler, grammar: dict[str, Any]) -> xgrammar.CompiledGrammar:
-    return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": grammar}))
+    read = json.loads(translated(json.dumps({"type": "structural_tag", "structural_tag": grammar})))
+    return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": read["structural_tag"]}))
 
 
 def babbled(grammar: xgrammar.CompiledGrammar, rng: random.Random, most: int = 4000) -> str | None:

@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <list>
 #include <mutex>
@@ -30,7 +29,7 @@ namespace turbomind {
 
 namespace {
 
-// The engine's end of a process that parses response formats (grammar/main.cc).
+// The engine's end of a process that parses response formats (lmdeploy/grammars/__main__.py).
 //
 // It parses one format at a time. Parsing cannot be interrupted, so a slow or cancelled format ends with its process.
 class GrammarProcess {
@@ -41,7 +40,7 @@ class GrammarProcess {
   };
 
   // Starts `program`, which waits for the vocabulary. Throws Error if that fails.
-  explicit GrammarProcess(const std::string& program);
+  explicit GrammarProcess(const std::vector<std::string>& program);
   // Ends the process.
   ~GrammarProcess();
   GrammarProcess(const GrammarProcess&) = delete;
@@ -67,7 +66,7 @@ Error ended() {
   return {ErrorCode::kUnavailable, "the process that reads the response format ended; try again"};
 }
 
-GrammarProcess::GrammarProcess(const std::string& program) {
+GrammarProcess::GrammarProcess(const std::vector<std::string>& program) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw unavailable("no socket");
   socket_ = FileDescriptor(ends[0]);
@@ -82,13 +81,15 @@ GrammarProcess::GrammarProcess(const std::string& program) {
   sigemptyset(&signals);
   posix_spawnattr_setsigmask(&attributes, &signals);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  char* arguments[] = {const_cast<char*>(program.c_str()), nullptr};
-  errno = posix_spawn(&pid_, program.c_str(), &actions, &attributes, arguments, environ);
+  std::vector<char*> arguments;
+  for (const std::string& word : program) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  errno = posix_spawnp(&pid_, arguments[0], &actions, &attributes, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (errno == 0) return;
   pid_ = -1;
-  throw unavailable(program + " cannot be started");
+  throw unavailable(program[0] + " cannot be started");
 }
 
 GrammarProcess::~GrammarProcess() {
@@ -132,7 +133,7 @@ constexpr size_t kMaxIdle = 2;  // processes
 class ProcessCompiler final : public GrammarCompiler {
  public:
   // Starts a process.
-  ProcessCompiler(std::string program, wire::Vocabulary vocabulary, double seconds)
+  ProcessCompiler(std::vector<std::string> program, wire::Vocabulary vocabulary, double seconds)
       : program_(std::move(program)),
         vocabulary_(wire::frame_of(vocabulary)),
         tokens_(std::make_shared<TokenTrie>(std::move(vocabulary.tokens))),
@@ -248,7 +249,7 @@ class ProcessCompiler final : public GrammarCompiler {
     }
   }
 
-  const std::string program_;
+  const std::vector<std::string> program_;
   const std::string vocabulary_;  // as a frame for the processes
   const std::shared_ptr<const TokenTrie> tokens_;
   const double seconds_;
@@ -259,11 +260,11 @@ class ProcessCompiler final : public GrammarCompiler {
 
 }  // namespace
 
-std::unique_ptr<GrammarCompiler> load_grammar_compiler(const std::string& program, wire::Vocabulary vocabulary,
+std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> program, wire::Vocabulary vocabulary,
                                                        double seconds, std::string& reason) {
   try {
-    if (std::filesystem::exists(program)) {
-      return std::make_unique<ProcessCompiler>(program, std::move(vocabulary), seconds);
+    if (!program.empty()) {
+      return std::make_unique<ProcessCompiler>(std::move(program), std::move(vocabulary), seconds);
     }
     reason = "turbomind_grammar was not built";
   } catch (const std::exception& error) {

@@ -14,9 +14,9 @@
 
 namespace turbomind {
 
-// `program`: that of the processes, turbomind_grammar. Null if it is missing or cannot be started; `reason` says why.
+// `program`: the command of the processes. Null if it is empty or cannot be started; `reason` says why.
 // `seconds`: of processor time that parsing a format may take.
-std::unique_ptr<GrammarCompiler> load_grammar_compiler(const std::string& program, wire::Vocabulary vocabulary,
+std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> program, wire::Vocabulary vocabulary,
                                                        double seconds, std::string& reason);
 
 }  // namespace turbomind

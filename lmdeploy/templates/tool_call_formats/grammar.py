@@ -167,46 +167,16 @@ def any_of(elements: Sequence[Grammar]) -> Grammar:
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
 
 
-def json_value(schema: dict[str, Any]) -> Grammar:
-    """Return JSON that fits a schema, with little white space: a model may write it forever."""
-    return {"type": "json_schema", "json_schema": _without_lengths(schema), "max_whitespace_cnt": 1}
+def json_value(schema: dict[str, Any], *, is_enforced: bool = False) -> Grammar:
+    """Return JSON that fits a schema, with little white space: a model may write it forever.
+
+    ``is_enforced`` marks a schema of `enforceable`; the engine works out others.
+    """
+    mark = {"is_enforced": True} if is_enforced else {}
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1} | mark
 
 
 def json_object_tag(begin: str, function: FunctionSchema, name: str, arguments: str, end: str) -> Grammar:
     """Return a call as a JSON object with two members of those names, between two texts."""
     head = f'{begin}{{"{name}": "{function.name}", "{arguments}": '
-    return tag(head, json_value(function.enforced), "}" + end)
-
-
-# Longer texts make the grammar too large; they are cut here, which fits the schema still.
-_LONGEST = 16000
-_SCHEMAS_BY_NAME = ("properties", "$defs", "definitions", "patternProperties")
-
-
-def _without_lengths(schema: Any) -> Any:
-    """Return a schema whose texts have patterns in place of lengths.
-
-    xgrammar lets texts of bounded length hold control characters, which JSON forbids. So such a text is held to
-    characters that need no escape.
-    """
-    if isinstance(schema, list):
-        return [_without_lengths(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    changed = {}
-    for key, value in schema.items():
-        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            changed[key] = {name: _without_lengths(each) for name, each in value.items()}
-        else:
-            changed[key] = value if key in ("enum", "const", "default", "examples") else _without_lengths(value)
-    if "pattern" in changed or not ("minLength" in changed or "maxLength" in changed):
-        return changed
-    least, most = length_bounds(changed)
-    kept = {key: value for key, value in changed.items() if key not in ("minLength", "maxLength")}
-    return kept | {"pattern": rf'^[^"\\\x00-\x1f]{{{least},{most}}}$'}
-
-
-def length_bounds(schema: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the least and the largest length of a text."""
-    least = schema.get("minLength", 0)
-    return least, max(least, min(schema.get("maxLength", _LONGEST), _LONGEST))
+    return tag(head, json_value(function.enforced, is_enforced=True), "}" + end)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from lmdeploy.json_schema import without
+from lmdeploy.json_schema.output import length_bounds
 from lmdeploy.templates.calls import Call, as_json
 from lmdeploy.templates.schema_types import argument_types
 from lmdeploy.templates.tool_call_formats.grammar import (
@@ -17,7 +18,6 @@ from lmdeploy.templates.tool_call_formats.grammar import (
     any_of,
     further_members,
     json_value,
-    length_bounds,
     sequence,
     tag,
 )
@@ -169,7 +169,7 @@ class TaggedArguments:
     def _json(function: FunctionSchema, shapes: Sequence[dict[str, Any]]) -> Grammar:
         schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
         definitions = function.enforced.get("$defs")
-        return json_value(schema if definitions is None else schema | {"$defs": definitions})
+        return json_value(schema if definitions is None else schema | {"$defs": definitions}, is_enforced=True)
 
     def _texts(self, shapes: Sequence[dict[str, Any]], types: Sequence[str]) -> list[Grammar]:
         """Return the grammars of strings, written without quotes and the beginning of the mark after them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -40,7 +39,6 @@ from openai_gateway.protocol.fields import (
 )
 from openai_gateway.protocol.generation import SamplingFields, StopWord
 from openai_gateway.protocol.response_format import schema_format
-from openai_gateway.protocol.schemas import enforced_format
 from openai_gateway.protocol.tools import MAX_TOOLS, Tool
 
 _APART = (ToolUseBlock, ToolResultBlock, ThinkingBlock, LeftOutBlock)  # blocks that are no part of a message's content
@@ -101,15 +99,10 @@ class OutputFormat(Closed):
     type: Literal["json_schema"]
     schema_: JsonObject = Field(alias="schema")
 
-    @cached_property
+    @property
     def for_engine(self) -> dict[str, Any]:
         """The engine's form."""
-        return enforced_format("schema", schema_format("response", self.schema_))
-
-    @model_validator(mode="after")
-    def _keeps_to_its_schema(self) -> OutputFormat:
-        _ = self.for_engine
-        return self
+        return schema_format("response", self.schema_)
 
 
 class OutputConfig(Strict):
@@ -121,6 +114,8 @@ class OutputConfig(Strict):
 
 class Prompted(ConversationFields):
     """Input of a response, and of the count of a prompt's tokens."""
+
+    grammar_field: ClassVar = "output_config.format"
 
     model: Text
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]

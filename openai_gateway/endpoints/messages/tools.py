@@ -7,8 +7,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from openai_gateway.protocol.fields import AnyText, FieldError, JsonObject, Strict
-from openai_gateway.protocol.schemas import require_enforced
-from openai_gateway.protocol.tools import Function, FunctionName, Tool
+from openai_gateway.protocol.tools import Function, FunctionName, Tool, require_enforced
 
 _TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
 _RANGE = {"type": "array", "items": _NUMBER, "description": "First and last line to view, from 1; -1: to the end."}

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from lmdeploy.messages import MAX_TOP_LOGPROBS
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
-from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS
+from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS
 from openai_gateway.endpoints.ollama.options import KeepAlive, ends_at_once, fields_of_options
 from openai_gateway.errors import ApiError
 from openai_gateway.protocol.fields import (
@@ -77,6 +77,7 @@ _EMBEDDING: dict[str, str] = {**_MODELS_STAY, "options": "they are about generat
 class BaseRequest(Strict):
     """Fields of both ways to generate."""
 
+    grammar_field: ClassVar = "format"
     no_effect: ClassVar[Mapping[str, str]] = _MODELS_STAY
 
     model: Text
@@ -171,7 +172,7 @@ class EmbedRequest(Strict):
     no_effect: ClassVar[Mapping[str, str]] = _EMBEDDING
 
     model: Text
-    input: AnyText | Annotated[list[Text], Field(max_length=MOST_TEXTS, fail_fast=True)]
+    input: AnyText | Annotated[list[Text], Field(max_length=MAX_TEXTS, fail_fast=True)]
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
     truncate: bool | None = Field(None, description="False: a text that is too long is refused.")
 

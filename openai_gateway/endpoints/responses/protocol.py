@@ -38,7 +38,6 @@ from openai_gateway.protocol.fields import (
 )
 from openai_gateway.protocol.generation import SamplingFields
 from openai_gateway.protocol.response_format import schema_format
-from openai_gateway.protocol.schemas import enforced_format
 from openai_gateway.protocol.tools import Tool
 
 
@@ -55,12 +54,7 @@ class TextFormat(Closed):
         """Return the engine's form; None: no constraint."""
         if self.type == "text":
             return None
-        return enforced_format("schema", schema_format(self.name or "response", self.schema_))
-
-    @model_validator(mode="after")
-    def _keeps_to_its_schema(self) -> TextFormat:
-        self.for_engine()
-        return self
+        return schema_format(self.name or "response", self.schema_)
 
 
 class TextSettings(Strict):
@@ -79,6 +73,7 @@ class ReasoningSettings(Strict):
 class ResponsesRequest(ConversationFields, SamplingFields):
     """Body of ``POST /v1/responses``."""
 
+    grammar_field: ClassVar = "text.format"
     not_implemented: ClassVar[NotImplementedFields] = {
         "conversation": (),
         "prompt": (),
