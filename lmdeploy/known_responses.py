@@ -13,7 +13,7 @@ from lmdeploy.tokenizer import Tokenizer
 FIELD = "token_ids"
 """Of an assistant's message: the tokens that its content was written in."""
 
-_MOST = 2**31 - 1
+_MAX = 2**31 - 1
 _NOT_REPORTED = 8  # tokens at a response's end that its text has nothing of: what ends a turn, half of a character
 
 
@@ -38,7 +38,7 @@ def take_tokens(messages: object) -> tuple[Any, dict[int, list[int]]]:
     known: dict[int, list[int]] = {}
     for number, message in enumerate(messages):
         if isinstance(message, dict) and (ids := message.get(FIELD)) is not None:
-            if not isinstance(ids, list) or not all(type(token) is int and 0 <= token <= _MOST for token in ids):
+            if not isinstance(ids, list) or not all(type(token) is int and 0 <= token <= _MAX for token in ids):
                 raise ValueError(f"messages[{number}].{FIELD} must be a list of tokens, got {ids!r:.80}")
             known[number] = ids
     plain = [

@@ -151,8 +151,8 @@ def handle_requests(subject: str, handle: Callable[[dict[str, Any], bytes], Mess
     requests, responses = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints
     os.nice(_NICENESS)
-    for limit, most in (("RLIMIT_AS", memory), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 0)):
-        resource.setrlimit(getattr(resource, limit), (most, most))
+    for limit, maximum in (("RLIMIT_AS", memory), ("RLIMIT_CORE", 0), ("RLIMIT_FSIZE", 0)):
+        resource.setrlimit(getattr(resource, limit), (maximum, maximum))
     while (message := _receive(requests, memory)) is not None:
         header, content = message
         seconds = header["cpu_seconds"]

@@ -244,9 +244,9 @@ class GenerationConfig(field.RecordsGiven):
         field.require_valid(self, [self._min_new_tokens_problem()])
 
     def _min_new_tokens_problem(self) -> str | None:
-        least, most = self.min_new_tokens, self.max_new_tokens
-        if isinstance(least, int) and isinstance(most, int) and least > most:
-            return f"min_new_tokens must be <= max_new_tokens {most}, got {least}"
+        minimum, maximum = self.min_new_tokens, self.max_new_tokens
+        if isinstance(minimum, int) and isinstance(maximum, int) and minimum > maximum:
+            return f"min_new_tokens must be <= max_new_tokens {maximum}, got {minimum}"
         return None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmdeploy.errors import CheckpointError
 
-_MOST_SHOWN = 8  # names, in a message
+_MAX_SHOWN = 8  # names, in a message
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
 
@@ -109,8 +109,8 @@ def places_of_models(hub_cache: Path | None = None) -> str:
 
 
 def _shown(names: list[str]) -> str:
-    hidden = len(names) - _MOST_SHOWN
-    return (", ".join(names[:_MOST_SHOWN]) or "empty") + (f" and {hidden} more" if hidden > 0 else "")
+    hidden = len(names) - _MAX_SHOWN
+    return (", ".join(names[:_MAX_SHOWN]) or "empty") + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def cached_models() -> list[Path]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from lmdeploy.fields import field
 
-MOST_DRAFTS = 32
-LONGEST_RUN = 64
+MAX_DRAFTS = 32
+MAX_RUN_LEN = 64
 MTP_METHODS = ("mtp", "deepseek_mtp")
 EAGLE_METHODS = ("eagle", "eagle3")
 
@@ -35,16 +35,16 @@ class SpeculativeConfig:
         None, "Round the drafting model's matrices to this many bits.", choices=(4, 8)
     )
     num_speculative_tokens: int = field.integer(
-        16, "Most drafts of a response in a step; fewer are taken where they do not pay.", low=1, high=MOST_DRAFTS
+        16, "Most drafts of a response in a step; fewer are taken where they do not pay.", low=1, high=MAX_DRAFTS
     )
     adaptive: bool = field.boolean(
         True, "Take fewer drafts, or none, where they would not pay; false: as many as are found, for measurements."
     )
     prompt_lookup_min: int = field.integer(
-        1, "Tokens that have to repeat before what followed them is drafted.", low=1, high=LONGEST_RUN
+        1, "Tokens that have to repeat before what followed them is drafted.", low=1, high=MAX_RUN_LEN
     )
     prompt_lookup_max: int = field.integer(
-        32, "Tokens that are compared; a longer run that repeats counts as no better.", low=1, high=LONGEST_RUN
+        32, "Tokens that are compared; a longer run that repeats counts as no better.", low=1, high=MAX_RUN_LEN
     )
     shared_tokens: int = field.integer(
         65536,

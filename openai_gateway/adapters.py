@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lmdeploy.serve.client import TritonClient, TritonRequestError
 
-LONGEST_NAME = 256  # bytes (backend_cpp/engine/adapters/adapter_pool.cc)
+MAX_NAME_LEN = 256  # bytes (backend_cpp/engine/adapters/adapter_pool.cc)
 
 
 class Adapters:

@@ -30,11 +30,11 @@ def context_error(error: ContextExceeded, path: str, limit_field: str) -> ApiErr
     counted = str(error.tokens or f"more than {error.limit}")
     match api_of(path):
         case "anthropic":
-            most = error.limit - 1  # a token is left to answer with
-            message = f"prompt is too long: {error.tokens or error.limit} tokens > {most} maximum"
+            max_tokens = error.limit - 1  # a token is left to answer with
+            message = f"prompt is too long: {error.tokens or error.limit} tokens > {max_tokens} maximum"
         case "ollama":
-            most = error.limit - (not path.startswith(_EMBEDS))
-            message = f"the input length exceeds the context length: {counted} tokens, at most {most}"
+            max_tokens = error.limit - (not path.startswith(_EMBEDS))
+            message = f"the input length exceeds the context length: {counted} tokens, at most {max_tokens}"
         case _:
             message = (
                 f"This model's maximum context length is {error.limit} tokens. However, your {field} resulted in "

@@ -135,11 +135,11 @@ class ApiError(Exception):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
-def one_line(text: str, most: int = 200) -> str:
+def one_line(text: str, max_len: int = 200) -> str:
     """Return the beginning of a text with everything escaped that is no visible character, or could end a line."""
-    shown = text[:most]
+    shown = text[:max_len]
     escaped = "".join(char if char.isprintable() and char != "\\" else _escape(char) for char in shown)
-    return escaped if len(text) <= most else escaped + "..."
+    return escaped if len(text) <= max_len else escaped + "..."
 
 
 def _escape(char: str) -> str:

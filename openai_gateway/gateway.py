@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from lmdeploy.serve.client import CALLER, GenerateChunk, GenerateRequest, TritonClient
 from lmdeploy.serve.multi_model.administration import Administration
 from lmdeploy.serve.multi_model.registry import Registry
-from openai_gateway.adapters import LONGEST_NAME
+from openai_gateway.adapters import MAX_NAME_LEN
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.store import Limits, Store
 from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
@@ -42,7 +42,7 @@ BATCH_PRIORITY = 1_000_000
 """Added to the priority of requests of batches: every other request is admitted before them."""
 
 _RESPONSES_MEMORY = 256 * 2**20  # bytes of stored responses in memory, of all API keys together
-_MOST_RESPONSES = 10_000  # of an API key
+_MAX_RESPONSES = 10_000  # of an API key
 _SHOWN_NAME = 200  # characters of a name that is refused
 
 
@@ -83,8 +83,8 @@ class Gateway:
     def _response_store(self) -> ResponseStore:
         settings = self.settings
         if settings.responses_store is not None:
-            return ResponseStore(settings.responses_store, Bounds(settings.max_key_bytes, _MOST_RESPONSES))
-        bounds = Bounds(_RESPONSES_MEMORY // max(1, len(settings.api_keys)), _MOST_RESPONSES)
+            return ResponseStore(settings.responses_store, Bounds(settings.max_key_bytes, _MAX_RESPONSES))
+        bounds = Bounds(_RESPONSES_MEMORY // max(1, len(settings.api_keys)), _MAX_RESPONSES)
         return ResponseStore(None, bounds, _RESPONSES_MEMORY)
 
     async def default_model(self) -> ServedModel:
@@ -156,17 +156,17 @@ class Gateway:
         if (top := requests[0].fields.get("logprobs")) is None:
             return
         choices = len(requests) * requests[0].fields.get("n", 1)
-        most = max(1, self.settings.max_logprobs // (choices * (top + 1)))
+        max_tokens = max(1, self.settings.max_logprobs // (choices * (top + 1)))
         limit = requests[0].fields.get("max_new_tokens", -1)  # -1: what fits
-        if limit > most:
+        if limit > max_tokens:
             message = (
                 f"n * max_tokens * (top_logprobs + 1) must be at most {self.settings.max_logprobs}, "
                 f"got {choices} * {limit} * {top + 1}; ask for fewer, or stream."
             )
             raise ApiError(400, message, param="logprobs", code="invalid_value")
-        if limit < 0 and most < (await model.context_len() or 0):
+        if limit < 0 and max_tokens < (await model.context_len() or 0):
             for each in requests:
-                each.fields["max_new_tokens"] = most
+                each.fields["max_new_tokens"] = max_tokens
 
     async def choose(self, requested: str | None, request: Request) -> Chosen:
         """Return the model, or the adapter that the caller may use, of a name; an error 404 where there is none.
@@ -183,7 +183,7 @@ class Gateway:
             return Chosen(model, model.name)
         if found := (await self.models.named()).get(requested):
             return Chosen(found, requested)
-        if len(requested) <= LONGEST_NAME:  # no engine is asked about what no adapter is called
+        if len(requested) <= MAX_NAME_LEN:  # no engine is asked about what no adapter is called
             for model in await self.models.all():
                 if requested in await model.adapters.visible(*keys_of(request.scope)):
                     return Chosen(model, requested, is_adapter=True)

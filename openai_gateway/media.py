@@ -17,7 +17,7 @@ from lmdeploy.vl.sources import SourceRules, read_file, url_scheme
 from openai_gateway.errors import ApiError
 
 _THREADS = 8  # images fetched at a time, each for another request; others wait
-_MOST = 64  # images and videos of a request
+_MAX_MEDIA = 64  # images and videos of a request
 _KINDS = ("image_url", "video_url")  # type of a part, and the key of what it is of
 DOCUMENT = "document"  # type of a part that stands for a file which nobody here reads
 PLACEHOLDER, REFUSE = "placeholder", "refuse"  # for media in tool results that a model cannot read
@@ -53,7 +53,7 @@ class MediaFetcher:
         """Sources that may be named."""
         return self._rules
 
-    async def content(self, url: str, most: int, seconds: float) -> bytes:
+    async def content(self, url: str, max_bytes: int, seconds: float) -> bytes:
         """Return a file of at most this many bytes, which count until they are given back.
 
         Raises
@@ -63,13 +63,13 @@ class MediaFetcher:
         ValueError
             It may not be had, or cannot be in this many seconds.
         """
-        await self._reserve(most)
+        await self._reserve(max_bytes)
         content = b""
         try:
             loop = asyncio.get_running_loop()
-            content = await loop.run_in_executor(self._fetchers, self._read, url, most, seconds)
+            content = await loop.run_in_executor(self._fetchers, self._read, url, max_bytes, seconds)
         finally:
-            self.give_back(most - len(content))
+            self.give_back(max_bytes - len(content))
         return content
 
     def give_back(self, count: int) -> None:
@@ -85,10 +85,10 @@ class MediaFetcher:
                 raise ApiError(503, "Too many images are being fetched; try again later.", code="overloaded")
         self._free -= count
 
-    def _read(self, url: str, most: int, seconds: float) -> bytes:
+    def _read(self, url: str, max_bytes: int, seconds: float) -> bytes:
         if url_scheme(url) in ("http", "https"):
-            return fetch(url, replace(self._rules.fetch_rules, max_bytes=most, seconds=seconds))
-        return read_file(url, replace(self._rules, limits=replace(self._rules.limits, max_bytes=most)))
+            return fetch(url, replace(self._rules.fetch_rules, max_bytes=max_bytes, seconds=seconds))
+        return read_file(url, replace(self._rules, limits=replace(self._rules.limits, max_bytes=max_bytes)))
 
 
 def readable_messages(
@@ -173,8 +173,8 @@ class RequestMedia:
             for j, part in enumerate(message["content"])
             if part["type"] in _KINDS
         ]
-        if len(places) > _MOST:
-            raise ApiError(400, f"A request may have at most {_MOST} images, got {len(places)}.", param="messages")
+        if len(places) > _MAX_MEDIA:
+            raise ApiError(400, f"A request may have at most {_MAX_MEDIA} images, got {len(places)}.", param="messages")
         brought = [{**message} for message in messages]
         for message in brought:
             if isinstance(message.get("content"), list):
@@ -200,12 +200,12 @@ class RequestMedia:
 
     async def _content(self, url: str) -> bytes:
         rules = self._fetcher.rules
-        most = min(rules.limits.max_bytes, REQUEST_BYTES - self._held)
+        max_bytes = min(rules.limits.max_bytes, REQUEST_BYTES - self._held)
         seconds = min(rules.fetch_rules.seconds, self._deadline - time.monotonic())
-        if most <= 0:
+        if max_bytes <= 0:
             raise ValueError(f"the files that a request names must have at most {REQUEST_BYTES} bytes together")
         if seconds <= 0:
             raise ValueError(f"the files that a request names must come within {_SECONDS:g} s")
-        content = await self._fetcher.content(url, most, seconds)
+        content = await self._fetcher.content(url, max_bytes, seconds)
         self._held += len(content)
         return content

@@ -37,7 +37,7 @@ from openai_gateway.validation_errors import validation_error
 MAX_VALUES = 1_000_000  # keys among them; as many tokens as a prompt may have
 MAX_STRINGS = 262_144  # keys among them
 MAX_CONTAINERS = 32_768  # lists and objects; one that becomes a model takes a thousand bytes
-_LONGEST_RESULT = 2**31  # bytes
+_MAX_RESULT_LEN = 2**31  # bytes
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in pairs a character, alone none; `json` takes either
 # pydantic's messages for bytes that are not UTF-8, and for halves of surrogate pairs.
 _NO_TEXT = ("unicode code point", "surrogate", "end of hex escape")
@@ -136,13 +136,13 @@ def _problem(marks: bytes, strings: int) -> str | None:
     """Return the error of a body of these marks, each of which is before a value, and strings."""
     containers = marks.count(b"[") + marks.count(b"{")
     values = containers + marks.count(b",") + marks.count(b":")
-    for count, most, what in (
+    for count, maximum, what in (
         (containers, MAX_CONTAINERS, "lists and objects"),
         (strings, MAX_STRINGS, "strings"),
         (values, MAX_VALUES, "values"),
     ):
-        if count > most:
-            return f"The request body must have at most {most} {what}."
+        if count > maximum:
+            return f"The request body must have at most {maximum} {what}."
     return None
 
 
@@ -150,7 +150,7 @@ def parse_apart(raw: bytes, annotation: Any) -> Any:
     """Return `parse`'s result, from another process."""
     header = {"annotation": b64encode(pickle.dumps(annotation)).decode()}
     try:
-        _, result, _ = _APART.request(header, raw, max_bytes=_LONGEST_RESULT)
+        _, result, _ = _APART.request(header, raw, max_bytes=_MAX_RESULT_LEN)
     except ProcessLimitError as error:
         raise ApiError(400, f"{error}; send less.", code="too_many_values") from None
     kind, value = pickle.loads(result)  # our own process wrote it

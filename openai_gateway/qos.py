@@ -72,7 +72,7 @@ class Admission:
 @dataclass(frozen=True, slots=True)
 class _Limit:
     priority: int
-    most_open: int
+    max_open: int
 
 
 class Qos:
@@ -144,13 +144,13 @@ class Qos:
             return Admission(0, lambda: None)
         name = self._name(user, keys)
         limit = self._limits.get(name)
-        if limit is None or limit.most_open == 0:
+        if limit is None or limit.max_open == 0:
             how = "set user" if self._users_of_key is None else "this API key speaks for none of them"
             raise ApiError(403, f"This server only serves users of its QoS policy; {how}.", param="user")
         if not counts:
             return Admission(limit.priority, lambda: None)
-        if self._open[name] >= limit.most_open:
-            message = f"The user has {limit.most_open} requests open, which is all its quota allows; try again later."
+        if self._open[name] >= limit.max_open:
+            message = f"The user has {limit.max_open} requests open, which is all its quota allows; try again later."
             raise ApiError(429, message, param="user", code="rate_limit_exceeded")
         self._open[name] += 1
         return Admission(limit.priority, lambda: self._release(name))

@@ -18,13 +18,13 @@ class Shares:
     ----------
     total
         What there is.
-    most_of_one
+    max_per_key
         What one key may have at a time, unless it has nothing; default: all. Requests without a key may have all.
     """
 
-    def __init__(self, total: int, most_of_one: int | None = None) -> None:
+    def __init__(self, total: int, max_per_key: int | None = None) -> None:
         self._total = self._free = total
-        self._most_of_one = total if most_of_one is None else most_of_one
+        self._max_per_key = total if max_per_key is None else max_per_key
         self._held: Counter[str | None] = Counter()
         self._waiting: dict[str | None, deque[tuple[int, asyncio.Future[None]]]] = {}  # by key, whose turn is first
 
@@ -92,7 +92,7 @@ class Shares:
         for key, waiting in self._waiting.items():
             amount, _ = waiting[0]
             held = self._held[key]
-            if key is None or not held or held + amount <= self._most_of_one:
+            if key is None or not held or held + amount <= self._max_per_key:
                 return key if amount <= self._free else _NOBODY
         return _NOBODY
 

@@ -27,7 +27,7 @@ from tools.bench.report import ignore, machine, progress_bar
 
 TEXTS = Path(__file__).with_name("texts.txt")  # written for this and printed nowhere else
 BETWEEN = "\n----\n"  # in the file
-_MOST_TOKENS = 512  # of a piece of text
+_MAX_TOKENS = 512  # of a piece of text
 _CALIBRATION = ("--calib-samples", "4", "--calib-seqlen", "512")
 
 
@@ -73,7 +73,7 @@ class Bound:
         """Return the losses beyond the bounds, in words; none: the format keeps them."""
         growth = measured.perplexity / reference.perplexity - 1
         checks = (("KL divergence", measured.divergence, self.divergence), ("perplexity", growth, self.perplexity))
-        return [f"{name} {value:.4g} > {most:.4g}" for name, value, most in checks if not value <= most]
+        return [f"{name} {value:.4g} > {maximum:.4g}" for name, value, maximum in checks if not value <= maximum]
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Evaluation:
         """Load a model in a format and return what it says; ``advance`` is called after each step."""
         settings = {"cache_max_entry_count": 0.2, "session_len": 1024, **chosen.settings}
         with pipeline(model_path, backend=self._backend, **settings) as pipe:
-            self._texts = self._texts or [pipe.tokenizer.encode(piece)[:_MOST_TOKENS] for piece in self._pieces]
+            self._texts = self._texts or [pipe.tokenizer.encode(piece)[:_MAX_TOKENS] for piece in self._pieces]
             advance()
             scored = []
             for ids in self._texts:

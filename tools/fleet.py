@@ -131,7 +131,7 @@ class Loads:
 
     def __init__(self, replicas: int) -> None:
         self.of = dict.fromkeys(range(replicas), 0)
-        self.least = 0
+        self.min_load = 0
         self._with: list[list[int]] = [list(range(replicas))]  # replicas by load
         self._place = list(range(replicas))  # of each in its list
 
@@ -149,14 +149,14 @@ class Loads:
         self.of[replica] = load
         self._place[replica] = len(self._with[load])
         self._with[load].append(replica)
-        if load < self.least:
-            self.least = load
-        while not self._with[self.least]:
-            self.least += 1
+        if load < self.min_load:
+            self.min_load = load
+        while not self._with[self.min_load]:
+            self.min_load += 1
 
     def idlest(self, number: float) -> int:
         """Return one of those with the fewest, by a number in [0, 1)."""
-        row = self._with[self.least]
+        row = self._with[self.min_load]
         return row[int(number * len(row))]
 
 
@@ -180,7 +180,7 @@ class Replicas:
 
     def __init__(self, count: int, costs: Costs) -> None:
         self.loads = Loads(count)
-        self._step, self._row, self._prompt, self._most = costs.step, costs.row, costs.prompt, costs.batch
+        self._step, self._row, self._prompt, self._max_batch = costs.step, costs.row, costs.prompt, costs.batch
         self._engines = [_Engine(costs.cache) for _ in range(count)]
         self._ends: list[tuple[float, int, int]] = []  # heap of (time, replica, version)
 
@@ -209,7 +209,7 @@ class Replicas:
         """Give a replica a request; return when its first token comes, None where it waits."""
         self.loads.add(replica, 1)
         engine = self._engines[replica]
-        if len(engine.batch) >= self._most:
+        if len(engine.batch) >= self._max_batch:
             engine.waiting.append((row, computed, response))
             return None
         self._advance(engine, now)
@@ -269,7 +269,7 @@ def strategies(replicas: int, loads: Loads, slack: int = SLACK) -> dict[str, Cho
     ``random``; ``rotating``, one after the other; ``two``, the less loaded of two random ones; ``least`` of all;
     ``session``, always the same for a conversation; ``affinity``, as `lmdeploy.serve.affinity` says, else ``two``.
     """
-    affinity: Affinity[int] = Affinity(slack, most_keys=max(200_000, 200 * replicas))
+    affinity: Affinity[int] = Affinity(slack, max_keys=max(200_000, 200 * replicas))
     turns = itertools.cycle(range(replicas))
 
     def two(one: float, other: float, session: int, system: int) -> int:
@@ -278,7 +278,7 @@ def strategies(replicas: int, loads: Loads, slack: int = SLACK) -> dict[str, Cho
 
     def by_affinity(one: float, other: float, session: int, system: int) -> int:
         keys = (-1 - system, session)
-        preferred, _ = affinity.preferred(keys, None, loads.of, loads.least)
+        preferred, _ = affinity.preferred(keys, None, loads.of, loads.min_load)
         chosen = two(one, other, session, system) if preferred is None else preferred
         affinity.sent(keys, None, chosen)
         return chosen
@@ -367,8 +367,8 @@ def simulate(trace: Trace, replicas: int, costs: Costs, strategy: str, slack: in
 
 def _summary(times: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     """Return mean, median and the 99th percentile."""
-    half, most = np.percentile(times, (50, 99))
-    return float(times.mean()), float(half), float(most)
+    p50, p99 = np.percentile(times, (50, 99))
+    return float(times.mean()), float(p50), float(p99)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from webui.view import header_html
 
 STATUS_SECONDS = 3.0
 PLACEHOLDER = "### Ask anything\nEnter sends, Shift+Enter starts a new line, Escape stops. Paste or drop images."
-_LONGEST_PASTED_TEXT = 1 << 22  # longer ones become files, which only images may be
+_MAX_PASTED_LEN = 1 << 22  # longer ones become files, which only images may be
 
 
 def build(
@@ -92,7 +92,7 @@ def build(
                     autofocus=True,
                     file_types=["image"],
                     file_count="multiple",
-                    max_plain_text_length=_LONGEST_PASTED_TEXT,
+                    max_plain_text_length=_MAX_PASTED_LEN,
                 )
             with gr.Tab("Status", id="status-tab") as status_tab:
                 status = gr.HTML("", elem_id="status", apply_default_css=False)

@@ -20,7 +20,7 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
-MOST_IMAGES = 16  # of a question
+MAX_IMAGES = 16  # of a question
 MAX_IMAGE_BYTES = 32 * 2**20  # of a conversation
 _OUTCOMES = {"length": Outcome.LENGTH, "cancelled": Outcome.STOPPED}
 

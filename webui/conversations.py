@@ -12,11 +12,11 @@ from typing import Any
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
 from webui import uploads
-from webui.conversation import MOST_IMAGES, Call, Outcome, Response, Turn
+from webui.conversation import MAX_IMAGES, Call, Outcome, Response, Turn
 from webui.settings import Settings, settings_of
 
 MAX_TITLE = 60
-MOST_TURNS = 2000
+MAX_TURNS = 2000
 
 
 def new_id() -> str:
@@ -88,7 +88,7 @@ def conversation_of(reported: object, images_below: Path | None = None) -> Conve
         settings=settings_of(reported.get("settings")),
         turns=[
             _turn(each, images_below)
-            for each in (turns if isinstance(turns, list) else [])[:MOST_TURNS]
+            for each in (turns if isinstance(turns, list) else [])[:MAX_TURNS]
             if isinstance(each, Mapping)
         ],
     )
@@ -132,7 +132,7 @@ def _turn(reported: Mapping[str, Any], images_below: Path | None) -> Turn:
         question=_text(reported.get("question")),
         images=tuple(
             each
-            for each in (images if isinstance(images, list) else [])[:MOST_IMAGES]
+            for each in (images if isinstance(images, list) else [])[:MAX_IMAGES]
             if images_below is not None and uploads.find(each, images_below)
         ),
         responses=read or [Response(outcome=Outcome.STOPPED)],

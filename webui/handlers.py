@@ -16,14 +16,14 @@ import gradio as gr
 
 from webui import uploads
 from webui.conversation import Turn
-from webui.conversations import MAX_TITLE, MOST_TURNS, Conversation, conversation_of, imported
+from webui.conversations import MAX_TITLE, MAX_TURNS, Conversation, conversation_of, imported
 from webui.export import as_json, as_markdown, file_name
-from webui.page import MOST_RUNNING, Page
+from webui.page import MAX_RUNNING, Page
 from webui.settings import Settings
 from webui.settings_panel import settings_from, updates_for
 from webui.view import CONTINUE, chat_view, turn_at
 
-_LONGEST = 4 * 2**20  # characters of a conversation
+_MAX_LEN = 4 * 2**20  # characters of a conversation
 _SAVE_SECONDS = 1.0
 
 
@@ -82,9 +82,9 @@ class Handlers:
         of_session = [each for each in self._page.generations.values() if request.session_hash in each.followers]
         if self._page.is_generating(conversation.id):
             problem = "This chat is getting a response. Wait for it, or stop it."
-        elif len(of_session) >= MOST_RUNNING:
-            problem = f"{MOST_RUNNING} chats are getting a response. Wait for one, or stop it."
-        elif conversation.length + len(text) > _LONGEST or len(conversation.turns) >= MOST_TURNS:
+        elif len(of_session) >= MAX_RUNNING:
+            problem = f"{MAX_RUNNING} chats are getting a response. Wait for one, or stop it."
+        elif conversation.length + len(text) > _MAX_LEN or len(conversation.turns) >= MAX_TURNS:
             problem = "This conversation is too long to continue. Begin a new one."
         else:
             return True

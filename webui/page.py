@@ -14,7 +14,7 @@ from webui.view import header_html
 
 REDRAW_SECONDS = 0.05
 LEFT_SECONDS = 15.0  # for which a response goes on without an open page: one that is loaded again comes back to it
-MOST_RUNNING = 4  # responses of a browser session
+MAX_RUNNING = 4  # responses of a browser session
 _LOOK_SECONDS = 0.2
 
 

@@ -17,16 +17,16 @@ BUILT_IN: dict[str, Settings] = {
 }
 DEFAULT = "Default"
 """The model's own, where the server reports them (`values_of`)."""
-_MOST = 20  # own ones
-_LONGEST_NAME = 40
+_MAX = 20  # own ones
+_MAX_NAME_LEN = 40
 
 
 def own_presets(reported: object) -> dict[str, Settings]:
     """Return the presets that a browser reports; what cannot be one is left out."""
     if not isinstance(reported, Mapping):
         return {}
-    names = [name for name in reported if isinstance(name, str) and name.strip() and name not in BUILT_IN][:_MOST]
-    return {name[:_LONGEST_NAME]: settings_of(reported[name]) for name in names}
+    names = [name for name in reported if isinstance(name, str) and name.strip() and name not in BUILT_IN][:_MAX]
+    return {name[:_MAX_NAME_LEN]: settings_of(reported[name]) for name in names}
 
 
 def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
@@ -38,11 +38,11 @@ def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
         The name is empty or one of those that everybody has, or there are too many; the text is for the reader.
     """
     kept = {each: _reported(its) for each, its in own_presets(own).items()}
-    name = name.strip()[:_LONGEST_NAME]
+    name = name.strip()[:_MAX_NAME_LEN]
     if not name or name in BUILT_IN:
         raise ValueError("A preset needs a name that no built-in preset has")
-    if name not in kept and len(kept) >= _MOST:
-        raise ValueError(f"There are {_MOST} presets of your own already; delete one first")
+    if name not in kept and len(kept) >= _MAX:
+        raise ValueError(f"There are {_MAX} presets of your own already; delete one first")
     return {**kept, name: _reported(settings)}
 
 

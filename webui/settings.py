@@ -39,7 +39,7 @@ PENALTIES = (
 )
 LENGTH = Number("max_new_tokens", "Max tokens", 1, 8192, 1, "of a response, reasoning included")
 NUMBERS = {number.name: number for number in (*SAMPLING, *PENALTIES, LENGTH)}
-_MOST_DIGITS = 16  # of a number that JavaScript keeps as it is
+_MAX_DIGITS = 16  # of a number that JavaScript keeps as it is
 THINKING = ("default", "on", "off")
 """Values of `Settings.thinking`."""
 
@@ -143,7 +143,7 @@ def _checked(name: str, value: object, default: Any) -> Any:
         return type(default)(min(max(value, number.low), number.high))
     if name in ("seed", "thinking_budget"):
         text = str(value).strip()
-        return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else None
+        return int(text) if text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS else None
     if name == "stop_words":
         words = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
         return tuple(word for word in words if isinstance(word, str) and word)

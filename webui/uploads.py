@@ -16,7 +16,7 @@ from typing import BinaryIO
 MAX_FILE_BYTES = 16 * 2**20  # of an image, or of a conversation to import
 MAX_FOLDER_BYTES = 2**30
 MAX_FILES = 4096
-_LONGEST_STEM, _LONGEST_SUFFIX = 50, 10  # characters, of up to four bytes: file systems take 255 bytes
+_MAX_STEM_LEN, _MAX_SUFFIX_LEN = 50, 10  # characters, of up to four bytes: file systems take 255 bytes
 _MARKS = "-_. "
 _saving = threading.Lock()
 
@@ -62,7 +62,7 @@ def find(path: object, below: Path | None = None) -> Path | None:
 
 def _safe(name: str) -> str:
     kept = Path("".join(each if each.isalnum() or each in _MARKS else "_" for each in Path(name).name))
-    return f"{kept.stem[:_LONGEST_STEM].strip(_MARKS) or 'file'}{kept.suffix[:_LONGEST_SUFFIX]}"
+    return f"{kept.stem[:_MAX_STEM_LEN].strip(_MARKS) or 'file'}{kept.suffix[:_MAX_SUFFIX_LEN]}"
 
 
 def _make_room(size: int) -> None:

@@ -174,13 +174,18 @@ class Roofline:
 
 
 def plan(
-    sizes: Sizes, device: Device, storage: Storage, load: Load, efficiency: Efficiency | None = None, most: int = 256
+    sizes: Sizes,
+    device: Device,
+    storage: Storage,
+    load: Load,
+    efficiency: Efficiency | None = None,
+    max_requests: int = 256,
 ) -> Plan:
     """Return the plan.
 
     Parameters
     ----------
-    most
+    max_requests
         Sequences in a step (``max_batch_size``).
 
     Raises
@@ -216,7 +221,7 @@ def plan(
     def token_seconds(batch: int) -> float:
         return batch / (request_rate(batch) * load.output)  # Little's law
 
-    fit = [batch for batch in range(1, min(sequences, most) + 1) if token_seconds(batch) <= load.token_seconds]
+    fit = [batch for batch in range(1, min(sequences, max_requests) + 1) if token_seconds(batch) <= load.token_seconds]
     if not fit:
         raise ValueError(
             f"one response alone gets a token every {token_seconds(1) * 1e3:.1f} ms, and "

@@ -6,7 +6,7 @@ from typing import Any
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.offline.pipeline import pipeline
 
-_MOST_LOGITS = 2**27  # numbers of one batch that is scored: 512 MiB
+_MAX_LOGITS = 2**27  # numbers of one batch that is scored: 512 MiB
 
 
 class ScoredModel:
@@ -23,7 +23,7 @@ class ScoredModel:
     def __init__(self, model_path: str, settings: Mapping[str, Any]) -> None:
         self.pipe = pipeline(model_path, **settings)
         self.tokenizer = self.pipe.tokenizer
-        self.most_tokens = self.pipe.session_len - 1  # of a text that is scored
+        self.max_tokens = self.pipe.session_len - 1  # of a text that is scored
 
     def close(self) -> None:
         """Free the model."""
@@ -76,12 +76,12 @@ class ScoredModel:
         """
         texts = []
         for context, continuation in pairs:
-            if len(continuation) >= self.most_tokens:
+            if len(continuation) >= self.max_tokens:
                 raise ValueError(
                     f"a continuation of {len(continuation)} tokens does not fit the session length, "
                     f"{self.pipe.session_len} tokens"
                 )
-            texts.append([*context, *continuation][-self.most_tokens :])
+            texts.append([*context, *continuation][-self.max_tokens :])
         lengths = [len(continuation) for _, continuation in pairs]
         found = []
         for begin, end in self._batches([len(text) for text in texts]):
@@ -93,7 +93,7 @@ class ScoredModel:
     def score_text(self, text: str) -> float:
         """Return the sum of the log-probabilities of a text's tokens, each given as many before it as fit."""
         tokens = [self.beginning, *self.tokenizer.encode(text, add_bos=False)]
-        return sum(total for total, _ in self.score(list(windows(tokens, self.most_tokens))))
+        return sum(total for total, _ in self.score(list(windows(tokens, self.max_tokens))))
 
     def generate(self, prompts: Sequence[str], configs: Sequence[GenerationConfig]) -> list[str]:
         """Return continuations of texts; a text that leaves no room for its answer loses its beginning."""
@@ -116,7 +116,7 @@ class ScoredModel:
         begin = longest = 0
         for index, length in enumerate(lengths):
             wider = max(longest, length)
-            if index > begin and wider * (index - begin + 1) * self.pipe.engine.vocab_size > _MOST_LOGITS:
+            if index > begin and wider * (index - begin + 1) * self.pipe.engine.vocab_size > _MAX_LOGITS:
                 yield begin, index
                 begin, wider = index, length
             longest = wider
@@ -124,15 +124,15 @@ class ScoredModel:
             yield begin, len(lengths)
 
 
-def windows(tokens: Sequence[int], most: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Yield contexts and continuations of at most ``most`` tokens together that score all tokens but the first once.
+def windows(tokens: Sequence[int], max_tokens: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Yield contexts and continuations of at most ``max_tokens`` tokens together that score every token but the first.
 
     The last one has as much context as fits, the others one token.
     """
     done = 1
     while done < len(tokens):
-        end = min(len(tokens), done + most - 1)
-        yield tokens[max(0, end - most) : done], tokens[done:end]
+        end = min(len(tokens), done + max_tokens - 1)
+        yield tokens[max(0, end - max_tokens) : done], tokens[done:end]
         done = end
 
 

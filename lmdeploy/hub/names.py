@@ -8,7 +8,7 @@ from dataclasses import dataclass
 _NAME = re.compile(r"(?P<repo>[a-z0-9][\w.-]*/[a-z0-9][\w.-]*)(?::(?P<which>[\w.*?-][\w.*?/-]*))?", re.ASCII | re.I)
 _PREFIX = "hf.co/"  # as clients of Ollama write it
 _DEFAULT = "latest"  # what they add to a name without a tag
-_LONGEST = 96  # characters of a repository's name, as the hub allows
+_MAX_LEN = 96  # characters of a repository's name, as the hub allows
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def hub_name(text: str, file_pattern: str = "") -> HubName | None:
         Takes the place of WHICH.
     """
     found = _NAME.fullmatch(text.removeprefix(_PREFIX))
-    if found is None or ".." in text or "--" in found["repo"] or len(found["repo"]) > _LONGEST:
+    if found is None or ".." in text or "--" in found["repo"] or len(found["repo"]) > _MAX_LEN:
         return None
     which = file_pattern or found["which"] or ""
     return HubName(found["repo"], "" if which == _DEFAULT else which)

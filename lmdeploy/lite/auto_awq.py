@@ -136,13 +136,13 @@ def search_ratio(
 def search_limits(weight: Tensor, moments: InputMoments, grid: Grid) -> tuple[Tensor, Tensor]:
     """Return where to cut off the groups of a weight ``[out, in]``: smallest and largest number, ``[out, groups]``."""
     low, high = limits_of(weight, grid)
-    best, least = torch.ones_like(low), torch.full_like(low, float("inf"))
+    best, min_error = torch.ones_like(low), torch.full_like(low, float("inf"))
     for i in range(_CUTS + 1):
         part = 1 - (1 - _SMALLEST_CUT) * i / _CUTS
         change = round_matrix(weight, grid, (low * part, high * part)).numbers() - weight
         error = _errors(change, moments).view(len(weight), low.shape[1], -1).sum(-1)
-        is_better = error < least
-        best, least = torch.where(is_better, part, best), torch.where(is_better, error, least)
+        is_better = error < min_error
+        best, min_error = torch.where(is_better, part, best), torch.where(is_better, error, min_error)
     return low * best, high * best
 
 

@@ -103,13 +103,13 @@ def _grid_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Return zero points and half scales ``[out]`` of a group ``[out, group]``, with the least square error."""
     own = Grid(grid.bits, columns.shape[1], grid.is_symmetric)
     low, high = limits_of(columns, own)
-    best, least = None, torch.full((len(columns),), float("inf"), device=columns.device)
+    best, min_error = None, torch.full((len(columns),), float("inf"), device=columns.device)
     for part in _CUTS:
         tried = round_matrix(columns, own, (low * part, high * part))
         error = (tried.numbers() - columns).square().sum(-1)
         found = torch.stack((tried.zeros[:, 0], tried.scales[:, 0].float()))
-        best = found if best is None else torch.where(error < least, found, best)
-        least = torch.minimum(error, least)
+        best = found if best is None else torch.where(error < min_error, found, best)
+        min_error = torch.minimum(error, min_error)
     assert best is not None
     return best[0], best[1].half()
 

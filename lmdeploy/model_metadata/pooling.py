@@ -49,7 +49,7 @@ _TRANSFORMER = [
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet", "transformers")
 ]
-_LONGEST = 1 << 30  # a longer model_max_length stands for "not known"
+_MAX_LEN = 1 << 30  # a longer model_max_length stands for "not known"
 # Fields that are read, or say what is the case anyway, and those with the values for which that holds.
 _Fields = dict[str, tuple[object, ...] | None]
 _OF_VECTORS: _Fields = dict.fromkeys(
@@ -365,7 +365,7 @@ def longest_text(model_dir: Path) -> int | None:
         _transformer_config(model_dir).get("max_seq_length"),
         read_if_there(model_dir / "tokenizer_config.json").get("model_max_length"),
     )
-    return next((length for length in lengths if type(length) is int and 0 < length < _LONGEST), None)
+    return next((length for length in lengths if type(length) is int and 0 < length < _MAX_LEN), None)
 
 
 def _read(file: Path) -> Any:

@@ -42,8 +42,8 @@ def embed_texts(
         raise ValueError(f"task must be one that the model has ({', '.join(tasks) or 'none'}), got {task!r}")
     prompt = prompt_of(pooling, task if prompt_name is None and task in pooling.prompts else prompt_name)
     ids = tokenizer.encode_bare([pooling.whole(prompt, text) for text in texts])
-    frame, most = tokenizer.frame(), engine.session_len if truncate else None
-    framed = ((frame.single(each, most), None) for each in ids)
+    frame, max_len = tokenizer.frame(), engine.session_len if truncate else None
+    framed = ((frame.single(each, max_len), None) for each in ids)
     if not (pooling.without_prompt and prompt):
         vectors = states_of(engine, framed, task)
     else:
@@ -78,9 +78,9 @@ def _framed(
         prompts = [judging_prompt(first, second) for first, second in zip(firsts, seconds, strict=True)]
         return [(tokenizer.encode(prompt), None) for prompt in prompts]
     ids = tokenizer.encode_bare([*firsts, *seconds])
-    most = engine.session_len if truncate else None
+    max_len = engine.session_len if truncate else None
     pairs = zip(ids[: len(firsts)], ids[len(firsts) :], strict=True)
-    return [head.frame.pair(first, second, most) for first, second in pairs]
+    return [head.frame.pair(first, second, max_len) for first, second in pairs]
 
 
 def states_of(engine: Engine, framed: Iterable[Framed], adapter_name: str | None = None) -> NDArray[np.float32]:
@@ -124,8 +124,8 @@ def _token_ids(
     if pooling is not None:
         prompt = prompt_of(pooling, prompt_name)
         texts = [pooling.whole(prompt, text) for text in texts]
-    frame, most = tokenizer.frame(), engine.session_len if truncate else None
-    return [frame.single(each, most) for each in tokenizer.encode_bare(list(texts))]
+    frame, max_len = tokenizer.frame(), engine.session_len if truncate else None
+    return [frame.single(each, max_len) for each in tokenizer.encode_bare(list(texts))]
 
 
 def _token_heads_of(engine: Engine) -> TokenHeads:

@@ -35,7 +35,7 @@ from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.stacked_experts import parts_of_stacks, stack_of
 
 _WEIGHT = ".weight"
-_MOST_OUTPUTS = 1 << 32
+_MAX_OUTPUTS = 1 << 32
 _CODES = ("I8", "F8_E4M3")
 Part = tuple[int, int, int]  # how many there are, and which: [begin, end)
 
@@ -121,14 +121,14 @@ class CodedWeights:
     def places(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield in the place of each weight where it is stored, as int64 ``[outputs, inputs]``; see `rows_of`."""
         for number, (layer, (outputs, inputs)) in enumerate(self.shapes.items()):
-            yield layer + _WEIGHT, (torch.arange(outputs) + number * _MOST_OUTPUTS)[:, None].expand(outputs, inputs)
+            yield layer + _WEIGHT, (torch.arange(outputs) + number * _MAX_OUTPUTS)[:, None].expand(outputs, inputs)
 
     def rows_of(self, places: torch.Tensor) -> list[tuple[str, slice]]:
         """Return layers and which of their outputs some places ``[count]`` are, in this order."""
         rows: list[tuple[str, slice]] = []
         names = list(self.shapes)
         for place in places.tolist():
-            layer, output = names[place // _MOST_OUTPUTS], place % _MOST_OUTPUTS
+            layer, output = names[place // _MAX_OUTPUTS], place % _MAX_OUTPUTS
             if rows and rows[-1][0] == layer and rows[-1][1].stop == output:
                 rows[-1] = (layer, slice(rows[-1][1].start, output + 1))
             else:

@@ -19,7 +19,7 @@ from lmdeploy.pytorch.uploads import Uploads
 Array = np.ndarray[Any, Any]
 
 HISTORIES = 64  # sequences whose tokens are counted at once (kMaxWorkerHistories)
-MOST_LOGPROBS = 32  # kMaxChoiceLogprobs
+MAX_LOGPROBS = 32  # kMaxChoiceLogprobs
 _LIMITS = ("temperature", "top_k", "top_p", "min_p", "top_n_sigma")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 KNOWN_FIELDS = (*_LIMITS, *_PENALTIES)  # the engine chooses itself where a request has others
@@ -40,9 +40,9 @@ class Choices:
         ``[entries]`` each, by name.
     by_id, nucleus, top_k
         How many rows are drawn from in the order of ids, and in the order of logits without and with a top-k.
-    most_top_k
+    max_top_k
         Of any row.
-    reported_rows, most_top
+    reported_rows, max_logprobs
         Rows whose log probabilities are asked for, and how many most likely tokens of them at most.
     """
 
@@ -51,10 +51,10 @@ class Choices:
     by_id: int
     nucleus: int
     top_k: int
-    most_top_k: int
+    max_top_k: int
     has_sigma: bool
     reported_rows: Array
-    most_top: int
+    max_logprobs: int
 
     def has(self, name: str) -> bool:
         """Return whether any row has entries of that name."""
@@ -133,10 +133,10 @@ class DeviceSampler:
             by_id,
             nucleus,
             top_k,
-            most_top_k=int(drawn["top_k"][len(draws) - top_k :].max(initial=0)),
+            max_top_k=int(drawn["top_k"][len(draws) - top_k :].max(initial=0)),
             has_sigma=bool((drawn["top_n_sigma"] > 0).any()),
             reported_rows=reported,
-            most_top=int(choices["logprobs"].max(initial=0)),
+            max_logprobs=int(choices["logprobs"].max(initial=0)),
         )
 
     def choose(self, logits: torch.Tensor, choices: Choices) -> Chosen:
@@ -241,7 +241,7 @@ class DeviceSampler:
                 if group == 0:
                     tokens = self._draw_by_id(row_logits, top, best[rows], settings)
                 else:
-                    width = choices.most_top_k if group == 2 else self._vocab_size
+                    width = choices.max_top_k if group == 2 else self._vocab_size
                     tokens = self._draw_by_rank(row_logits, top, best[rows], settings, width)
                 # Where the largest is infinite, it has all the weight.
                 drawn.append(torch.where(top[:, 0].isfinite(), tokens, best[rows]))
@@ -297,7 +297,7 @@ class DeviceSampler:
         exact = selected.double()
         normalizer = exact.logsumexp(1, keepdim=True)
         chosen = exact.gather(1, tokens[rows].clamp_min(0)[:, None])
-        top_tokens = _order_of(selected, self._ids, choices.most_top)
+        top_tokens = _order_of(selected, self._ids, choices.max_logprobs)
         top = exact.gather(1, top_tokens)
         return Chosen(tokens, (chosen - normalizer).float()[:, 0], top_tokens, (top - normalizer).float())
 

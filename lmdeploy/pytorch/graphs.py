@@ -17,8 +17,8 @@ from lmdeploy.pytorch.step_context import HostSpans, StepContext
 
 logger = logging.getLogger(__name__)
 
-MOST_ROWS = 256
-_LEAST_BLOCKS = 8
+MAX_ROWS = 256
+_MIN_BLOCKS = 8
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
@@ -95,20 +95,20 @@ class DecodingGraphs:
     """
 
     def __init__(
-        self, model: CapturableModel, capture: Callable[[Callable[[], Outputs]], Captured], blocks: int = _LEAST_BLOCKS
+        self, model: CapturableModel, capture: Callable[[Callable[[], Outputs]], Captured], blocks: int = _MIN_BLOCKS
     ) -> None:
         self._model = model
         self._capture = capture
-        self._least_blocks = blocks
+        self._min_blocks = blocks
         self._graphs: dict[tuple[int, int], _Graph | None] = {}  # None: the model does not want it
         self._has_failed = False
 
     def forward(self, step: StepContext) -> Outputs:
         """Return the output of the model's ``forward``."""
         spans, blocks = step.block_offsets.shape
-        if not step.is_decoding or spans > MOST_ROWS or self._has_failed:
+        if not step.is_decoding or spans > MAX_ROWS or self._has_failed:
             return self._model.forward(step)
-        size = rows_for(spans), self._least_blocks if blocks <= self._least_blocks else blocks_for(blocks)
+        size = rows_for(spans), self._min_blocks if blocks <= self._min_blocks else blocks_for(blocks)
         if size not in self._graphs:
             self._graphs[size] = self._make(size, step)
         graph = self._graphs[size]
@@ -134,7 +134,7 @@ def rows_for(rows: int) -> int:
 
 def blocks_for(blocks: int) -> int:
     """Return the width of the block tables of a graph that takes tables so wide: powers of two."""
-    return max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
+    return max(_MIN_BLOCKS, 1 << (blocks - 1).bit_length())
 
 
 class _Graph:

@@ -18,8 +18,8 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import Generic, TypeVar
 
 PIECE = 256  # bytes: about the 64 tokens of a block in the engine's cache
-MOST_PIECES = 128  # what comes after reveals nothing more
-MOST_KEYS = 200_000  # remembered
+MAX_PIECES = 128  # what comes after reveals nothing more
+MAX_KEYS = 200_000  # remembered
 SLACK = 8  # requests that a replica may have beyond the least loaded one, and still be preferred for what it holds
 _HOLDERS = 4  # of a key, the latest ones
 _DIGEST = 8  # bytes
@@ -44,7 +44,7 @@ def prefix_keys(prompt: bytes, model: str = "") -> tuple[int, ...]:
     """
     so_far = hashlib.blake2b(model.encode(), digest_size=_DIGEST, person=b"prefix")
     keys = []
-    for end in range(PIECE, min(len(prompt), PIECE * MOST_PIECES) + 1, PIECE):
+    for end in range(PIECE, min(len(prompt), PIECE * MAX_PIECES) + 1, PIECE):
         so_far.update(prompt[end - PIECE : end])
         keys.append(int.from_bytes(so_far.copy().digest(), "big"))
     return tuple(keys)
@@ -57,20 +57,20 @@ class Affinity(Generic[Replica]):
     ----------
     slack
         As `SLACK`.
-    most_keys
-        As `MOST_KEYS`; the keys that were not used for longest are forgotten.
+    max_keys
+        As `MAX_KEYS`; the keys that were not used for longest are forgotten.
     """
 
-    def __init__(self, slack: int = SLACK, most_keys: int = MOST_KEYS) -> None:
+    def __init__(self, slack: int = SLACK, max_keys: int = MAX_KEYS) -> None:
         self._slack = slack
-        self._most_keys = most_keys
+        self._max_keys = max_keys
         self._holders: OrderedDict[int, tuple[Replica, ...]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def preferred(
-        self, keys: Collection[int], session: int | None, loads: Mapping[Replica, int], least: int
+        self, keys: Collection[int], session: int | None, loads: Mapping[Replica, int], min_load: int
     ) -> tuple[Replica | None, int]:
         """Return the replica that should get a request, if any, and how many of its pieces are held there.
 
@@ -85,14 +85,14 @@ class Affinity(Generic[Replica]):
             Its key, if the request has a session.
         loads
             Open requests of each replica that could take it.
-        least
+        min_load
             The least of them.
         """
         if session is not None:
             holders = self._held_by(session, loads)
             if holders:
                 return holders[0], 0
-        bound = least + self._slack
+        bound = min_load + self._slack
         for pieces, key in zip(range(len(keys), 0, -1), reversed(tuple(keys)), strict=True):
             fit = [replica for replica in self._held_by(key, loads) if loads[replica] <= bound]
             if fit:
@@ -106,7 +106,7 @@ class Affinity(Generic[Replica]):
         for key in keys:
             others = (other for other in self._holders.get(key, ()) if other != replica)
             self._put(key, (replica, *others)[:_HOLDERS])
-        while len(self._holders) > self._most_keys:
+        while len(self._holders) > self._max_keys:
             self._holders.popitem(last=False)
 
     def _put(self, key: int, holders: tuple[Replica, ...]) -> None:

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from lmdeploy.serve.channel import Channel
 
-_MOST_UNREAD = 64  # responses; further ones stay with gRPC, whose window is bounded, and then with Triton
+_MAX_UNREAD = 64  # responses; further ones stay with gRPC, whose window is bounded, and then with Triton
 
 
 class ResponseStream:
@@ -49,7 +49,7 @@ class ResponseStream:
                 if not self._is_heard:
                     continue
                 self._received.put_nowait(response)
-                while self._is_heard and self._received.qsize() >= _MOST_UNREAD:
+                while self._is_heard and self._received.qsize() >= _MAX_UNREAD:
                     self._may_read.clear()
                     await self._may_read.wait()
             self._received.put_nowait(grpc.aio.EOF)

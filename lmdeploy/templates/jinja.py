@@ -30,7 +30,7 @@ from lmdeploy.templates.turns import in_turns
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MOST_WRITTEN = 64 << 20  # bytes, by a template that is not trusted
+_MAX_WRITTEN = 64 << 20  # bytes, by a template that is not trusted
 _PROBE = "a text that no template writes by itself"
 _REASONING_PROBE = "another one"
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
@@ -282,7 +282,7 @@ def _rendered(template: str, variables: dict[str, Any]) -> str:
 def _limited(template: UntrustedTemplate, variables: dict[str, Any] | None) -> str:
     """Render a template in the process with limits; without variables it is only compiled."""
     content = json.dumps({"template": template, "variables": variables}).encode()
-    _, written, _ = _process.request({}, content, max_bytes=_MOST_WRITTEN)
+    _, written, _ = _process.request({}, content, max_bytes=_MAX_WRITTEN)
     return written.decode(errors="surrogatepass")
 
 

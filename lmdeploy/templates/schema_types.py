@@ -12,7 +12,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (dict, "object"),
     (type(None), "null"),
 )
-_MOST_REFERENCES = 16  # of a chain
+_MAX_REFERENCES = 16  # of a chain
 
 
 def argument_types(schema: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -21,7 +21,7 @@ def argument_types(schema: Mapping[str, Any], name: str) -> tuple[str, ...]:
     described = properties.get(name) if isinstance(properties, Mapping) else None
     if described is None:
         described = schema.get("additionalProperties")
-    return tuple(dict.fromkeys(_types(described, schema, _MOST_REFERENCES)))
+    return tuple(dict.fromkeys(_types(described, schema, _MAX_REFERENCES)))
 
 
 def _types(described: Any, root: Mapping[str, Any], left: int) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _referred(root: Mapping[str, Any], reference: str) -> Any:
 
 def resolved(root: Mapping[str, Any], described: Any) -> dict[str, Any]:
     """Return the schema that references lead to, or the first of several that is not null."""
-    for _ in range(_MOST_REFERENCES):
+    for _ in range(_MAX_REFERENCES):
         if not isinstance(described, dict):
             return {}
         several: list[Any] = next(

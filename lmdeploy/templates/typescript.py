@@ -9,7 +9,7 @@ from typing import Any
 from lmdeploy.templates.calls import Tool, as_json
 
 _SCALARS = {"number": "number", "integer": "number", "boolean": "boolean"}
-_LONGEST_ITEM = 50  # characters of an array's item type; a longer one is written `any`
+_MAX_ITEM_LEN = 50  # characters of an array's item type; a longer one is written `any`
 
 
 def namespace_of(name: str, functions: Sequence[Tool]) -> str:
@@ -66,7 +66,7 @@ def _array(schema: Mapping[str, Any]) -> str:
     if items.get("type") == "string":
         return "string[]"
     item = _type(items)
-    return "any[]" if item == "object | object" or len(item) > _LONGEST_ITEM else f"{item}[]"
+    return "any[]" if item == "object | object" or len(item) > _MAX_ITEM_LEN else f"{item}[]"
 
 
 def _variant(variant: Mapping[str, Any]) -> str:

@@ -24,22 +24,22 @@ class Frame:
     after: tuple[int, ...] = ()
     has_types: bool = False
 
-    def single(self, ids: Sequence[int], most: int | None = None) -> list[int]:
-        """Return a text's tokens with those around it, at most `most` in all: the end of the text is left out."""
-        kept = len(ids) if most is None else max(0, most - len(self.before) - len(self.after))
+    def single(self, ids: Sequence[int], max_len: int | None = None) -> list[int]:
+        """Return a text's tokens with those around it, at most `max_len` in all: the end of the text is left out."""
+        kept = len(ids) if max_len is None else max(0, max_len - len(self.before) - len(self.after))
         return [*self.before, *ids[:kept], *self.after]
 
     def pair(
-        self, first: Sequence[int], second: Sequence[int], most: int | None = None
+        self, first: Sequence[int], second: Sequence[int], max_len: int | None = None
     ) -> tuple[list[int], int | None]:
         """Return a pair's tokens, and where the second text's token type begins, None where there is one type.
 
-        Of the longer text the end is left out until there are at most `most` tokens.
+        Of the longer text the end is left out until there are at most `max_len` tokens.
         """
         excess = 0
-        if most is not None:
+        if max_len is not None:
             around = len(self.before) + len(self.between) + len(self.after)
-            excess = max(0, len(first) + len(second) + around - most)
+            excess = max(0, len(first) + len(second) + around - max_len)
         kept = [len(first), len(second)]
         longer = 0 if kept[0] >= kept[1] else 1
         cut = min(excess, abs(kept[0] - kept[1]))

@@ -11,8 +11,8 @@ from PIL import Image
 from lmdeploy.extras import MissingExtraError, require
 from lmdeploy.vl.decoding import Limits
 
-_MOST_STORED = 1 << 18  # frames of a file: over an hour of 60 a second
-_MOST_DECODED = 4096  # frames; each that is looked at needs those since the key frame before it
+_MAX_STORED = 1 << 18  # frames of a file: over an hour of 60 a second
+_MAX_DECODED = 4096  # frames; each that is looked at needs those since the key frame before it
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def _stamps(container: Any) -> tuple[list[int], list[int]]:
         stamps.append(int(packet.pts))
         if packet.is_keyframe:
             keys.append(int(packet.pts))
-        if len(stamps) > _MOST_STORED:
-            raise ValueError(f"a video's file must have at most {_MOST_STORED} frames")
+        if len(stamps) > _MAX_STORED:
+            raise ValueError(f"a video's file must have at most {_MAX_STORED} frames")
     if not stamps or not keys:
         raise ValueError("broken video: it has no frames with times")
     return sorted(stamps), sorted(keys)
@@ -117,8 +117,8 @@ def _decoded(container: Any, keys: list[int], sampled: Sequence[int], size: tupl
             decoding = container.decode(video=0)
         for frame in decoding:
             count += 1
-            if count > _MOST_DECODED:
-                raise ValueError(f"more than {_MOST_DECODED} frames are to be decoded; num_frames makes them fewer")
+            if count > _MAX_DECODED:
+                raise ValueError(f"more than {_MAX_DECODED} frames are to be decoded; num_frames makes them fewer")
             if (frame.width, frame.height) != size:
                 raise ValueError("the frames of a video must have one size")
             at = frame.pts if frame.pts is not None else at

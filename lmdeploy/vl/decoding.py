@@ -140,9 +140,9 @@ def _check_scans(image: Image.Image, content: bytes) -> None:
     """Raise ``ValueError`` for a JPEG file of many scans: a few bytes each, they take seconds together."""
     if image.format not in ("JPEG", "MPO"):
         return
-    most = min(_MAX_SCANS, max(_USUAL_SCANS, _MAX_SCANNED // (image.width * image.height or 1)))
-    if content.count(b"\xff\xda") > most and (count := _scans(content, image.format == "MPO")) > most:
-        raise ValueError(f"a JPEG image of {image.width} x {image.height} must have at most {most} scans, got {count}")
+    limit = min(_MAX_SCANS, max(_USUAL_SCANS, _MAX_SCANNED // (image.width * image.height or 1)))
+    if content.count(b"\xff\xda") > limit and (count := _scans(content, image.format == "MPO")) > limit:
+        raise ValueError(f"a JPEG image of {image.width} x {image.height} must have at most {limit} scans, got {count}")
 
 
 def _scans(content: bytes, has_several: bool) -> int:

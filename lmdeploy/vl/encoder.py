@@ -53,7 +53,7 @@ class VisionEncoder:
     def __init__(self, family: VisionFamily, part: VisionPart, cache_bytes: int = CACHE_BYTES) -> None:
         self._family = family
         self._part = part
-        self._most = cache_bytes
+        self._max_bytes = cache_bytes
         self._used = 0  # guarded by _lock
         self._lock = threading.Lock()  # one image at a time
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # guarded by _lock
@@ -107,11 +107,11 @@ class VisionEncoder:
         return self._family.video if times_of(options) else None
 
     def _keep(self, digest: bytes, rows: Rows) -> None:
-        if rows.values.nbytes > self._most:
+        if rows.values.nbytes > self._max_bytes:
             return
         self._kept[digest] = rows
         self._used += rows.values.nbytes
-        while self._used > self._most:
+        while self._used > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._used -= oldest.values.nbytes
 

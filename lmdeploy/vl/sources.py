@@ -13,7 +13,7 @@ from PIL.Image import Image
 
 from lmdeploy.vl.decoding import Limits, check_size, decode, upright
 from lmdeploy.vl.fetching import FetchRules, default_seconds, fetch
-from lmdeploy.vl.videos import MOST_FRAMES, Sampling, Video, check_all, from_file, from_frames
+from lmdeploy.vl.videos import MAX_FRAMES, Sampling, Video, check_all, from_file, from_frames
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 # Type, subtype, parameters such as a charset.
@@ -113,8 +113,8 @@ def load_frames(source: object, sampling: Sampling, rules: SourceRules) -> Video
     if isinstance(source, Video):
         check_size(source.frames[0], rules.limits)
         check_all(len(source.frames), source.frames[0].size, rules.max_total_pixels)
-        if len(source.frames) > MOST_FRAMES:
-            raise ValueError(f"a video must have at most {MOST_FRAMES} frames, got {len(source.frames)}")
+        if len(source.frames) > MAX_FRAMES:
+            raise ValueError(f"a video must have at most {MAX_FRAMES} frames, got {len(source.frames)}")
         return Video(tuple(upright(frame) for frame in source.frames), source.times)
     frames: Sequence[object] | None = source if isinstance(source, (list, tuple)) else None
     if isinstance(source, str) and (match := _DATA_URL.match(source)) and _is_of_frames(match):

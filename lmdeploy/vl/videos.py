@@ -14,10 +14,10 @@ from lmdeploy.vl.containers import container_of, read_container
 from lmdeploy.vl.decoding import Limits, check_size, open_image, upright
 
 Source = TypeVar("Source")
-MOST_FRAMES = 128  # that are looked at, of one video
+MAX_FRAMES = 128  # that are looked at, of one video
 DEFAULT_FRAMES = 32
 DEFAULT_RATE = 2.0  # frames a second, where nothing says
-_MOST_STORED = 4096  # frames of a file
+_MAX_STORED = 4096  # frames of a file
 _DEFAULT_MILLISECONDS = 100.0  # of a frame, where a file says nothing: as browsers show them
 
 
@@ -75,8 +75,8 @@ class Sampling:
     fps: float = DEFAULT_RATE
 
     def __post_init__(self) -> None:
-        if type(self.num_frames) is not int or not 1 <= self.num_frames <= MOST_FRAMES:
-            raise ValueError(f"num_frames must be a whole number from 1 to {MOST_FRAMES}, got {self.num_frames!r}")
+        if type(self.num_frames) is not int or not 1 <= self.num_frames <= MAX_FRAMES:
+            raise ValueError(f"num_frames must be a whole number from 1 to {MAX_FRAMES}, got {self.num_frames!r}")
         if type(self.fps) not in (int, float) or not 0 < self.fps <= 1000:
             raise ValueError(f"fps must be a number of frames a second, over 0 and at most 1000, got {self.fps!r}")
 
@@ -176,9 +176,9 @@ def _places(animation: Image.Image, max_total_pixels: int) -> Iterator[int]:
             animation.seek(place)
         except EOFError:
             return
-        if place >= _MOST_STORED or (place + 1) * pixels > max_total_pixels:
+        if place >= _MAX_STORED or (place + 1) * pixels > max_total_pixels:
             raise ValueError(
-                f"a video's file must have at most {_MOST_STORED} frames, and {max_total_pixels} pixels in all of "
+                f"a video's file must have at most {_MAX_STORED} frames, and {max_total_pixels} pixels in all of "
                 f"them, got more ({animation.width} x {animation.height} each)"
             )
         yield place

@@ -126,21 +126,21 @@ class BatchRequests:
         return None
 
 
-def count_requests(path: Path, most: int, most_lines: int | None = None) -> int:
-    """Return how many lines hold something; one more than `most` is enough to know.
+def count_requests(path: Path, max_bytes: int, max_lines: int | None = None) -> int:
+    """Return how many lines hold something; one more than `max_bytes` is enough to know.
 
     Parameters
     ----------
-    most_lines
+    max_lines
         A file with more lines, blank ones among them, counts as one with too many requests; None: any number will do.
     """
     count = 0
     with path.open("rb") as file:
         for number, text in _lines(file, 1 << 16):
             count += text != b""
-            if most_lines is not None and number > most_lines:
-                count = most + 1
-            if count > most:
+            if max_lines is not None and number > max_lines:
+                count = max_bytes + 1
+            if count > max_bytes:
                 break
     return count
 

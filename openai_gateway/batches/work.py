@@ -27,14 +27,14 @@ class Slots:
 
     Parameters
     ----------
-    most
+    limit
         Requests at a time while no client asks; each request of a client's takes a place, but the last one stays.
     clients
         Their open requests.
     """
 
-    def __init__(self, most: int, clients: OpenRequests) -> None:
-        self._most = most
+    def __init__(self, limit: int, clients: OpenRequests) -> None:
+        self._limit = limit
         self._clients = clients
         self._taken = 0
         self._turn = asyncio.Lock()
@@ -43,7 +43,7 @@ class Slots:
     async def take(self) -> None:
         """Return when there is a place, which is the caller's until `free`."""
         async with self._turn:
-            while self._taken >= max(1, self._most - self._clients.count):
+            while self._taken >= max(1, self._limit - self._clients.count):
                 self._freed.clear()
                 await is_set_within(self._freed, _LOOK_AGAIN)
             self._taken += 1

@@ -13,7 +13,7 @@ from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.generation.token_texts import TokenTexts
 from openai_gateway.protocol.outputs import CompletionLogprobs, PromptLogprob, PromptLogprobs
 
-_LEAST = -9999.0  # JSON has no minus infinity
+_FLOOR = -9999.0  # JSON has no minus infinity
 _AT_A_TIME = 128  # tokens, before others have a turn: some milliseconds
 
 
@@ -28,7 +28,7 @@ class Scored(NamedTuple):
 def scored_tokens(chunks: Iterable[GenerateChunk]) -> list[Scored]:
     """Return the generated tokens of `chunks`."""
     return [
-        Scored(token, max(logprob, _LEAST), most_likely)
+        Scored(token, max(logprob, _FLOOR), most_likely)
         for chunk in chunks
         for token, logprob, most_likely in _rows(
             chunk.token_ids, chunk.token_logprobs, chunk.top_token_ids, chunk.top_logprobs
@@ -42,7 +42,7 @@ def scored_prompt(chunk: GenerateChunk) -> list[Scored]:
         chunk.prompt_token_ids, chunk.prompt_token_logprobs, chunk.prompt_top_token_ids, chunk.prompt_top_logprobs
     )
     return [
-        Scored(token, max(logprob, _LEAST) if position else None, most_likely)
+        Scored(token, max(logprob, _FLOOR) if position else None, most_likely)
         for position, (token, logprob, most_likely) in enumerate(rows)
     ]
 
@@ -161,7 +161,7 @@ def _rows(
         most_likely = []
         if position < len(top_ids):
             pairs = zip(top_ids[position], top_logprobs[position], strict=True)
-            most_likely = [(other, max(value, _LEAST)) for other, value in pairs if other >= 0]  # -1 fills a short row
+            most_likely = [(other, max(value, _FLOOR)) for other, value in pairs if other >= 0]  # -1 fills a short row
         yield token, logprob, most_likely
 
 

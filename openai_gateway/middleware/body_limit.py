@@ -13,7 +13,7 @@ from openai_gateway.registry import FILES
 from openai_gateway.shares import Shares
 
 SHORT = 128 * 1024  # bytes of a body that waits for nobody
-MOST_WAITING = 30.0  # seconds that a long body may wait for others
+MAX_WAIT_SECONDS = 30.0  # seconds that a long body may wait for others
 _ALONGSIDE_A_FILE = 64 * 1024  # bytes of a form's other fields and its boundaries
 
 _DRAINED = (
@@ -47,17 +47,17 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most, what = self._max_bytes, "request body"
+        max_bytes, what = self._max_bytes, "request body"
         if self._max_file_bytes is not None and scope["path"] == FILES:
-            most, what = self._max_file_bytes + _ALONGSIDE_A_FILE, "form with a file"
-        error = ApiError(413, f"The {what} is longer than {most} bytes.")
+            max_bytes, what = self._max_file_bytes + _ALONGSIDE_A_FILE, "form with a file"
+        error = ApiError(413, f"The {what} is longer than {max_bytes} bytes.")
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdigit() and int(declared) > most:
-            await _drain(receive, most)
+        if declared.isdigit() and int(declared) > max_bytes:
+            await _drain(receive, max_bytes)
             await error.response(scope["path"])(scope, receive, send)
             return
         received, has_share = 0, False
-        key, size = key_of(scope), int(declared) if declared.isdigit() else most
+        key, size = key_of(scope), int(declared) if declared.isdigit() else max_bytes
         needs_share = not is_own(scope) and (self._max_file_bytes is None or scope["path"] != FILES)
 
         async def counted() -> Message:
@@ -66,13 +66,13 @@ class BodyLimit:
             received += len(message.get("body", b""))
             if needs_share and not has_share and received > SHORT:  # nothing more is read meanwhile
                 try:
-                    await self._shares.take(key, size, MOST_WAITING)
+                    await self._shares.take(key, size, MAX_WAIT_SECONDS)
                 except TimeoutError:
                     raise HTTPException(503, "The server has too many long requests; try again later.") from None
                 has_share = True
-            if received > most:
+            if received > max_bytes:
                 if message.get("more_body", False):
-                    await _drain(receive, most)
+                    await _drain(receive, max_bytes)
                 raise HTTPException(413, error.message)  # the kind FastAPI lets through
             return message
 
@@ -83,9 +83,9 @@ class BodyLimit:
                 self._shares.give_back(key, size)
 
 
-async def _drain(receive: Receive, most: int) -> None:
+async def _drain(receive: Receive, max_bytes: int) -> None:
     dropped = 0
-    while dropped <= _DRAINED * most:
+    while dropped <= _DRAINED * max_bytes:
         message = await receive()
         dropped += len(message.get("body", b""))
         if not message.get("more_body", False):

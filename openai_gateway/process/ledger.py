@@ -14,7 +14,7 @@ from pathlib import Path
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
 
-_LONGEST = 1 << 20  # bytes, before what is over is left out
+_MAX_LEN = 1 << 20  # bytes, before what is over is left out
 
 
 class Ledger:
@@ -40,7 +40,7 @@ class Ledger:
         """Note that the engine is done with a request."""
         self._open.discard(request_id)
         self._write(f"-{request_id}\n")
-        if self._length > _LONGEST:
+        if self._length > _MAX_LEN:
             os.ftruncate(self._file, 0)
             self._length = 0
             self._write("".join(f"+{name}\n" for name in self._open))

@@ -115,5 +115,5 @@ class Server(QuietServer):
 
 def _use_all_descriptors() -> None:
     """Raise the limit of open files, one a connection, to what we may have: the usual one is 1024, for old programs."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

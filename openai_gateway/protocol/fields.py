@@ -40,15 +40,15 @@ def small(value: Any) -> Any:
     return value
 
 
-def at_most(most: int) -> Callable[[object], object]:
+def at_most(maximum: int) -> Callable[[object], object]:
     """Return a check of how many items a list or an object has, to come before they are looked at.
 
     Unlike a longest length it is not part of the OpenAPI document, whose readers make examples of that length.
     """
 
     def check(value: object) -> object:
-        if isinstance(value, dict | list) and len(value) > most:
-            raise PydanticCustomError("too_long", f"Input should be of at most {most} items")
+        if isinstance(value, dict | list) and len(value) > maximum:
+            raise PydanticCustomError("too_long", f"Input should be of at most {maximum} items")
         return value
 
     return check
@@ -102,7 +102,7 @@ class FieldError(ValueError):
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-_MOST_EFFORT = ("xhigh", "max")  # than which templates know less
+_MAX_EFFORT = ("xhigh", "max")  # than which templates know less
 
 
 def thinking_options(effort: str | None, is_enabled: bool | None) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def thinking_options(effort: str | None, is_enabled: bool | None) -> dict[str, A
 
     What they are called differs from family to family.
     """
-    known = "high" if effort in _MOST_EFFORT else effort
+    known = "high" if effort in _MAX_EFFORT else effort
     options: dict[str, Any] = {} if known is None else {"reasoning_effort": known}
     thinks = False if effort == "none" else is_enabled
     return options if thinks is None else options | {"enable_thinking": thinks, "thinking": thinks}

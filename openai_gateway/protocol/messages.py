@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lmdeploy.vl.videos import MOST_FRAMES
+from lmdeploy.vl.videos import MAX_FRAMES
 from openai_gateway.protocol.fields import (
     MAX_ITEMS,
     AnyText,
@@ -24,7 +24,7 @@ from openai_gateway.protocol.tools import FunctionCall, ToolCall
 # InternLM calls it `environment`, which templates may know.
 _ROLES = {"developer": "system", "ipython": "tool", "function": "tool"}
 _LEGACY_ID = "call00000"  # of a call without an id; some templates want nine letters and digits
-_MOST_PIXELS = 1 << 30
+_MAX_PIXELS = 1 << 30
 
 
 class TextPart(Strict):
@@ -54,8 +54,8 @@ class ImageUrl(Strict):
     max_dynamic_patch: int | None = Field(None, ge=1, le=1024)
     max_slice_nums: int | None = Field(None, ge=1, le=1024)
     use_image_id: bool | None = None
-    min_pixels: int | None = Field(None, ge=1, le=_MOST_PIXELS)
-    max_pixels: int | None = Field(None, ge=1, le=_MOST_PIXELS)
+    min_pixels: int | None = Field(None, ge=1, le=_MAX_PIXELS)
+    max_pixels: int | None = Field(None, ge=1, le=_MAX_PIXELS)
 
 
 class ImagePart(Strict):
@@ -69,10 +69,10 @@ class VideoUrl(Strict):
     """Where a video is, and how it is looked at: at most ``num_frames`` frames; ``fps`` a second of frames alone."""
 
     url: AnyText
-    num_frames: int | None = Field(None, ge=1, le=MOST_FRAMES)
+    num_frames: int | None = Field(None, ge=1, le=MAX_FRAMES)
     fps: float | None = Field(None, gt=0, le=1000)
-    min_pixels: int | None = Field(None, ge=1, le=_MOST_PIXELS)
-    max_pixels: int | None = Field(None, ge=1, le=_MOST_PIXELS)
+    min_pixels: int | None = Field(None, ge=1, le=_MAX_PIXELS)
+    max_pixels: int | None = Field(None, ge=1, le=_MAX_PIXELS)
 
 
 class VideoPart(Strict):

@@ -36,7 +36,7 @@ from openai_gateway.proxy.strategies import STRATEGIES
 from openai_gateway.registry import PROXIED
 
 _OF_SERVERS = {"max_model_len", "sampling_defaults"}  # of a model's card, which the proxy does not ask for
-_LONGEST_LIST = 2**20  # bytes
+_MAX_LIST_LEN = 2**20  # bytes
 _SHOWN_URL = 200  # characters
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
 
@@ -172,5 +172,5 @@ async def _fetch_models(http: aiohttp.ClientSession, url: str, headers: dict[str
     call = http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT, headers=headers, allow_redirects=False)
     async with call as response:
         response.raise_for_status()
-        body = await response.content.read(_LONGEST_LIST)
+        body = await response.content.read(_MAX_LIST_LEN)
         return [str(card["id"]) for card in orjson.loads(body)["data"]]

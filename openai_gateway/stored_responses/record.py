@@ -98,15 +98,15 @@ class ResponseStore:
         Of the file, which processes share and which outlives them; None: the memory of this process.
     bounds
         For each API key.
-    most_bytes
+    max_bytes
         Of all together, as there may be any number of callers behind a proxy; who keeps most loses what it has not used
         for longest. None: any number.
     """
 
-    def __init__(self, folder: Path | None, bounds: Bounds, most_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path | None, bounds: Bounds, max_bytes: int | None = None) -> None:
         self._database = Database(None if folder is None else folder / "responses.sqlite", _SCHEMA)
         self._bounds = bounds
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._clock: Callable[[], float] = time.monotonic if folder is None else now
 
     async def put(self, key: str | None, stored: StoredResponse) -> bool:
@@ -170,9 +170,9 @@ class ResponseStore:
         count, size = responses.execute(total, (owner,)).fetchone()
         while count > self._bounds.owner_count or size > self._bounds.owner_bytes:
             count, size = count - 1, size - _drop_oldest(responses, owner)
-        if self._most_bytes is not None:
+        if self._max_bytes is not None:
             ((size,),) = responses.execute("SELECT total(size) FROM responses")
-            while size > self._most_bytes:
+            while size > self._max_bytes:
                 largest = "SELECT owner FROM responses GROUP BY owner ORDER BY sum(size) DESC, min(used) LIMIT 1"
                 size -= _drop_oldest(responses, *responses.execute(largest).fetchone())
 

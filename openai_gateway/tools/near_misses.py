@@ -12,7 +12,7 @@ from openai_gateway.tools.json_prefix import JsonObjectReader
 
 _BETWEEN = re.compile(r"(?:\s|```\w*|[\[\],;])*")  # objects
 _PYTHON = re.compile(r"\s*(?:\[\s*)?(?:\{\s*(?:'|$)|$)")  # how a dictionary begins that is no JSON
-_MOST_TRIES = 8  # a closing mark may be within a string
+_MAX_TRIES = 8  # a closing mark may be within a string
 _CALLS = list[tuple[str, str]]  # names and arguments
 
 
@@ -109,12 +109,12 @@ class PythonObjects:
     def feed(self, text: str) -> Progress:
         """Take more text."""
         self._text += text
-        while (place := self._text.find(self._closing, self._searched)) >= 0 and self._tries < _MOST_TRIES:
+        while (place := self._text.find(self._closing, self._searched)) >= 0 and self._tries < _MAX_TRIES:
             self._searched, self._tries = place + 1, self._tries + 1
             if calls := self._read(self._text[:place]):
                 return _reported(calls, self._text[place + len(self._closing) :], "python")
         self._searched = max(self._searched, len(self._text) - len(self._closing) + 1)
-        return Progress(is_broken=self._tries == _MOST_TRIES or not _PYTHON.match(self._text))
+        return Progress(is_broken=self._tries == _MAX_TRIES or not _PYTHON.match(self._text))
 
     def finish(self) -> Progress:
         """The response is over: whole calls will do."""

@@ -17,7 +17,7 @@ _BLANKS = " \t\r\n"
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "nil": "null"}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _CLOSING = {"{": "}", "[": "]"}
-_LONGEST_BARE = 256  # characters
+_MAX_BARE_LEN = 256  # characters
 
 
 class QuotedCall:
@@ -123,11 +123,11 @@ class QuotedCall:
             self._text = text[len(quote) :]
             return True
         match = _BARE.match(text)
-        if quote.startswith(text) or (match and match.end() == len(text) and len(text) <= _LONGEST_BARE):
+        if quote.startswith(text) or (match and match.end() == len(text) and len(text) <= _MAX_BARE_LEN):
             return False  # it continues
         bare = match[0] if match else ""
         literal = json.dumps(bare, ensure_ascii=False) if is_key else _value(bare)
-        if not bare or literal is None or len(bare) > _LONGEST_BARE:
+        if not bare or literal is None or len(bare) > _MAX_BARE_LEN:
             progress.is_broken, progress.rest = True, text
             return False
         progress.arguments += literal

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from openai_gateway.tools.events import Body, Progress, may_begin_name
 from openai_gateway.tools.json_prefix import JsonObjectReader
 
-_LONGEST_HEAD = 200  # characters
+_MAX_HEAD_LEN = 200  # characters
 
 
 class ArgumentsBehindHead(ABC):
@@ -140,7 +140,7 @@ class HeadedCall(ArgumentsBehindHead):
             progress.name = name
             self._begin_arguments(len(head))
         else:
-            progress.is_broken = bool(opening) or len(head) > _LONGEST_HEAD
+            progress.is_broken = bool(opening) or len(head) > _MAX_HEAD_LEN
 
 
 def _name_of(match: re.Match[str]) -> str:

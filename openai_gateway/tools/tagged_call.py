@@ -12,7 +12,7 @@ from openai_gateway.text_marks import beginning_at_end
 from openai_gateway.tools.events import NAME, Progress, may_begin_name
 from openai_gateway.tools.value_types import value_text
 
-_LONGEST_KEY = 400  # characters, with the marks around it
+_MAX_KEY_LEN = 400  # characters, with the marks around it
 _BLANKS = " \t\r\n"
 _TEXT = ("string",)
 
@@ -92,7 +92,7 @@ class TaggedCall:
         match = form.key_pattern.match(text)
         if ending is None and match is None:
             begun = any(text.startswith(mark) or mark.startswith(text) for mark in (form.key, *form.endings))
-            if not begun or len(text) > _LONGEST_KEY:
+            if not begun or len(text) > _MAX_KEY_LEN:
                 progress.is_broken, progress.rest = True, text
             return False
         if not self._is_reported:

@@ -93,7 +93,7 @@ def test_texts_longer_than_the_session_are_scored_once_a_token(model: ScoredMode
 def test_logits_are_held_for_a_few_texts_at_a_time(model: ScoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [model.pair(*pair) for pair in PAIRS]
     whole = [total for total, _ in model.score(pairs)]
-    monkeypatch.setattr("lmdeploy.evaluation.scored_model._MOST_LOGITS", 8 * model.pipe.engine.vocab_size)
+    monkeypatch.setattr("lmdeploy.evaluation.scored_model._MAX_LOGITS", 8 * model.pipe.engine.vocab_size)
     assert len(list(model._batches([6, 4, 2, 4]))) == 3
     assert [total for total, _ in model.score(pairs)] == pytest.approx(whole)
 

@@ -54,7 +54,7 @@ def test_requests_of_a_worker_that_is_gone_are_cancelled(fake: FakeTriton, tmp_p
 
 
 def test_the_file_does_not_grow_with_what_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST", 1000)
+    monkeypatch.setattr(module, "_MAX_LEN", 1000)
     path = tmp_path / "ledger"
     ledger = Ledger(path)
     ledger.begin("long")

@@ -228,7 +228,7 @@ def posted(length: int) -> Request:
 
 
 async def test_long_bodies_wait_for_others_and_short_ones_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress, "MOST_WAITING", 0.05)
+    monkeypatch.setattr(ingress, "MAX_WAIT_SECONDS", 0.05)
     replicas, long = Replicas(), SHORT + 1
     handle = cast(DeploymentHandle, replicas)
     front = ingress.Ingress(handle, (), 2 * SHORT, 2 * SHORT, ())  # of unknown length: room for one

@@ -124,7 +124,7 @@ def test_the_least_loaded_is_known_after_any_changes() -> None:
         counts[replica] += change
         loads.add(replica, change)
         assert list(loads.of.values()) == counts
-        assert loads.least == min(counts)
+        assert loads.min_load == min(counts)
         assert counts[loads.idlest(chance.random())] == min(counts)
 
 

@@ -130,7 +130,7 @@ def test_two_builds_take_turns() -> None:
 def test_a_step_that_hangs_is_interrupted_then_killed_with_all_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(runner, "_MIN_SECONDS", 0.1)
     monkeypatch.setattr(runner, "_TIMEOUT", 1.0)
     deaf = "import signal, subprocess, time; signal.signal(2, signal.SIG_IGN); p = subprocess.Popen(['sleep', '99']); "
     deaf += "print('child', p.pid, flush=True); time.sleep(99)"

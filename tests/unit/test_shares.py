@@ -89,7 +89,7 @@ def test_a_long_body_waits_for_those_before_it_and_not_forever(monkeypatch: pyte
     take = Shares.take
 
     async def noted(self: Shares, key: str | None, amount: int = 1, seconds: float | None = None) -> None:
-        if seconds == body_limit.MOST_WAITING:
+        if seconds == body_limit.MAX_WAIT_SECONDS:
             taken.append((key, amount))
             if len(taken) > 1:
                 raise TimeoutError

@@ -175,7 +175,7 @@ def test_containers_are_bounded_and_broken_ones_refused(monkeypatch: pytest.Monk
     for end in (20, 200, len(file) // 2):
         with pytest.raises(ValueError, match=r"broken|without|ends before"):
             load_frames(data_url(file[:end], "video/mp4"), Sampling(), DATA_ONLY)
-    monkeypatch.setattr(containers, "_MOST_DECODED", 7)
+    monkeypatch.setattr(containers, "_MAX_DECODED", 7)
     with pytest.raises(ValueError, match="more than 7 frames are to be decoded"):
         load_frames(data_url(file, "video/mp4"), Sampling(), DATA_ONLY)
     monkeypatch.setitem(extras.MODULES, "video", ("no_such_decoder",))

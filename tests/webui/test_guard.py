@@ -96,7 +96,7 @@ async def test_a_body_costs_bounded_memory_and_time(open_app: ASGIApp, path: str
 def test_the_bodies_of_all_requests_together_are_bounded(
     http: httpx.Client, page_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_limit, "MOST_WAITING", 0.2)
+    monkeypatch.setattr(body_limit, "MAX_WAIT_SECONDS", 0.2)
     host, port = page_url.removeprefix("http://").rstrip("/").split(":")
     lines = [f"POST {EVENT_PATHS[0]} HTTP/1.1", "host: x", "content-type: application/json"]
     head = "\r\n".join([*lines, f"content-length: {8 * MIB}", "", ""])

@@ -32,7 +32,7 @@ def kept() -> Kept:
 
 def test_the_oldest_sessions_without_a_page_are_forgotten(kept: Kept) -> None:
     with kept.sessions.page("open"):
-        for number in range(module.MOST_LEFT + 2):
+        for number in range(module.MAX_ORPHANED + 2):
             kept.ask(str(number))
         kept.ask("2")
         kept.ask("new")
@@ -53,7 +53,7 @@ def test_long_bodies_leave_room_for_fewer_sessions(kept: Kept) -> None:
 
 def test_a_conversation_counts_as_what_it_has_grown_to(kept: Kept) -> None:
     kept.ask("a")
-    kept.sizes["b"] = module.MOST_BYTES_LEFT - 1
+    kept.sizes["b"] = module.MAX_ORPHANED_BYTES - 1
     kept.ask("b")
     assert kept.forgotten == ["a"]
 
@@ -81,7 +81,7 @@ def test_open_sessions_that_take_all_leave_small_ones_their_place(kept: Kept) ->
 
 
 def test_this_many_pages_may_be_open(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_PAGES", 2)
+    monkeypatch.setattr(module, "MAX_PAGES", 2)
     with kept.sessions.page("a"), kept.sessions.page("b"):
         with pytest.raises(SessionsFull), kept.sessions.page("c"):
             pass

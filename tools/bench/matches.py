@@ -37,7 +37,7 @@ PARTS = ("decode", "streams", "prefill", "http", "cache")
 LARGER_PARTS = ("large", "moe", "long", "agent")  # only on request, since they take an hour and 5 GB of disk
 CONTEXTS = (4000, 16000, 32000)  # tokens
 CACHE_BITS = (16, 8, 4)
-MOST_STREAMS = 32
+MAX_STREAMS = 32
 PREFILLS = 2  # prompts of a measurement
 HTTP_STREAMS = 16
 SMALL_CACHE = 0.05  # of the free memory; more than these workloads fill
@@ -103,7 +103,7 @@ class Match:
 
 MATCHES = (
     *(Match("decode", bits, 1, 64, 96) for bits in (4, 8, 16)),
-    *(Match("streams", 4, streams, 64, 64) for streams in (8, MOST_STREAMS)),
+    *(Match("streams", 4, streams, 64, 64) for streams in (8, MAX_STREAMS)),
     *(Match("prefill", bits, 1, length, 1) for bits in (4, 8) for length in (512, 1024)),
     Match("prefill", 16, 1, 512, 1),
 )
@@ -117,7 +117,7 @@ LARGER_MODELS = {
 
 def larger_matches(bits: int) -> list[Match]:
     """Return the matches of a larger model."""
-    streams = [Match("streams", bits, streams, 64, 48) for streams in (8, MOST_STREAMS)]
+    streams = [Match("streams", bits, streams, 64, 48) for streams in (8, MAX_STREAMS)]
     return [Match("decode", bits, 1, 64, 64), *streams, Match("prefill", bits, 1, 1024, 1, prompts=1)]
 
 
@@ -150,7 +150,7 @@ def engine_config(bits: int) -> TurbomindEngineConfig:
     return TurbomindEngineConfig(
         dtype="bfloat16",
         weight_bits=rounded,
-        max_batch_size=MOST_STREAMS,
+        max_batch_size=MAX_STREAMS,
         cache_max_entry_count=SMALL_CACHE,
         **EVERY_TOKEN,
     )
@@ -214,7 +214,7 @@ def _engines(
         engine = stack.enter_context(in_process(str(model), config))
         answers: dict[str, Answer] = {OURS: lambda requests, streams: engine.generate(requests, streams, GREEDY)}
         if openvino_python().exists() and file.exists():
-            answers[f"openvino {kind}"] = stack.enter_context(genai(file, MOST_STREAMS)).generate
+            answers[f"openvino {kind}"] = stack.enter_context(genai(file, MAX_STREAMS)).generate
         yield engine, answers
 
 

@@ -77,10 +77,10 @@ def _count(record: Record, event: Mapping[str, Any], now: float) -> None:
         record.arrivals.append((last, max(1, count + uncounted)))
 
 
-def _session(most_open: int, headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientSession]:
+def _session(max_open: int, headers: Mapping[str, str]) -> AbstractAsyncContextManager[aiohttp.ClientSession]:
     # Some servers close a connection after a response without saying so; a new one costs nothing alongside a request.
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=most_open, force_close=True),
+        connector=aiohttp.TCPConnector(limit=max_open, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, sock_read=600),
         headers={"content-type": "application/json", **headers},
     )
@@ -166,7 +166,7 @@ async def run_open_loop(
     target: Target,
     requests: Sequence[Request],
     rate: float,
-    most_open: int,
+    max_open: int,
     seed: int,
     advance: Callable[[], None] = ignore,
 ) -> Load:
@@ -180,7 +180,7 @@ async def run_open_loop(
         In this order.
     rate
         Mean requests a second of a Poisson process; infinity: all at once.
-    most_open
+    max_open
         Connections at a time; further requests wait, and their waiting counts.
     seed
         Of the arrival times.
@@ -190,7 +190,7 @@ async def run_open_loop(
     generator = random.Random(seed)
     records: list[Record] = []
     failures: list[str] = []
-    async with _session(most_open, target.headers) as session:
+    async with _session(max_open, target.headers) as session:
 
         async def send(request: Request) -> None:
             try:

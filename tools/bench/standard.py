@@ -100,11 +100,11 @@ def main() -> None:
     print_summaries(numbered(runs))
     rates = {name: [run.token_throughput for run in rounds] for name, rounds in runs.items()}
     measured, missed, rows = {}, [], []
-    for title, served, reference, least in TARGETS[given.backend]:
+    for title, served, reference, min_ratio in TARGETS[given.backend]:
         found = measured[title] = ratio(rates[served], rates[reference])
-        if found < least:
+        if found < min_ratio:
             missed.append(title)
-        rows.append([title, f"{found:.2f}", f">= {least:.2f}", "missed" if found < least else "met"])
+        rows.append([title, f"{found:.2f}", f">= {min_ratio:.2f}", "missed" if found < min_ratio else "met"])
     print()
     print(table(("tokens/s, ratio (median of the rounds)", "measured", "target", ""), rows), flush=True)
     write_json(given.json, f"engine {given.backend}", numbered(runs), ratios=measured, missed=missed)

@@ -20,7 +20,7 @@ from tools.gpu_check.table import SELF_CHECK, printed
 
 OK, LEFT_OUT = "ok", "left out"
 RESULTS = "gpu_check.jsonl"
-_LEAST_SECONDS = 4.0  # in which a step may come to something
+_MIN_SECONDS = 4.0  # in which a step may come to something
 _TOLERANCE = 3  # times the expected seconds that a step may take where later ones leave it nothing
 _TIMEOUT = 6.0  # seconds from the interrupt to the kill
 _TAIL_LINES = 12
@@ -58,7 +58,7 @@ class Runner:
             seconds = 0.0
             if shutil.which(step.command[0]) is None:
                 outcome = f"{LEFT_OUT}: there is no {step.command[0]}"
-            elif limit < _LEAST_SECONDS:
+            elif limit < _MIN_SECONDS:
                 outcome = f"{LEFT_OUT}: no time was left"
             else:
                 print(f"== {step.name}", flush=True)

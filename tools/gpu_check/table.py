@@ -22,32 +22,32 @@ class Target:
     ----------
     row, per
         The finding it shows, and the one that this is divided by; empty: by nothing.
-    least
+    floor
         What is promised, if anything is.
     """
 
     row: str
     text: str
     per: str = ""
-    least: float | None = None
+    floor: float | None = None
 
 
 TARGETS = (
     Target("llama-8b: decode 1 x 128, bytes/s", "decode, batch 1, bfloat16, 8B: of the copy bandwidth", COPY, 0.85),
     Target("llama-8b: decode 64 x 2048, bytes/s", "decode, batch 64, context 2k: of the copy bandwidth", COPY, 0.80),
-    Target("llama-8b: decode 64 x 2048, busy", "the same: time in which the GPU works", least=0.95),
+    Target("llama-8b: decode 64 x 2048, busy", "the same: time in which the GPU works", floor=0.95),
     *[
         Target(
             f"awq-8b: decode {batch} x 128, tokens/s",
             f"4-bit weights, context 128, batch {batch}: times bfloat16",
             f"llama-8b: decode {batch} x 128, tokens/s",
-            least,
+            floor,
         )
-        for batch, least in ((1, 2.6), (32, 2.0), (64, 1.5))
+        for batch, floor in ((1, 2.6), (32, 2.0), (64, 1.5))
     ],
     *[
-        Target(f"attention {bits} bits, bytes/s", f"decode attention, {bits}-bit cache: of the bandwidth", COPY, least)
-        for bits, least in ((16, 0.90), (8, 0.85), (4, 0.75))
+        Target(f"attention {bits} bits, bytes/s", f"decode attention, {bits}-bit cache: of the bandwidth", COPY, floor)
+        for bits, floor in ((16, 0.90), (8, 0.85), (4, 0.75))
     ],
     Target("llama-8b: prompt, operations/s", "prompt of 8k, bfloat16: of the peak, without attention", BFLOAT16, 0.65),
     Target("fp8-8b: prompt, operations/s", "prompt of 8k, fp8: of the peak, without attention", FLOAT8, 0.55),
@@ -65,14 +65,14 @@ TARGETS = (
 
 def verdict(target: Target, findings: Mapping[str, Any], *, is_dry_run: bool = False) -> list[str]:
     """Return a target's row; what was dry-run says nothing of a GPU."""
-    least = "" if target.least is None else f">= {target.least:g}"
+    floor = "" if target.floor is None else f">= {target.floor:g}"
     if target.row not in findings or (target.per and target.per not in findings):
-        return [target.text, NOT_MEASURED, least, ""]
+        return [target.text, NOT_MEASURED, floor, ""]
     value = findings[target.row] / (findings[target.per] if target.per else 1.0)
     if is_dry_run:
-        return [target.text, f"({value:.3g})", least, "dry-run"]
-    met = "" if target.least is None else "met" if value >= target.least else "missed"
-    return [target.text, f"{value:.3g}", least, met]
+        return [target.text, f"({value:.3g})", floor, "dry-run"]
+    met = "" if target.floor is None else "met" if value >= target.floor else "missed"
+    return [target.text, f"{value:.3g}", floor, met]
 
 
 def printed(machine: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:

@@ -29,7 +29,7 @@ from webui.guard.sessions import Sessions, SessionsFull
 MAX_EVENT_BYTES = 8 * 2**20  # as the gateway's default
 MAX_FORM_BYTES = 64 * 2**20
 MAX_LOGIN_BYTES = 16 * 1024
-MOST_FILES = 16  # of a form
+MAX_FILES = 16  # of a form
 _ALL_EVENTS_BYTES, _ALL_FORMS_BYTES = 128 * 2**20, 512 * 2**20
 _SHORT = 128 * 1024  # bytes that are checked at once, in two milliseconds
 _API = "/gradio_api"
@@ -132,7 +132,7 @@ class _Guard:
     async def _upload(self, request: Request) -> Response:
         if _media_type(request) != "multipart/form-data":
             raise HTTPException(415, "Files are sent as multipart/form-data.")
-        async with request.form(max_files=MOST_FILES, max_fields=MOST_FILES) as form:
+        async with request.form(max_files=MAX_FILES, max_fields=MAX_FILES) as form:
             files = [each for each in form.getlist("files") if isinstance(each, UploadFile)]
             if not files:
                 raise HTTPException(422, "The form has no files.")

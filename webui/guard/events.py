@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
 from webui import uploads
-from webui.conversation import MOST_IMAGES
+from webui.conversation import MAX_IMAGES
 
 SessionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 SESSION_NAME: TypeAdapter[str] = TypeAdapter(SessionName)
@@ -134,8 +134,8 @@ def _value(component: Any, value: Any) -> Any:
 
 def _question(component: Any, value: Any) -> dict[str, Any]:
     text, files = (value.get("text"), value.get("files")) if isinstance(value, dict) else (None, None)
-    if not isinstance(text, str) or not isinstance(files, list) or len(files) > MOST_IMAGES:
-        raise EventRejected(f"A question is a text with at most {MOST_IMAGES} images.")
+    if not isinstance(text, str) or not isinstance(files, list) or len(files) > MAX_IMAGES:
+        raise EventRejected(f"A question is a text with at most {MAX_IMAGES} images.")
     images = [_file(each) for each in files]
     if not all(is_valid_file(each["path"], component.file_types) for each in images):
         raise EventRejected("Only images may be shown with a question.")

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 # Paths that a browser needs for the form that asks for a key.
 _OPEN_PATHS = frozenset({"/", "/login", "/theme.css", "/manifest.json", "/favicon.ico"})
 _OPEN_FOLDERS = ("/assets/", "/static/")
-_MOST_TOKENS = 10_000  # of those who showed a key; the oldest must show it again
+_MAX_TOKENS = 10_000  # of those who showed a key; the oldest must show it again
 
 
 class Keys:
@@ -36,7 +36,7 @@ class Keys:
             return
         await self._app(scope, receive, send)
         tokens = self._gradio.tokens
-        while len(tokens) > _MOST_TOKENS:
+        while len(tokens) > _MAX_TOKENS:
             del tokens[next(iter(tokens))]
 
     def _rejection(self, scope: Scope) -> JSONResponse | None:

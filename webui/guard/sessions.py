@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-MOST_PAGES = 1000  # that are open
-MOST_BYTES = 256 * 2**20
-MOST_BYTES_EACH = 32 * 2**20
+MAX_PAGES = 1000  # that are open
+MAX_BYTES = 256 * 2**20
+MAX_SESSION_BYTES = 32 * 2**20
 ALWAYS_BYTES = 256 * 2**10  # a session of this size is served whatever the others take
-MOST_LEFT, MOST_BYTES_LEFT = 100, 16 * 2**20  # of sessions without a page, which may come back to them
+MAX_ORPHANED, MAX_ORPHANED_BYTES = 100, 16 * 2**20  # of sessions without a page, which may come back to them
 
 
 class SessionsFull(Exception):
@@ -77,7 +77,7 @@ class Sessions:
         more = size - known.bodies.get(event, 0)
         others = sum(session.size for session in self._sessions.values() if session is not known)
         own = known.size + more
-        if own > MOST_BYTES_EACH or (own > ALWAYS_BYTES and others + own > MOST_BYTES):
+        if own > MAX_SESSION_BYTES or (own > ALWAYS_BYTES and others + own > MAX_BYTES):
             raise SessionsFull
         with self._opened(name, known):
             known.bodies[event] = size
@@ -92,7 +92,7 @@ class Sessions:
         SessionsFull
             There is no space for it.
         """
-        if sum(session.pages for session in self._sessions.values()) >= MOST_PAGES:
+        if sum(session.pages for session in self._sessions.values()) >= MAX_PAGES:
             raise SessionsFull
         known = self._sessions.get(name, _Session())
         with self._opened(name, known):
@@ -119,7 +119,7 @@ class Sessions:
         left = [(name, session) for name, session in self._sessions.items() if not session.open]
         count, size = len(left), sum(session.size for _, session in left)
         for name, session in left:
-            if count <= MOST_LEFT and size <= MOST_BYTES_LEFT:
+            if count <= MAX_ORPHANED and size <= MAX_ORPHANED_BYTES:
                 return
             del self._sessions[name]
             self._forget(name)

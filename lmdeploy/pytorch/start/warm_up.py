@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmdeploy.pytorch.graphs import MOST_ROWS, rows_for
+from lmdeploy.pytorch.graphs import MAX_ROWS, rows_for
 from lmdeploy.pytorch.step_context import StepContext
 from lmdeploy.pytorch.step_devices import memory_for
 
@@ -54,7 +54,7 @@ def is_skipped() -> bool:
 
 def decoding_sizes(sequences: int) -> list[int]:
     """Return how many sequences the steps of decoding have that are run, the largest first."""
-    captured = {rows_for(count) for count in range(1, min(sequences, MOST_ROWS) + 1)}
+    captured = {rows_for(count) for count in range(1, min(sequences, MAX_ROWS) + 1)}
     return sorted(captured | {sequences}, reverse=True)
 
 

@@ -29,7 +29,7 @@ class Need:
         Bytes, and those of the states of sequences, whose number is fixed.
     block
         Bytes of a block of the cache.
-    most_blocks
+    max_blocks
         More blocks are of no use to it.
     cache
         ``cache_max_entry_count``: below 1 a share of what all weights leave, from 1 on a number of blocks; None: not
@@ -40,7 +40,7 @@ class Need:
     device: str
     weights: int
     block: int
-    most_blocks: int
+    max_blocks: int
     cache: float | None = None
 
     @property
@@ -82,7 +82,7 @@ def divide(needs: Sequence[Need], free: int) -> dict[str, int]:
         room = int(share * max(0, left))
         if need.cache is None and need.device == "cpu":
             room = min(room, _CPU_CACHE)
-        blocks[need.name] = min(room // need.block, need.most_blocks)
+        blocks[need.name] = min(room // need.block, need.max_blocks)
     if left < 0 or not all(blocks.values()):
         raise ValueError(_shortage(needs, fixed, free))
     return blocks
@@ -92,8 +92,8 @@ def _shortage(needs: Sequence[Need], fixed: dict[str, int], free: int) -> str:
     parts = []
     for need in needs:
         cache = fixed[need.name] * need.block if need.name in fixed else need.block
-        least = "" if need.name in fixed else "at least "
-        parts.append(f"{need.name} takes {size(need.weights)} of weights and {least}{size(cache)} of cache")
+        qualifier = "" if need.name in fixed else "at least "
+        parts.append(f"{need.name} takes {size(need.weights)} of weights and {qualifier}{size(cache)} of cache")
     what = "the models do not fit together" if len(needs) > 1 else f"{needs[0].name} does not fit"
     return (
         f"{what} into the {size(free)} that are free on {needs[0].device}: {', '.join(parts)}; lower "

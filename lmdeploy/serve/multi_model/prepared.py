@@ -28,7 +28,7 @@ class PreparedModel:
         Settings of the engine.
     device
         ``cpu`` or ``cuda``.
-    weights, block, most_blocks
+    weights, block, max_blocks
         As in `Need`.
     """
 
@@ -40,13 +40,13 @@ class PreparedModel:
     device: str
     weights: int
     block: int
-    most_blocks: int
+    max_blocks: int
 
     @property
     def need(self) -> Need:
         """Memory that it takes of its device."""
         cache = self.engine.get("cache_max_entry_count")
-        return Need(self.name, self.device, self.weights, self.block, self.most_blocks, cache)
+        return Need(self.name, self.device, self.weights, self.block, self.max_blocks, cache)
 
     def to_json(self) -> str:
         """Return it as text for `from_json`."""

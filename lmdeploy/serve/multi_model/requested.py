@@ -16,7 +16,7 @@ from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.paths import model_name_of
 from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
 
-LONGEST_NAME = 256  # bytes
+MAX_NAME_LEN = 256  # bytes
 VERSION = "@"
 _NAME = re.compile(rf"[^{VERSION}\s\x00-\x1f\x7f]+({VERSION}[1-9][0-9]{{0,8}})?")
 _BACKENDS = ("turbomind", "pytorch")
@@ -53,10 +53,10 @@ class RequestedModel:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or len(self.name.encode()) > LONGEST_NAME:
+        if not _NAME.fullmatch(self.name) or len(self.name.encode()) > MAX_NAME_LEN:
             raise ValueError(
-                f"a model's name must be of at most {LONGEST_NAME} bytes without spaces, or NAME{VERSION}VERSION with "
-                f"a whole number from 1 on, got {self.name[:LONGEST_NAME]!r}"
+                f"a model's name must be of at most {MAX_NAME_LEN} bytes without spaces, or NAME{VERSION}VERSION with "
+                f"a whole number from 1 on, got {self.name[:MAX_NAME_LEN]!r}"
             )
         if not self.path:
             raise ValueError(f"{self.name}: path must name a model's directory")

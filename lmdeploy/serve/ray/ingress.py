@@ -21,7 +21,7 @@ from openai_gateway.app import create_app
 from openai_gateway.errors import ApiError
 from openai_gateway.generation.streaming import event
 from openai_gateway.middleware.api_keys import matching_key, needs_key
-from openai_gateway.middleware.body_limit import MOST_WAITING, SHORT
+from openai_gateway.middleware.body_limit import MAX_WAIT_SECONDS, SHORT
 from openai_gateway.middleware.origins import is_own_origin
 from openai_gateway.registry import ADMINISTERED
 from openai_gateway.settings import Settings
@@ -140,7 +140,7 @@ class Ingress:
                 key = matching_key(request.headers, self._api_keys)
                 size = int(declared) if declared.isdigit() else self._max_body_bytes
                 try:
-                    await held.enter_async_context(self._bodies.taken(key, size, MOST_WAITING))
+                    await held.enter_async_context(self._bodies.taken(key, size, MAX_WAIT_SECONDS))
                 except TimeoutError:
                     raise ApiError(503, _LONG, code="overloaded") from None
                 has_share = True

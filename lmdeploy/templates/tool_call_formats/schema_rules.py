@@ -142,8 +142,8 @@ class SchemaRules:
                     raise ValueError("the keyword pattern, with characters that the format escapes")
                 return self._add(f"{_text(self.syntax.quote)} ({body}) {_text(self.syntax.quote)}")
             case "string" if "minLength" in schema or "maxLength" in schema:
-                least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-                return self._add(f"{_text(self.syntax.quote)} char{{{least},{most}}} {_text(self.syntax.quote)}")
+                minimum, maximum = schema.get("minLength", 0), schema.get("maxLength", "")
+                return self._add(f"{_text(self.syntax.quote)} char{{{minimum},{maximum}}} {_text(self.syntax.quote)}")
             case "string" | "integer" | "number" | "boolean" | "null":
                 return kind
             case "array":
@@ -156,13 +156,13 @@ class SchemaRules:
 
     def _list(self, schema: Mapping[str, Any]) -> str:
         items = schema.get("items", {})
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if most == 0 or items is False:
+        minimum, maximum = schema.get("minItems", 0), schema.get("maxItems")
+        if maximum == 0 or items is False:
             return self._add('"[]"')
         item, comma = self.value(items), _text(self.syntax.comma)
-        further = f"({comma} {item}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        further = f"({comma} {item}){{{max(minimum - 1, 0)},{'' if maximum is None else maximum - 1}}}"
         inner = f"{item} {further}"
-        return self._add(f'"[" {inner} "]"' if least else f'"[" ({inner})? "]"')
+        return self._add(f'"[" {inner} "]"' if minimum else f'"[" ({inner})? "]"')
 
     def _reference(self, reference: str) -> str:
         if reference not in self._referred:

@@ -68,12 +68,12 @@ def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
 
 
 # Mamba-2: layers that are a recurrence alone.
-LONGEST = 1 << 20  # tokens of a sequence: nothing in the model depends on it
+MAX_LEN = 1 << 20  # tokens of a sequence: nothing in the model depends on it
 
 
 def mamba2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec. No layer has the heads and the MLP that must have a size."""
-    config.num_attention_heads, config.head_dim, config.max_position_embeddings = 1, 2, LONGEST
+    config.num_attention_heads, config.head_dim, config.max_position_embeddings = 1, 2, MAX_LEN
     recurrence = mamba_spec(
         config,
         num_heads=config.num_heads,

@@ -16,7 +16,7 @@ from typing import Any
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
-_LONGEST = 1 << 32  # of strings and lists; more is a broken file
+_MAX_LEN = 1 << 32  # of strings and lists; more is a broken file
 _DIMENSIONS = 4
 _STRING, _LIST = 8, 9
 # By the number of a metadata type.
@@ -177,7 +177,7 @@ class _Reader:
 
     def _length(self) -> int:
         length: int = self._scalar("Q")
-        if length > _LONGEST:
+        if length > _MAX_LEN:
             raise ValueError(f"is broken: its header has a list of {length} entries")
         return length
 

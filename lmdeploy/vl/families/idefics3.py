@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Idefics 3: tiles row by row, each after a tag that says where it is, then the whole image.
 _IDEFICS3_TOKEN, _AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
-_MOST_TILES_A_SIDE = 10  # that there are tags for
+_MAX_TILES_PER_SIDE = 10  # that there are tags for
 
 
 def _tag(row: int, column: int) -> str:
@@ -65,7 +65,7 @@ IDEFICS3 = VisionFamily(
     words=(
         _AROUND,
         _WHOLE,
-        *(_tag(r, c) for r in range(1, _MOST_TILES_A_SIDE + 1) for c in range(1, _MOST_TILES_A_SIDE + 1)),
+        *(_tag(r, c) for r in range(1, _MAX_TILES_PER_SIDE + 1) for c in range(1, _MAX_TILES_PER_SIDE + 1)),
     ),
 )
 

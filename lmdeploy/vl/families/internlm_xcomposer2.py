@@ -26,7 +26,7 @@ _NAMES = {
     "plora_sub_GN": "line_end",
 }
 _HEAD_DIM = 64  # CLIP's
-_MOST = {336: 25, 560: 24}  # tiles of an image, by their side, as the authors' chat has it; hd_num in config.json
+_MAX_TILES = {336: 25, 560: 24}  # tiles of an image, by their side, as the authors' chat has it; hd_num in config.json
 _NO_LARGER_THAN_FILLED = 560  # the side of 2.5's tiles
 
 
@@ -62,8 +62,8 @@ def processor(checkpoint: Checkpoint) -> Squarer | Tiler:
     if not own.has_tiles:
         return Squarer(side)
     mean, std = tuple(OPENAI_CLIP_MEAN), tuple(OPENAI_CLIP_STD)
-    most = int(checkpoint[1].get("hd_num") or _MOST.get(side, min(_MOST.values())))
-    return Tiler(side, most, mean, std, enlarges=side != _NO_LARGER_THAN_FILLED)
+    max_tiles = int(checkpoint[1].get("hd_num") or _MAX_TILES.get(side, min(_MAX_TILES.values())))
+    return Tiler(side, max_tiles, mean, std, enlarges=side != _NO_LARGER_THAN_FILLED)
 
 
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:

@@ -33,11 +33,11 @@ def tiling(part: VisionPart, options: Options) -> dict[str, Any]:
     ValueError
         If ``max_dynamic_patch`` is no number of tiles.
     """
-    most = part.processor.max_patches
-    requested = options.get("max_dynamic_patch", _TILES_OF_DETAIL.get(str(options.get("detail")), most))
+    max_tiles = part.processor.max_patches
+    requested = options.get("max_dynamic_patch", _TILES_OF_DETAIL.get(str(options.get("detail")), max_tiles))
     if type(requested) is not int or requested < 1:
         raise ValueError(f"max_dynamic_patch must be a whole number >= 1, got {requested!r}")
-    return {"crop_to_patches": True, "max_patches": min(requested, most)}
+    return {"crop_to_patches": True, "max_patches": min(requested, max_tiles)}
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:

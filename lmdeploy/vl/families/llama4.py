@@ -26,7 +26,7 @@ class Tiles:
     ----------
     side
         Pixels of a tile's side.
-    most
+    max_tiles
         Most tiles of an image, without the whole.
     fills_canvas
         The largest canvas is taken, not the smallest that holds the image.
@@ -35,7 +35,7 @@ class Tiles:
     """
 
     side: int
-    most: int
+    max_tiles: int
     fills_canvas: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -72,7 +72,7 @@ class Tiles:
     def _canvases(self) -> list[tuple[int, int]]:
         """Return rows and columns of all canvases; of two that fit an image alike the first is taken."""
         by_ratio: dict[float, list[tuple[int, int]]] = {}
-        for count in range(self.most, 0, -1):
+        for count in range(self.max_tiles, 0, -1):
             for rows in range(1, count + 1):
                 if count % rows == 0:
                     by_ratio.setdefault(rows * rows / count, []).append((rows, count // rows))
@@ -89,7 +89,7 @@ class Tiles:
     def _fitted(self, size: tuple[int, int], width: int, height: int) -> tuple[int, int]:
         """Return the size that an image is scaled to: within the canvas, and enlarged at most to a tile."""
         if not self.fills_canvas:
-            width, height = (min(max(own, self.side), most) for own, most in zip(size, (width, height), strict=True))
+            width, height = (min(max(own, self.side), bound) for own, bound in zip(size, (width, height), strict=True))
         across, down = width / size[0], height / size[1]
         if across < down:
             return width, max(1, min(math.floor(size[1] * across), height))

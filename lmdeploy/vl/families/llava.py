@@ -103,9 +103,9 @@ def llava_onevision_expansion(part: VisionPart, size: tuple[int, int], options: 
     if options.get("several"):
         return _LLAVA_ONEVISION_TOKEN * (whole + 1)
     rows, columns = unpadded(part, size)
-    most = int(part.config.vision_aspect_ratio.rpartition("_")[2])  # anyres_max_9
+    max_tiles = int(part.config.vision_aspect_ratio.rpartition("_")[2])  # anyres_max_9
     patches = part.config.vision_config.image_size // part.config.vision_config.patch_size
-    ratio = math.sqrt(rows * columns / (most * patches**2))
+    ratio = math.sqrt(rows * columns / (max_tiles * patches**2))
     if ratio > _SHRUNK_ABOVE:
         rows, columns = int(rows // ratio), int(columns // ratio)
     return _LLAVA_ONEVISION_TOKEN * (whole + rows * columns + rows)

@@ -36,7 +36,7 @@ class Slicer:
         Of a square with as many pixels as a view has.
     patch
         Of which a view's sides are multiples.
-    most
+    max_slices
         Slices of an image.
     is_numbered
         Whether images have numbers in the prompt.
@@ -46,7 +46,7 @@ class Slicer:
 
     side: int
     patch: int
-    most: int
+    max_slices: int
     is_numbered: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -59,15 +59,15 @@ class Slicer:
         ValueError
             If ``max_slice_nums`` is no number of slices.
         """
-        requested = options.get("max_slice_nums", self.most)
+        requested = options.get("max_slice_nums", self.max_slices)
         if type(requested) is not int or requested < 1:
             raise ValueError(f"max_slice_nums must be a whole number >= 1, got {requested!r}")
-        most = min(requested, self.most)
+        max_slices = min(requested, self.max_slices)
         width, height = size
-        count = min(math.ceil(width * height / self.side**2), most)
+        count = min(math.ceil(width * height / self.side**2), max_slices)
         if count < 2:
             return 0, 0
-        counts = [n for n in (count - 1, count, count + 1) if 1 < n <= most]
+        counts = [n for n in (count - 1, count, count + 1) if 1 < n <= max_slices]
         grids = [(columns, n // columns) for n in counts for columns in range(1, n + 1) if n % columns == 0]
         shape = math.log(width / height)
         return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])))
@@ -129,7 +129,7 @@ def processor(checkpoint: Checkpoint) -> Slicer:
     return Slicer(
         side=int(settings["scale_resolution"]),
         patch=int(settings["patch_size"]),
-        most=int(settings["max_slice_nums"]) if settings.get("slice_mode", True) else 1,
+        max_slices=int(settings["max_slice_nums"]) if settings.get("slice_mode", True) else 1,
         is_numbered=bool(settings.get("use_image_id", False)),
         mean=tuple(settings["norm_mean"]),
         std=tuple(settings["norm_std"]),

@@ -38,7 +38,7 @@ class Cropper:
         Of a crop, in pixels.
     patch
         Side of a patch.
-    most
+    max_crops
         Crops of an image.
     margins
         Patches at the beginning and the end of a crop that its neighbours see too.
@@ -46,7 +46,7 @@ class Cropper:
 
     side: int
     patch: int
-    most: int
+    max_crops: int
     margins: tuple[int, int]
 
     @property
@@ -58,8 +58,8 @@ class Cropper:
         """Return rows and columns of crops: what an image is enlarged least for, or shrunk least."""
         import numpy as np
 
-        counts = range(1, self.most + 1)
-        grids = [(rows, columns) for rows in counts for columns in counts if rows * columns <= self.most]
+        counts = range(1, self.max_crops + 1)
+        grids = [(rows, columns) for rows in counts for columns in counts if rows * columns <= self.max_crops]
         grids.sort(key=lambda grid: (grid[0] * grid[1], grid[0]))
         seen = np.array([size[1], size[0]], np.float32) - self.patch * sum(self.margins)
         with np.errstate(divide="ignore"):  # images may be as small as the margins

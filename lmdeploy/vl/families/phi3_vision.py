@@ -33,7 +33,7 @@ class Tiler:
     ----------
     side
         Of a tile, in pixels.
-    most
+    max_tiles
         Tiles of an image.
     mean, std
         Of each colour.
@@ -42,7 +42,7 @@ class Tiler:
     """
 
     side: int
-    most: int
+    max_tiles: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     enlarges: bool = True
@@ -51,7 +51,7 @@ class Tiler:
         """Return tiles along an image that is not higher than wide, and its height once it is as wide as they are."""
         ratio = width / height
         tiles = 1
-        while (tiles + 1) * math.ceil((tiles + 1) / ratio) <= self.most:
+        while (tiles + 1) * math.ceil((tiles + 1) / ratio) <= self.max_tiles:
             tiles += 1
         if not self.enlarges:
             tiles = min(tiles, math.ceil(width / self.side))

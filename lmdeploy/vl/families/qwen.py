@@ -27,13 +27,13 @@ def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
     ValueError
         If ``min_pixels`` or ``max_pixels`` is no number of pixels.
     """
-    least, most = part.processor.size["shortest_edge"], part.processor.size["longest_edge"]
+    min_pixels, max_pixels = part.processor.size["shortest_edge"], part.processor.size["longest_edge"]
     bounds = {}
-    for name, own in (("min_pixels", least), ("max_pixels", most)):
+    for name, own in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
         requested = options.get(name, own)
         if type(requested) is not int or requested < 1:
             raise ValueError(f"{name} must be a whole number >= 1, got {requested!r}")
-        bounds[name] = min(max(requested, least), most)
+        bounds[name] = min(max(requested, min_pixels), max_pixels)
     if bounds["min_pixels"] > bounds["max_pixels"]:
         raise ValueError(
             f"min_pixels must be at most max_pixels, got {bounds['min_pixels']} and {bounds['max_pixels']}"

@@ -40,14 +40,14 @@ def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
     """
     size = part.video.get("size") or {}
     own = _OF_VIDEO.get(part.config.model_type, _OF_FRAME)
-    least = int(size.get("shortest_edge") or part.video.get("min_pixels") or own["shortest_edge"])
-    most = int(size.get("longest_edge") or part.video.get("max_pixels") or own["longest_edge"])
+    min_pixels = int(size.get("shortest_edge") or part.video.get("min_pixels") or own["shortest_edge"])
+    max_pixels = int(size.get("longest_edge") or part.video.get("max_pixels") or own["longest_edge"])
     bounds = []
-    for name, default in (("min_pixels", least), ("max_pixels", most)):
+    for name, default in (("min_pixels", min_pixels), ("max_pixels", max_pixels)):
         requested = options.get(name, default)
         if type(requested) is not int or requested < 1:
             raise ValueError(f"{name} must be a whole number >= 1, got {requested!r}")
-        bounds.append(min(max(requested, least), most))
+        bounds.append(min(max(requested, min_pixels), max_pixels))
     if bounds[0] > bounds[1]:
         raise ValueError(f"min_pixels must be at most max_pixels, got {bounds[0]} and {bounds[1]}")
     return bounds[0], bounds[1]
@@ -60,12 +60,12 @@ def scaled_size(part: VisionPart, size: tuple[int, int], options: Options) -> tu
 
     width, height = size
     unit = int(part.processor.patch_size * part.processor.merge_size)
-    least, most = pixel_bounds(part, options)
+    min_pixels, max_pixels = pixel_bounds(part, options)
     if _writes_times(part):
         count = max(2, len(times_of(options)))
-        rows, columns = of_video(count, height, width, factor=unit, min_pixels=least, max_pixels=most)
+        rows, columns = of_video(count, height, width, factor=unit, min_pixels=min_pixels, max_pixels=max_pixels)
     else:
-        rows, columns = of_frame(height, width, factor=unit, min_pixels=least, max_pixels=most)
+        rows, columns = of_frame(height, width, factor=unit, min_pixels=min_pixels, max_pixels=max_pixels)
     return rows, columns
 
 

@@ -8,10 +8,10 @@ from pydantic import BaseModel, Field
 
 from openai_gateway.protocol.fields import MAX_INT32, NotImplementedFields, PromptTokens, Strict, Text, each_of
 
-MOST_TEXTS = 2048  # OpenAI's
+MAX_TEXTS = 2048  # OpenAI's
 
-Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
-Inputs = Text | Texts | PromptTokens | Annotated[list[PromptTokens], Field(min_length=1, max_length=MOST_TEXTS)]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+Inputs = Text | Texts | PromptTokens | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
 class EmbeddingRequest(Strict):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lmdeploy.model_metadata.token_heads import NO_SPARSE_LAYERS, TokenHeads
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.endpoints.embeddings.vectors import (
-    MOST_NUMBERS,
+    MAX_NUMBERS,
     PoolingParams,
     ServeContext,
     cannot,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_MOST_WEIGHTS = 1 << 20  # above 0 in the sparse vectors of a response
+_MAX_WEIGHTS = 1 << 20  # above 0 in the sparse vectors of a response
 
 
 async def token_vectors_of(
@@ -37,10 +37,10 @@ async def token_vectors_of(
     """
     heads = _heads_of(ctx.chosen)
     ids = await ids_of(ctx.chosen, inputs, params)
-    count, most = sum(map(len, ids)), MOST_NUMBERS // heads.size
-    if count > most:
+    count, max_tokens = sum(map(len, ids)), MAX_NUMBERS // heads.size
+    if count > max_tokens:
         name = ctx.chosen.model.name
-        message = f"the texts of a request must have at most {most} tokens with the model `{name}`, got {count}"
+        message = f"the texts of a request must have at most {max_tokens} tokens with the model `{name}`, got {count}"
         raise ApiError(400, message, param="input")
     return await made_of(ctx, ids, lambda _, states: heads.vectors_of(states))
 
@@ -80,8 +80,8 @@ async def sparse_vectors_of(ctx: ServeContext, inputs: Sequence[str], params: Po
         nonlocal count
         found = heads.sparse_vector_of(tokens, states)
         count += len(found)
-        if count > _MOST_WEIGHTS:
-            message = f"the sparse vectors of a request must have at most {_MOST_WEIGHTS} weights"
+        if count > _MAX_WEIGHTS:
+            message = f"the sparse vectors of a request must have at most {_MAX_WEIGHTS} weights"
             raise ApiError(400, message, param="inputs")
         return found
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 
-MOST_NUMBERS = 8 << 20
+MAX_NUMBERS = 8 << 20
 """Of hidden states in memory at a time, and of token vectors in a response."""
 
 _AT_A_TIME = 64  # texts of a request in the engine
@@ -179,24 +179,24 @@ def prompt_of(chosen: Chosen, pooling: Pooling, params: PoolingParams) -> str:
 
 async def truncated(chosen: Chosen, frame: Frame, text: Any) -> Any:
     """Return a text, or its tokens, without what the model does not read at its end."""
-    most = await chosen.model.context_len()
-    if most is None:
+    max_len = await chosen.model.context_len()
+    if max_len is None:
         return text
     if not isinstance(text, str):
-        return frame.single(frame.bare(text), most) if len(text) > most else text
-    if len(text.encode()) + len(frame.before) + len(frame.after) <= most:
+        return frame.single(frame.bare(text), max_len) if len(text) > max_len else text
+    if len(text.encode()) + len(frame.before) + len(frame.after) <= max_len:
         return text
-    return frame.single(await first_tokens(chosen, frame, text, most), most)
+    return frame.single(await first_tokens(chosen, frame, text, max_len), max_len)
 
 
-async def first_tokens(chosen: Chosen, frame: Frame, text: str, most: int) -> list[int]:
-    """Return the tokens of a text, at least the first `most` if it has more, without those around it."""
-    end, ids = 4 * most, []
+async def first_tokens(chosen: Chosen, frame: Frame, text: str, max_len: int) -> list[int]:
+    """Return the tokens of a text, at least the first `max_len` if it has more, without those around it."""
+    end, ids = 4 * max_len, []
     while True:
         ids = frame.bare(await chosen.model.client.tokenize(text=text[:end]))
-        if len(ids) >= most or end >= len(text):
+        if len(ids) >= max_len or end >= len(text):
             return ids
-        end += 4 * (most - len(ids)) + most
+        end += 4 * (max_len - len(ids)) + max_len
 
 
 async def states_of(ctx: ServeContext, generates: Sequence[GenerateRequest]) -> tuple[NDArray[np.float32], TokenCounts]:
@@ -273,7 +273,7 @@ async def made_of(
     while len(made) < len(ids):
         some = ids[len(made) :]
         ends = np.cumsum([len(each) for each in some]) * size
-        some = some[: max(1, int(np.searchsorted(ends, MOST_NUMBERS, "right")))]
+        some = some[: max(1, int(np.searchsorted(ends, MAX_NUMBERS, "right")))]
         rows, _ = await rows_of(ctx, [state_request(each, of_tokens=True) for each in some])
         states = [np.frombuffer(row, dtype="<f4").reshape(-1, size) for row in rows]
         made += await asyncio.to_thread(_each, make, some, states)

@@ -33,7 +33,7 @@ OPTIONS_WITHOUT_EFFECT = dict.fromkeys(
 ) | dict.fromkeys(
     ("tfs_z", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline"), _NO_SAMPLER
 )
-_LEAST = 1e-6  # added to a limit that a number has to be above
+_EPSILON = 1e-6  # added to a limit that a number has to be above
 _NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")  # Go's durations of no length
 
 KeepAlive = str | int | float | None
@@ -64,9 +64,9 @@ def fields_of_options(options: Mapping[str, Any], context_len: int | None) -> di
     if "seed" in given and (seed := int(_number("seed", given["seed"]))) >= 0:  # below: a new one each time
         fields["seed"] = min(seed, 2**63 - 1)
     if "num_predict" in given:
-        most = int(_number("num_predict", given["num_predict"]))
-        if 0 < most < (context_len or MAX_INT32):  # else as many as there is room for
-            fields["max_tokens"] = most
+        max_tokens = int(_number("num_predict", given["num_predict"]))
+        if 0 < max_tokens < (context_len or MAX_INT32):  # else as many as there is room for
+            fields["max_tokens"] = max_tokens
     if "stop" in given:
         fields["stop"] = _texts(given["stop"]) or None
     return fields
@@ -89,7 +89,7 @@ def _number(name: str, value: object) -> float:
 def _within(value: float, field: FieldInfo) -> float:
     if field.name == "repetition_penalty" and value <= 0:  # none
         return 1.0
-    low = field.low if field.above is None else field.above + _LEAST
+    low = field.low if field.above is None else field.above + _EPSILON
     return float(min(max(value, -math.inf if low is None else low), math.inf if field.high is None else field.high))
 
 

@@ -27,7 +27,7 @@ from openai_gateway.generation.streaming import EventResponse
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.registry import DELETE_MODEL, PULL_MODEL
 
-_LONGEST_LINE = 64 * 1024  # bytes
+_MAX_LINE_LEN = 64 * 1024  # bytes
 
 router = APIRouter(route_class=BoundedRoute, responses=failures(OllamaErrorResponse))
 
@@ -83,7 +83,7 @@ async def _pulled(name: HubName, gateway: Gateway) -> AsyncGenerator[bytes, None
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            limit=_LONGEST_LINE,
+            limit=_MAX_LINE_LEN,
         )
         try:
             assert process.stdout is not None  # it is a pipe

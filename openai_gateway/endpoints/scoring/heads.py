@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lmdeploy.serve.client import GenerateRequest
 
 _AT_A_TIME = 8  # texts being tokenized for one request
-_MOST_REPEATED = 8 << 20  # characters of a query, in all prompts it is part of
+_MAX_REPEATED = 8 << 20  # characters of a query, in all prompts it is part of
 
 
 async def scores_of_pairs(
@@ -67,9 +67,9 @@ async def scores_of_pairs(
     _require(head, chosen)
     if len(head.labels) != 1:
         raise cannot(chosen, f"has no one score: its head separates {len(head.labels)} classes, see /v1/classify")
-    if len(firsts) == 1 and len(firsts[0]) * len(seconds) > _MOST_REPEATED:
+    if len(firsts) == 1 and len(firsts[0]) * len(seconds) > _MAX_REPEATED:
         message = (
-            f"a query in front of {len(seconds)} texts must have at most {_MOST_REPEATED // len(seconds)} characters"
+            f"a query in front of {len(seconds)} texts must have at most {_MAX_REPEATED // len(seconds)} characters"
         )
         raise ApiError(400, message, param="query")
     queries = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
@@ -129,17 +129,17 @@ async def _prompts(
         return [state_request(judging_prompt(query, document, instruction)) for query, document in pairs]
     some, texts = asyncio.Semaphore(_AT_A_TIME), dict.fromkeys((*queries, *documents))
 
-    most = await chosen.model.context_len() if truncate else None
+    max_len = await chosen.model.context_len() if truncate else None
 
     async def tokens(text: str) -> list[int]:
         async with some:
-            if most is not None and len(text) > most:
-                return await first_tokens(chosen, head.text_frame, text, most)
+            if max_len is not None and len(text) > max_len:
+                return await first_tokens(chosen, head.text_frame, text, max_len)
             return head.text_frame.bare(await chosen.model.client.tokenize(text=text))
 
     ids = dict(zip(texts, await asyncio.gather(*map(tokens, texts)), strict=True))
     return [
-        state_request(*head.frame.pair(ids[query], ids[text], most))
+        state_request(*head.frame.pair(ids[query], ids[text], max_len))
         for query, text in zip(queries, documents, strict=True)
     ]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS, Inputs, Texts, TokenCounts
+from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS, Inputs, Texts, TokenCounts
 from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields, Strict, Text, each_of
 from openai_gateway.protocol.messages import Messages
 
@@ -41,9 +41,7 @@ class RerankRequest(PairSettings):
     }
 
     query: Text
-    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)] | None = (
-        None
-    )
+    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)] | None = None
     top_n: int | None = Field(None, ge=0, le=MAX_INT32)  # 0, as vLLM's clients send it: all
     return_documents: bool = True
     max_tokens_per_doc: int | None = Field(None, ge=1, le=MAX_INT32)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS, Texts
+from openai_gateway.endpoints.embeddings.protocol import MAX_TEXTS, Texts
 from openai_gateway.protocol.fields import MAX_INT32, Strict, Text
 
 Direction = Literal["Left", "Right", "left", "right"]
@@ -46,7 +46,7 @@ Row = Annotated[list[Text], Field(min_length=1, max_length=2, fail_fast=True)]  
 class PredictRequest(Strict):
     """Body of ``POST /predict``: a text, a pair of texts, or a batch of either."""
 
-    inputs: Text | Row | Annotated[list[Row], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
+    inputs: Text | Row | Annotated[list[Row], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
     raw_scores: bool = False
     truncate: bool = False
     truncation_direction: Direction = "right"

@@ -123,7 +123,7 @@ def test_sparse_vectors_of_more_weights_than_a_response_may_have_are_refused(
     embedder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = sum(len(vector) for vector in ask(embedder, "/embed_sparse", inputs=TEXTS))
-    path = "openai_gateway.endpoints.embeddings.tokens._MOST_WEIGHTS"
+    path = "openai_gateway.endpoints.embeddings.tokens._MAX_WEIGHTS"
     monkeypatch.setattr(path, count)
     assert len(ask(embedder, "/embed_sparse", inputs=TEXTS)) == len(TEXTS)
     monkeypatch.setattr(path, count - 1)

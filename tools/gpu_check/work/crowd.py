@@ -27,8 +27,8 @@ def lengths(count: int) -> list[tuple[int, int]]:
     """Return lengths of prompts and responses in tokens, always the same ones."""
     generator = random.Random(0)
 
-    def draw(mean: float, deviation: float, least: int, most: int) -> int:
-        while not least <= (length := round(generator.lognormvariate(mean, deviation))) <= most:
+    def draw(mean: float, deviation: float, minimum: int, maximum: int) -> int:
+        while not minimum <= (length := round(generator.lognormvariate(mean, deviation))) <= maximum:
             pass
         return length
 
@@ -65,11 +65,11 @@ def main(context: Context) -> None:
     begun = max(record.arrivals[0][0] for record in records) - min(record.started for record in records)
     context.note("crowd: seconds", begun)
     cost = ModelCost.of(Sizes.of_config(context.shape(_SHAPE).config), 2, 2, 2)
-    least = least_seconds(cost, (context.found(COPY), context.found(BFLOAT16)), sizes, batch, _TOKENS_A_STEP)
-    context.note("crowd: least seconds", least)
+    min_seconds = min_time(cost, (context.found(COPY), context.found(BFLOAT16)), sizes, batch, _TOKENS_A_STEP)
+    context.note("crowd: least seconds", min_seconds)
 
 
-def least_seconds(
+def min_time(
     cost: ModelCost, limits: tuple[float, float], sizes: Sequence[tuple[int, int]], batch: int, tokens_a_step: int
 ) -> float:
     """Return the seconds until all requests have their first token, if every operator ran at a limit of the device.

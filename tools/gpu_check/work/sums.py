@@ -22,7 +22,7 @@ from tools.gpu_check.work.context import Context, random_prompts
 _LAYERS = 8
 _PROMPT = "prompt"
 _STEPS = 24  # that are read, of those in the middle
-_MOST_ROWS = 24
+_MAX_ROWS = 24
 _ON_THE_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -84,7 +84,7 @@ def step_table(events: Iterable[Mapping[str, Any]], steps: int = _STEPS) -> str:
         for name, each in sorted(added.items(), key=lambda item: -sum(item[1]))
     ]
     head = [["(a whole step)", "", f"{whole / steps:.1f}", ""], ["(nothing runs)", "", f"{idle / steps:.1f}", ""]]
-    return table(["kernel", "launches a step", "adds us a step", "us each"], [*head, *rows[:_MOST_ROWS]])
+    return table(["kernel", "launches a step", "adds us a step", "us each"], [*head, *rows[:_MAX_ROWS]])
 
 
 def _middle_steps(ordered: Sequence[Mapping[str, Any]], steps: int) -> Sequence[Mapping[str, Any]]:
