@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmdeploy.known_responses import KnownResponse, find_responses, take_tokens
 from lmdeploy.plain_text import PlainText, pieces_of
-from lmdeploy.sessions import HeldSession
+from lmdeploy.sessions import SessionState
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message, rounds_of
 from lmdeploy.templates.of_adapters import AdapterTemplates
@@ -205,7 +205,7 @@ class PromptPreparer:
         prompt: Prompt,
         do_preprocess: bool = True,
         tools: list[dict[str, Any]] | None = None,
-        held: HeldSession | None = None,
+        state: SessionState | None = None,
         template_options: Mapping[str, Any] | None = None,
         adapter_name: str | None = None,
         template: ChatTemplate | None = None,
@@ -223,7 +223,7 @@ class PromptPreparer:
             False: a text is a finished prompt, and no chat template is applied.
         tools
             OpenAI tool descriptions for the chat template.
-        held
+        state
             What the engine holds of the conversation already; ``prompt`` is only what follows. None: nothing.
         template_options
             Variables for the chat template (``chat_template_kwargs``); with ``add_generation_prompt`` false nobody
@@ -248,7 +248,7 @@ class PromptPreparer:
             text = prompt if self._plain is None else self._plain.cut(prompt)
             if add_special_tokens is not None:
                 return PreparedPrompt(self.encode(text, add_bos=add_special_tokens), [])
-            return PreparedPrompt(_not_empty(self.encode(text, add_bos=held is None)), [])
+            return PreparedPrompt(_not_empty(self.encode(text, add_bos=state is None)), [])
         messages, tokens_reported = take_tokens(as_messages(prompt))
         if self._plain is not None:
             messages, tools = self._plain.cut_messages(messages), self._plain.cut_tools(tools)
@@ -262,19 +262,19 @@ class PromptPreparer:
         continues = options.pop("continue_final_message", False) is True
         if options:
             template = template.with_options(options)
-        if held is None:
+        if state is None:
             rendered = template.render(messages, tools, speaks, continues)
         elif continues:
             raise ValueError("continue_final_message is not supported in a session")
         elif tools:
             raise ValueError("tools must come with the beginning of a session, got them in a later request")
         else:
-            rendered = template.render_continuation(messages, held.is_turn_closed, held.rounds)
+            rendered = template.render_continuation(messages, state.is_turn_closed, state.rounds)
         if shown is not None:
             rendered = shown.written(rendered)
         raise_if_cancelled()
         known: list[KnownResponse] = []
-        if tokens_reported and held is None and shown is None and self._plain is None:
+        if tokens_reported and state is None and shown is None and self._plain is None:
             known = find_responses(
                 rendered,
                 messages,
@@ -282,7 +282,7 @@ class PromptPreparer:
                 self.tokenizer,
                 lambda marked: template.render(marked, tools, speaks, continues),
             )
-        add_bos = template.add_bos and held is None if add_special_tokens is None else add_special_tokens
+        add_bos = template.add_bos and state is None if add_special_tokens is None else add_special_tokens
         ids = self.encode(rendered, add_bos=add_bos, known=known)
         images: tuple[PlacedImage, ...] = ()
         if shown is not None:

@@ -150,13 +150,13 @@ class RequestMedia:
 
     def __init__(self, fetcher: MediaFetcher) -> None:
         self._fetcher = fetcher
-        self._held = 0  # bytes
+        self._reserved = 0  # bytes
         self._deadline = time.monotonic() + _SECONDS
 
     def release(self) -> None:
         """Make room for those of others, at the end of the request."""
-        self._fetcher.give_back(self._held)
-        self._held = 0
+        self._fetcher.give_back(self._reserved)
+        self._reserved = 0
 
     async def brought_along(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages whose images are all data URLs.
@@ -200,12 +200,12 @@ class RequestMedia:
 
     async def _content(self, url: str) -> bytes:
         rules = self._fetcher.rules
-        max_bytes = min(rules.limits.max_bytes, REQUEST_BYTES - self._held)
+        max_bytes = min(rules.limits.max_bytes, REQUEST_BYTES - self._reserved)
         seconds = min(rules.fetch_rules.seconds, self._deadline - time.monotonic())
         if max_bytes <= 0:
             raise ValueError(f"the files that a request names must have at most {REQUEST_BYTES} bytes together")
         if seconds <= 0:
             raise ValueError(f"the files that a request names must come within {_SECONDS:g} s")
         content = await self._fetcher.content(url, max_bytes, seconds)
-        self._held += len(content)
+        self._reserved += len(content)
         return content

@@ -25,7 +25,7 @@ class Shares:
     def __init__(self, total: int, max_per_key: int | None = None) -> None:
         self._total = self._free = total
         self._max_per_key = total if max_per_key is None else max_per_key
-        self._held: Counter[str | None] = Counter()
+        self._reserved: Counter[str | None] = Counter()
         self._waiting: dict[str | None, deque[tuple[int, asyncio.Future[None]]]] = {}  # by key, whose turn is first
 
     @asynccontextmanager
@@ -65,9 +65,9 @@ class Shares:
         """Let others have what a key has taken."""
         amount = min(amount, self._total)
         self._free += amount
-        self._held[key] -= amount
-        if not self._held[key]:
-            del self._held[key]
+        self._reserved[key] -= amount
+        if not self._reserved[key]:
+            del self._reserved[key]
         self._grant()
 
     def _stop_waiting(self, key: str | None, amount: int, granted: asyncio.Future[None]) -> None:
@@ -84,15 +84,15 @@ class Shares:
             if waiting:
                 self._waiting[key] = waiting  # after the others
             self._free -= amount
-            self._held[key] += amount
+            self._reserved[key] += amount
             granted.set_result(None)
 
     def _next(self) -> str | None:
         """Return the key that gets what it wants first."""
         for key, waiting in self._waiting.items():
             amount, _ = waiting[0]
-            held = self._held[key]
-            if key is None or not held or held + amount <= self._max_per_key:
+            reserved = self._reserved[key]
+            if key is None or not reserved or reserved + amount <= self._max_per_key:
                 return key if amount <= self._free else _NOBODY
         return _NOBODY
 

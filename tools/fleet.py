@@ -224,15 +224,15 @@ class Replicas:
         engine = self._engines[replica]
         cached = engine.cached
         system = -1 - system  # keys of both kinds in one table
-        held = cached.pop(session, 0.0)
+        cached_tokens = cached.pop(session, 0.0)
         found = 0.0
         if system in cached:
-            found = system_tokens + min(held, history)
+            found = system_tokens + min(cached_tokens, history)
             cached.move_to_end(system)
         else:
             engine.room -= system_tokens
             cached[system] = system_tokens
-        engine.room += held - (history + more)
+        engine.room += cached_tokens - (history + more)
         cached[session] = history + more
         cached.move_to_end(system)
         while engine.room < 0 and cached:

@@ -77,7 +77,7 @@ class _Images:
     _bytes = 0
 
     @contextmanager
-    def held(self, count: int) -> Iterator[None]:
+    def reserved(self, count: int) -> Iterator[None]:
         """Count this many bytes of images while a request runs.
 
         Raises
@@ -105,7 +105,7 @@ async def generate_last(server: Server, turns: Sequence[Turn], settings: Setting
     response, started = turns[-1].response, time.monotonic()
     has_tokens = bool(response.token_ids) or not response.text  # else those of a part would stand for all of it
     try:
-        with _images.held(image_bytes(turns)):
+        with _images.reserved(image_bytes(turns)):
             async for piece in server.respond(to_messages(settings.system_prompt, turns), settings):
                 response.take(piece if has_tokens else replace(piece, token_ids=()), time.monotonic() - started)
         response.context_len = server.context_size(settings.model)

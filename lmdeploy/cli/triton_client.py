@@ -53,28 +53,28 @@ class Conversation:
         self._beginning = [{"role": "system", "content": args.meta_instruction}] if args.meta_instruction else []
         self._messages: list[dict[str, Any]] = list(self._beginning)
         self._has_begun = False  # the engine knows the session
-        self._is_held = False  # and holds the conversation as the chat template writes it
+        self._is_open = False  # and holds the conversation as the chat template writes it
 
     async def respond(self, text: str) -> None:
         """Print the response to a message as it comes; an error instead leaves the conversation as it was."""
         message = {"role": "user", "content": text}
         try:
             try:
-                response = await self._print_response([message], goes_on=True) if self._is_held else None
+                response = await self._print_response([message], goes_on=True) if self._is_open else None
             except TritonRequestError:
                 response = None  # forgotten: begin again with all of it
             if response is None:
                 response = await self._print_response([*self._messages, message], goes_on=False)
         except (TritonRequestError, TritonUnavailable) as error:
             print(f"({error})\n")
-            self._is_held = False
+            self._is_open = False
         else:
             self._messages += [message, {"role": "assistant", "content": response}]
 
     async def end(self) -> None:
         """Forget the conversation, here and in the engine."""
         self._messages = list(self._beginning)
-        self._is_held = False
+        self._is_open = False
         if self._has_begun:
             self._has_begun = False
             await self._client.end_session(self._session_id)
@@ -97,7 +97,7 @@ class Conversation:
                 print(chunk.text, end="", flush=True)
                 response, reason = response + chunk.text, chunk.finish_reason
         print({"cancelled": " (stopped)", "length": " (cut off)"}.get(reason or "", "") + "\n", flush=True)
-        self._is_held = reason == "stop"
+        self._is_open = reason == "stop"
         return response
 
 

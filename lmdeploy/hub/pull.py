@@ -145,14 +145,14 @@ def _is_outside(name: str) -> bool:
 
 
 def _require_space(model: PulledModel, files: Sequence[HubFile], records: Path, max_bytes: int | None) -> None:
-    missing = sum(file.size - _held(model, file) for file in files)
+    missing = sum(file.size - _bytes_on_disk(model, file) for file in files)
     if max_bytes is not None:
         others = [each for each in pulled_models(records) if each.name != model.name]
         begun = sum(part.stat().st_size for part in Path(model.hub_cache).glob(f"models--*/blobs/*{_PART}"))
-        held = sum(each.size for each in others) + begun
-        if held + model.size > max_bytes:
+        used = sum(each.size for each in others) + begun
+        if used + model.size > max_bytes:
             raise HubError(
-                f"it takes {_shown(model.size)}, and models that were pulled have {_shown(held)} of the "
+                f"it takes {_shown(model.size)}, and models that were pulled have {_shown(used)} of the "
                 f"{_shown(max_bytes)} that they may have; remove one first"
             )
     place = Path(model.hub_cache)
@@ -162,7 +162,7 @@ def _require_space(model: PulledModel, files: Sequence[HubFile], records: Path, 
         raise HubError(f"{_shown(missing)} are missing of it, and {there} has {_shown(free)} free")
 
 
-def _held(model: PulledModel, file: HubFile) -> int:
+def _bytes_on_disk(model: PulledModel, file: HubFile) -> int:
     """Return how many bytes of a file are there already."""
     blob = _blob(model, file)
     for path in (blob, blob.with_name(blob.name + _PART)):

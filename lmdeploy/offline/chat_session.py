@@ -62,7 +62,7 @@ class Session:
         self._sessions = sessions
         self._gen_config = gen_config
         self._sampling_defaults = sampling_defaults
-        self._is_held = False  # by the engine
+        self._is_open = False  # by the engine
 
     def __enter__(self) -> "Self":
         return self
@@ -121,15 +121,15 @@ class Session:
 
     def close(self) -> None:
         """Free its place in the engine; the history stays."""
-        if self._is_held:
-            self._is_held = False
+        if self._is_open:
+            self._is_open = False
             with contextlib.suppress(EngineUnavailable):  # closed: nothing is left to forget
                 self._sessions.forget(self.session_id)
 
     def _pieces(
         self, prompt: Prompt, gen_config: GenerationConfig, do_preprocess: bool, stream: bool
     ) -> Iterator[Response]:
-        if self._is_held:
+        if self._is_open:
             try:
                 yield from self._turn(prompt, prompt, gen_config, do_preprocess, stream, is_first=False)
                 return
@@ -182,7 +182,7 @@ class Session:
     def _note(self, message: Prompt, pieces: list[Response]) -> None:
         self.response = joined(pieces)
         self.history.append((message, self.response.text))
-        self._is_held = True
+        self._is_open = True
 
     def _whole(self, prompt: Prompt, do_preprocess: bool) -> Prompt:
         """Return the conversation up to and with ``prompt``."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
-from lmdeploy.sessions import HeldSessions
+from lmdeploy.sessions import SessionStates
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 
@@ -35,7 +35,7 @@ class EngineSessions:
     def __init__(self, engine: Engine, preparer: PromptPreparer) -> None:
         self.engine = engine
         self._preparer = preparer
-        self._held = HeldSessions()
+        self._open = SessionStates()
         self._lock = threading.Lock()
         self._running: dict[int, Future[None]] = {}  # guarded by _lock
 
@@ -56,8 +56,8 @@ class EngineSessions:
         ValueError
             If the prompt is malformed.
         """
-        held = None if is_first else self._held.get(session_id)
-        return self._preparer.prepare(prompt, do_preprocess, tools, held, adapter_name=adapter_name, template=template)
+        state = None if is_first else self._open.get(session_id)
+        return self._preparer.prepare(prompt, do_preprocess, tools, state, adapter_name=adapter_name, template=template)
 
     def start(
         self,
@@ -127,7 +127,7 @@ class EngineSessions:
             If the engine is closed or has failed.
         """
         self.engine.end_session(session_id, on_output)
-        self._held.forget(session_id)
+        self._open.forget(session_id)
 
     def _begin(self, options: SessionOptions) -> "Future[None]":
         ended: Future[None] = Future()
@@ -136,7 +136,7 @@ class EngineSessions:
             if not is_busy:
                 self._running[options.session_id] = ended
         if options.start and not is_busy:
-            self._held.forget(options.session_id)
+            self._open.forget(options.session_id)
         return ended
 
     def _finish(self, session_id: int, ended: "Future[None]") -> None:
@@ -148,7 +148,7 @@ class EngineSessions:
     def _note(self, options: SessionOptions, rounds: int, output: EngineOutput) -> None:
         """Note what the session holds after a turn."""
         if options.end:
-            self._held.forget(options.session_id)
+            self._open.forget(options.session_id)
         elif output.finish_reason != "error":
             closed = output.finish_reason == "stop"
-            self._held.add(options.session_id, rounds, is_first=options.start, is_turn_closed=closed)
+            self._open.add(options.session_id, rounds, is_first=options.start, is_turn_closed=closed)

@@ -89,12 +89,12 @@ class Affinity(Generic[Replica]):
             The least of them.
         """
         if session is not None:
-            holders = self._held_by(session, loads)
+            holders = self._holders_of(session, loads)
             if holders:
                 return holders[0], 0
         bound = min_load + self._slack
         for pieces, key in zip(range(len(keys), 0, -1), reversed(tuple(keys)), strict=True):
-            fit = [replica for replica in self._held_by(key, loads) if loads[replica] <= bound]
+            fit = [replica for replica in self._holders_of(key, loads) if loads[replica] <= bound]
             if fit:
                 return min(fit, key=loads.__getitem__), pieces
         return None, 0
@@ -113,6 +113,6 @@ class Affinity(Generic[Replica]):
         self._holders[key] = holders
         self._holders.move_to_end(key)
 
-    def _held_by(self, key: int, among: Collection[Replica]) -> list[Replica]:
+    def _holders_of(self, key: int, among: Collection[Replica]) -> list[Replica]:
         """Return the holders of a key that are there still, the latest first."""
         return [replica for replica in self._holders.get(key, ()) if replica in among]

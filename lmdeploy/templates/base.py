@@ -125,7 +125,7 @@ class ChatTemplate(ABC):
             return begun
         return self._render(*self._with_tools_in_place(read, read_tools(tools)), add_generation_prompt)
 
-    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, rounds_held: int = 1) -> str:
+    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, prior_rounds: int = 1) -> str:
         """Return the prompt after the assistant's last turn, for an engine that holds the conversation up to there.
 
         Parameters
@@ -135,7 +135,7 @@ class ChatTemplate(ABC):
         is_turn_closed
             Whether the engine holds the end of that turn, as it does when the model ended it; not when the response was
             cut off.
-        rounds_held
+        prior_rounds
             How many rounds of user and assistant the engine holds, for formats that number them.
 
         Raises
@@ -143,7 +143,7 @@ class ChatTemplate(ABC):
         ValueError
             As ``render``.
         """
-        beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (rounds_held - 1)
+        beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (prior_rounds - 1)
         beginning += [{"role": "user", "content": "-"}, {"role": "assistant", "content": _LAST_ANSWER}]
         following, _ = self._with_tools_in_place(read_messages(messages), None)
         whole = self._render([*beginning, *following], None, True)

@@ -142,7 +142,7 @@ class BaseChatTemplate(ChatTemplate):
     def _has_own_prompts(self) -> bool:
         return type(self).messages2prompt is not ChatTemplate.messages2prompt
 
-    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, rounds_held: int = 1) -> str:
+    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, prior_rounds: int = 1) -> str:
         """Return the prompt after the assistant's last turn; see :meth:`ChatTemplate.render_continuation`."""
         if self._has_own_prompts:
             return self.messages2prompt(read_messages(messages), sequence_start=False)
@@ -150,7 +150,7 @@ class BaseChatTemplate(ChatTemplate):
             raise ValueError(
                 "messages must begin a conversation: with capability 'infilling' there is nothing to continue"
             )
-        return super().render_continuation(messages, is_turn_closed, rounds_held)
+        return super().render_continuation(messages, is_turn_closed, prior_rounds)
 
     def lists_tools(self) -> bool:
         """Return whether tools must come to this class, if only to be refused."""

@@ -72,18 +72,18 @@ class Pinned(Tiers):
 @router.get(CACHE)
 async def show_cache(gateway: GatewayDependency) -> CacheList:
     """Return the cache contents of each model by tier."""
-    held = [Tiers(model=each.name, **await each.client.control_cache("report")) for each in await gateway.models.all()]
-    return CacheList(data=held)
+    tiers = [Tiers(model=each.name, **await each.client.control_cache("report")) for each in await gateway.models.all()]
+    return CacheList(data=tiers)
 
 
 @router.post(DROP_CACHE)
 async def drop_cache(body: DropCache, gateway: GatewayDependency) -> Tiers:
     """Forget what no open request uses, pinned prompts included. Files go in the background."""
     model = await gateway.administered(body.model, "model")
-    held: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for action in _TIERS[body.tier]:
-        held = await model.client.control_cache(action)
-    return Tiers(model=model.name, **held)
+        report = await model.client.control_cache(action)
+    return Tiers(model=model.name, **report)
 
 
 @router.post(PIN_PROMPT)

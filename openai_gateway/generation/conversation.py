@@ -64,10 +64,10 @@ class Conversation:
         if isinstance(self._messages, str):  # LMDeploy completes a plain string without a chat template
             return GenerateRequest(text_input=self._messages, **inputs)
         form, several = self._model.tool_call_format, body.may_call_several
-        held = tool_inputs(body.usable_tools, body.forced_tools, inputs, form, several=several, thinking=thinking)
-        inputs |= held | {"messages": self._messages, "template_options": self._options}
+        tools = tool_inputs(body.usable_tools, body.forced_tools, inputs, form, several=several, thinking=thinking)
+        inputs |= tools | {"messages": self._messages, "template_options": self._options}
         if thinking is not None:
-            is_call = "response_format" in held
+            is_call = "response_format" in tools
             inputs |= self._reasoning_inputs(thinking, inputs, is_call=is_call, counts=counts_reasoning)
         return GenerateRequest(**inputs)
 
@@ -179,8 +179,8 @@ def tool_inputs(
         grammar = _grammar_of(form or GENERIC, forced).calls(several=several)
     elif form and usable and (response_format := given.get("response_format")) is not None:
         calls = _grammar_of(form, _loosened(usable)).calls(several=several)
-        if held := or_calls(response_format, calls, thinking.marks if thinking else None):
-            inputs["response_format"] = held
+        if union := or_calls(response_format, calls, thinking.marks if thinking else None):
+            inputs["response_format"] = union
     elif form and any(tool.function.strict for tool in usable):
         grammar = _grammar_of(form, _loosened(usable)).text(several=several)
     if grammar is not None:

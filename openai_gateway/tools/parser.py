@@ -71,7 +71,7 @@ class ToolCallParser:
         self._raw = ""  # of the call we are in, after its mark
         self._name: str | None = None  # of the call we are in
         self._arguments = ""  # of it
-        self._held_back = ""  # the end of them
+        self._pending = ""  # the end of them
         self._is_reported = False
         self._calls = 0  # begun
         self.complete = 0
@@ -156,7 +156,7 @@ class ToolCallParser:
 
     def _open(self, mark: str, body: Body) -> None:
         self._text, self._mark, self.body, self._raw, self._kind = "", mark, body, "", ""
-        self._name, self._arguments, self._held_back, self._is_reported = None, "", "", False
+        self._name, self._arguments, self._pending, self._is_reported = None, "", "", False
         self._at_start = False
 
     def _in_call(self, text: str, events: list[Event]) -> str | None:
@@ -192,15 +192,15 @@ class ToolCallParser:
     def _report(self, progress: Progress, events: list[Event]) -> None:
         """Say what is new of a call. Its last brace waits until the call is known to be whole."""
         assert self._name is not None
-        new = self._held_back + progress.arguments
+        new = self._pending + progress.arguments
         if self._name not in self._streamed and progress.rest is None:
-            self._held_back = new
+            self._pending = new
             return
         if not self._is_reported:
             events.append(CallBegun(self._calls, self._name))
             self._is_reported = True
         now = new if progress.rest is not None else new.rstrip("}")
-        self._held_back = new[len(now) :]
+        self._pending = new[len(now) :]
         if now:
             events.append(ArgumentsFound(self._calls, now))
 

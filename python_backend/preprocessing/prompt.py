@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.prompts import PreparedPrompt, PromptPreparer
-from lmdeploy.sessions import HeldSessions
+from lmdeploy.sessions import SessionStates
 
 _UNKNOWN = 2**32 - 1  # what these clients have always received for a token the model does not have
 
@@ -30,7 +30,7 @@ class RequestEncoder:
 
     def __init__(self, preparer: PromptPreparer) -> None:
         self._preparer = preparer
-        self._sessions = HeldSessions()
+        self._sessions = SessionStates()
 
     def encode(
         self,
@@ -70,7 +70,7 @@ class RequestEncoder:
         ValueError
             If there is not exactly one of ``text`` and ``messages``, one is malformed, or there is nothing in it.
         """
-        held = None if turn is None or turn.is_first else self._sessions.get(turn.session_id)
+        state = None if turn is None or turn.is_first else self._sessions.get(turn.session_id)
         if messages:
             if text:
                 raise ValueError("text_input and messages must not both be given")
@@ -78,7 +78,7 @@ class RequestEncoder:
             prompt = self._preparer.prepare(
                 conversation,
                 tools=_json_list("tools", tools or "[]"),
-                held=held,
+                state=state,
                 template_options=options,
                 adapter_name=adapter,
                 add_special_tokens=add_special_tokens,
@@ -89,7 +89,9 @@ class RequestEncoder:
         elif tools:
             raise ValueError("tools must come with messages, got text_input")
         else:
-            prompt = self._preparer.prepare(text, do_preprocess=False, held=held, add_special_tokens=add_special_tokens)
+            prompt = self._preparer.prepare(
+                text, do_preprocess=False, state=state, add_special_tokens=add_special_tokens
+            )
         if turn is not None:
             self._sessions.add(turn.session_id, prompt.rounds, is_first=turn.is_first)
         return prompt._replace(stop_words=list(dict.fromkeys([*stop_words, *prompt.stop_words])))

@@ -17,7 +17,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lmdeploy.model import MODELS
-from lmdeploy.sessions import HeldSessions
+from lmdeploy.sessions import SessionStates
 from tests.support.fake_pb_utils import Request, TritonError, arguments, loaded_model
 from tests.support.waiting import eventually_sync
 
@@ -147,13 +147,13 @@ def test_a_session_that_is_not_known_here_is_in_its_second_round(model: Any, def
 
 
 def test_a_session_that_is_not_known_here_is_counted_on_from_its_second_round() -> None:
-    sessions = HeldSessions()
+    sessions = SessionStates()
     sessions.add(9, 1, is_first=False)
     assert sessions.get(9).rounds == 2
 
 
 def test_sessions_spoken_in_last_are_remembered() -> None:
-    sessions = HeldSessions()
+    sessions = SessionStates()
     for session in range(70_000):
         sessions.add(session, 3, is_first=True)
     assert [sessions.get(session).rounds for session in (69_999, 5_000, 0)] == [3, 3, 1]

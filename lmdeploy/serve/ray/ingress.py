@@ -79,10 +79,10 @@ class Ingress:
 
     async def __call__(self, request: Request) -> Response:
         """Return a replica's response."""
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as reserved:
             try:
                 self._check(request)
-                routed = await self._read(request, held)
+                routed = await self._read(request, reserved)
                 if routed.path != "/health":
                     return await self._respond(routed)
                 try:
@@ -109,7 +109,7 @@ class Ingress:
         if self._api_keys and needs_key(path, method) and matching_key(request.headers, self._api_keys) is None:
             raise ApiError(401, "Please request with valid api key!", code="invalid_api_key")
 
-    async def _read(self, request: Request, held: AsyncExitStack) -> RoutedRequest:
+    async def _read(self, request: Request, reserved: AsyncExitStack) -> RoutedRequest:
         """Return the request; of a `POST` with its body.
 
         Raises
@@ -117,7 +117,7 @@ class Ingress:
         ApiError
             The body is too long, or would take too much memory as objects.
         """
-        body = await self._body(request, held) if request.method == "POST" else b""
+        body = await self._body(request, reserved) if request.method == "POST" else b""
         scope, session = request.scope, request.headers.get(SESSION_HEADER)
         query = scope["query_string"].decode("latin-1")
         routed = RoutedRequest(scope["method"], scope["path"], query, _sent_on(request), body)
@@ -125,7 +125,7 @@ class Ingress:
             return with_routing(routed, session)
         return await asyncio.to_thread(with_routing, routed, session)
 
-    async def _body(self, request: Request, held: AsyncExitStack) -> bytes:
+    async def _body(self, request: Request, reserved: AsyncExitStack) -> bytes:
         """Return the body of a request; an error 413 where it is too long, and 503 where others leave no memory."""
         error = ApiError(413, f"The request body is longer than {self._max_body_bytes} bytes.")
         declared = request.headers.get("content-length", "")
@@ -140,7 +140,7 @@ class Ingress:
                 key = matching_key(request.headers, self._api_keys)
                 size = int(declared) if declared.isdigit() else self._max_body_bytes
                 try:
-                    await held.enter_async_context(self._bodies.taken(key, size, MAX_WAIT_SECONDS))
+                    await reserved.enter_async_context(self._bodies.taken(key, size, MAX_WAIT_SECONDS))
                 except TimeoutError:
                     raise ApiError(503, _LONG, code="overloaded") from None
                 has_share = True

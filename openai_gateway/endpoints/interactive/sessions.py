@@ -33,25 +33,25 @@ class Sessions:
     """The engine's ids of conversations; the least recently used are forgotten first."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[int, None] = OrderedDict()
+        self._open: OrderedDict[int, None] = OrderedDict()
 
     def __contains__(self, session_id: object) -> bool:
-        return session_id in self._held
+        return session_id in self._open
 
     def new_id(self) -> int:
         """Return an id that nobody can predict, and that no conversation has."""
         while True:
             made = secrets.randbits(_EXACT_BITS)
-            if made and made not in self._held:
+            if made and made not in self._open:
                 return made
 
     def hold(self, session_id: int) -> None:
         """Remember that a conversation continues."""
-        self._held[session_id] = None
-        self._held.move_to_end(session_id)
-        if len(self._held) > _REMEMBERED:
-            self._held.popitem(last=False)
+        self._open[session_id] = None
+        self._open.move_to_end(session_id)
+        if len(self._open) > _REMEMBERED:
+            self._open.popitem(last=False)
 
     def drop(self, session_id: int) -> None:
         """Forget a conversation."""
-        self._held.pop(session_id, None)
+        self._open.pop(session_id, None)

@@ -52,9 +52,9 @@ class CustomTool(Strict):
             return _of_input(name, described, text)
         described += f"\nThe input must fit this {self.format.syntax} grammar:\n{self.format.definition}"
         if self.format.syntax == "regex":
-            held = text | {"pattern": f"^(?:{self.format.definition})$"}
+            schema = text | {"pattern": f"^(?:{self.format.definition})$"}
             with suppress(ValueError):
-                return _of_input(name, described, held, strict=True)
+                return _of_input(name, described, schema, strict=True)
         return _of_input(name, described, text)
 
 
