@@ -69,10 +69,10 @@ class MediaFetcher:
             loop = asyncio.get_running_loop()
             content = await loop.run_in_executor(self._fetchers, self._read, url, max_bytes, seconds)
         finally:
-            self.give_back(max_bytes - len(content))
+            self.release(max_bytes - len(content))
         return content
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Make room for others."""
         self._free += count
         self._freed.set()
@@ -155,7 +155,7 @@ class RequestMedia:
 
     def release(self) -> None:
         """Make room for those of others, at the end of the request."""
-        self._fetcher.give_back(self._reserved)
+        self._fetcher.release(self._reserved)
         self._reserved = 0
 
     async def brought_along(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

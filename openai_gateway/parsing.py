@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from lmdeploy.limited_process import LimitedProcess, ProcessLimitError, handle_requests
-from lmdeploy.serve.heap import give_back_what_is_freed
+from lmdeploy.serve.heap import trim_heap
 from openai_gateway.errors import BODY, ApiError, api_of
 from openai_gateway.middleware.api_keys import key_of
 from openai_gateway.middleware.body_limit import SHORT
@@ -223,5 +223,5 @@ def _is_json(content_type: str) -> bool:
 
 
 if __name__ == "__main__":
-    give_back_what_is_freed()
+    trim_heap()
     handle_requests(_SUBJECT, _handled)

@@ -35,10 +35,10 @@ class Shares:
         try:
             yield
         finally:
-            self.give_back(key, amount)
+            self.release(key, amount)
 
     async def take(self, key: str | None, amount: int = 1, seconds: float | None = None) -> None:
-        """Return when the key has the amount, or all there is if that is less; see `give_back`.
+        """Return when the key has the amount, or all there is if that is less; see `release`.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class Shares:
             await asyncio.wait([granted], timeout=seconds)
         except asyncio.CancelledError:
             if granted.done():
-                self.give_back(key, amount)
+                self.release(key, amount)
             else:
                 self._stop_waiting(key, amount, granted)
             raise
@@ -61,7 +61,7 @@ class Shares:
             self._stop_waiting(key, amount, granted)
             raise TimeoutError
 
-    def give_back(self, key: str | None, amount: int = 1) -> None:
+    def release(self, key: str | None, amount: int = 1) -> None:
         """Let others have what a key has taken."""
         amount = min(amount, self._total)
         self._free += amount

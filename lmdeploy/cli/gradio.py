@@ -10,7 +10,7 @@ from pathlib import Path
 from lmdeploy.cli.triton import served_model, stop_on_sigterm
 from lmdeploy.logs import configure
 from lmdeploy.model_metadata.sampling_defaults import sampling_defaults
-from lmdeploy.serve.heap import give_back_what_is_freed
+from lmdeploy.serve.heap import trim_heap
 from lmdeploy.serve.ports import require_free
 
 _ADDRESS = re.compile(r"[^/\s]+:\d+")  # host:port
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve the page until SIGINT or SIGTERM; return the exit status."""
     configure(args.log_level, args.log_format)
     stop_on_sigterm()
-    give_back_what_is_freed()
+    trim_heap()
     require_free(args.server_name, args.server_port, "the chat page (--server-port)")
     if _ADDRESS.fullmatch(args.target) and not Path(args.target).exists():
         _launch(args.target, args, os.environ.get("LMDEPLOY_CONTROL_KEY", ""))

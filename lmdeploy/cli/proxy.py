@@ -9,7 +9,7 @@ from lmdeploy.cli.gateway_settings import base_url, listening
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.logs import configure
 from lmdeploy.paths import cache_root
-from lmdeploy.serve.heap import give_back_what_is_freed
+from lmdeploy.serve.heap import trim_heap
 from lmdeploy.serve.ports import require_free
 from openai_gateway.process.server import Server
 from openai_gateway.proxy.app import create_proxy
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
     configure(args.log_level, args.log_format)
     stop_on_sigterm()
-    give_back_what_is_freed()
+    trim_heap()
     default_state = cache_root() / "proxy" / f"nodes-{args.server_port}.json"
     settings = ProxySettings(
         strategy=args.strategy,

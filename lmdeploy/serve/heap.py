@@ -14,7 +14,7 @@ _ARENAS = 2
 TRIM_SECONDS = 30.0
 
 
-def give_back_what_is_freed() -> None:
+def trim_heap() -> None:
     """Have large pieces mapped for themselves and unmapped when they are freed, and threads share few heaps.
 
     By itself glibc takes pieces of up to 32 MiB out of its heaps once one of their size was freed, and makes up to

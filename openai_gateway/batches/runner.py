@@ -141,7 +141,7 @@ class BatchRunner:
             await asyncio.sleep(_PAUSE)
         except Exception:
             logger.exception("batch %s failed", batch_id)
-            await asyncio.to_thread(_give_up, owned, batch_id)
+            await asyncio.to_thread(_fail, owned, batch_id)
 
 
 class _Run:
@@ -243,7 +243,7 @@ async def _stopped(work: asyncio.Task[None]) -> None:
     await asyncio.gather(work, return_exceptions=True)
 
 
-def _give_up(owned: Owned, batch_id: str) -> None:
+def _fail(owned: Owned, batch_id: str) -> None:
     """End a batch that broke us, so that it does not do so again and again."""
     with contextlib.suppress(OSError, ValueError):
         record = owned.batch(batch_id)

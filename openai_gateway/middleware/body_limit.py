@@ -80,7 +80,7 @@ class BodyLimit:
             await self._app(scope, counted, send)
         finally:
             if has_share:
-                self._shares.give_back(key, size)
+                self._shares.release(key, size)
 
 
 async def _drain(receive: Receive, max_bytes: int) -> None:

@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.child import ChildProcess
-from lmdeploy.serve.heap import give_back_what_is_freed
+from lmdeploy.serve.heap import trim_heap
 from lmdeploy.serve.multi_model.registry import Registry
 from openai_gateway.process.ledger import cancel_requests, open_requests
 from openai_gateway.process.server import Listening
@@ -65,7 +65,7 @@ def serve_until_stopped(
     QosConfigError
         The policy file is unusable.
     """
-    give_back_what_is_freed()
+    trim_heap()
     if workers == 1:
         server = gateway_server(settings, listening, on_ready)
         wait_for_model()

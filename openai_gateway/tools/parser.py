@@ -173,7 +173,7 @@ class ToolCallParser:
             self._name = progress.name
         self._arguments += progress.arguments
         if progress.is_broken:
-            return self._give_up(events, progress.rest)
+            return self._as_text(events, progress.rest)
         if self._name is not None:
             self._report(progress, events)
         if progress.rest is not None:
@@ -204,7 +204,7 @@ class ToolCallParser:
         if now:
             events.append(ArgumentsFound(self._calls, now))
 
-    def _give_up(self, events: list[Event], unread: str | None) -> str:
+    def _as_text(self, events: list[Event], unread: str | None) -> str:
         """Make text of what is no call, and return the part that may hold another one."""
         self.body, self._group_ends = None, ()
         if self._name is None:

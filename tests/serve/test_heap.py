@@ -8,7 +8,7 @@ import sys
 # malloc itself counts what it holds: how much of it is resident depends on the kernel, which may take pages back.
 _LIVED = """
 import ctypes
-from lmdeploy.serve.heap import give_back_what_is_freed
+from lmdeploy.serve.heap import trim_heap
 
 class Mallinfo2(ctypes.Structure):  # mallinfo(3), glibc's
     _fields_ = [(name, ctypes.c_size_t) for name in (
@@ -23,7 +23,7 @@ def held():
     info = libc.mallinfo2()
     return (info.arena + info.hblkhd) / 2**20
 
-give_back_what_is_freed()
+trim_heap()
 libc.free(libc.malloc(4 << 20))  # as after a large body
 before = held()
 large, small = [], []

@@ -39,11 +39,11 @@ async def test_a_large_request_is_not_overtaken_and_a_full_share_is_in_nobodys_w
     }
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting.values())  # one is free, and it is the turn of cid, who wants 8
-    shares.give_back("ann", 5)
+    shares.release("ann", 5)
     await asyncio.wait([waiting["ann's"]])  # ann's turn was before cid's
-    shares.give_back("ann", 1)
+    shares.release("ann", 1)
     assert not waiting["cid's"].done()
-    shares.give_back("bob", 4)
+    shares.release("bob", 4)
     await asyncio.wait(waiting.values())
 
 
@@ -71,7 +71,7 @@ async def test_nothing_is_lost_whoever_stops_waiting(seed: int) -> None:
                 await asyncio.sleep(0)
             finally:
                 held -= amount
-                shares.give_back(key, amount)
+                shares.release(key, amount)
 
     tasks = [asyncio.ensure_future(work()) for _ in range(60)]
     await asyncio.sleep(0)
