@@ -47,7 +47,7 @@ class SessionStates:
             if len(self._states) > _KEPT:
                 self._states.popitem(last=False)
 
-    def forget(self, session_id: int) -> None:
+    def evict(self, session_id: int) -> None:
         """Note that the session is over."""
         with self._lock:
             self._states.pop(session_id, None)

@@ -86,7 +86,7 @@ def create_app(
     _look_less_often(blocks)
     mount = inner.routes[-1]
     assert isinstance(mount, Mount)
-    sessions = Sessions(partial(_kept, blocks), partial(_forget, blocks))
+    sessions = Sessions(partial(_kept, blocks), partial(_evict, blocks))
     return guarded(mount.app, blocks.fns, sessions, BROWSER, lambda _: inner.router.lifespan_context(inner))
 
 
@@ -97,7 +97,7 @@ def _kept(blocks: Any, session: str) -> int:
     return sum(each.length for each in conversations)
 
 
-def _forget(blocks: Any, session: str) -> None:
+def _evict(blocks: Any, session: str) -> None:
     """Let nothing of a browser's session stay in memory."""
     blocks.page.leave(session)
     for kept in (blocks.state_holder.session_data, blocks.state_holder.time_last_used):

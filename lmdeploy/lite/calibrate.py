@@ -140,8 +140,8 @@ class _LayerStatistics:
 
     def run(self, hidden: HiddenStates) -> Iterator[Tensor]:
         """Yield the layer's outputs, looking at what happens in it."""
-        self._layer.watch = self._note_input
-        self._layer.watch_output = None if self._searches else self._note_output
+        self._layer.watch = self._record_input
+        self._layer.watch_output = None if self._searches else self._record_output
         for batch in hidden.read(self._number):
             yield self._model.run(self._number, self._layer, batch)
 
@@ -164,7 +164,7 @@ class _LayerStatistics:
             found[INPUTS]["ratios"] = dict(self._ratios())
         return found
 
-    def _note_input(self, name: str, x: Tensor) -> None:
+    def _record_input(self, name: str, x: Tensor) -> None:
         if name in self._consumers:
             self._inputs[name].add(x)
         if self._searches and any(name == group.seen_as for group in self._groups):
@@ -173,7 +173,7 @@ class _LayerStatistics:
                 self._moments[name] = InputMoments.empty(x.shape[-1], x.device, block)
             self._moments[name].add(x)
 
-    def _note_output(self, name: str, y: Tensor) -> None:
+    def _record_output(self, name: str, y: Tensor) -> None:
         if name in self._consumers:
             self._outputs[name].add(y)
 

@@ -99,11 +99,11 @@ class QuantizedLayer:
         for name in watched:
             self._seen[name] = self._method.observe(self._layer.weight(name).shape[1], self._model.device)
 
-        def note(name: str, x: Tensor) -> None:
+        def record(name: str, x: Tensor) -> None:
             if name in watched:
                 self._seen[name].add(x)
 
-        self._layer.watch = note
+        self._layer.watch = record
         try:
             yield
         finally:

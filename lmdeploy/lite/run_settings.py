@@ -103,14 +103,14 @@ def open_work_dir(work_dir: Path, model_dir: Path, command: str, settings: RunSe
         )
     run = {"model": str(model_dir), "weights": _state_of(model_dir), "text": text, **asdict(settings)}
     run = {key: value for key, value in run.items() if key not in _CHANGE_NOTHING}
-    note = scratch / "settings.json"
-    if not note.exists():
+    settings_file = scratch / "settings.json"
+    if not settings_file.exists():
         scratch.mkdir(parents=True, exist_ok=True)
-        unfinished = note.with_suffix(".part")
+        unfinished = settings_file.with_suffix(".part")
         unfinished.write_text(json.dumps(run), encoding="utf-8")
-        unfinished.replace(note)
+        unfinished.replace(settings_file)
         return scratch
-    old: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
+    old: dict[str, Any] = json.loads(settings_file.read_text(encoding="utf-8"))
     changed = sorted(key for key in run if old.get(key) != run[key])
     if changed:
         raise FileExistsError(

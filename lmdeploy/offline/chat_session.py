@@ -124,7 +124,7 @@ class Session:
         if self._is_open:
             self._is_open = False
             with contextlib.suppress(EngineUnavailable):  # closed: nothing is left to forget
-                self._sessions.forget(self.session_id)
+                self._sessions.end(self.session_id)
 
     def _pieces(
         self, prompt: Prompt, gen_config: GenerationConfig, do_preprocess: bool, stream: bool
@@ -170,16 +170,16 @@ class Session:
                 is_open = not output.is_final
                 pieces.append(response_of(output, session_id=self.session_id))
                 if not is_open:
-                    self._note(message, pieces)
+                    self._record(message, pieces)
                 yield pieces[-1]
         finally:
             if is_open:  # left early: what is there of the response is in the session
                 engine.cancel(turn.request)
                 while not pieces or pieces[-1].finish_reason is None:
                     pieces.append(response_of(outputs.get(), session_id=self.session_id))
-                self._note(message, pieces)
+                self._record(message, pieces)
 
-    def _note(self, message: Prompt, pieces: list[Response]) -> None:
+    def _record(self, message: Prompt, pieces: list[Response]) -> None:
         self.response = joined(pieces)
         self.history.append((message, self.response.text))
         self._is_open = True

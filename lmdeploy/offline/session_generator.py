@@ -102,10 +102,10 @@ class SessionGenerator:
         await outputs.get()
 
     async def async_end(self) -> None:
-        """Make the engine forget the session, if it knows it, when its running request has ended."""
+        """End the session in the engine, if it knows it, when its running request has ended."""
         await self.wait_idle()
         outputs = AsyncOutputs()
-        self._sessions.forget(self.session_id, outputs.put)
+        self._sessions.end(self.session_id, outputs.put)
         await outputs.get()
 
 

@@ -93,7 +93,7 @@ class EngineSessions:
 
         def deliver(output: EngineOutput) -> None:
             if output.is_final:
-                self._note(options, prompt.rounds, output)
+                self._record(options, prompt.rounds, output)
                 self._finish(options.session_id, ended)
             on_output(output)
 
@@ -118,8 +118,8 @@ class EngineSessions:
         with self._lock:
             return self._running.get(session_id)
 
-    def forget(self, session_id: int, on_output: Callable[[EngineOutput], None] = lambda output: None) -> None:
-        """Make the engine forget a session, after cancelling its running request.
+    def end(self, session_id: int, on_output: Callable[[EngineOutput], None] = lambda output: None) -> None:
+        """End a session in the engine, after cancelling its running request.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class EngineSessions:
             If the engine is closed or has failed.
         """
         self.engine.end_session(session_id, on_output)
-        self._open.forget(session_id)
+        self._open.evict(session_id)
 
     def _begin(self, options: SessionOptions) -> "Future[None]":
         ended: Future[None] = Future()
@@ -136,7 +136,7 @@ class EngineSessions:
             if not is_busy:
                 self._running[options.session_id] = ended
         if options.start and not is_busy:
-            self._open.forget(options.session_id)
+            self._open.evict(options.session_id)
         return ended
 
     def _finish(self, session_id: int, ended: "Future[None]") -> None:
@@ -145,10 +145,10 @@ class EngineSessions:
                 del self._running[session_id]
         ended.set_result(None)
 
-    def _note(self, options: SessionOptions, rounds: int, output: EngineOutput) -> None:
-        """Note what the session holds after a turn."""
+    def _record(self, options: SessionOptions, rounds: int, output: EngineOutput) -> None:
+        """Record what the session holds after a turn."""
         if options.end:
-            self._open.forget(options.session_id)
+            self._open.evict(options.session_id)
         elif output.finish_reason != "error":
             closed = output.finish_reason == "stop"
             self._open.add(options.session_id, rounds, is_first=options.start, is_turn_closed=closed)

@@ -157,7 +157,7 @@ class DeviceSampler:
             tokens = best.index_copy(0, choices.arrays["drawn"], self._draw(adjusted, largest, best, choices))
         tokens = torch.where(is_sound, tokens, -1)
         if self._histories is not None and choices.has("penalized"):
-            self._histories.note(tokens[choices.arrays["penalized"]], choices.arrays)
+            self._histories.record(tokens[choices.arrays["penalized"]], choices.arrays)
         return self._report(logits, tokens, choices)
 
     # ---- penalties, biases, what is forbidden ----
@@ -357,7 +357,7 @@ class _Histories:
         logits = torch.where(seen, repeated, logits)
         return torch.where(counts > 0, logits - (presence + frequency * counts), logits)
 
-    def note(self, tokens: torch.Tensor, arrays: dict[str, torch.Tensor]) -> None:
+    def record(self, tokens: torch.Tensor, arrays: dict[str, torch.Tensor]) -> None:
         """Count the chosen tokens ``[penalized]``."""
         is_there, token = tokens >= 0, tokens.clamp_min(0)
         self._seen[arrays["histories"], token] |= is_there

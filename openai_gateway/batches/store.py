@@ -141,7 +141,7 @@ class Owned:
             metadata=metadata,
             results_seconds=results_seconds,
         )
-        forgotten_at = max(date + SECONDS_KEPT, record.expires_at + _DAY)
+        purge_at = max(date + SECONDS_KEPT, record.expires_at + _DAY)
         with self._database.transaction() as records:
             if (count := self._count(records, "batches")) >= self._limits.owner_count:
                 raise QuotaError(
@@ -150,7 +150,7 @@ class Owned:
                 )
             records.execute(
                 "INSERT INTO batches (id, owner, input_file_id, forgotten_at, object) VALUES (?, ?, ?, ?, ?)",
-                (record.id, self._owner, input_file_id, forgotten_at, record.model_dump_json()),
+                (record.id, self._owner, input_file_id, purge_at, record.model_dump_json()),
             )
         return record
 

@@ -16,13 +16,13 @@ _TICK = 0.2  # seconds
 
 
 async def look_after(table: NodeTable, http: aiohttp.ClientSession, settings: ProxySettings) -> None:
-    """Check every node again and again, until cancelled; forget those that have been out of service for long."""
+    """Check every node again and again, until cancelled; evict those that have been out of service for long."""
     last: dict[str, float] = {}
     while True:
         now = time.monotonic()
         due = []
         for node in table:
-            if not node.is_up and now - node.down_since > settings.forget_seconds:
+            if not node.is_up and now - node.down_since > settings.evict_seconds:
                 table.remove(node.url)
                 continue
             pause = settings.check_seconds if node.is_up else settings.return_seconds

@@ -41,7 +41,7 @@ class ProxySettings:
         Between two looks at a node that is in service.
     return_seconds : float
         Between two looks at a node that has failed.
-    forget_seconds : float
+    evict_seconds : float
         After which a node that has failed is removed.
     connect_seconds, read_seconds : float
         What a node gets to accept a connection, and until each next piece of a response.
@@ -66,7 +66,7 @@ class ProxySettings:
     allow_private_nodes: bool = False
     check_seconds: float = _DEFAULT_HEARTBEAT
     return_seconds: float = 1.0
-    forget_seconds: float = 3600.0
+    evict_seconds: float = 3600.0
     connect_seconds: float = 5.0
     read_seconds: float = 600.0
     retry_seconds: float = 10.0

@@ -178,7 +178,7 @@ class TraceRequests:
 
             async def with_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    _note_response(span, message["status"])
+                    _record_response(span, message["status"])
                 await send(message)
 
             try:
@@ -189,7 +189,7 @@ class TraceRequests:
                     span.update_name(f"{scope['method']} {route}")
 
 
-def _note_response(span: Span, status: int) -> None:
+def _record_response(span: Span, status: int) -> None:
     span.set_attribute("http.response.status_code", status)
     if status >= 500:
         span.set_status(Status(StatusCode.ERROR))

@@ -123,7 +123,7 @@ def test_a_node_is_one_however_its_host_is_written(stack: ExitStack, tmp_path: P
 
 
 def test_a_node_that_stays_away_is_forgotten(stack: ExitStack, tmp_path: Path) -> None:
-    settings = ProxySettings(state_file=tmp_path / "nodes.json", forget_seconds=0.5, **QUICK)
+    settings = ProxySettings(state_file=tmp_path / "nodes.json", evict_seconds=0.5, **QUICK)
     proxy = stack.enter_context(connect(stack.enter_context(running_proxy(settings))))
     with ExitStack() as short:
         nodes = Nodes(short, "m")

@@ -98,22 +98,22 @@ class InProcess:
                 advance()
             record.started = time.perf_counter()
             length = fixed_length(sampling, request.output_len)
-            self._engine.submit(request.input_ids, length, _note_in(record, ended))
+            self._engine.submit(request.input_ids, length, _recorder(record, ended))
         for _ in range(min(concurrency, len(requests))):
             _check(ended.get())
             advance()
         return records
 
 
-def _note_in(record: Record, ended: "queue.SimpleQueue[str]") -> OutputCallback:
+def _recorder(record: Record, ended: "queue.SimpleQueue[str]") -> OutputCallback:
     """Return a callback that notes a request's tokens, and at its end its error or the empty string."""
 
-    def note(output: EngineOutput) -> None:
+    def record_output(output: EngineOutput) -> None:
         record.arrive(output.token_ids)
         if output.finish_reason:
             ended.put(output.error)
 
-    return note
+    return record_output
 
 
 def _check(error: str) -> None:

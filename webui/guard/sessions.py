@@ -45,19 +45,19 @@ class _Session:
 
 
 class Sessions:
-    """Bounds the sessions, and forgets the oldest of those that nobody has open.
+    """Bounds the sessions, and evicts the oldest of those that nobody has open.
 
     Parameters
     ----------
     kept
         Returns about how many bytes a session's conversation has.
-    forget
-        Called with the name of a session that is forgotten.
+    evict
+        Called with the name of a session that is evicted.
     """
 
-    def __init__(self, kept: Callable[[str], int], forget: Callable[[str], None]) -> None:
+    def __init__(self, kept: Callable[[str], int], evict: Callable[[str], None]) -> None:
         self._kept = kept
-        self._forget = forget
+        self._evict = evict
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
     def __contains__(self, name: str) -> bool:
@@ -113,14 +113,14 @@ class Sessions:
             session.open -= 1
             self._sessions.move_to_end(name)
             session.kept = self._kept(name)
-            self._forget_some()
+            self._evict_some()
 
-    def _forget_some(self) -> None:
+    def _evict_some(self) -> None:
         left = [(name, session) for name, session in self._sessions.items() if not session.open]
         count, size = len(left), sum(session.size for _, session in left)
         for name, session in left:
             if count <= MAX_ORPHANED and size <= MAX_ORPHANED_BYTES:
                 return
             del self._sessions[name]
-            self._forget(name)
+            self._evict(name)
             count, size = count - 1, size - session.size

@@ -172,11 +172,11 @@ def _called_with(rows: int, model: nn.Module) -> Iterator[list[Linear]]:
     """Yield what has, after the block, the linear layers that were always called with this many tokens in it."""
     counts: dict[Linear, set[int]] = {module: set() for module in model.modules() if isinstance(module, Linear)}
 
-    def note(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+    def record(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         assert isinstance(module, Linear)
         counts[module].add(given[0].shape[-2])
 
-    hooks = [module.register_forward_pre_hook(note) for module in counts]
+    hooks = [module.register_forward_pre_hook(record) for module in counts]
     found: list[Linear] = []
     try:
         yield found

@@ -59,10 +59,10 @@ class Transformers:
     def _step_clock(self, records: Sequence[Record]) -> Callable[..., Any]:
         """Return a stopping criterion that never stops, and notes the time of every step."""
 
-        def note_step(input_ids: Any, _scores: Any, **_: Any) -> Any:
+        def record_step(input_ids: Any, _scores: Any, **_: Any) -> Any:
             now = time.perf_counter()
             for record in records:
                 record.arrivals.append((now, 1))
             return self._torch.zeros(len(input_ids), dtype=self._torch.bool)
 
-        return note_step
+        return record_step

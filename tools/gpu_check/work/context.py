@@ -53,7 +53,7 @@ class Context:
         """Where torch computes."""
         return "cpu" if self.is_dry_run else "cuda"
 
-    def note(self, row: str, value: float | str) -> None:
+    def record(self, row: str, value: float | str) -> None:
         """Keep what was found, and print it."""
         print(f"{row}: {value}", flush=True)
         append(self.folder, step=self.step, row=row, value=value, side=self.side)

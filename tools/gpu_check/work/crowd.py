@@ -59,14 +59,14 @@ def main(context: Context) -> None:
         after = engine.step_seconds
     seconds = duration(records)
     read, written = (sum(numbers) for numbers in zip(*sizes, strict=True))
-    context.note("crowd: output tokens/s", written / seconds)
-    context.note("crowd: all tokens/s", (read + written) / seconds)
-    context.note("crowd: busy", (after[0] - worked) / (after[1] - passed))
+    context.record("crowd: output tokens/s", written / seconds)
+    context.record("crowd: all tokens/s", (read + written) / seconds)
+    context.record("crowd: busy", (after[0] - worked) / (after[1] - passed))
     begun = max(record.arrivals[0][0] for record in records) - min(record.started for record in records)
-    context.note("crowd: seconds", begun)
+    context.record("crowd: seconds", begun)
     cost = ModelCost.of(Sizes.of_config(context.shape(_SHAPE).config), 2, 2, 2)
     min_seconds = min_time(cost, (context.found(COPY), context.found(BFLOAT16)), sizes, batch, _TOKENS_A_STEP)
-    context.note("crowd: least seconds", min_seconds)
+    context.record("crowd: least seconds", min_seconds)
 
 
 def min_time(

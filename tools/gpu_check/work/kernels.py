@@ -33,7 +33,7 @@ def main(context: Context) -> None:
         for sequences, length in contexts:
             seconds, moved = device.time_attention(bits, heads, sequences, length, _CALLS, rounds)
             named = "" if (sequences, length) == contexts[0] else f", {sequences} x {length}"
-            context.note(f"attention {bits} bits{named}, bytes/s", moved / seconds)
+            context.record(f"attention {bits} bits{named}, bytes/s", moved / seconds)
     sizes = ((64, 128),) if context.is_dry_run else ((28672, 4096), (4096, 14336), (6144, 4096))
     all_rows = (1, 8) if context.is_dry_run else _ROWS
     for outputs, inputs in sizes:
@@ -42,10 +42,10 @@ def main(context: Context) -> None:
             weights = _weights(device, kind, outputs, inputs, context.is_dry_run)
             for rows in all_rows:
                 seconds = device.time_linear(weights, x[:rows], _CALLS if rows <= _FEW_ROWS else 2, rounds)
-                context.note(f"linear {kind} {outputs} x {inputs}, rows {rows}, us", 1e6 * seconds)
+                context.record(f"linear {kind} {outputs} x {inputs}, rows {rows}, us", 1e6 * seconds)
         for rows in all_rows:
             seconds = _torch_seconds(context.torch_device, rows, outputs, inputs)
-            context.note(f"torch.mm bfloat16 {outputs} x {inputs}, rows {rows}, us", 1e6 * seconds)
+            context.record(f"torch.mm bfloat16 {outputs} x {inputs}, rows {rows}, us", 1e6 * seconds)
 
 
 def _torch_seconds(device: str, rows: int, outputs: int, inputs: int) -> float:

@@ -19,14 +19,14 @@ def main(context: Context) -> None:
     count, size = (1 << 20, 256) if context.is_dry_run else (1 << 30, 8192)
     source = torch.randint(0, 256, (count,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    context.note(COPY, 2 * count * rate(lambda: target.copy_(source), device))
+    context.record(COPY, 2 * count * rate(lambda: target.copy_(source), device))
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    context.note(BFLOAT16, 2 * size**3 * rate(lambda: a @ b, device))
+    context.record(BFLOAT16, 2 * size**3 * rate(lambda: a @ b, device))
     try:
         one = torch.ones((), device=device)
         narrow, wide = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
         product = lambda: torch._scaled_mm(narrow, wide, one, one, out_dtype=torch.bfloat16)  # noqa: E731
-        context.note(FLOAT8, 2 * size**3 * rate(product, device))
+        context.record(FLOAT8, 2 * size**3 * rate(product, device))
     except RuntimeError as error:  # before compute capability 8.9
         print(f"no fp8 products: {error}")
 

@@ -39,4 +39,4 @@ def main(context: Context) -> None:
             tokens[device] = [record.tokens for record in engine.generate(requests, len(requests), GREEDY)]
     if tokens["cuda"] != tokens["cpu"]:
         raise RuntimeError(f"the device answers {tokens['cuda']}, the CPU {tokens['cpu']}")
-    context.note("smoke test: tokens as the CPU's", float(sum(map(len, tokens["cuda"]))))
+    context.record("smoke test: tokens as the CPU's", float(sum(map(len, tokens["cuda"]))))

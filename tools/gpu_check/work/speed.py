@@ -41,9 +41,9 @@ def main(context: Context, name: str) -> None:
         for (batch, length), (named_batch, named_length) in zip(sizes, named, strict=True):
             row = f"{name}: decode {named_batch} x {named_length}"
             rate, busy = _decode(engine, batch, length, output)
-            context.note(f"{row}, tokens/s", rate)
-            context.note(f"{row}, busy", busy)
-            context.note(f"{row}, bytes/s", cost.decode_bytes(batch, length + output / 2) * rate / batch)
+            context.record(f"{row}, tokens/s", rate)
+            context.record(f"{row}, busy", busy)
+            context.record(f"{row}, bytes/s", cost.decode_bytes(batch, length + output / 2) * rate / batch)
         generator = random.Random(0)
         seconds = [
             engine.generate(random_prompts(generator, [(prompt, 1)]), 1, GREEDY)[0].first_token_latency
@@ -51,9 +51,9 @@ def main(context: Context, name: str) -> None:
         ]
         rate = prompt / median(seconds[1:])
         attention = cost.sizes.attention * prompt  # twice the products, with half of the prompt on the mean
-        context.note(f"{name}: prompt, tokens/s", rate)
-        context.note(f"{name}: prompt, operations/s", cost.row_operations * rate)
-        context.note(f"{name}: prompt, operations/s with attention", (cost.row_operations + attention) * rate)
+        context.record(f"{name}: prompt, tokens/s", rate)
+        context.record(f"{name}: prompt, operations/s", cost.row_operations * rate)
+        context.record(f"{name}: prompt, operations/s with attention", (cost.row_operations + attention) * rate)
 
 
 def _decode(engine: InProcess, batch: int, length: int, output: int) -> tuple[float, float]:

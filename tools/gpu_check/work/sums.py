@@ -50,7 +50,7 @@ def main(context: Context, name: str, step: str) -> None:
     profile.export_chrome_trace(str(trace))
     kernels = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("cat") in _ON_THE_GPU]
     found = step_table(kernels, 0 if step == _PROMPT else _STEPS)
-    context.note(f"sums of {name} of {_LAYERS} layers, {step}", found)
+    context.record(f"sums of {name} of {_LAYERS} layers, {step}", found)
 
 
 def step_table(events: Iterable[Mapping[str, Any]], steps: int = _STEPS) -> str:
