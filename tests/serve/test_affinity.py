@@ -62,7 +62,7 @@ def test_a_session_stays_however_busy_its_replica_is_and_moves_when_that_is_gone
 
 
 def test_what_is_remembered_is_bounded_and_the_latest_stays() -> None:
-    affinity: Affinity[str] = Affinity(most_keys=100)
+    affinity: Affinity[str] = Affinity(max_keys=100)
     for number in range(1000):
         affinity.sent((number,), None, "a")
     assert len(affinity) == 100
@@ -95,7 +95,7 @@ def test_sessions_are_known_by_header_and_field_and_bad_bodies_have_none() -> No
 
 def test_random_traffic_is_only_sent_where_it_may_go() -> None:
     chance = random.Random(0)
-    affinity: Affinity[int] = Affinity(slack=3, most_keys=50)
+    affinity: Affinity[int] = Affinity(slack=3, max_keys=50)
     loads = dict.fromkeys(range(4), 0)
     for _ in range(3000):
         keys = prefix_keys(bytes([chance.randrange(3)]) * PIECE * chance.randrange(4))

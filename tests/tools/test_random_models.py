@@ -13,7 +13,7 @@ from tools.bench.checkpoints import tensors, write
 from tools.bench.random_model import write as write_apart
 from tools.bench.roofline import ModelCost
 from tools.bench.shapes import SHAPES, tiny
-from tools.gpu_check.work.crowd import least_seconds, lengths
+from tools.gpu_check.work.crowd import min_time, lengths
 
 
 def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_the_least_time_of_a_crowd_is_the_sum_of_what_bounds_each_operator() -> 
     cost = ModelCost(Sizes(embedding=1, output=1, is_tied=False, **numbers), 10, 4, cache_bytes=1)
     limits = (1.0, 1.0)
     # One prompt of 6: 12 for its rows, 4 for the output, 36 for 18 pairs; what it decodes is not waited for.
-    assert least_seconds(cost, limits, [(6, 2)], 1, 100) == 12 + 4 + 36
+    assert min_time(cost, limits, [(6, 2)], 1, 100) == 12 + 4 + 36
     # Steps of 3 tokens: nothing sampled in the first one, whose output layer's weights are read all the same.
-    assert least_seconds(cost, limits, [(6, 2)], 1, 3) == (10 + 4 + 9) + (10 + 4 + 27)
+    assert min_time(cost, limits, [(6, 2)], 1, 3) == (10 + 4 + 9) + (10 + 4 + 27)
     # One at a time: the second begins when the first has decoded, a row of 6 cached tokens.
-    assert least_seconds(cost, limits, [(6, 2), (6, 2)], 1, 100) == 2 * 52 + (10 + 4 + 12)
+    assert min_time(cost, limits, [(6, 2), (6, 2)], 1, 100) == 2 * 52 + (10 + 4 + 12)
 
 
 def test_the_crowd_has_the_lengths_of_conversations() -> None:

@@ -26,7 +26,7 @@ GB = 10**9
 
 
 def need(name: str, *, weights: int = GB, cache: float | None = None, device: str = "cuda") -> Need:
-    return Need(name, device, weights, block=1_000_000, most_blocks=10**6, cache=cache)
+    return Need(name, device, weights, block=1_000_000, max_blocks=10**6, cache=cache)
 
 
 def prepared(name: str, **engine: Any) -> PreparedModel:

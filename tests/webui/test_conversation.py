@@ -129,7 +129,7 @@ def test_what_is_said_after_a_call_is_its_result() -> None:
 
 def test_another_response_stands_alongside_the_first_and_the_shown_one_is_sent() -> None:
     turns = [said("one", "1"), Turn("two")]
-    turns[0].ask_again()
+    turns[0].regenerate()
     turns[0].response.text = "uno"
     assert to_messages("", turns)[1]["content"] == "uno"
     turns[0].show(-1)

@@ -112,7 +112,7 @@ def test_texts_of_more_numbers_than_fit_in_memory_come_in_groups(
 ) -> None:
     whole = ask(embedder, "/embed_sparse", inputs=TEXTS * 3)
     for module in ("tokens", "vectors"):
-        monkeypatch.setattr(f"openai_gateway.endpoints.embeddings.{module}.MOST_NUMBERS", 4)
+        monkeypatch.setattr(f"openai_gateway.endpoints.embeddings.{module}.MAX_NUMBERS", 4)
     assert ask(embedder, "/embed_sparse", inputs=TEXTS * 3) == whole
     response = httpx.post(f"{embedder}/embed_all", json={"inputs": TEXTS}, timeout=60)
     assert response.status_code == 400
