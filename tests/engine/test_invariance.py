@@ -94,7 +94,7 @@ def test_with_prefix_hits(keeping: AsyncEngine, conversations: list[Any], alone:
 def test_through_preemption_and_eviction(
     backend: str, directory: Path, conversations: list[Any], alone: list[tuple[Any, ...]]
 ) -> None:
-    blocks = 60 if len(conversations) == len(CONVERSATIONS) else 16
+    blocks = 60 if len(conversations) == len(CONVERSATIONS) else 12
     with engine(backend, directory, cache_max_entry_count=blocks, enable_prefix_caching=True) as model:
         for _ in range(2):
             assert traces(model, conversations) == alone

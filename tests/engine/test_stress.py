@@ -104,7 +104,7 @@ def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, backend: str
         backend,
         dtype="float32",
         session_len=128,
-        cache_max_entry_count=60,
+        cache_max_entry_count=24,
         cache_block_seq_len=16,
         enable_prefix_caching=True,
     )
